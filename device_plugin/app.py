@@ -20,7 +20,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
-from ascend.observe.probes import Check, add_probes, loop_is_turning, serve_http, task_is_running
+from ascend.observe.probes import Check, loop_is_turning, serve_http, task_is_running
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner
@@ -35,7 +35,7 @@ from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.parts import ChipSide, PodSide
+from device_plugin.parts import ChipSide, PodSide, Probes
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.cdi_file import Injector
@@ -54,6 +54,7 @@ from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
+from device_plugin.serving.succession import Succession, kubelet_version
 from device_plugin.settings import Settings
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
@@ -101,23 +102,10 @@ class Plugin:
                 events = EventRecorder(client, COMPONENT, settings.node_name)
                 chips = self._chip_side(client, events)
                 pods = self._pod_side(client, kubelet_pods, events)
+                refresh = chips.meter.refresh if settings.telemetry else None
+                probes = Probes(chips, pods, self.snapshots)
                 # The page is served from the start; it shows what is missing.
-                started: dict[str, Check] = {
-                    "node": lambda: chips.node_object.problem,
-                    "chips": lambda: None if self.snapshots.value is not None else "no chip has been judged yet",
-                    "lock": lambda: pods.lock.problem,
-                    "kubelet": lambda: pods.registration.problem,
-                }
-                ready: dict[str, Check] = {
-                    "node": lambda: chips.node_object.problem,
-                    "driver": lambda: chips.scanner.problem,
-                    "pods": lambda: None if pods.watch.synced.is_set() else "the node's pods are not listed yet",
-                    "lock": lambda: pods.lock.problem,
-                    "kubelet": lambda: pods.registration.problem,
-                    "report": lambda: chips.reporter.problem,
-                }
-                registry, refresh = self.metrics.registry, chips.meter.refresh if settings.telemetry else None
-                add_probes(page, registry=registry, ready=ready, live=self._live, started=started, refresh=refresh)
+                probes.add(page, self._live, self.metrics.registry, refresh)
                 async with serve_http(page, settings.http_address) as self.http_address:
                     log.info("started", node=settings.node_name, http=self.http_address)
                     try:
@@ -155,12 +143,12 @@ class Plugin:
             if self._settings.hang_detection:
                 start("hang detection", chips.hangs.run())
             await self.snapshots.newer_than(0)
-            async with pods.lock.held():
+            async with pods.succession.completed(), pods.lock.held():
                 try:
                     await self._serve(client, chips, pods, node)
                 finally:
                     # No task here writes any more, and no other plugin does yet: its first report comes after this.
-                    if pods.lock.is_still_ours():
+                    if not pods.succession.has_begun and pods.lock.is_still_ours():
                         await chips.reporter.sign_off()
 
     async def _serve(self, client: KubeClient, chips: ChipSide, pods: PodSide, node: Node) -> None:
@@ -324,21 +312,31 @@ class Plugin:
             announce=announce,
         )
 
+        lock = InstanceLock(settings.device_plugin_dir)
+        succession = Succession(lock, lambda: kubelet_version(client, settings.node_name))
+
         def make_servicer() -> DevicePluginServicer:
             return DevicePluginServicer(
-                snapshots=self.snapshots, matcher=matcher, order=self.order, metrics=self.metrics
+                snapshots=self.snapshots,
+                matcher=matcher,
+                order=self.order,
+                metrics=self.metrics,
+                on_watched=lock.settle,
+                before_first_call=reconciler.catch_up if lock.took_over else None,
             )
-
-        lock = InstanceLock(settings.device_plugin_dir)
 
         async def meet_new_kubelet() -> None:
             lock.renew()  # its folder may have been recreated
             await reconciler.forget_lost()
 
         registration = Registration(
-            settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=meet_new_kubelet
+            settings.device_plugin_dir,
+            make_servicer,
+            self.metrics,
+            on_new_kubelet=meet_new_kubelet,
+            succession=succession,
         )
-        return PodSide(watch, claims, matcher, reconciler, lock, registration)
+        return PodSide(watch, claims, matcher, reconciler, lock, registration, succession)
 
     def _inject(self, chips: tuple[int, ...]) -> ContainerEdits:
         return self._injector.inject(chips)  # a reload of the settings may replace the injector

@@ -60,6 +60,7 @@ class SandboxCluster:
         node_names: the names of the nodes.
         product: the product of the nodes.
         seed: of every arbitrary choice.
+        reregistration_race: whether the kubelets behave as those before 1.37.
 
     Attributes:
         client: the API server, as an administrator.
@@ -73,11 +74,13 @@ class SandboxCluster:
         *,
         product: Product = ASCEND_910A,
         seed: int = 1,
+        reregistration_race: bool = True,
     ) -> None:
         self._folder = folder
         self._node_names = node_names
         self._product = product
         self._seed = seed
+        self._reregistration_race = reregistration_race
         self._stack = AsyncExitStack()
         self.server = ApiServer(tokens={TOKEN: "admin"})
         self.client: KubeClient
@@ -113,7 +116,9 @@ class SandboxCluster:
 
     async def _node(self, stack: AsyncExitStack, name: str, seed: int) -> SandboxNode:
         folder = self._folder / name
-        kubelet = await stack.enter_async_context(Kubelet(name, self.client, folder, seed=seed))
+        kubelet = await stack.enter_async_context(
+            Kubelet(name, self.client, folder, seed=seed, reregistration_race=self._reregistration_race)
+        )
         node = SandboxNode(kubelet, folder / "chips.json", folder / "dev")
         save_server(full_server(self._product), node.state_file)
         node.device_root.mkdir()

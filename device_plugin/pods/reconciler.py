@@ -83,6 +83,11 @@ class Reconciler:
             pod.uid for pod in self._pods if pod.live and not pod.past_admission and len(pod.container_requests) > 1
         }
 
+    async def catch_up(self) -> None:
+        """Add what another instance of the plugin gave to pods since this one rebuilt its ledger."""
+        if any(pod.live and pod.count and pod.uid not in self._handovers for pod in self._pods):
+            await self._adopt()
+
     async def run(self) -> None:
         """Follow the pods until cancelled."""
         loop = asyncio.get_running_loop()

@@ -1,10 +1,11 @@
-"""One plugin per node: a second instance waits until the first has ended before it reads anything."""
+"""One plugin per node works at a time: a second instance stands by until the first ends, and may tell it so before."""
 
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -15,12 +16,13 @@ from ascend.errors import LockLost
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NAME = "ascend910.lock"
-RETRY_S = 0.1
+SUCCESSOR_NAME = "ascend910.successor.lock"
+RETRY_S = 0.05
 """Only while another instance lives; an upgrade of the plugin waits for this."""
 
 
 class InstanceLock:
-    """A lock file in the kubelet's folder.
+    """A lock file in the kubelet's folder, and a second one by which its next holder is known.
 
     Args:
         directory: the kubelet's device-plugin folder; it may not exist yet.
@@ -28,27 +30,64 @@ class InstanceLock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
+        self._successor_path = directory / SUCCESSOR_NAME
         self._file: IO[str] | None = None
+        self._successor: IO[str] | None = None
         self.problem: str | None = f"waiting for the lock {self._path}"
         """Why this instance must not work yet; None while it holds the lock."""
+        self.took_over = False
+        """Whether this instance has the lock after another one that was running."""
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether this instance takes over as soon as the one that works ends."""
+        return self._file is None and self._successor is not None
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Hold the lock within the block; wait while another instance has it or the folder is missing."""
-        waiting = False
-        while self._file is None:
-            try:
-                self._file = self._take()
-            except OSError as error:
-                if not waiting:
-                    log.warning("waiting for the lock", path=str(self._path), error=error.strerror)
-                    waiting = True
-                await asyncio.sleep(RETRY_S)
-        self.problem = None
         try:
+            await self._wait()
+            self.took_over = self._successor is not None
+            self.problem = None
             yield
         finally:
-            self._file.close()
+            self.settle()
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self.problem = f"the lock {self._path} is released"
+
+    def settle(self) -> None:
+        """Let the instance that had the lock before know that this one has taken over its work."""
+        if self._successor is not None:
+            self._successor.close()
+            self._successor = None
+
+    def successor(self) -> str | None:
+        """Return the name of the instance that waits for the lock, or has it and has not taken over the work yet.
+
+        Returns:
+            A name that no other instance has; None if there is no such instance.
+        """
+        try:
+            _take(self._successor_path).close()
+        except BlockingIOError:
+            return self._successor_path.read_text()
+        except OSError:
+            return None
+        return None
+
+    @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Hold the lock within the block if no instance has it; yields whether that is so."""
+        try:
+            file = _take(self._path)
+        except OSError:
+            yield False
+            return
+        with file:
+            yield True
 
     def renew(self) -> None:
         """Take the lock again if the folder was recreated, because other instances look at the new file.
@@ -59,7 +98,7 @@ class InstanceLock:
         if self._file is None or self._is_in_place(self._file):
             return
         try:
-            fresh = self._take()
+            fresh = _take(self._path)
         except OSError as error:
             raise LockLost(f"{self._path} was recreated and can't be locked: {error.strerror}") from error
         self._file.close()
@@ -74,17 +113,42 @@ class InstanceLock:
             return not isinstance(lost.__cause__, BlockingIOError)
         return True
 
-    def _take(self) -> IO[str]:
-        file = self._path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise
-        return file
+    async def _wait(self) -> None:
+        waiting = False
+        while self._file is None:
+            try:
+                self._file = _take(self._path)
+            except OSError as error:
+                if not waiting:
+                    log.warning("waiting for the lock", path=str(self._path), error=error.strerror)
+                    waiting = True
+                if isinstance(error, BlockingIOError):
+                    self._stand_by()
+                await asyncio.sleep(RETRY_S)
+
+    def _stand_by(self) -> None:
+        if self._successor is None:
+            try:
+                self._successor = _take(self._successor_path)
+            except OSError:
+                return
+            self._successor.truncate(0)
+            self._successor.write(secrets.token_hex(8))
+            self._successor.flush()
+            log.info("standing by: another instance works on this node")
 
     def _is_in_place(self, file: IO[str]) -> bool:
         try:
             return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         except OSError:
             return False
+
+
+def _take(path: Path) -> IO[str]:
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file

@@ -18,8 +18,9 @@ A look at the files every ``POLL_S`` is cheap and, unlike inotify, also sees a f
 import asyncio
 import contextlib
 import os
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,6 +33,7 @@ from ascend.kube.backoff import Backoff
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
 from device_plugin.serving.servicer import DevicePluginServicer
+from device_plugin.serving.succession import Succession
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -70,6 +72,7 @@ class Registration:
         make_servicer: makes the service of one registration.
         metrics: counts registrations.
         on_new_kubelet: called before the plugin registers with a kubelet that has restarted.
+        succession: hands the kubelet over when this instance ends.
     """
 
     def __init__(
@@ -78,12 +81,16 @@ class Registration:
         make_servicer: Callable[[], DevicePluginServicer],
         metrics: Metrics,
         on_new_kubelet: Callable[[], Awaitable[None]],
+        succession: Succession,
     ) -> None:
         self._directory = directory
         self._kubelet_socket = directory / KUBELET_SOCKET
         self._make_servicer = make_servicer
         self._metrics = metrics
         self._on_new_kubelet = on_new_kubelet
+        self._succession = succession
+        # Not the process id: that of every container is 1, and two instances may serve at the same time.
+        self._instance = secrets.token_hex(4)
         self._generation = 0
         self._watch_deadline_s = WATCH_DEADLINE_S
         self._register_deadline_s = REGISTER_DEADLINE_S
@@ -136,7 +143,9 @@ class Registration:
     async def _hold(self, kubelet: Identity) -> str:
         """Register and stay registered as long as possible; return why it ended."""
         servicer = self._make_servicer()
-        async with self._server(servicer) as path:
+        async with AsyncExitStack() as server:
+            path = await server.enter_async_context(self._server(servicer))
+            server.callback(servicer.end_streams)
             own = _identity(path)
             if not await self._register(path.name, kubelet):
                 return KUBELET_RESTARTED
@@ -145,6 +154,13 @@ class Registration:
             self._servicer = servicer
             try:
                 self._problem = await self._lost(servicer, kubelet, path, own)
+            except asyncio.CancelledError:
+                # In a task of its own: calls in one that is cancelled end as cancelled.
+                begin = self._succession.begin(
+                    servicer, server, register_failing=self._register_failing, register_again=self._register_again
+                )
+                await asyncio.create_task(begin)
+                raise
             finally:
                 self._servicer = None
             return self._problem
@@ -175,7 +191,7 @@ class Registration:
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
         self._generation += 1
-        path = self._directory / f"{PREFIX}{os.getpid()}-{self._generation}.sock"
+        path = self._directory / f"{PREFIX}{self._instance}-{self._generation}.sock"
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
         # The umask sets the mode of the socket; a later chmod would leave a gap
@@ -191,9 +207,30 @@ class Registration:
         try:
             yield path
         finally:
-            servicer.end_streams()
             await server.stop(STOP_GRACE_S)
             path.unlink(missing_ok=True)
+
+    async def _register_failing(self) -> None:
+        servicer = self._make_servicer()
+        servicer.failure = "another instance takes over"
+        async with self._server(servicer) as path:
+            try:
+                await self._call_register(path.name)
+            except Unreachable as error:
+                if servicer.failure in error.message:
+                    return
+                raise
+        raise Unreachable("the kubelet accepted a registration that fails")
+
+    async def _register_again(self) -> None:
+        servicer = self._make_servicer()
+        async with AsyncExitStack() as server:
+            path = await server.enter_async_context(self._server(servicer))
+            server.callback(servicer.end_streams)
+            await self._call_register(path.name)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._watch_deadline_s):
+                    await servicer.opened.wait()
 
     async def _register(self, endpoint: str, kubelet: Identity) -> bool:
         """Register; return False if the kubelet restarts before it has answered."""

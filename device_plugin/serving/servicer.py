@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import structlog
@@ -34,6 +34,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         matcher: answers admission calls.
         order: decides whether the report or the kubelet comes first.
         metrics: counts calls.
+        on_watched: called once the kubelet was sent the list of devices.
+        before_first_call: awaited before the first call about a pod is answered; None if that needs no preparation.
     """
 
     def __init__(
@@ -43,13 +45,19 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         matcher: AdmissionMatcher,
         order: PublishingOrder,
         metrics: Metrics,
+        on_watched: Callable[[], None] = lambda: None,
+        before_first_call: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._on_watched = on_watched
+        self._before_first_call = before_first_call
         self._snapshots = snapshots
         self._matcher = matcher
         self._order = order
         self._metrics = metrics
         self._ending = Observable(False)  # noqa: FBT003 - a value
         self._streams = 0
+        self.failure = ""
+        """If set, a registration with this service fails with this text."""
         self.opened = asyncio.Event()
         """Set once the kubelet has opened the stream."""
         self.watched = asyncio.Event()
@@ -62,6 +70,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self._ending.set(True)
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
+        if self.failure:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self.failure)
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
     async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
@@ -83,6 +93,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                     sent = message
                     self._order.sent(snapshot.sent_healthy)
                     self.watched.set()
+                    self._on_watched()
                     self._metrics.list_sent.set_to_current_time()
                 await wait_for_change(sources, versions)
         except Exception:
@@ -100,10 +111,16 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         context: Context,
     ) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()
+        await self._prepare()
         for each in request.container_requests:
             ids = await self._prefer(each)
             answer.container_responses.add(deviceIDs=ids)
         return answer
+
+    async def _prepare(self) -> None:
+        if self._before_first_call is not None:
+            prepare, self._before_first_call = self._before_first_call, None
+            await prepare()
 
     async def _prefer(self, request: pb.ContainerPreferredAllocationRequest) -> list[str]:
         """Never raises: an error would fail the pod's admission, an empty answer does not."""
@@ -122,6 +139,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         started_s = time.perf_counter()
         try:
             answer = pb.AllocateResponse()
+            await self._prepare()
             for each in request.container_requests:
                 given = await self._matcher.allocate(each.devices_ids)
                 if not given.part.matches_kubelet:

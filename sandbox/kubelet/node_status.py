@@ -24,10 +24,11 @@ class NodeStatusUpdater:
         ledger: the devices.
         changed: called after every update.
         reset: report the extended resources of an earlier kubelet as 0, because there was no checkpoint.
+        version: of the kubelet, such as ``v1.34.4``.
     """
 
     def __init__(
-        self, client: KubeClient, name: str, *, ledger: Ledger, changed: Callable[[], None], reset: bool
+        self, client: KubeClient, name: str, *, ledger: Ledger, changed: Callable[[], None], reset: bool, version: str
     ) -> None:
         self._client = client
         self._name = name
@@ -35,6 +36,7 @@ class NodeStatusUpdater:
         self._ledger = ledger
         self._changed = changed
         self._reset = reset
+        self._version = version
         self._outdated = asyncio.Event()
         self._reported: set[str] = set()
         self.node = Node()
@@ -113,4 +115,5 @@ class NodeStatusUpdater:
             "allocatable": {**native, **allocatable},
             "conditions": [condition],
             "addresses": addresses,
+            "nodeInfo": {"kubeletVersion": self._version},
         }

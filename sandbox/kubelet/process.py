@@ -140,6 +140,7 @@ class KubeletProcess:
             ledger=self.ledger,
             changed=dependencies.changed,
             reset=not has_checkpoint,
+            version="v1.36.3" if dependencies.reregistration_race else "v1.37.2",
         )
         loop = SyncLoop(
             dependencies.client,

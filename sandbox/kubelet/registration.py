@@ -57,7 +57,7 @@ class Plugins(services.RegistrationServicer):
         self._reregistration_race = reregistration_race
         self._dial_timeout_s = dial_timeout_s
         self._stop_grace_s = stop_grace_s
-        self._clients: dict[str, Endpoint] = {}
+        self._clients: dict[str, list[Endpoint]] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._opened: list[Endpoint] = []
         self._streams: set[asyncio.Task[None]] = set()
@@ -103,11 +103,12 @@ class Plugins(services.RegistrationServicer):
     async def _connect(self, resource: str, socket: Path) -> None:
         endpoint = Endpoint(resource, socket, dial_timeout_s=self._dial_timeout_s)
         self._opened.append(endpoint)
-        self._clients[resource] = endpoint
+        self._clients.setdefault(resource, []).append(endpoint)
         try:
             await endpoint.connect()
         except PluginFailure:
-            self._clients.pop(resource, None)
+            # Under this name the kubelet ≤ 1.36 then has no client at all; the stream of an earlier one goes on.
+            self._forget(endpoint)
             await endpoint.close()
             raise
         self._endpoints[resource] = endpoint
@@ -125,15 +126,24 @@ class Plugins(services.RegistrationServicer):
             self._changed()
         await self._stream_ended(endpoint)
 
+    def _forget(self, endpoint: Endpoint) -> None:
+        clients = self._clients[endpoint.resource]
+        self._clients[endpoint.resource] = (
+            [] if self._reregistration_race else [each for each in clients if each is not endpoint]
+        )
+
     async def _stream_ended(self, ended: Endpoint) -> None:
         resource = ended.resource
         log.info("device plugin stream ended", extra={"resource": resource})
-        found = self._clients.get(resource)
-        if found is None or (found is not ended and not self._reregistration_race):
+        clients = self._clients.get(resource, [])
+        if not clients or (ended not in clients and not self._reregistration_race):
             return
-        del self._clients[resource]
+        found = clients[-1] if self._reregistration_race else ended
+        self._forget(found)
         current = self._endpoints.get(resource)
-        if current is not None:
+        if current is not None and (remaining := self._clients[resource]):
+            self._endpoints[resource] = remaining[-1]
+        elif current is not None:
             self._ledger.disconnect(resource)
             current.stopped = True
             self._purge_later(resource)

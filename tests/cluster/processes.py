@@ -109,6 +109,11 @@ class Process:
             except subprocess.TimeoutExpired:
                 self.kill()
 
+    def terminate(self) -> None:
+        """Send it SIGTERM, and return at once."""
+        with self._lock:
+            self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill it with SIGKILL, like a crash; no effect if it has ended."""
         with self._lock:

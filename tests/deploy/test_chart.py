@@ -90,7 +90,8 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("devicePlugin.kubelet.authorization=all", "/devicePlugin/kubelet/authorization"),
         ("devicePlugin.kubelet.devicePluginDir=relative", "/devicePlugin/kubelet/devicePluginDir"),
         ("devicePlugin.driver.simulated.server.product=nonsense", "/devicePlugin/driver/simulated/server/product"),
-        ("devicePlugin.maxUnavailable=0", "/devicePlugin/maxUnavailable"),
+        ("devicePlugin.maxUnavailable=0%", "/devicePlugin/maxUnavailable"),
+        ("devicePlugin.maxSurge=0", "/devicePlugin/maxSurge"),
         ("devicePlugin.nodeSelector=null", "'nodeSelector'"),
         ("devicePlugin.nodeSelector.accelerator=null", "/devicePlugin/nodeSelector"),
         ("devicePlugin.httpPort=70000", "/devicePlugin/httpPort"),
@@ -333,8 +334,13 @@ def test_a_chart_without_both_halves_is_refused() -> None:
 
 
 POOLS = {
-    "a3": {"injection": "cdi", "driver": {"scanPeriodSeconds": 5}, "maxUnavailable": 2},
-    "lab": {"driver": {"type": "simulated"}, "health": {"readmission": "manual"}, "nodeSelector": {"lab": "yes"}},
+    "a3": {"injection": "cdi", "driver": {"scanPeriodSeconds": 5}, "maxSurge": 2},
+    "lab": {
+        "driver": {"type": "simulated"},
+        "health": {"readmission": "manual"},
+        "nodeSelector": {"lab": "yes"},
+        "maxUnavailable": "5%",
+    },
 }
 
 
@@ -352,7 +358,8 @@ def test_each_pool_overrides_only_what_it_names(tmp_path: Path, monkeypatch: pyt
     }
     assert (lab.driver, lab.readmission, lab.scan_period_s) == ("simulated", "manual", plain.scan_period_s)
     limits = [helm.find(items, "DaemonSet", name)["spec"]["updateStrategy"] for name in names]
-    assert [each["rollingUpdate"]["maxUnavailable"] for each in limits] == ["10%", 2, "10%"]
+    assert [each["rollingUpdate"]["maxSurge"] for each in limits] == ["10%", 2, 0]
+    assert [each["rollingUpdate"]["maxUnavailable"] for each in limits] == [0, 0, "5%"]
     # What one of them needs, the shared role grants.
     assert ("ClusterRole", "nodes") in _rights(items, "device-plugin")
     assert _rights(items, "device-plugin")["ClusterRole", "nodes"] == {"get", "patch", "list", "watch"}
@@ -645,17 +652,21 @@ def test_only_the_kubelets_folder_and_dev_are_mounted_writable() -> None:
 
 def test_an_upgrade_updates_a_tenth_of_the_nodes_at_a_time() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
-    assert workload["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "10%"
-    one = helm.find(helm.render("--set", "devicePlugin.maxUnavailable=1"), "DaemonSet", "device-plugin")
-    assert one["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1
+    assert workload["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": "10%", "maxUnavailable": 0}
+    one = helm.find(helm.render("--set", "devicePlugin.maxSurge=1"), "DaemonSet", "device-plugin")
+    assert one["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_each_probe_has_its_endpoint_and_upgrades_do_not_surge() -> None:
+def test_without_room_for_two_plugins_the_old_one_ends_first() -> None:
+    workload = helm.find(helm.render("--set", "devicePlugin.maxUnavailable=20%"), "DaemonSet", "device-plugin")
+    assert workload["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "20%"}
+
+
+def test_each_probe_has_its_endpoint_and_a_standby_is_available() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
     container = _container(workload)
     pages = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")]
-    assert pages == ["/startupz", "/livez", "/readyz"]
-    assert workload["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+    assert pages == ["/startupz", "/livez", "/standbyz"]
     assert workload["spec"]["template"]["spec"]["priorityClassName"] == "system-node-critical"
 
 

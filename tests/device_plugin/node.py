@@ -20,8 +20,10 @@ from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.container_edits import make_edits
 from device_plugin.publish.order import PublishingOrder
+from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
+from device_plugin.serving.succession import Succession
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from tests.device_plugin.builders import snapshot
@@ -58,10 +60,19 @@ class Face:
         )
         self.servicers: list[DevicePluginServicer] = []
         self.new_kubelets = 0
-        self.registration = Registration(directory, self.servicer, self.metrics, on_new_kubelet=self._on_new_kubelet)
+        self.registration = Registration(
+            directory,
+            self.servicer,
+            self.metrics,
+            on_new_kubelet=self._on_new_kubelet,
+            succession=Succession(InstanceLock(directory), self._kubelet_version),
+        )
 
     async def _on_new_kubelet(self) -> None:
         self.new_kubelets += 1
+
+    async def _kubelet_version(self) -> str:
+        return "v1.34.4"
 
     async def _kubelet_pods(self) -> Sequence[Pod]:
         raise Unreachable("the kubelet lists no pods here")

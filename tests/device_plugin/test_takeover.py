@@ -11,7 +11,8 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_r
 from ascend.errors import LockLost, NotFound
 from ascend.kube.objects import CONFIG_MAPS
 from device_plugin.app import Plugin
-from device_plugin.serving.instance_lock import NAME, InstanceLock
+from device_plugin.serving import instance_lock
+from device_plugin.serving.instance_lock import NAME
 from tests.device_plugin.api import NODE, running
 from tests.device_plugin.whole import Whole, whole_node
 from tests.e2e.proxy import ApiProxy
@@ -76,13 +77,13 @@ async def test_a_plugin_replaced_unnoticed_does_not_report_its_end(folder: Path)
 async def test_a_plugin_that_ends_because_it_was_replaced_does_not_report_its_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def taken(_lock: InstanceLock) -> None:
+    def taken(_path: Path) -> None:
         raise OSError(errno.EWOULDBLOCK, "another instance has it")
 
     async with whole_node(folder) as whole:
         task = asyncio.create_task(Plugin(whole.settings()).run())
         await all_reported(whole)
-        monkeypatch.setattr(InstanceLock, "_take", taken)
+        monkeypatch.setattr(instance_lock, "_take", taken)
         (whole.node.kubelet.socket_dir / NAME).unlink()
         await whole.node.kubelet.restart()
         await asyncio.wait([task])

@@ -159,9 +159,9 @@ def asking(text: str) -> tuple[ContainerRequest, ...]:
 
 
 @asynccontextmanager
-async def whole_node(folder: Path, *, seed: int = 1) -> AsyncIterator[Whole]:
+async def whole_node(folder: Path, *, seed: int = 1, reregistration_race: bool = True) -> AsyncIterator[Whole]:
     """A cluster of one node, without a plugin."""
-    async with SandboxCluster(folder, (NODE,), seed=seed) as cluster:
+    async with SandboxCluster(folder, (NODE,), seed=seed, reregistration_race=reregistration_race) as cluster:
         whole = Whole(cluster)
         async with running(whole.watch.run()):
             await whole.watch.synced.wait()

@@ -1,0 +1,177 @@
+"""Hands the kubelet over to another instance of the plugin, so that an upgrade leaves it without devices at no time.
+
+The instance that ends goes on answering the kubelet until its successor is registered. How the kubelet takes the end of
+the earlier stream depends on its version (docs/spec/kubelet.md#registration-race):
+
+* From 1.37 it distinguishes two plugins of a resource by their sockets: the successor registers, then the stream ends.
+* Before, the stream's end would disconnect whichever plugin it connected to last for the resource. So the instance that
+  ends makes a registration that fails, after which the kubelet has no plugin under that name. It then ends its stream,
+  of which the kubelet takes no notice, and the successor registers. All the while the devices stay healthy, and calls
+  come to the earlier instance's socket, which is served until the end.
+
+If the kubelet behaves in another way than expected, it is without devices until the successor has registered: some
+tenths of a second.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import structlog
+
+from ascend.errors import AscendError
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES, KubeObject, Resource
+from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.servicer import DevicePluginServicer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+BY_SOCKET = (1, 37)
+"""The first version of the kubelet that distinguishes two plugins of a resource."""
+LIMIT_S = 5.0
+"""How long the successor may take to register; a pod's grace period is 10 s."""
+POLL_S = 0.02
+VERSION_LIMIT_S = 1.0
+STREAM_END_S = 0.5
+SETTLE_S = 0.05
+"""A kubelet notices the end of a stream within a millisecond; a registration takes it ten."""
+
+
+async def _end_stream(servicer: DevicePluginServicer) -> None:
+    """End the stream, and leave the kubelet time to take notice before the successor registers."""
+    servicer.end_streams()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STREAM_END_S):
+            await servicer.broken.wait()
+    await asyncio.sleep(SETTLE_S)
+
+
+class NodeInfo(msgspec.Struct, rename="camel", frozen=True):
+    """What a node reports about its software."""
+
+    kubelet_version: str = ""
+
+
+class StatusWithVersion(msgspec.Struct, rename="camel", frozen=True):
+    """The part of a node's status that has the version of its kubelet."""
+
+    node_info: NodeInfo = NodeInfo()
+
+
+class NodeWithVersion(KubeObject, frozen=True, kw_only=True):
+    """A node, with the version of its kubelet only."""
+
+    status: StatusWithVersion = StatusWithVersion()
+
+
+async def kubelet_version(client: KubeClient, node: str) -> str:
+    """Read the version of a node's kubelet, such as ``v1.34.4``.
+
+    Raises:
+        ApiError: the API server refuses.
+        Unreachable: it does not answer.
+    """
+    found = await client.get(Resource(NodeWithVersion, NODES.kind, NODES.prefix, NODES.plural, NODES.namespaced), node)
+    return found.status.node_info.kubelet_version
+
+
+def distinguishes_plugins(kubelet_version: str) -> bool:
+    """Return whether a kubelet of this version, such as ``v1.34.4``, knows two plugins of a resource apart."""
+    found = re.match(r"v(\d+)\.(\d+)", kubelet_version)
+    return found is not None and (int(found[1]), int(found[2])) >= BY_SOCKET
+
+
+class Succession:
+    """The end of an instance that has a successor.
+
+    Args:
+        lock: the lock of this node's instances.
+        kubelet_version: reads the version of the kubelet.
+    """
+
+    def __init__(self, lock: InstanceLock, kubelet_version: Callable[[], Awaitable[str]]) -> None:
+        self._lock = lock
+        self._kubelet_version = kubelet_version
+        self._successor: str | None = None
+        self._server: AsyncExitStack | None = None
+        self._register_again: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the kubelet is being handed over to a successor."""
+        return self._server is not None
+
+    async def begin(
+        self,
+        servicer: DevicePluginServicer,
+        server: AsyncExitStack,
+        *,
+        register_failing: Callable[[], Awaitable[None]],
+        register_again: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Prepare the kubelet for the successor, if there is one; the instance lock is held.
+
+        Args:
+            servicer: the registered service.
+            server: its server, which is taken over: ``completed`` ends it.
+            register_failing: makes a registration that fails.
+            register_again: registers anew, for a moment.
+        """
+        self._successor = self._lock.successor()
+        if self._successor is None:
+            return
+        log.info("handing the kubelet over to another instance")
+        if not distinguishes_plugins(await self._version()):
+            try:
+                await register_failing()
+            except AscendError as error:
+                log.warning("the kubelet will notice the change of instances", error=str(error))
+            else:
+                self._register_again = register_again
+            await _end_stream(servicer)
+        self._server = server.pop_all()
+
+    @asynccontextmanager
+    async def completed(self) -> AsyncIterator[None]:
+        """Answer the kubelet after the block, if there is a successor, until that one is registered.
+
+        The instance lock is released within the block.
+        """
+        try:
+            yield
+        finally:
+            if self._server is not None:
+                async with self._server:
+                    # In a task of its own: calls in one that is cancelled end as cancelled.
+                    await asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while self._lock.successor() == self._successor:  # noqa: ASYNC110 - files send no notification
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            log.warning("the other instance has not registered in time", limit_s=LIMIT_S)
+        try:
+            # Only under the lock: an instance that has it registers itself.
+            with self._lock.if_free() as is_free:
+                if is_free:
+                    log.warning("the other instance has ended")
+                    if self._register_again is not None:
+                        await self._register_again()
+                else:
+                    log.info("another instance has taken over")
+        except AscendError as error:
+            log.warning("the kubelet does not notice that no instance is left", error=str(error))
+
+    async def _version(self) -> str:
+        try:
+            async with asyncio.timeout(VERSION_LIMIT_S):
+                return await self._kubelet_version()
+        except (AscendError, TimeoutError) as error:
+            log.info("the kubelet's version is unknown", error=str(error))
+            return ""
