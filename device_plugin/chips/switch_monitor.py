@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -36,6 +37,8 @@ RETRY_LIMIT_S = 300.0
 
 _RECOVERED = 0
 
+_R = TypeVar("_R")
+
 _Key = tuple[str, int, int, int, int]
 
 
@@ -48,6 +51,7 @@ class SwitchMonitor:
         announce: receives a reason, a sentence and whether it is a warning, when the node's status changes.
         poll_s: seconds between two lists.
         settle_s: seconds within which the list can still differ from an event.
+        deadline_s: seconds after which a call without an answer is a problem.
     """
 
     def __init__(
@@ -58,12 +62,15 @@ class SwitchMonitor:
         *,
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         self._driver = driver
         self._snapshots = snapshots
         self._announce = announce
         self._poll_s = poll_s
         self._settle_s = settle_s
+        self._deadline_s = deadline_s
+        self._problem: str | None = None
         self._thread = CallThread("switches")
         self._levels: Mapping[str, SwitchLevel] = default_rules().switches
         self._faults: dict[_Key, SwitchFault] | None = None
@@ -96,17 +103,15 @@ class SwitchMonitor:
     async def _open(self) -> bool:
         """Make the switches readable; False if this server has no library for that."""
         backoff = Backoff(first_s=1.0, limit_s=RETRY_LIMIT_S)
-        problem = ""
         while True:
             try:
-                await self._thread.call(self._driver.open)
+                await self._answer(self._driver.open)
             except DriverError as error:
-                self.report.set(UNREADABLE_SWITCHES)
                 if error.reason == "LibraryNotFound":
+                    self.report.set(UNREADABLE_SWITCHES)
                     log.info("faults of switches are not reported: this server has no library for them")
                     return False
-                if problem != (problem := error.message):
-                    log.warning("the switches can't be read", error=problem)
+                self._note(error.message)
                 await asyncio.sleep(backoff.next_s())
             else:
                 return True
@@ -119,7 +124,7 @@ class SwitchMonitor:
                 loop.call_soon_threadsafe(self._take, event)
 
         try:
-            await self._thread.call(lambda: self._driver.subscribe(deliver))
+            await self._answer(lambda: self._driver.subscribe(deliver))
         except DriverError as error:
             log.info("the switches announce no faults, polling only", poll_s=UNANNOUNCED_POLL_S, error=error.message)
             return False
@@ -127,21 +132,24 @@ class SwitchMonitor:
 
     async def _poll(self, period_s: float) -> None:
         loop = asyncio.get_running_loop()
-        problem: str | None = None
         while True:
             started_s = loop.time()
-            call = self._thread.call(self._driver.read)
-            done, _ = await asyncio.wait((call,), timeout=DEADLINE_S)
-            if not done:
-                problem = self._note(problem, f"no answer within {DEADLINE_S:g} s")
             try:
-                faults = await call
+                faults = await self._answer(self._driver.read)
             except DriverError as error:
-                problem = self._note(problem, error.message)  # what was read before stays reported
+                self._note(error.message)  # what was read before stays reported
             else:
-                problem = self._note(problem, None)
+                self._note(None)
                 self._replace(faults, started_s)
             await self._wait(started_s, period_s)
+
+    async def _answer(self, function: Callable[[], _R]) -> _R:
+        """Call the driver; a call that hangs is noted, and waited for."""
+        call = self._thread.call(function)
+        done, _ = await asyncio.wait((call,), timeout=self._deadline_s)
+        if not done:
+            self._note(f"no answer within {self._deadline_s:g} s")
+        return await call
 
     async def _wait(self, started_s: float, period_s: float) -> None:
         """Wait until the next list is due: a period after the last one, or when the latest event has settled."""
@@ -153,12 +161,12 @@ class SwitchMonitor:
             if left_s <= 0 or not await wait_for_change((self._events,), (version,), within_s=left_s):
                 return
 
-    def _note(self, before: str | None, problem: str | None) -> str | None:
-        if problem is not None and problem != before:
+    def _note(self, problem: str | None) -> None:
+        if problem is not None and problem != self._problem:
             log.warning("the switches can't be read", error=problem)
             if self._faults is None:
                 self.report.set(UNREADABLE_SWITCHES)
-        return problem
+        self._problem = problem
 
     def _take(self, event: SwitchFault) -> None:
         key = _key(event)

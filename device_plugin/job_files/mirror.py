@@ -165,6 +165,7 @@ class JobFiles:
     async def _write_folders(self) -> None:
         """Write what has changed, one folder after another on a thread: a disk that hangs must not stop the plugin."""
         written: dict[MirroredFolder, Mapping[str, str] | _NoData] = {}
+        problems: dict[MirroredFolder, str] = {}
         backoff = Backoff()
         while True:
             version = self._wanted.changes.version
@@ -176,8 +177,11 @@ class JobFiles:
                     await self._write(folder, content)
                 except OSError as error:
                     failed = True
-                    log.warning("can't mirror a ConfigMap; retrying", folder=str(folder), error=str(error))
+                    if problems.get(folder) != str(error):
+                        log.warning("can't mirror a ConfigMap; retrying", folder=str(folder), error=str(error))
+                    problems[folder] = str(error)
                     continue
+                problems.pop(folder, None)
                 written[folder] = content
                 if content is _NoData.REMOVED:
                     del written[folder]

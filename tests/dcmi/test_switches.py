@@ -81,7 +81,9 @@ def event(kind: int = LINK_DOWN, *, sub: int = NONE, peer: int = 1, chip: int = 
 class Rig:
     """A monitor of the switches of an A3 server."""
 
-    def __init__(self, *, chip_type: str = "Ascend910A3", poll_s: float = MINUTE, settle_s: float = 0.2) -> None:
+    def __init__(
+        self, *, chip_type: str = "Ascend910A3", poll_s: float = MINUTE, settle_s: float = 0.2, deadline_s: float = 10.0
+    ) -> None:
         of = server(chip_type="Ascend910A3") if chip_type == "Ascend910A3" else server()
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot(of=of))
         self.announced: list[str] = []
@@ -91,6 +93,7 @@ class Rig:
             lambda reason, sentence, warning: self.announced.append(f"{reason} {warning} {sentence}"),
             poll_s=poll_s,
             settle_s=settle_s,
+            deadline_s=deadline_s,
         )
 
     @property
@@ -226,6 +229,18 @@ async def test_a_library_that_starts_late_is_tried_again(switches: FakeSwitches)
         await until(lambda: rig.report == UNREADABLE_SWITCHES)
         switches.fail()
         await until(lambda: rig.status == "Healthy")
+
+
+async def test_a_library_that_hangs_at_its_start_is_named(
+    switches: FakeSwitches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    switches.block(on=True)
+    rig = Rig(deadline_s=0.01)
+    async with rig.running():
+        await until(lambda: rig.report == UNREADABLE_SWITCHES)
+        switches.block(on=False)
+        await until(lambda: rig.status == "Healthy")
+    assert "no answer within 0.01 s" in capsys.readouterr().out
 
 
 async def test_failing_reads_keep_what_was_read_before(switches: FakeSwitches) -> None:

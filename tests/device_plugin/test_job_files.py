@@ -1,5 +1,5 @@
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from ascend.annotations import Grant
+from ascend.kube.backoff import Backoff
 from ascend.kube.objects import CONFIG_MAPS, PODS
 from ascend.kube.reflector import Reflector
+from device_plugin.job_files import mirror
 from device_plugin.job_files.folder import MirroredFolder
 from device_plugin.job_files.mirror import JobFiles
 from device_plugin.ledger.node_pods import NodePods
@@ -192,6 +194,26 @@ async def test_an_obstacle_is_retried_and_does_not_stop_other_jobs(node: Node) -
         await until(lambda: node.read("default.reset-config-other/reset.json") == "1")
         obstacle.rmdir()
         await until(lambda: node.read(RESET_FILE) == "1")
+
+
+async def test_a_lasting_obstacle_is_logged_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mirror, "Backoff", lambda: Backoff(first_s=0.001, limit_s=0.001))
+    tried: list[MirroredFolder] = []
+    write = MirroredFolder.write
+
+    def counted(folder: MirroredFolder, data: Mapping[str, str]) -> bool:
+        tried.append(folder)
+        return write(folder, data)
+
+    monkeypatch.setattr(MirroredFolder, "write", counted)
+    await node.write("reset-config-llama", {"reset.json": "1"})
+    (node.reset / RESET_FILE).mkdir(parents=True)
+    await node.run_pod("a")
+    async with node.mirroring():
+        await until(lambda: len(tried) > 10)
+    assert capsys.readouterr().out.count("can't mirror a ConfigMap") == 1
 
 
 def test_links_planted_by_a_container_are_replaced_and_not_followed(tmp_path: Path) -> None:
