@@ -11,6 +11,7 @@ import pytest
 from ascend.daemon.observable import Observable
 from ascend.errors import DriverError
 from ascend.switches import UNREADABLE_SWITCHES, SwitchReport
+from device_plugin.chips import switch_monitor
 from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.driver.dcmi.lingqu import MAX_FAULTS, Event, LingquDriver, fault_of
 from device_plugin.health.fault_rules import default_rules
@@ -175,6 +176,32 @@ async def test_the_list_wins_once_an_event_has_settled(switches: FakeSwitches) -
         switches.announce(event())  # its recovery will be lost
         await until(lambda: rig.status == "UnHealthy")
         await until(lambda: rig.status == "Healthy")
+
+
+async def test_a_fault_keeps_the_time_at_which_it_was_first_seen(switches: FakeSwitches) -> None:
+    rig = Rig(poll_s=0.01)
+    first = event()
+    async with rig.running():
+        await until(lambda: rig.status == "Healthy")
+        switches.announce(first)
+        first.alarm_raised_time = 0  # the list has it without
+        switches.list(first)
+        seen = switches.reads
+        await until(lambda: switches.reads > seen + 3)
+        assert rig.report is not None
+        assert [fault.alarm_raised_time for fault in rig.report.faults] == [1_744_167_455_784]
+
+
+async def test_switches_that_announce_nothing_are_read_more_often(
+    switches: FakeSwitches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switch_monitor, "UNANNOUNCED_POLL_S", 0.01)
+    switches.fail(subscribe=-8255)
+    rig = Rig()
+    async with rig.running():
+        await until(lambda: rig.status == "Healthy")
+        switches.list(event())
+        await until(lambda: rig.status == "UnHealthy")
 
 
 async def test_a_chip_with_all_ports_to_the_second_layer_down_separates_the_node(switches: FakeSwitches) -> None:

@@ -134,6 +134,28 @@ async def test_the_files_stay_until_the_last_pod_of_the_job_is_gone(node: Node) 
         await until(lambda: node.read(RESET_FILE) == "2")
 
 
+async def test_the_files_of_a_pod_that_has_ended_are_removed(node: Node) -> None:
+    await node.write("reset-config-llama", {"reset.json": "1"})
+    await node.run_pod("a")
+    async with node.mirroring():
+        await until(lambda: node.read(RESET_FILE) == "1")
+        await node.client.patch(
+            PODS, "a", {"status": {"phase": "Succeeded"}}, namespace="default", subresource="status"
+        )
+        await until(lambda: not any(node.reset.iterdir()))
+
+
+async def test_a_file_whose_config_map_was_deleted_during_a_restart_is_removed(node: Node) -> None:
+    await node.write("reset-config-llama", {"reset.json": "1"})
+    await node.run_pod("a")
+    async with node.mirroring():
+        await until(lambda: node.read(RESET_FILE) == "1")
+    await node.client.delete(CONFIG_MAPS, "reset-config-llama", "default")
+    async with node.mirroring():
+        await until(lambda: node.read(RESET_FILE) is None)
+        assert (node.reset / RESET_FILE).parent.is_dir()
+
+
 async def test_files_of_others_keep_their_folder(node: Node) -> None:
     await node.write("reset-config-llama", {"reset.json": "1"})
     await node.run_pod("a")
@@ -154,6 +176,12 @@ async def test_only_jobs_with_chips_on_the_node_and_labelled_config_maps_are_mir
     await node.run_pod("c")
     async with node.mirroring():
         await until(lambda: node.read(RESET_FILE) == "1" and (node.reset / "default.reset-config-plain").is_dir())
+        await node.change("reset-config-plain", {"reset.json": "2"})
+        await node.change("reset-config-llama", {"reset.json": "2"})
+        await until(lambda: node.read(RESET_FILE) == "2")
+        await node.change("reset-config-llama", {"reset.json": "3"})
+        await until(lambda: node.read(RESET_FILE) == "3")
+        assert node.read("default.reset-config-plain/reset.json") is None
     assert sorted(path.name for path in node.reset.iterdir()) == [
         "default.reset-config-llama",
         "default.reset-config-plain",

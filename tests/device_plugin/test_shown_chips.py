@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ascend.chips import RESOURCE
-from ascend.kube.objects import NODES
+from ascend.kube.objects import NODES, Node, Resource
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.shown_chips import ShownChips
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
@@ -100,3 +100,39 @@ async def test_a_node_that_never_shows_them_is_waited_for_only_so_long(client: R
         await rig.look()
         assert rig.order.unshown.value == 0b1000
         await until(lambda: rig.order.unshown.value == 0)
+
+
+async def test_each_recovery_has_its_own_limit(client: RecordingClient) -> None:
+    await client.create(NODES, node_manifest())
+    rig = Rig(client, limit_s=0.3)
+    await rig.allocatable(8)
+    loop = asyncio.get_running_loop()
+    async with running(rig.shown.run()):
+        rig.recover()
+        await until(lambda: rig.order.unshown.value == 0)
+        await asyncio.sleep(0.3)
+        await rig.allocatable(7)
+        since_s = loop.time()
+        rig.order.sent(0xF7)
+        rig.order.sent(0xFF)
+        await until(lambda: rig.order.unshown.value == 0)
+        assert loop.time() - since_s >= 0.3
+
+
+async def test_a_chip_that_recovers_while_the_node_is_read_is_not_shown_by_that(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.order.sent(0xFF)
+    rig.order.sent(0xF3)
+    get = rig.client.get
+
+    async def recovering(resource: Resource[Node], name: str) -> Node:
+        node = await get(resource, name)
+        rig.order.sent(0xFF)
+        return node
+
+    monkeypatch.setattr(rig.client, "get", recovering)
+    rig.order.sent(0xF7)
+    await until(lambda: rig.order.unshown.value == 0b1000)
+    await rig.look()
+    assert rig.order.unshown.value == 0b1000
