@@ -157,7 +157,8 @@ class Settings(DaemonSettings):
     enqueue_pod_groups: bool = Field(
         default=False,
         description="change the phase of Volcano's pod groups to Inqueue, as its scheduler does, if they belong to"
-        " an AscendJob or a Volcano Job that names one of scheduler_names: their operators create no pods before",
+        " an AscendJob, Volcano Job, PyTorchJob, TFJob or MPIJob that names one of scheduler_names: their operators"
+        " create no pods before",
     )
     leader_election: bool = Field(
         default=False,

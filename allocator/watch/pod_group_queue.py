@@ -1,9 +1,10 @@
 """Admits pod groups of Volcano to the queue, for operators that wait for it before they create pods.
 
-MindCluster's ascend-operator (with ``--enableGangScheduling``) and Volcano's job controller make a pod group, and no
-pods while its phase is empty or ``Pending``. Only Volcano's scheduler changes it, to ``Inqueue``; so jobs that name
-another scheduler wait for ever. The allocator changes the phase of such a group at once: whether its pods fit is
-decided when they exist, as for every gang. It never touches a group whose job names a scheduler that is not served.
+MindCluster's ascend-operator (with ``--enableGangScheduling``), Kubeflow's training operator (with
+``--gang-scheduler-name=volcano``) and Volcano's job controller make a pod group, and no pods while its phase is empty
+or ``Pending``. Only Volcano's scheduler changes it, to ``Inqueue``; so jobs that name another scheduler wait for ever.
+The allocator changes the phase of such a group at once: whether its pods fit is decided when they exist, as for every
+gang. It never touches a group whose job names a scheduler that is not served.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ log = structlog.get_logger()
 
 INQUEUE: Final = "Inqueue"
 VOLCANO: Final = "volcano"
-"""The scheduler of jobs that name none: both operators write it on their pods."""
+"""The scheduler of jobs that name none: the operators write it on their pods."""
 DEFAULT: Final = "default-scheduler"
 RETRY_S: Final = 5.0
 
@@ -101,12 +102,36 @@ class VolcanoJob(KubeObject, frozen=True, kw_only=True):
     spec: VolcanoJobSpec = VolcanoJobSpec()
 
 
+class KubeflowJobSpec(msgspec.Struct, rename="camel", frozen=True):
+    """The schedulers that a job of Kubeflow's training operator names."""
+
+    pytorch_replica_specs: dict[str, _Replicas] = {}
+    tf_replica_specs: dict[str, _Replicas] = {}
+    mpi_replica_specs: dict[str, _Replicas] = {}
+
+    @property
+    def schedulers(self) -> set[str]:
+        """The schedulers of its pods: the operator writes Volcano on those whose template names none."""
+        given = self.pytorch_replica_specs or self.tf_replica_specs or self.mpi_replica_specs
+        return {each.template.spec.scheduler_name or VOLCANO for each in given.values()} or {VOLCANO}
+
+
+class KubeflowJob(KubeObject, frozen=True, kw_only=True):
+    """A job of Kubeflow's training operator."""
+
+    spec: KubeflowJobSpec = KubeflowJobSpec()
+
+
 POD_GROUPS = Resource(QueuedPodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups")
 ASCEND_JOBS = Resource(AscendJob, "AscendJob", "apis/mindxdl.gitee.com/v1", "ascendjobs")
 VOLCANO_JOBS = Resource(VolcanoJob, "Job", "apis/batch.volcano.sh/v1alpha1", "jobs")
 _JOBS: Final[Mapping[tuple[str, str], Resource[Any]]] = {
     ("mindxdl.gitee.com", "AscendJob"): ASCEND_JOBS,
     ("batch.volcano.sh", "Job"): VOLCANO_JOBS,
+    **{
+        ("kubeflow.org", kind): Resource(KubeflowJob, kind, "apis/kubeflow.org/v1", f"{kind.lower()}s")
+        for kind in ("PyTorchJob", "TFJob", "MPIJob")
+    },
 }
 
 

@@ -217,13 +217,14 @@ def build(say: Callable[[str], None] = print, *, long: bool = False) -> None:
         program.build(say)
 
 
-def start(cluster: Cluster, name: str, folder: Path) -> Process:
+def start(cluster: Cluster, name: str, folder: Path, flags: Iterable[str] = ()) -> Process:
     """Install a controller's definitions and webhooks and start it; return when it is ready.
 
     Args:
         cluster: the cluster.
         name: the controller's name.
         folder: for its files.
+        flags: further flags; of two with one name the last one counts.
 
     Raises:
         ClusterError: it is not built, or did not become ready; the text shows the end of its log.
@@ -248,7 +249,8 @@ def start(cluster: Cluster, name: str, folder: Path) -> Process:
         apply(cluster.api, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
     for each in controller.objects:
         _install(cluster.api, controller, each, f"https://127.0.0.1:{webhook}", authority.cert)
-    command = [str(controller.program), *(flag.format(health=health, webhook=webhook) for flag in controller.flags)]
+    own_flags = (flag.format(health=health, webhook=webhook) for flag in controller.flags)
+    command = [str(controller.program), *own_flags, *flags]
     if controller.configuration is not None:
         configuration = folder / f"{name}.json"
         own = {

@@ -570,6 +570,10 @@ def test_pod_groups_may_be_written_only_if_they_are_admitted_to_the_queue() -> N
         ("ClusterRole", "podgroups/status.scheduling.volcano.sh"): {"patch"},
         ("ClusterRole", "ascendjobs.mindxdl.gitee.com"): {"get", "list", "watch"},
         ("ClusterRole", "jobs.batch.volcano.sh"): {"get", "list", "watch"},
+        **{
+            ("ClusterRole", f"{kind}.kubeflow.org"): {"get", "list", "watch"}
+            for kind in ("pytorchjobs", "tfjobs", "mpijobs")
+        },
     }
     container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
     assert "--enqueue-pod-groups=true" in container["args"]

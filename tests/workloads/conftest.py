@@ -23,13 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 async def control_plane(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Workloads]:
-    """A control plane with the module's ``CONTROLLERS``, ``DEFINITIONS`` and ``SETTINGS``."""
+    """A control plane with the module's ``CONTROLLERS``, their ``FLAGS``, ``DEFINITIONS`` and ``SETTINGS``."""
     require_cluster()
     module = request.module
     require_controllers(module.CONTROLLERS)
-    settings = getattr(module, "SETTINGS", {})
+    settings, flags = getattr(module, "SETTINGS", {}), getattr(module, "FLAGS", {})
     folder = tmp_path_factory.mktemp("controllers")
-    async with running(folder, *module.CONTROLLERS, definitions=module.DEFINITIONS, **settings) as workloads:
+    async with running(
+        folder, *module.CONTROLLERS, definitions=module.DEFINITIONS, flags=flags, **settings
+    ) as workloads:
         yield workloads
 
 

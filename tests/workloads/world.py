@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import yaml
@@ -28,6 +29,7 @@ R = TypeVar("R")
 
 EXAMPLES: Final = Path(__file__).parents[2] / "deploy" / "examples"
 TIMEOUT_S: Final = 40.0
+_NO_FLAGS: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
 _MAKERS: Final = tuple(
     f"/apis/{each.partition('/')[0]}/v1/namespaces/default/{each.partition('/')[2]}"
     for each in ("ray.io/rayclusters", "apps/deployments", "apps/replicasets", "apps/statefulsets", "batch/jobs")
@@ -184,7 +186,11 @@ class Workloads:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *names: str, definitions: Sequence[dict[str, Any]] = (), **more: Any
+    folder: Path,
+    *names: str,
+    definitions: Sequence[dict[str, Any]] = (),
+    flags: Mapping[str, Sequence[str]] = _NO_FLAGS,
+    **more: Any,
 ) -> AsyncIterator[Workloads]:
     """Run a control plane without nodes, the allocator, kube-controller-manager and other controllers.
 
@@ -192,6 +198,7 @@ async def running(
         folder: for files.
         names: the other controllers.
         definitions: further custom resource definitions.
+        flags: further flags of the other controllers.
         more: settings of the allocator.
     """
     async with AsyncExitStack() as stack:
@@ -202,7 +209,7 @@ async def running(
             await asyncio.to_thread(controllers.apply, cluster.api, each)
         await asyncio.to_thread(start_controller_manager, cluster)
         for name in names:
-            await asyncio.to_thread(controllers.start, cluster, name, folder)
+            await asyncio.to_thread(controllers.start, cluster, name, folder, flags.get(name, ()))
         addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}
         settings = Settings(kubeconfig=str(cluster.kubeconfig_path), **{**addresses, **more})
         app = await stack.enter_async_context(AllocatorApp(settings))

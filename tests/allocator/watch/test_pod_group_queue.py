@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.watch.pod_group_queue import AscendJobSpec, QueuedPodGroup, VolcanoJobSpec
+from allocator.watch.pod_group_queue import AscendJobSpec, KubeflowJobSpec, QueuedPodGroup, VolcanoJobSpec
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Resource
 from tests.allocator.harness import Json, running, until
@@ -80,6 +80,19 @@ def test_the_schedulers_of_an_ascend_job(own: str, master: str, worker: str, sch
 def test_the_schedulers_of_a_volcano_job(own: str, tasks: list[str], schedulers: set[str]) -> None:
     spec = {"schedulerName": own, "tasks": [template(each) for each in tasks]}
     assert msgspec.convert(spec, VolcanoJobSpec).schedulers == schedulers
+
+
+@pytest.mark.parametrize(
+    ("field", "names", "schedulers"),
+    [
+        ("pytorchReplicaSpecs", ["", ""], {"volcano"}),
+        ("tfReplicaSpecs", ["ours", ""], {"ours", "volcano"}),
+        ("mpiReplicaSpecs", ["ours", "ours"], {"ours"}),
+    ],
+)
+def test_the_schedulers_of_a_kubeflow_job(field: str, names: list[str], schedulers: set[str]) -> None:
+    spec = {field: {f"type-{at}": template(each) for at, each in enumerate(names)}}
+    assert msgspec.convert(spec, KubeflowJobSpec).schedulers == schedulers
 
 
 @pytest.mark.parametrize(("phase", "waits"), [("", True), ("Pending", True), ("Inqueue", False), ("Running", False)])
