@@ -264,15 +264,17 @@ class Barrier:
         future = assembly.held.pop(reservation.uid, None) if assembly is not None else None
         if assembly is not None and not assembly.held:
             del self._assemblies[key]
-        if future is not None and not future.done():
-            future.set_exception(
-                self._why
-                or Refusal(
-                    Reason.GANG_STEPPED_BACK,
-                    f"pod {reservation.pod}: its chips were released while its Binding waited for the other pods of "
-                    f"job {key}",
-                )
-            )
+        if assembly is not None and future is not None and not future.done():
+            future.set_exception(self._why or self._why_released(assembly.job, reservation))
+
+    def _why_released(self, job: Job, reservation: Reservation) -> Refusal:
+        """Why the chips of a pod whose Binding was held were released by others than the barrier."""
+        pod = job.pods.get(reservation.uid)
+        missing = self._gangs.incomplete(job, pod) if pod is not None else None
+        if missing is not None and missing.reason is Reason.GROUP_MISSING:
+            return missing
+        waited = f"its chips were released while its Binding waited for the other pods of job {job.key}"
+        return Refusal(Reason.GANG_STEPPED_BACK, f"pod {reservation.pod}: {waited}")
 
 
 def _lacking(assembly: _Assembly) -> str:

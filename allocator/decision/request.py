@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from allocator.gangs.progress import group_missing
 from allocator.rules.job import stated_minimum, stated_whole, works_alone
 from allocator.rules.job_kinds import SINGLE
 from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
@@ -112,8 +113,7 @@ class RequestReader:
         if (refusal := invalidity(shape)) is not None:
             raise refusal
         if together.known != 1:
-            there = self._cluster.labels.products(pod.spec.node_selector)
-            products = one_product(f"job {job.key}", request.products, there, self._preferred_products(pod, job))
+            products = self._one_product(pod, job, request.products)
             is_spread = self._is_spread(products)
             if products != request.products or is_spread:
                 request = replace(request, products=products, is_spread=is_spread)
@@ -123,6 +123,20 @@ class RequestReader:
                     # A pod without peers needs no network: chips with an unhealthy network are better than none.
                     request = replace(request, network_sensitive=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job))
+
+    def _one_product(self, pod: Pod, job: Job, named: frozenset[str] | None) -> frozenset[str] | None:
+        """The one product for all pods of a job of several pods.
+
+        Raises:
+            Refusal: several are possible.
+        """
+        there = self._cluster.labels.products(pod.spec.node_selector)
+        try:
+            return one_product(f"job {job.key}", named, there, self._preferred_products(pod, job))
+        except Refusal:
+            if self._cluster.jobs.lacks_group(job):
+                raise group_missing(pod, job) from None  # which may name it
+            raise
 
     def _is_spread(self, products: frozenset[str] | None) -> bool:
         """Whether each pod of a job of several pods needs a server of its own, if its servers are of one product."""

@@ -79,7 +79,7 @@ class Gangs:
         self.gang_request = self.planner.gang_request
         self.policy = policy
         self.awaits_victims: Callable[[Pod, Job], bool] = lambda _pod, _job: False
-        self._pruned = 0
+        self._pruned = self._losses = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
         # the uid of one of these pods, so that it need not be searched for every time.
         self._failing: dict[str, str] = {}
@@ -213,11 +213,14 @@ class Gangs:
             return seat is not None or self._attempts.may_be_planned(pod, request, job)
 
     def prune(self) -> None:
-        """Drop unstarted plans with an unusable seat, and plans whose pods are all gone.
+        """Drop unstarted plans with an unusable seat or without their pod group, and plans whose pods are all gone.
 
         Only nodes that have changed since the last call are examined.
         """
-        changes = self._cluster.changes
+        changes, losses = self._cluster.changes, self._cluster.jobs.losses
+        if losses != self._losses:
+            self._losses = losses
+            self._drop_groupless()
         if changes.revision == self._pruned:
             return
         seen, self._pruned = self._pruned, changes.revision
@@ -239,6 +242,13 @@ class Gangs:
                 self._failing[plan] = started.uid
             else:
                 del self._failing[plan]
+
+    def _drop_groupless(self) -> None:
+        """Drop unstarted plans whose pod group was deleted: how many pods start together is unknown."""
+        for plan in self._ledger.plans:
+            job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
+            if job is not None and self._cluster.jobs.lacks_group(job) and self._progress.find_started(job) is None:
+                self._ledger.drop_plan(plan)
 
     def _find(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None

@@ -15,6 +15,11 @@ WAITING: Final = (Stage.PLANNED, Stage.HELD)
 """The stages of a seat whose pod is not being bound."""
 
 
+def group_missing(pod: Pod, job: Job) -> Refusal:
+    """The refusal of a pod whose job lacks its pod group, or the object that says how many pods it has."""
+    return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")
+
+
 class Progress:
     """Reads how far gangs are.
 
@@ -30,7 +35,7 @@ class Progress:
     def incomplete(self, job: Job, pod: Pod) -> Refusal | None:
         """What a gang lacks apart from nodes; None if it is complete."""
         if self._cluster.jobs.lacks_group(job):
-            return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")
+            return group_missing(pod, job)
         # Its scheduler may know the pod, or that its gates are gone, before the informers do; a pod that has failed or
         # is terminating doesn't count.
         seen = self._cluster.pods.get(pod.uid)

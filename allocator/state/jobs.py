@@ -31,6 +31,8 @@ class Jobs:
         self._sources: dict[JobKey, JobFacts] = {}
         self._made_from: dict[JobKey, set[JobKey]] = {}
         self._watched: set[str] = set()
+        self.losses = 0
+        """Incremented when a pod group, or an object from which pods are created, is deleted."""
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
@@ -153,6 +155,7 @@ class Jobs:
         """Remove a pod group."""
         key = JobKey(group.metadata.namespace, group.name, kind)
         self._groups.pop(key, None)
+        self.losses += 1
         self._inform(self._jobs.get(key))
 
     def source_applied(self, kind: str, source: JobObject) -> None:
@@ -166,6 +169,7 @@ class Jobs:
         """Remove such an object."""
         key = JobKey(source.metadata.namespace, source.name, kind)
         self._sources.pop(key, None)
+        self.losses += 1
         self._inform_made_from(key)
 
     def owner_applied(self, owner: StatefulSet | BatchJob) -> None:

@@ -148,6 +148,11 @@ class Ledger:
         return len(found.seats) - found.empty if found is not None else 0
 
     @property
+    def plans(self) -> Collection[str]:
+        """The names of all plans."""
+        return tuple(self._plans)
+
+    @property
     def has_plans(self) -> bool:
         """Whether there is any plan."""
         return bool(self._plans)

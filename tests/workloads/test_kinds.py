@@ -1,8 +1,12 @@
 """Each kind of job, made from its example by its own controller: which pods are one job, and whether it is a gang."""
 
+import asyncio
+
 import pytest
 
 from ascend.annotations import MIN_AVAILABLE
+from ascend.reasons import Reason
+from tests.cluster.api import collection
 from tests.workloads.definitions import POD_GROUP
 from tests.workloads.world import Workloads, chips, example
 
@@ -68,3 +72,31 @@ async def test_ordered_pods_of_a_stateful_set_are_placed_one_after_another(workl
     assert (job.size, job.is_gang) == (3, False)
     ranks = {pod.name: job.rank_of(workloads.app.cluster.pods[pod.uid]) for pod in pods}
     assert ranks == {"serve-0": 0, "serve-1": 1, "serve-2": 2}
+
+
+async def test_pods_wait_while_their_group_is_deleted_and_run_on_if_they_are_bound(workloads: Workloads) -> None:
+    async def is_seen() -> bool:
+        return workloads.app.cluster.jobs.lacks_group(job)
+
+    async def refused_without_group() -> bool:
+        messages = [each.message for pod in await workloads.pods() for each in pod.status.conditions]
+        return len(messages) == 2 and all(Reason.GROUP_MISSING in each for each in messages)
+
+    group, *pods = example("pod-group.yaml")
+    assert group["kind"] == "PodGroup"
+    path = f"{collection({**group, 'metadata': {'namespace': 'default'}})}/{group['metadata']['name']}"
+    await workloads.add_nodes(1)
+    await workloads.create([group, *pods])
+    job = workloads.job_of(await workloads.refused(2))
+    await asyncio.to_thread(workloads.cluster.api.delete, path)
+    await workloads.eventually(is_seen, "the allocator has seen that the group is deleted")
+    await workloads.add_nodes(1)  # kube-scheduler tries them again
+    await workloads.eventually(refused_without_group, "both pods are refused for their group")
+    await workloads.create([group])
+    bound = await workloads.bound(2)
+    await asyncio.to_thread(workloads.cluster.api.delete, path)
+    await workloads.eventually(is_seen, "the allocator has seen that the group is deleted")
+    assert {pod.name for pod in await workloads.bound(2)} == {pod.name for pod in bound}
+    assert [chips(pod) for pod in bound] == [8, 8]
+    nodes = workloads.app.cluster.nodes
+    assert [nodes[pod.spec.node_name].held.bit_count() for pod in bound] == [8, 8]

@@ -9,13 +9,15 @@ from msgspec.structs import replace
 from allocator.binding.barrier import REFUSED_S, RETRIED_S, STALLED_S
 from allocator.binding.binding import Assignment, PodRef
 from allocator.gangs.turns import TURN_S
+from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Pod
+from ascend.kube.workloads import PodGroup
 from ascend.reasons import Reason
 from tests.allocator.binding.rig import HOLD_S, BinderWorld
-from tests.allocator.builders import GROUP, node, pod
+from tests.allocator.builders import GROUP, node, pod, pod_group
 
 pytestmark = pytest.mark.looptime
 
@@ -225,6 +227,53 @@ async def test_a_gang_gives_up_when_its_scheduler_does_not_come_back() -> None:
     with pytest.raises(Refusal, match=r"because no Binding of .*: default/a-1; 1 more of its pods has to be filtered"):
         rig.world.engine.place(a)
     assert len(rig.world.ledger) == 0
+
+
+def rig_of_group(*pods: Pod) -> tuple[BinderWorld, PodGroup]:
+    """A cluster with pods of a PodGroup that needs all of them."""
+    rig, group = rig_of(*pods), pod_group(len(pods), name="a")
+    rig.world.cluster.jobs.watched(VOLCANO)
+    rig.world.cluster.jobs.group_applied(VOLCANO, group)
+    return rig, group
+
+
+async def test_a_gang_whose_group_is_deleted_releases_its_chips_and_starts_when_that_is_there_again() -> None:
+    pods = [pod(f"a-{rank}", 8, annotations={GROUP: "a"}) for rank in range(3)]
+    rig, group = rig_of_group(*pods)
+    scheduler, jobs = Scheduler(rig), rig.world.cluster.jobs
+    for each in pods[:2]:
+        await scheduler.try_(each)
+    jobs.group_deleted(VOLCANO, group)
+    await scheduler.wait(1)
+    for each in pods[:2]:
+        refusal = await scheduler.refusal(each)
+        assert (refusal.reason, refusal.message) == (
+            Reason.GROUP_MISSING,
+            f"pod {each.key} names {VOLCANO} default/a, which does not exist",
+        )
+    assert len(rig.world.ledger) == 0
+    assert await scheduler.try_(pods[2]) == Reason.GROUP_MISSING
+    jobs.group_applied(VOLCANO, group)
+    for each in pods:
+        assert await scheduler.try_(each) in NODES  # it has not lost a turn
+    await asyncio.gather(*scheduler.bindings.values())
+    assert scheduler.posted == 3
+
+
+async def test_running_pods_whose_group_is_deleted_keep_their_chips_and_wait_for_it_with_their_successors() -> None:
+    pods = [pod(f"a-{rank}", 8, node=f"n{rank + 1}", chips=range(8), annotations={GROUP: "a"}) for rank in range(2)]
+    rig, group = rig_of_group(*pods)
+    cluster = rig.world.cluster
+    cluster.jobs.group_deleted(VOLCANO, group)
+    scheduler = Scheduler(rig)
+    await scheduler.wait(1)
+    assert [rig.world.vacancy(name).free for name in ("n1", "n2")] == [0, 0]
+    cluster.pod_deleted(pods[1])
+    successor = pod("a-2", 8, annotations={GROUP: "a"})
+    rig.world.add(successor)
+    assert await scheduler.try_(successor) == Reason.GROUP_MISSING
+    cluster.jobs.group_applied(VOLCANO, group)
+    assert await scheduler.try_(successor) in NODES
 
 
 async def test_a_gang_that_its_scheduler_does_not_ask_to_bind_in_time_releases_its_chips() -> None:

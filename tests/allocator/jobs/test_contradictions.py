@@ -154,7 +154,7 @@ def test_a_group_that_appears_with_another_product_moves_pods_that_are_planned()
     assert final(made, pods) == [Reason.POLICY_MISMATCH.value] * 2
 
 
-def test_the_seats_of_pods_whose_group_was_deleted_wait_for_it() -> None:
+def test_pods_whose_group_was_deleted_wait_for_it() -> None:
     made = world()
     group = group_of(2, annotations={SCHEDULE_POLICY: B8})
     made.cluster.jobs.group_applied(VOLCANO, group)
@@ -164,5 +164,6 @@ def test_the_seats_of_pods_whose_group_was_deleted_wait_for_it() -> None:
     assert sorted(final(made, pods)) == ["b0", "b1"]
     made.cluster.jobs.group_deleted(VOLCANO, group)
     assert final(made, pods) == [Reason.GROUP_MISSING.value] * 2
+    assert len(made.ledger) == 0
     made.cluster.jobs.group_applied(VOLCANO, group)
     assert sorted(final(made, pods)) == ["b0", "b1"]
