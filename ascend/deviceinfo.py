@@ -172,6 +172,27 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
     return data
 
 
+def read_update_time(data: Mapping[str, str]) -> int:
+    """Return when a ConfigMap's report was written, Unix seconds; 0 if it is unreadable or says nothing."""
+    try:
+        return msgspec.json.decode(data.get(DEVICE_INFO, ""), type=_DeviceInfoCfg).DeviceInfo.UpdateTime
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return 0
+
+
+def next_update_time(now_s: float, latest_s: int) -> int:
+    """Return the UpdateTime of a report that is written now, Unix seconds.
+
+    It is later than that of every report before, also if the clock was set back: the reference's scheduler takes over a
+    report only if its time is later than that of the last one (docs/spec/node-report.md#freshness).
+
+    Args:
+        now_s: the wall clock, Unix seconds.
+        latest_s: the latest time of a report before; 0 if there was none.
+    """
+    return min(max(int(now_s), latest_s + 1), _LATEST_S)
+
+
 def decode_report(data: Mapping[str, str]) -> DeviceReport:
     """Decode a ConfigMap's ``data``, written by this project's device plugin or by the reference's.
 

@@ -19,6 +19,7 @@ from ascend.deviceinfo import (
     NAMESPACE,
     config_map_name,
     read_manually_separated,
+    read_update_time,
 )
 from ascend.errors import Conflict, NotFound
 from ascend.kube.client import KubeClient
@@ -34,8 +35,14 @@ SIGNATURE = {"ascend-affinity.io/written-by": "ascend-device-plugin"}
 """An annotation on the ConfigMap. The reference plugin removes it when it writes; its reports are not trusted as ours,
 because it calls unknown codes found by polling harmless (docs/spec/faults.md#unknown-codes)."""
 
+LAST_UPDATE = "ascend-affinity.io/last-update"
+"""An annotation on the ConfigMap while no plugin updates it, when UpdateTime is 0: the UpdateTime before that."""
+
 OnEdit = Callable[[ChipSet, ChipSet], None]
 """Receives the chips an operator added to ManuallySeparateNPU, and those removed."""
+
+_DIGITS = 12
+"""A longer number is no time in seconds."""
 
 OnInvalid = Callable[[tuple[str, ...]], None]
 """Receives new entries there that are not chip names."""
@@ -62,6 +69,8 @@ class DeviceInfoConfigMap:
         self._sent: deque[str] = deque(maxlen=REMEMBERED)
         self._found: str | None = None
         self._acknowledged: str | None = None
+        self.latest_s = 0
+        """The latest UpdateTime that a reader can have seen, Unix seconds; 0 if none is known."""
         self.was_signed = False
         """Whether this program wrote what ``fetch`` found."""
         self.lost: Observable[None] = Observable(None)
@@ -91,6 +100,7 @@ class DeviceInfoConfigMap:
             return {}
         self._version = found.metadata.resource_version
         self._separated = self._read(found)
+        self._note_time(found)
         self.was_signed = SIGNATURE.items() <= found.metadata.annotations.items()
         return found.data
 
@@ -118,7 +128,14 @@ class DeviceInfoConfigMap:
             ApiError: the server refuses.
             Unreachable: it does not answer; whether the write succeeded is unknown.
         """
-        metadata: JsonObject = {"labels": LABELS, "annotations": SIGNATURE}
+        update_time_s = read_update_time(data)
+        self.latest_s = max(self.latest_s, update_time_s)
+        annotations: dict[str, str | None] = {**SIGNATURE}
+        if not update_time_s:
+            annotations[LAST_UPDATE] = str(self.latest_s)
+        elif self._version is not None:
+            annotations[LAST_UPDATE] = None  # a patch removes it
+        metadata: JsonObject = {"labels": LABELS, "annotations": annotations}
         listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._invalid)))
         whole = {**data, MANUALLY_SEPARATED: listed}
         self._sent.append(data[DEVICE_INFO])
@@ -153,8 +170,14 @@ class DeviceInfoConfigMap:
         theirs, ours = self._read(obj), self._separated
         self._version, self._separated = obj.metadata.resource_version, theirs
         self._found = obj.data.get(DEVICE_INFO)
+        self._note_time(obj)
         if theirs != ours:
             self._on_edit(theirs & ~ours, ours & ~theirs)
+
+    def _note_time(self, obj: ConfigMap) -> None:
+        last_update = obj.metadata.annotations.get(LAST_UPDATE, "")
+        before_s = int(last_update) if last_update.isdecimal() and len(last_update) <= _DIGITS else 0
+        self.latest_s = max(self.latest_s, read_update_time(obj.data), before_s)
 
     def _read(self, obj: ConfigMap) -> ChipSet:
         chips, invalid = read_manually_separated(obj.data)

@@ -14,7 +14,7 @@ import structlog
 
 from ascend.chips import chip_ids
 from ascend.daemon.observable import Observable, wait_for_change
-from ascend.deviceinfo import DeviceReport, encode_report
+from ascend.deviceinfo import DeviceReport, encode_report, next_update_time
 from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.switches import SwitchReport
@@ -33,6 +33,8 @@ RETRY_LIMIT_S = 5.0
 """The longest wait after a failure: once the API server is back, the report is not much older than that."""
 NODE_RETRY_LIMIT_S = 30.0
 """The same if only the Node can't be written; each attempt writes the report again."""
+BEHIND_S = 5.0
+"""A clock that is set back by more than this is logged."""
 SIGN_OFF_S = 1.0
 SIGN_OFF_RETRY_S = 0.02
 
@@ -71,6 +73,7 @@ class Reporter:
         self._metrics = metrics
         self._now_s = now_s
         self._has_reported = False
+        self._is_behind = False
         self.problem: str | None = "the report has not been written yet"
         """Why the last report is not written; None if it is."""
 
@@ -152,7 +155,7 @@ class Reporter:
     ) -> ApiError | Unreachable | None:
         """Write the ConfigMap and the Node; return why the Node was not written, if it was not."""
         # The ConfigMap goes first: a Node that refuses patches, or never answers, must not delay the report of a fault.
-        await self._post(replace(report, update_time_s=int(self._now_s())))
+        await self._post(replace(report, update_time_s=self._update_time()))
         self._has_reported = True
         self._order.reported_unhealthy.set(report.unhealthy | report.recovering)
         labels, problems = node_labels(snapshot.server)
@@ -163,6 +166,13 @@ class Reporter:
         except (ApiError, Unreachable) as error:
             return error
         return None
+
+    def _update_time(self) -> int:
+        now_s, latest_s = self._now_s(), self._config_map.latest_s
+        if (is_behind := latest_s > now_s + BEHIND_S) and not self._is_behind:
+            log.warning("the clock is behind the report's last time", behind_s=round(latest_s - now_s))
+        self._is_behind = is_behind
+        return next_update_time(now_s, latest_s)
 
     async def _post(self, report: DeviceReport) -> None:
         try:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from device_plugin.publish import device_info_configmap as board_module
 from device_plugin.publish import node_object as node_module
 from device_plugin.publish import order as order_module
 from device_plugin.publish import reporter as report_module
-from device_plugin.publish.device_info_configmap import SIGNATURE, DeviceInfoConfigMap
+from device_plugin.publish.device_info_configmap import LAST_UPDATE, SIGNATURE, DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.report import make_report
@@ -48,7 +48,7 @@ class Rig:
         self.order = PublishingOrder()
         self.edits: list[tuple[ChipSet, ChipSet]] = []
         self.board = DeviceInfoConfigMap(client, NODE, self._edited, lambda _slips: None)
-        self._seconds = itertools.count(1_700_000_000)
+        self.clock: Iterator[int] = itertools.count(1_700_000_000)
         self.reporter = self.make_reporter(self.order)
         self.order.sent(0xFF)
 
@@ -61,7 +61,7 @@ class Rig:
             switches=self.switches,
             order=order,
             metrics=self.metrics,
-            now_s=lambda: float(next(self._seconds)),
+            now_s=lambda: float(next(self.clock)),
         )
 
     def _edited(self, added: ChipSet, removed: ChipSet) -> None:
@@ -123,6 +123,40 @@ async def test_nothing_is_reported_before_the_driver_was_read(rig: Rig) -> None:
         rig.snapshots.set(snapshot())
         await until(lambda: rig.reporter.problem is None)
     assert [each.method for each in rig.client.sent if MAPS in each.path] == ["POST"]
+
+
+async def test_the_update_time_grows_although_the_clock_is_set_back(reporting: Rig) -> None:
+    times = [(await reporting.report()).update_time_s]
+    reporting.clock = itertools.count(1_600_000_000)
+    for chip in range(3):
+        count = len(reporting.writes)
+        reporting.snapshots.set(snapshot(chip))
+        await reporting.written(count + 1)
+        times.append((await reporting.report()).update_time_s)
+    assert times == [times[0], times[0] + 1, times[0] + 2, times[0] + 3]
+    reporting.clock = itertools.count(1_800_000_000)
+    reporting.snapshots.set(snapshot())
+    await until(lambda: len(reporting.writes) == 5 and reporting.client.in_flight == 0)
+    assert (await reporting.report()).update_time_s == 1_800_000_000
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["signed off", "killed"])
+async def test_the_update_time_grows_over_a_restart_although_the_clock_is_set_back(rig: Rig, *, ended: bool) -> None:
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot())
+        await rig.written(1)
+        before = (await rig.report()).update_time_s
+    if ended:
+        await rig.reporter.sign_off()
+        assert (await rig.report()).update_time_s == 0
+    restarted = Rig(rig.client)
+    restarted.clock = itertools.count(1_600_000_000)
+    await restarted.board.fetch()
+    async with running(restarted.reporter.run()):
+        restarted.snapshots.set(snapshot())
+        await restarted.written(1)
+    assert (await restarted.report()).update_time_s == before + 1
+    assert LAST_UPDATE not in (await restarted.config_map()).metadata.annotations
 
 
 async def test_the_config_map_is_created_with_all_keys(reporting: Rig) -> None:
