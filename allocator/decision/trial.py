@@ -15,7 +15,8 @@ from allocator.rules.victims import Occupant
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Offer, assess
+from allocator.state.node import NodeRecord, Offer
+from allocator.state.offers import assess
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
 

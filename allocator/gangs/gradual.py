@@ -29,7 +29,8 @@ from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Offer, assess
+from allocator.state.node import NodeRecord, Offer
+from allocator.state.offers import assess
 from allocator.state.reservation import Seat
 from ascend.chips import chip_set
 from ascend.errors import Refusal

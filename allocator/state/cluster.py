@@ -13,7 +13,6 @@ from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.node import (
     NodeRecord,
-    assess,
     ignored_devices,
     judge_freshness,
     read_holding,
@@ -21,6 +20,7 @@ from allocator.state.node import (
     unknown_node,
 )
 from allocator.state.node_labels import NodeLabels
+from allocator.state.offers import assess
 from allocator.state.plain_pods import PlainPods, is_plain
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_agent_health, read_report
@@ -320,6 +320,7 @@ class Cluster:
         record = self._records.get(name)
         if record is None:
             return
+        record.idle = None
         record.reread()
         self._set_product(record, record.identify())
         self._offer(record)

@@ -7,7 +7,6 @@ assigned twice.
 
 import functools
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -85,6 +84,9 @@ class NodeRecord:
         node: the object as last seen; None if there is none.
         product: its product, also while the node can't be used; None if it is unknown.
         ignored: the names in its annotation that are not whole chips.
+        idle: what is left beside its pods, without the ledger; None if that has to be read again. Whatever changes the
+            record sets it to None.
+        room: the number of chips that the kubelet would admit beside its pods, if ``idle`` is a vacancy.
     """
 
     name: str
@@ -98,6 +100,8 @@ class NodeRecord:
     node: "Node | None" = None
     product: Product | None = None
     ignored: tuple[str, ...] = ()
+    idle: "Offer | None" = field(default=None, init=False)
+    room: int = field(default=0, init=False)
 
     @property
     def unhealthy(self) -> ChipSet | Refusal:
@@ -267,82 +271,3 @@ def read_holding(pod: Pod) -> Holding | None:
         sentence = f"pod {pod.key} is bound with {count(counted, 'chip')}, but no annotation names them"
         return Holding(pod.key, 0, counted, sentence)
     return Holding(pod.key, chips, counted, disputed=chips.bit_count() > counted)
-
-
-def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0, keeper: str = "") -> Offer:
-    """What a node has left, or why it can't be used.
-
-    Args:
-        record: the node.
-        reserved: the chips reserved on it, by pod uid.
-        promised: the chips on it that are kept for others, held or not.
-        keeper: what they are kept for, in sentences.
-    """
-    server, report = record.server, record.report
-    if isinstance(server, Refusal):
-        return server
-    if isinstance(report, Refusal):
-        return report
-    if record.stale is not None:
-        return record.stale
-    health = _health(record, server, report)
-    if isinstance(health, Refusal):
-        return health
-    unhealthy = report.unhealthy
-    # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
-    taken, room = unhealthy | report.pre_separate, server.allocatable
-    for holding in record.holdings.values():
-        if holding.unreadable is not None:
-            return Refusal(
-                Reason.UNREADABLE_POD, f"the free chips of node {record.name} are unknown: {holding.unreadable}"
-            )
-        taken |= holding.chips
-        room -= holding.counted
-    for uid, chips in reserved.items():
-        if uid not in record.holdings:
-            taken |= chips
-            room -= chips.bit_count()
-    healthy = server.reported & ~unhealthy
-    # Promised chips that pods still hold are counted already.
-    kept = healthy & ~taken & promised
-    room -= kept.bit_count()
-    free = healthy & ~taken & ~kept
-    return Vacancy(
-        server.product,
-        healthy.bit_count(),
-        free,
-        # More room than chips makes no difference; with a limit there are fewer different vacancies.
-        room=min(max(room, -kept.bit_count()), server.product.chips),
-        faulty=(server.reported & unhealthy).bit_count(),
-        cut_off=(free | kept) & report.network_unhealthy,
-        sub_healthy=health is NodeHealth.SUB_HEALTHY,
-        kept=kept,
-        keeper=keeper if kept else "",
-    )
-
-
-def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealth | Refusal:
-    """The health of the node as a whole: the worst that any source reports.
-
-    See docs/spec/scheduling.md#node-filter, docs/spec/scheduling.md#node-state.
-    """
-    if isinstance(record.health, Refusal):
-        return record.health
-    if record.health is server.health is report.health:
-        worst = record.health
-    else:
-        worst = max(record.health, server.health, report.health)
-    if worst is NodeHealth.UNHEALTHY:
-        return Refusal(Reason.NODE_UNHEALTHY, f"node {record.name} is unhealthy according to {_source(record, worst)}")
-    if worst is NodeHealth.PRE_SEPARATE:
-        return Refusal(
-            Reason.NODE_SEPARATING,
-            f"node {record.name} is PreSeparate (no new pods) according to {_source(record, worst)}",
-        )
-    return worst
-
-
-def _source(record: NodeRecord, health: NodeHealth) -> str:
-    if isinstance(record.server, Server) and record.server.health is health:
-        return f"its annotation {HEALTH_ANNOTATION}"
-    return "its node agent" if record.health is health else "the device plugin's report of its switches"

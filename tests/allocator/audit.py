@@ -7,7 +7,7 @@ depend on the past.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Final
 
 import msgspec
@@ -17,7 +17,8 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.kinds import KINDS, fill
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, assess
+from allocator.state.node import NodeRecord
+from allocator.state.offers import assess
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation
 from ascend.chips import ChipSet, chip_ids, join_names
@@ -109,7 +110,7 @@ def _node(name: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]
     for uid in mine.holdings.keys() | other.holdings.keys():
         one, two = mine.holdings.get(uid), other.holdings.get(uid)
         yield from _differs(f"node {name}", f"chips held by pod {uid}", one, two)
-    yield from _differs(f"node {name}", "offer without reservations", assess(mine, {}), other.offer)
+    yield from _differs(f"node {name}", "offer without reservations", assess(replace(mine), {}), other.offer)
 
 
 def _pod(uid: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
@@ -189,7 +190,7 @@ def _entry(name: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
         return
     entry = cluster.index.entries.get(name)
     kept = entry.vacancy if isinstance(entry, Bucket) else entry
-    yield from _differs(f"node {name}", "entry in the index", kept, assess(record, ledger.on(name)))
+    yield from _differs(f"node {name}", "entry in the index", kept, assess(replace(record), ledger.on(name)))
     yield from _twice(record, ledger.on(name))
 
 

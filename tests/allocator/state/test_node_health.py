@@ -8,7 +8,7 @@ import pytest
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
-from allocator.state.node import assess
+from allocator.state.offers import assess
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
 from ascend.chips import chip_set
 from ascend.deviceinfo import SWITCH_INFO, DeviceReport, encode_report

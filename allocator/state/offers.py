@@ -1,0 +1,117 @@
+"""What a node has left, from all that is known about it and the ledger; or why it can't be used.
+
+What is left beside its pods is remembered on the record: a reservation changes only the rest.
+"""
+
+from collections.abc import Mapping
+
+from allocator.rules.vacancy import Vacancy
+from allocator.state.node import NodeRecord, Offer, Server
+from allocator.state.report import HEALTH_ANNOTATION, NodeHealth, NodeReport
+from ascend.chips import ChipSet
+from ascend.errors import Refusal
+from ascend.reasons import Reason
+
+
+def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0, keeper: str = "") -> Offer:
+    """What a node has left, or why it can't be used.
+
+    Args:
+        record: the node.
+        reserved: the chips reserved on it, by pod uid.
+        promised: the chips on it that are kept for others, held or not.
+        keeper: what they are kept for, in sentences.
+    """
+    idle = record.idle if record.idle is not None else _assess_idle(record)
+    if isinstance(idle, Refusal):
+        return idle
+    taken, room = 0, record.room
+    for uid, chips in reserved.items():
+        if uid not in record.holdings:
+            taken |= chips
+            room -= chips.bit_count()
+    if not taken and not promised:
+        return idle
+    free = idle.free & ~taken
+    # Promised chips that pods still hold are counted already.
+    kept = free & promised
+    number = kept.bit_count()
+    return Vacancy(
+        idle.product,
+        idle.healthy,
+        free & ~kept,
+        room=min(max(room - number, -number), idle.product.chips),
+        faulty=idle.faulty,
+        cut_off=idle.cut_off & ~taken,
+        sub_healthy=idle.sub_healthy,
+        kept=kept,
+        keeper=keeper if kept else "",
+    )
+
+
+def _assess_idle(record: NodeRecord) -> Offer:
+    """What a node has left beside its pods, or why it can't be used; it is remembered until the record changes."""
+    record.idle, record.room = _read_idle(record)
+    return record.idle
+
+
+def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
+    server, report = record.server, record.report
+    if isinstance(server, Refusal):
+        return server, 0
+    if isinstance(report, Refusal):
+        return report, 0
+    if record.stale is not None:
+        return record.stale, 0
+    health = _health(record, server, report)
+    if isinstance(health, Refusal):
+        return health, 0
+    unhealthy = report.unhealthy
+    # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
+    taken, room = unhealthy | report.pre_separate, server.allocatable
+    for holding in record.holdings.values():
+        if holding.unreadable is not None:
+            sentence = f"the free chips of node {record.name} are unknown: {holding.unreadable}"
+            return Refusal(Reason.UNREADABLE_POD, sentence), 0
+        taken |= holding.chips
+        room -= holding.counted
+    healthy = server.reported & ~unhealthy
+    free = healthy & ~taken
+    vacancy = Vacancy(
+        server.product,
+        healthy.bit_count(),
+        free,
+        # More room than chips makes no difference; with a limit there are fewer different vacancies.
+        room=min(max(room, 0), server.product.chips),
+        faulty=(server.reported & unhealthy).bit_count(),
+        cut_off=free & report.network_unhealthy,
+        sub_healthy=health is NodeHealth.SUB_HEALTHY,
+    )
+    return vacancy, room
+
+
+def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealth | Refusal:
+    """The health of the node as a whole: the worst that any source reports.
+
+    See docs/spec/scheduling.md#node-filter, docs/spec/scheduling.md#node-state.
+    """
+    if isinstance(record.health, Refusal):
+        return record.health
+    if record.health is server.health is report.health:
+        worst = record.health
+    else:
+        worst = max(record.health, server.health, report.health)
+    if worst is NodeHealth.UNHEALTHY:
+        return Refusal(Reason.NODE_UNHEALTHY, f"node {record.name} is unhealthy according to {_source(record, worst)}")
+    if worst is NodeHealth.PRE_SEPARATE:
+        return Refusal(
+            Reason.NODE_SEPARATING,
+            f"node {record.name} is PreSeparate (no new pods) according to {_source(record, worst)}",
+        )
+    return worst
+
+
+def _source(record: NodeRecord, health: NodeHealth) -> str:
+    if isinstance(record.server, Server) and record.server.health is health:
+        return f"its annotation {HEALTH_ANNOTATION}"
+    return "its node agent" if record.health is health else "the device plugin's report of its switches"
