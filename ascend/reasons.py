@@ -272,6 +272,10 @@ class Reason(StrEnum):
     NOT_PLACED = ("NotPlaced", Category.ADMISSION, Actor.AUTHOR,
         "the pod has no annotation with its chips: the allocator did not place it",
         "let the scheduler place it; don't set `nodeName` by hand")
+    STATIC_POD = ("StaticPod", Category.ADMISSION, Actor.AUTHOR,
+        "the pod comes from a file of the node; the allocator can't place it, because the API server learns of it only "
+        "once it runs",
+        "create it through the API server, as a Deployment or a DaemonSet; a static pod must not request chips")
     MALFORMED_ANNOTATION = ("MalformedAnnotation", Category.ADMISSION, Actor.AUTHOR,
         "the annotation with the pod's chips can't be read",
         "create the pod again, and don't write that annotation")

@@ -59,7 +59,7 @@ def candidates(
     """
     found = []
     for pod in pods:
-        if pod.live and not pod.past_admission:
+        if pod.live and not pod.past_admission and not pod.is_mirror:
             names = granted.get(pod.uid, ())
             done = max(
                 (number for number, ask in enumerate(pod.container_requests, 1) if ask.container in names), default=0
@@ -114,7 +114,7 @@ def chips_for(
     _check_health(wanted, snapshot)
     holders = dict(handed)
     for other in pods:
-        if other.count and other.live and other.order < pod.order and not other.past_admission:
+        if other.count and other.live and other.order < pod.order and not (other.past_admission or other.is_mirror):
             holders.setdefault(other.key, other.held)
     for holder, chips in holders.items():
         if taken := wanted & chips:

@@ -13,6 +13,11 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
 
+CONFIG_SOURCE = "kubernetes.io/config.source"
+"""An annotation that the kubelet sets in its own list: ``api``, or where a static pod comes from."""
+CONFIG_MIRROR = "kubernetes.io/config.mirror"
+"""An annotation of the object in the API server that shows a static pod. The kubelet does not admit that object."""
+
 REMEMBERED = 1024
 """How many deleted pods are remembered: more than a kubelet can still list."""
 
@@ -39,6 +44,7 @@ class NodePod:
         claimed: whether it has our claim; AscendReal alone can also be from Volcano or from the pod's author.
         live: neither Succeeded nor Failed.
         past_admission: whether the kubelet has admitted it, so that it has containers.
+        is_mirror: whether it only shows a static pod, so that it is never under admission itself.
         job_name: the name that MindCluster's ConfigMaps for its job contain; empty if it has none.
     """
 
@@ -55,6 +61,7 @@ class NodePod:
     claimed: bool
     live: bool
     past_admission: bool
+    is_mirror: bool
     job_name: str
 
     @property
@@ -101,6 +108,7 @@ def read_pod(pod: Pod, order: int) -> NodePod:
         claimed=bool(real) and read_predicate_time(annotations) == CLAIMED,
         live=pod.is_live,
         past_admission=bool(statuses) or pod.status.phase == "Running",
+        is_mirror=CONFIG_MIRROR in annotations,
         job_name=next(filter(None, map(pod.metadata.labels.get, JOB_NAME_LABELS)), ""),
     )
 
@@ -110,6 +118,11 @@ def _real_chips(annotations: Mapping[str, str]) -> ChipSet:
         return held_chips({REAL: annotations.get(REAL, "")})
     except InvalidValue:
         return 0
+
+
+def is_static(listed: Pod) -> bool:
+    """Return whether a pod of the kubelet's own list is a static pod; in other lists its author can forge that."""
+    return listed.metadata.annotations.get(CONFIG_SOURCE, "api") != "api"
 
 
 class NodePods:

@@ -4,6 +4,7 @@ See docs/architecture.md#decisions; ledger/admission.py.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -16,13 +17,16 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from device_plugin.ledger.admission import Candidate, candidates, newest, oldest_decision
 from device_plugin.ledger.handovers import HandOvers
-from device_plugin.ledger.node_pods import NodePod, NodePods, read_pod
+from device_plugin.ledger.node_pods import NodePod, NodePods, is_static, read_pod
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 AT_ONCE_S = 1.0
 """The kubelet admits a pod within milliseconds. One that looks pending for longer may have been rejected without a call
 to us, before the API server knows."""
+
+STATIC_AFTER_S = 0.05
+"""After this long without a candidate the call may be about a static pod. The watch usually shows a pod earlier."""
 
 PodLister: TypeAlias = Callable[[], Awaitable[Sequence[Pod]]]
 """Lists pods, or raises AscendError."""
@@ -68,7 +72,7 @@ class AdmittedPodFinder:
         """
         try:
             async with asyncio.timeout(list_after_s):
-                waiting = await self._waiting(count)
+                waiting = await self._waiting_or_static(count)
         except TimeoutError:
             waiting = await self._waiting_by_list(count)
         if len(waiting) == 1 and self._is_certain(waiting[0], count):
@@ -105,6 +109,31 @@ class AdmittedPodFinder:
     def _candidates(self, pods: Iterable[NodePod], count: int) -> list[Candidate]:
         return candidates(pods, count, self._handovers.granted, self._handovers.uncertain)
 
+    async def _waiting_or_static(self, count: int) -> list[Candidate]:
+        try:
+            async with asyncio.timeout(STATIC_AFTER_S):
+                return await self._waiting(count)
+        except TimeoutError:
+            # Before a pod that comes meanwhile is taken for the one under admission.
+            with contextlib.suppress(Unreachable):
+                self._refuse_static(await self._kubelet_pods(), count)
+            return await self._waiting(count)
+
+    def _refuse_static(self, listed: Sequence[Pod], count: int) -> None:
+        """Refuse a static pod: no allocator knows of it, so no chips are written on it that others don't get.
+
+        Raises:
+            Refusal: a static pod is under admission.
+        """
+        # Once it is refused, the kubelet lists it as failed.
+        static = [each for each in listed if is_static(each)]
+        for found in self._candidates(self._as_waiting(static), count):
+            raise Refusal(
+                Reason.STATIC_POD,
+                f"pod {found.pod.key} is a static pod, which the allocator can't place: create it through the API "
+                "server",
+            )
+
     async def _waiting(self, count: int) -> list[Candidate]:
         sources = (self._pods.changes, self._handovers.changes)
         while not (waiting := self._candidates(self._pods, count)):
@@ -127,7 +156,9 @@ class AdmittedPodFinder:
         except Unreachable as error:
             log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
             listed = []
-        fits = self._candidates(self._as_waiting(listed), count) + self._deleted_early(listed, count)
+        self._refuse_static(listed, count)
+        placed = [each for each in listed if not is_static(each)]
+        fits = self._candidates(self._as_waiting(placed), count) + self._deleted_early(placed, count)
         if not fits:
             left = [each for each in waiting if not self._pods.has_moved_on(each.pod.uid)]
             fresh = [each for each in left if self._is_new(each)] or left

@@ -90,6 +90,11 @@ class Node:
         return self.folder / "kubelet" / "device-plugins"
 
     @property
+    def static_pod_dir(self) -> Path:
+        """The folder of the manifests of static pods."""
+        return self.folder / "static-pods"
+
+    @property
     def pod_resources_socket(self) -> Path:
         """The kubelet's pod-resources socket."""
         return self.folder / "kubelet" / "pod-resources" / "kubelet.sock"
@@ -111,7 +116,7 @@ class Node:
 
     def start_containerd(self) -> None:
         """Create the mount namespace, start containerd in it, and import the images."""
-        for name in ("kubelet/device-plugins", "kubelet/pod-resources", "containerd", "cni", "pods"):
+        for name in ("static-pods", "kubelet/device-plugins", "kubelet/pod-resources", "containerd", "cni", "pods"):
             (self.folder / name).mkdir(parents=True)
         values = {"folder": self.folder, "pause": images.PAUSE, "snapshotter": self._snapshotter}
         (self.folder / "containerd.toml").write_text(_CONTAINERD.format(**values))
@@ -264,6 +269,8 @@ class Node:
             "resolvConf": "",
             "nodeStatusUpdateFrequency": f"{self.status_period_s}s",
             "syncFrequency": "1s",
+            "staticPodPath": str(self.static_pod_dir),
+            "fileCheckFrequency": "1s",
             "registryPullQPS": 0,
             "eventRecordQPS": 0,
             "kubeAPIQPS": 500,

@@ -1,13 +1,15 @@
 """An admission gets the chips of the pod under admission or a clear refusal; never another pod's, and never late."""
 
+import json
 import time
 
 import grpc
 import pytest
 
-from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL
+from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL, Grant
 from ascend.chips import chip_name
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from tests.cluster.manifests import pod as pod_manifest
 from tests.conformance.chips import HEALTH
 from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import plugin_service
@@ -54,6 +56,31 @@ def test_a_pod_with_an_invalid_annotation_is_refused_with_a_sentence(node: Plugi
         assert node.annotations(name).get(PREDICATE_TIME) != str(CLAIMED)
         assert REAL not in node.annotations(name)
     node.check("good", 0)
+
+
+@pytest.mark.parametrize("chips", [(), (1,)], ids=["nothing written", "chips in its file"])
+def test_a_static_pod_is_refused_and_takes_no_chip_of_other_pods(node: PluginNode, chips: tuple[int, ...]) -> None:
+    name = f"static-{len(chips)}"
+    annotations = Grant(chips, time.time_ns()).annotations() if chips else {}
+    manifest = node.node.static_pod_dir / f"{name}.json"
+
+    def status() -> dict[str, str]:
+        """Its status in the kubelet's own list."""
+        found = [each for each in node.node.pods() if each["metadata"]["name"] == f"{name}-{node.node.name}"]
+        return dict(found[0]["status"]) if found else {}
+
+    try:
+        node.place("before", 0)
+        node.check("before", 0)
+        manifest.write_text(json.dumps(pod_manifest(name, 1, annotations=annotations)))
+        node.wait_until(lambda: status().get("phase") == "Failed", "the static pod is refused")
+        assert f"StaticPod: pod default/{name}" in status()["message"]
+        for chip in (1, 2):
+            node.place(f"after-{chip}", chip)
+            node.check(f"after-{chip}", chip)
+    finally:
+        manifest.unlink(missing_ok=True)
+    node.wait_until(lambda: not status(), "the kubelet has forgotten the static pod")
 
 
 def test_without_the_api_server_a_pod_gets_its_chips_and_a_late_claim(

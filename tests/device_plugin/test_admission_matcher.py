@@ -147,7 +147,7 @@ async def test_a_waiting_call_gets_a_pod_whose_hand_over_was_another_pods() -> N
     answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
     asyncio.get_running_loop().call_later(0.7, node.handovers.drop, "uid-one")
     assert (await answer).part.chips == (3,)
-    assert node.asked == []
+    assert node.asked == ["kubelet"]
 
 
 async def test_a_guessed_preference_is_checked_with_the_kubelet_at_allocate() -> None:
@@ -184,14 +184,14 @@ async def test_a_pod_the_watch_shows_late_is_waited_for() -> None:
     answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
     asyncio.get_running_loop().call_later(0.7, node.pods.applied, pod("late", 1, 3, time=1))
     assert (await answer).part.chips == (3,)
-    assert node.asked == []
+    assert node.asked == ["kubelet"]
 
 
 async def test_a_pod_the_watch_never_shows_is_listed_once() -> None:
     node = Node()
     node.api = [pod("unwatched", 1, 3, time=1)]
     assert (await node.matcher.allocate(["Ascend910-0"])).part.chips == (3,)
-    assert node.asked == ["api"]
+    assert node.asked == ["kubelet", "api"]
 
 
 async def test_a_preference_for_a_pod_the_watch_never_shows_lists_it_once() -> None:
@@ -201,7 +201,7 @@ async def test_a_preference_for_a_pod_the_watch_never_shows_lists_it_once() -> N
     handover = await node.admit(2)
     assert (handover.chips, handover.matches_kubelet) == ((3, 5), True)
     assert asyncio.get_running_loop().time() - started_s < PREFER_CAP_S
-    assert node.asked == ["api"]
+    assert node.asked == ["kubelet", "api"]
 
 
 @pytest.mark.parametrize("end", ["deleted", "Succeeded"])
@@ -219,7 +219,7 @@ async def test_a_pod_the_watch_never_shows_gets_chips_whose_release_it_missed(
     handover = await node.admit(2) if led else (await node.matcher.allocate(ids(0, 1))).handover
     assert (handover.pod, handover.chips, handover.matches_kubelet) == ("default/second", (3, 5), led)
     assert [each.pod for each in node.handovers] == ["default/second"]
-    assert node.asked == ["api", "refresh"]
+    assert node.asked == ["kubelet", "api", "refresh"]
     assert asyncio.get_running_loop().time() - started_s < CAP_S
 
 
@@ -723,3 +723,60 @@ async def test_foreign_ids_chosen_already_are_not_refused() -> None:
     assert await node.matcher.prefer(ids(2, 3, 4), ids(4), 2) == []
     given = await node.matcher.allocate(ids(4, 3))
     assert (given.part.container, given.part.matches_kubelet) == ("left", False)
+
+
+def static(name: str, count: int, *chips: int, phase: str = "Pending") -> Pod:
+    """A static pod in the kubelet's own list."""
+    return pod(name, count, *chips, time=9, phase=phase, annotations={"kubernetes.io/config.source": "file"})
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+@pytest.mark.parametrize("written", [(), (6, 7)])
+async def test_a_static_pod_is_refused_whoever_else_waits(others: int, written: tuple[int, ...]) -> None:
+    now_s = 0.0
+    node = Node(now_s=lambda: now_s)
+    waiting = [pod(f"waits-{number}", 2, 2 * number, 2 * number + 1, time=1) for number in range(others)]
+    for each in waiting:
+        node.pods.applied(each)
+    now_s = 10.0  # they were bound before the kubelet's start
+    node.kubelet = [static("static", 2, *written)]
+    with pytest.raises(Refusal, match="pod default/static is a static pod") as refused:
+        await node.admit(2)
+    assert refused.value.reason is Reason.STATIC_POD
+    node.kubelet = [static("static", 2, *written, phase="Failed")]
+    for each in waiting:
+        node.kubelet.append(each)
+        assert (await node.admit(2)).pod == f"default/{each.name}"
+    assert len(node.claimed) == others
+
+
+async def test_a_pod_bound_while_a_static_pod_is_admitted_keeps_its_chips() -> None:
+    node = Node()
+    node.kubelet = [static("static", 2)]
+    bound = pod("bound", 2, 4, 5, time=1)
+    asyncio.get_running_loop().call_later(0.3, node.pods.applied, bound)
+    with pytest.raises(Refusal, match="static pod"):
+        await node.admit(2)
+    assert node.claimed == []
+    node.kubelet = [static("static", 2, phase="Failed"), bound]
+    assert (await node.admit(2)).pod == "default/bound"
+
+
+async def test_an_annotation_of_its_author_does_not_make_a_pod_static() -> None:
+    node = Node()
+    node.pods.applied(static("forged", 2, 4, 5))
+    assert (await node.admit(2)).chips == (4, 5)
+
+
+async def test_the_object_that_shows_a_static_pod_is_never_under_admission() -> None:
+    node = Node()
+    node.pods.applied(pod("mirror", 2, 4, 5, time=1, annotations={"kubernetes.io/config.mirror": "abc"}))
+    node.pods.applied(pod("bound", 2, 4, 5, time=2))
+    assert (await node.admit(2)).pod == "default/bound"
+
+
+async def test_a_pod_the_watch_shows_in_time_needs_no_look_at_static_pods() -> None:
+    node = Node()
+    asyncio.get_running_loop().call_later(0.02, node.pods.applied, pod("late", 2, 4, 5, time=1))
+    assert (await node.admit(2)).pod == "default/late"
+    assert node.asked == []
