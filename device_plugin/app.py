@@ -52,6 +52,7 @@ from device_plugin.publish.shown_chips import ShownChips
 from device_plugin.reset.hot_reset import HotReset, Knowledge
 from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.other_plugin import OtherPlugin
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.succession import Succession, kubelet_version
@@ -167,6 +168,7 @@ class Plugin:
             start("report watch", chips.config_map.watch().run())
             start("reconciler", pods.reconciler.run())
             start("shown chips", ShownChips(client, self._settings.node_name, self.order).run())
+            chips.reporter.gives_way = lambda: pods.registration.other.problem is not None
             start("report", chips.reporter.run())
             if self._settings.readmission == "manual":
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
@@ -335,6 +337,7 @@ class Plugin:
             self.metrics,
             on_new_kubelet=meet_new_kubelet,
             succession=succession,
+            other=OtherPlugin(settings.device_plugin_dir, node_announcer(events, settings.node_name)),
         )
         return PodSide(watch, claims, matcher, reconciler, lock, registration, succession)
 

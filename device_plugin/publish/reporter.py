@@ -35,6 +35,7 @@ NODE_RETRY_LIMIT_S = 30.0
 """The same if only the Node can't be written; each attempt writes the report again."""
 BEHIND_S = 5.0
 """A clock that is set back by more than this is logged."""
+GIVE_WAY_S = 1.0
 SIGN_OFF_S = 1.0
 SIGN_OFF_RETRY_S = 0.02
 
@@ -74,6 +75,8 @@ class Reporter:
         self._now_s = now_s
         self._has_reported = False
         self._is_behind = False
+        self.gives_way: Callable[[], bool] = lambda: False
+        """Whether another plugin reports the chips now: the two would overwrite each other's reports all the time."""
         self.problem: str | None = "the report has not been written yet"
         """Why the last report is not written; None if it is."""
 
@@ -98,6 +101,10 @@ class Reporter:
             snapshot = self._snapshots.value
             if snapshot is None:
                 await wait_for_change(sources, versions)
+                continue
+            if self.gives_way():
+                written = None
+                await asyncio.sleep(GIVE_WAY_S)
                 continue
             report, annotations = self._report(snapshot), node_annotations(snapshot)
             if (report, annotations) == written:

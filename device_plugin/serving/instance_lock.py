@@ -47,8 +47,9 @@ class InstanceLock:
     async def held(self) -> AsyncIterator[None]:
         """Hold the lock within the block; wait while another instance has it or the folder is missing."""
         try:
-            await self._wait()
-            self.took_over = self._successor is not None
+            self.took_over = await self._wait()
+            if not self.took_over:
+                self.settle()
             self.problem = None
             yield
         finally:
@@ -113,29 +114,32 @@ class InstanceLock:
             return not isinstance(lost.__cause__, BlockingIOError)
         return True
 
-    async def _wait(self) -> None:
-        waiting = False
-        while self._file is None:
+    async def _wait(self) -> bool:
+        """Take the lock; return whether another instance had it meanwhile."""
+        logged = was_taken = False
+        while True:
             try:
+                # In this order, so that of several that wait only the one that stands by gets the lock.
+                self._stand_by()
                 self._file = _take(self._path)
             except OSError as error:
-                if not waiting:
+                if not logged:
                     log.warning("waiting for the lock", path=str(self._path), error=error.strerror)
-                    waiting = True
-                if isinstance(error, BlockingIOError):
-                    self._stand_by()
+                    logged = True
+                if isinstance(error, BlockingIOError) and self._successor is not None and not was_taken:
+                    log.info("standing by: another instance works on this node")
+                    was_taken = True
                 await asyncio.sleep(RETRY_S)
+            else:
+                return was_taken
 
     def _stand_by(self) -> None:
-        if self._successor is None:
-            try:
-                self._successor = _take(self._successor_path)
-            except OSError:
-                return
-            self._successor.truncate(0)
-            self._successor.write(secrets.token_hex(8))
-            self._successor.flush()
-            log.info("standing by: another instance works on this node")
+        if self._successor is not None:
+            return
+        self._successor = _take(self._successor_path)
+        self._successor.truncate(0)
+        self._successor.write(secrets.token_hex(8))
+        self._successor.flush()
 
     def _is_in_place(self, file: IO[str]) -> bool:
         try:

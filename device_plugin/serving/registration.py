@@ -32,6 +32,7 @@ from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
+from device_plugin.serving.other_plugin import OtherPlugin
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.succession import Succession
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -73,6 +74,7 @@ class Registration:
         metrics: counts registrations.
         on_new_kubelet: called before the plugin registers with a kubelet that has restarted.
         succession: hands the kubelet over when this instance ends.
+        other: another plugin of the resource, to which this one gives way.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class Registration:
         directory: Path,
         make_servicer: Callable[[], DevicePluginServicer],
         metrics: Metrics,
+        *,
         on_new_kubelet: Callable[[], Awaitable[None]],
         succession: Succession,
+        other: OtherPlugin,
     ) -> None:
         self._directory = directory
         self._kubelet_socket = directory / KUBELET_SOCKET
@@ -89,6 +93,7 @@ class Registration:
         self._metrics = metrics
         self._on_new_kubelet = on_new_kubelet
         self._succession = succession
+        self.other = other
         # Not the process id: that of every container is 1, and two instances may serve at the same time.
         self._instance = secrets.token_hex(4)
         self._generation = 0
@@ -112,6 +117,9 @@ class Registration:
         known: Identity | None = None
         while True:
             raise_if_cancelled()
+            while await self.other.serves():
+                self._problem = self.other.problem or ""
+                await asyncio.sleep(POLL_S)
             kubelet = await self._present_kubelet()
             if known is not None and kubelet != known:
                 backoff.reset()
@@ -126,6 +134,8 @@ class Registration:
                 self._metrics.registrations.labels(result="failed").inc()
             if loop.time() - started_s > STEADY_S:
                 backoff.reset()
+            if self.other.problem is not None:
+                continue
             wait_s = backoff.next_s()
             self._problem = cause
             log.warning("registering again", cause=cause, wait_s=round(wait_s, 2))
@@ -174,6 +184,10 @@ class Registration:
                 return KUBELET_RESTARTED
             if _identity(path) != own:
                 return "our socket is gone"
+            if await self.other.serves():
+                if not await self._succession.distinguishes():
+                    await self._succession.detach(servicer, self._register_failing)
+                return "another plugin serves the resource"
             if servicer.broken.is_set():
                 return "the stream to the kubelet has ended"
             wait_s = POLL_S

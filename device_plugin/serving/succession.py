@@ -125,15 +125,29 @@ class Succession:
         if self._successor is None:
             return
         log.info("handing the kubelet over to another instance")
-        if not distinguishes_plugins(await self._version()):
-            try:
-                await register_failing()
-            except AscendError as error:
-                log.warning("the kubelet will notice the change of instances", error=str(error))
-            else:
-                self._register_again = register_again
-            await _end_stream(servicer)
+        if not await self.distinguishes() and await self.detach(servicer, register_failing):
+            self._register_again = register_again
         self._server = server.pop_all()
+
+    async def distinguishes(self) -> bool:
+        """Return whether the kubelet distinguishes two plugins of a resource."""
+        return distinguishes_plugins(await self._version())
+
+    async def detach(self, servicer: DevicePluginServicer, register_failing: Callable[[], Awaitable[None]]) -> bool:
+        """End the stream of a kubelet that does not distinguish plugins without its notice; return whether it worked.
+
+        Args:
+            servicer: the registered service.
+            register_failing: makes a registration that fails.
+        """
+        try:
+            await register_failing()
+        except AscendError as error:
+            log.warning("the kubelet notices the end of the stream", error=str(error))
+            return False
+        finally:
+            await _end_stream(servicer)
+        return True
 
     @asynccontextmanager
     async def completed(self) -> AsyncIterator[None]:

@@ -17,6 +17,7 @@ from ascend.grammar import count
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.serving.instance_lock import NAME
+from device_plugin.serving.other_plugin import SOCKET, accepts_connections
 from device_plugin.serving.registration import KUBELET_SOCKET, PREFIX
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
@@ -99,6 +100,9 @@ async def check_plugin(directory: Path) -> Sequence[Finding]:
     if dead := [path.name for path in sockets if path not in serving]:
         advice = "a plugin that was killed left them; the next one removes them when it starts"
         findings.append(warning(f"sockets without a server: {', '.join(dead)}", advice))
+    if await accepts_connections(directory / SOCKET):
+        advice = "remove one of the two from the node: docs/migration.md"
+        findings.append(problem(f"MindCluster's device plugin serves too, on {SOCKET}; this one gives way", advice))
     findings.append(_lock(directory / NAME, serving=bool(serving)))
     return findings
 

@@ -21,6 +21,7 @@ from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.container_edits import make_edits
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.other_plugin import OtherPlugin
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.succession import Succession
@@ -60,12 +61,14 @@ class Face:
         )
         self.servicers: list[DevicePluginServicer] = []
         self.new_kubelets = 0
+        self.announced: list[tuple[str, str]] = []
         self.registration = Registration(
             directory,
             self.servicer,
             self.metrics,
             on_new_kubelet=self._on_new_kubelet,
             succession=Succession(InstanceLock(directory), self._kubelet_version),
+            other=OtherPlugin(directory, lambda reason, sentence, _: self.announced.append((reason, sentence))),
         )
 
     async def _on_new_kubelet(self) -> None:

@@ -159,6 +159,25 @@ async def test_the_update_time_grows_over_a_restart_although_the_clock_is_set_ba
     assert LAST_UPDATE not in (await restarted.config_map()).metadata.annotations
 
 
+async def test_nothing_is_reported_while_another_plugin_does(reporting: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "GIVE_WAY_S", 0.01)
+    gives_way = True
+    looks = itertools.count()
+
+    def look() -> bool:
+        next(looks)
+        return gives_way
+
+    reporting.reporter.gives_way = look
+    count = len(reporting.writes)
+    reporting.snapshots.set(snapshot(3))
+    await until(lambda: next(looks) > 5)
+    assert len(reporting.writes) == count
+    gives_way = False
+    await until(lambda: len(reporting.writes) > count and reporting.client.in_flight == 0)
+    assert (await reporting.report()).unhealthy == 0b1000
+
+
 async def test_the_config_map_is_created_with_all_keys(reporting: Rig) -> None:
     made = await reporting.config_map()
     assert made.metadata.labels == LABELS == {"mx-consumer-cim": "true"}

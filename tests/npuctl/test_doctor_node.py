@@ -147,6 +147,15 @@ async def test_a_plugin_without_the_lock_and_two_plugins_are_problems(whole: Who
     assert "several plugins serve" in said(await doctor(whole.settings()), "device plugin")
 
 
+async def test_mindclusters_plugin_on_the_same_node_is_a_problem(whole: Whole) -> None:
+    path = whole.node.kubelet.socket_dir / "Ascend910.sock"
+    server = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), path)
+    async with server:
+        found = await doctor(whole.settings())
+        assert ("device plugin", "problem") in bad(found)
+        assert "MindCluster's device plugin serves too, on Ascend910.sock" in said(found, "device plugin")
+
+
 async def test_what_the_plugin_itself_waits_for_is_reported(folder: Path) -> None:
     async with whole_node(folder) as node, node.plugin() as plugin:
         await report_there(node)

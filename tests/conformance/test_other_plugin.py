@@ -1,0 +1,31 @@
+"""MindCluster's device plugin starts beside this one on a real kubelet."""
+
+from device_plugin.serving.other_plugin import EVENT
+from tests.conformance.node import PluginNode
+from tests.conformance.reference_plugin import ReferencePlugin
+from tests.conformance.test_migration import has
+from tests.conformance.test_upgrade import lapses
+
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+
+
+def test_it_gives_way_to_mindclusters_plugin_and_comes_back(node: PluginNode) -> None:
+    node.place("ours", 0, 1)
+    node.check("ours", 0, 1)
+    lapses_before = lapses(node)
+    reference = ReferencePlugin(node)
+    with reference.serving(node.node.device_plugin_dir):
+        node.wait_until(lambda: "MindCluster's device plugin serves" in node.plugin.problems(), "it says so")
+        node.wait_until(lambda: node.plugin_sockets() == [], "it has given way")
+        reference.place("theirs", (2, 3), (4, 5))
+        has(node, "ours", (0, 1), (0, 1))
+        found = [each for each in node.cluster.api.get(EVENTS)["items"] if each["reason"] == EVENT]
+        assert [each["regarding"]["kind"] for each in found] == ["Node"]
+        assert not node.plugin.is_ready
+        assert node.counts() == (8, 8)
+    node.wait_until_allocatable()
+    assert lapses(node) == lapses_before
+    node.place("again", 6, 7)
+    node.check("again", 6, 7)
+    has(node, "theirs", (2, 3), (4, 5))
+    has(node, "ours", (0, 1), (0, 1))
