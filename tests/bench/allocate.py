@@ -1,5 +1,6 @@
 """How long the kubelet waits for the device plugin and a pod for its chips: a plugin process on the sandbox."""
 
+import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,6 +28,11 @@ class _Times:
     prefer: list[float] = field(default_factory=list)
     allocate: list[float] = field(default_factory=list)
     claimed: list[float] = field(default_factory=list)
+
+    async def settle(self) -> None:
+        """Wait for the answers that the kubelet is still receiving: the plugin writes a claim at the same time."""
+        while len(self.allocate) < len(self.prefer):  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(0.001)
 
     def clear(self) -> None:
         for each in (self.prefer, self.allocate, self.claimed):
@@ -80,6 +86,7 @@ async def _one(rig: Rig, number: int, rng: random.Random, times: _Times) -> None
     started_s = time.perf_counter()
     await rig.bind(pod, chips)
     times.claimed.append(await seen(claimed, f"{pod.key} is claimed") - started_s)
+    await times.settle()
     await rig.delete(pod)
 
 
@@ -93,6 +100,7 @@ async def _crowd(rig: Rig, number: int, rng: random.Random, times: _Times) -> No
         await rig.bind(pod, (chip,))
     for pod, sighting, started_s in zip(pods, claimed, started, strict=True):
         times.claimed.append(await seen(sighting, f"{pod.key} is claimed") - started_s)
+    await times.settle()
     await rig.delete(*pods)
 
 
