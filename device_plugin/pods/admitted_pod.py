@@ -70,11 +70,13 @@ class AdmittedPodFinder:
         Raises:
             Refusal: there is no such container.
         """
-        try:
-            async with asyncio.timeout(list_after_s):
-                waiting = await self._waiting_or_static(count)
-        except TimeoutError:
-            waiting = await self._waiting_by_list(count)
+        waiting = self._candidates(self._pods, count)
+        if not waiting:
+            try:
+                async with asyncio.timeout(list_after_s):
+                    waiting = await self._waiting_or_static(count)
+            except TimeoutError:
+                waiting = await self._waiting_by_list(count)
         if len(waiting) == 1 and self._is_certain(waiting[0], count):
             return Found(waiting[0])
         found = await self._by_kubelet(waiting, count) if waiting else None
