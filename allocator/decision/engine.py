@@ -17,7 +17,6 @@ from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY, GradualPlans
 from allocator.gangs.resuming import resume_gangs
-from allocator.rules.placement import OrderKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.unsupported import without_effect
 from allocator.rules.vacancy import Fit
@@ -28,6 +27,7 @@ from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.rules.placement import OrderKey
 
 
 class DecisionEngine:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import msgspec
 
 from allocator.gangs.policy import GangRequest, Member
-from allocator.rules.placement import OrderKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity, judge
 from allocator.state.index import NodeIndex
@@ -26,6 +25,7 @@ from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Category, Reason
+from ascend.rules.placement import OrderKey
 from ascend.turn import Steps
 
 _STEP = 32

@@ -6,23 +6,14 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from allocator.rules import dies, meshes, paired_rings, pool, ring
-from allocator.rules.placement import OrderKey, Rule
 from allocator.rules.request import ChipRequest
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import a, count
-from ascend.products import PRODUCTS, Family, Product
+from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
-
-RULES: Final[dict[Family, Rule]] = {
-    Family.RINGS: ring.RULE,
-    Family.POOL: pool.RULE,
-    Family.PAIRED_RINGS: paired_rings.RULE,
-    Family.DIES: dies.RULE,
-    Family.MESHES: meshes.RULE,
-}
-"""The placement rule of each family of products."""
+from ascend.rules.families import RULES
+from ascend.rules.placement import OrderKey
 
 
 class Vacancy(msgspec.Struct, frozen=True, gc=False):

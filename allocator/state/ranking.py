@@ -9,9 +9,9 @@ import heapq
 from bisect import insort
 from collections.abc import Iterator
 
-from allocator.rules.placement import OrderKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
+from ascend.rules.placement import OrderKey
 
 
 class Bucket:

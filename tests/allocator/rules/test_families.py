@@ -20,14 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allocator.rules import dies, meshes, pool
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import RULES, Fit, Vacancy, judge
+from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.rules.validity import JobShape, invalidity
 from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910B_16, ASCEND_A3_16, MESH_8, MESH_16, PLAIN_8, PLAIN_16, PRODUCTS, Family, Product
 from ascend.reasons import Reason
+from ascend.rules import dies, meshes, pool
+from ascend.rules.families import RULES
 from tests.allocator.reference import reference_cases
 
 CASES: dict[str, Any] = reference_cases("families")

@@ -5,12 +5,12 @@ docs/spec/products.md#a3-servers; docs/deviations.md lists the differences to th
 
 from functools import lru_cache
 
-from allocator.rules.placement import Placement, Rule, by_misfit
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.products import Product
 from ascend.reasons import Reason
+from ascend.rules.placement import Placement, Rule, by_misfit
 
 _WEIGHT = 16
 _MOST = 32

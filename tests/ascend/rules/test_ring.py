@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.rules import ring
 from allocator.rules.request import ChipRequest
-from allocator.rules.ring import _PREFERRED_FREE, place
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910A
 from ascend.reasons import Reason
+from ascend.rules import ring
+from ascend.rules.ring import _PREFERRED_FREE, place
 from tests.allocator.builders import World, pod
 from tests.allocator.reference import reference_cases
 

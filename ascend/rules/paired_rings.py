@@ -6,12 +6,12 @@ Up to 8 chips come from one ring; more are taken at the same positions of both r
 
 from functools import lru_cache
 
-from allocator.rules.placement import Placement, Rule, by_health, ring_too_small
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.products import Product
 from ascend.reasons import Reason
+from ascend.rules.placement import Placement, Rule, by_health, ring_too_small
 
 _WEIGHT = 16
 

@@ -5,12 +5,12 @@ Other numbers take any chips (docs/spec/products.md#meshes-of-four).
 
 from functools import lru_cache
 
-from allocator.rules.placement import Placement, Rule, by_misfit, per_ring
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.products import Product
 from ascend.reasons import Reason
+from ascend.rules.placement import Placement, Rule, by_misfit, per_ring
 
 _MESH = 4
 _SCALE = {8: 16, 16: 64}

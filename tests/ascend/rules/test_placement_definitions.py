@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import settings
 
-from allocator.rules.vacancy import RULES
 from ascend.chips import chip_ids
 from ascend.products import ASCEND_910B_16, ASCEND_A3_8, ASCEND_A3_16, MESH_8, MESH_16, Product
+from ascend.rules.families import RULES
 
 Answer = tuple[int, tuple[int, ...]] | None
 

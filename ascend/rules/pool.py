@@ -3,12 +3,12 @@
 docs/spec/products.md#pools-of-chips.
 """
 
-from allocator.rules.placement import OrderKey, Placement, Rule
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.grammar import a, count
 from ascend.products import Product
 from ascend.reasons import Reason
+from ascend.rules.placement import OrderKey, Placement, Rule
 
 _PER_FAULT = 100
 

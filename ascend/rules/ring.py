@@ -7,9 +7,9 @@ it is computed once for every set of a product (256 sets, 4 requests) and then l
 
 from functools import lru_cache
 
-from allocator.rules.placement import Placement, Rule, by_health, ring_too_small
 from ascend.chips import ChipSet, chip_ids
 from ascend.products import Product
+from ascend.rules.placement import Placement, Rule, by_health, ring_too_small
 
 _PREFERRED_FREE: dict[int, tuple[int, ...]] = {1: (1, 3, 2, 4), 2: (2, 4, 3), 4: (4,)}
 """By request: how many free chips the ring should have, best first; the position is the group A…D.

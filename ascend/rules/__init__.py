@@ -1,0 +1,1 @@
+"""The placement rules of products: which chips of one server a pod takes, and how servers are ordered."""
