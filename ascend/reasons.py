@@ -305,7 +305,7 @@ class Reason(StrEnum):
         "no pod on the node waits for that number of chips, or the pod has ended before it got them",
         "create the pod again")
     API_SERVER_AWAY = ("ApiServerAway", Category.ADMISSION, Actor.NOBODY,
-        "the device plugin does not know the pod, and the API server can't be reached",
+        "the device plugin does not know the pod, and neither the kubelet nor the API server can be asked",
         "create the pod again when the API server is back")
     TIMED_OUT = ("TimedOut", Category.ADMISSION, Actor.NOBODY,
         "the device plugin could not decide within the time the kubelet may be made to wait",

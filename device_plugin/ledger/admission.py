@@ -1,13 +1,14 @@
 """Which pod an admission call is about, and whether that pod may have the chips written on it.
 
-The kubelet's calls carry no identity (docs/spec/kubelet.md#allocation). The rule (docs/architecture.md#decisions): of
-the pods on this node whose next container requests as many chips as the call, a single one is it; of several, the
-kubelet's own list decides. The kubelet admits one pod at a time, in the order in which the watch shows them to it and
-to us, and lists a pod right before it admits it. So the pod under admission is the listed one that came last: those
-before it are done, even if they still look pending because the kubelet rejected them without calling us and the API
-server does not know yet. If the kubelet can't be asked, it is a pod that has some of its chips already, because the
-calls for its containers follow each other directly; otherwise the documented rule decides: the smallest predicate-time
-(docs/spec/affinity-rules.md#which-pod-is-served).
+The kubelet's calls carry no identity (docs/spec/kubelet.md#allocation). The rule (docs/architecture.md#decisions): the
+kubelet's own list decides, because it admits one pod at a time, and lists a pod right before it admits it. So the pod
+under admission is the one that came last to the list, of those with a container that requests as many chips as the
+call: those before it are done, even if they still look pending because the kubelet rejected them without calling us and
+the API server does not know yet. Our own watch does not decide, not even if it shows a single such pod: it can be late.
+
+Only if the kubelet can't be asked, the watch decides: for a pod that has some of its chips already, because the calls
+for its containers follow each other directly; otherwise by the documented rule, the smallest predicate-time
+(docs/spec/affinity-rules.md#which-pod-is-served). The kubelet's ledger contradicts a wrong guess later.
 
 Pods without a usable annotation are candidates too: without them, another pod's chips would be given for their call.
 """
@@ -44,7 +45,8 @@ def candidates(
     pods: Iterable[NodePod],
     count: int,
     granted: Mapping[str, Collection[str]],
-    uncertain: Collection[str] = (),
+    *,
+    skips: bool = False,
 ) -> list[Candidate]:
     """Return the containers that an admission call for ``count`` chips can be about, in the pods' order of arrival.
 
@@ -55,7 +57,7 @@ def candidates(
         pods: of the node.
         count: how many chips the kubelet requests.
         granted: the names of the containers that were given chips, by uid of their pod.
-        uncertain: uids of pods that may have more containers with chips than known here.
+        skips: whether a pod can have more containers with chips than known here, as after a restart.
     """
     found = []
     for pod in pods:
@@ -64,16 +66,35 @@ def candidates(
             done = max(
                 (number for number, ask in enumerate(pod.container_requests, 1) if ask.container in names), default=0
             )
-            still = pod.container_requests[done:] if pod.uid in uncertain else pod.container_requests[done : done + 1]
+            still = pod.container_requests[done:] if skips else pod.container_requests[done : done + 1]
             ask = next((ask for ask in still if ask.count == count), None)
             if ask is not None:
                 found.append(Candidate(pod, ask, begun=done > 0))
     return sorted(found, key=lambda each: each.pod.order)
 
 
-def newest(listed: Iterable[Candidate]) -> Candidate:
-    """Return the candidate that came last; among pods the watch has not shown, the one decided last."""
-    return max(listed, key=lambda each: (each.pod.order, _decided_at(each)))
+@dataclass(frozen=True, slots=True, order=True)
+class Listing:
+    """When a pod came to the kubelet's list.
+
+    Attributes:
+        reading: the first reading of the list that had it.
+        version: the resourceVersion of the kubelet's copy, 0 if it is not a number: of several pods in one reading, the
+            kubelet has got the one with the greatest last. It updates no copy while it admits a pod.
+    """
+
+    reading: int
+    version: int
+
+
+def newest(listed: Iterable[Candidate], listings: Mapping[str, Listing]) -> Candidate:
+    """Return the candidate that came last to the kubelet's list.
+
+    Args:
+        listed: the candidates in the list.
+        listings: when pods came to the list, by uid.
+    """
+    return max(listed, key=lambda each: (listings[each.pod.uid], each.pod.order))
 
 
 def oldest_decision(waiting: Iterable[Candidate]) -> Candidate:

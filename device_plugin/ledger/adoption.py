@@ -6,7 +6,6 @@ the pod, if the kubelet did not follow the preferred allocation, nor what regula
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from ascend.chips import chip_ids
 from ascend.slices import deal
@@ -36,50 +35,60 @@ def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str
     return [ask.container for ask in pod.container_requests if ask.keeps and ask.container not in held]
 
 
-def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> HandOver:
+def explains(handover: HandOver, held: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a hand-over is what a ledger entry shows."""
+    kept = {part.container: frozenset(part.kubelet_ids) for part in handover.parts if part.keeps}
+    return kept == {container: frozenset(ids) for container, ids in held.items()}
+
+
+def adopt(
+    pod: NodePod,
+    held: Mapping[str, tuple[int, ...]],
+    answers: Mapping[frozenset[int], HandOver],
+    *,
+    admitted: bool,
+) -> HandOver:
     """Return the hand-over that explains a ledger entry.
+
+    Where we answered the call for a container's ids, it has the chips of that answer, whichever pod the call was taken
+    for; otherwise those of the annotations, or of the ledger.
 
     Args:
         pod: the pod.
         held: physical ids by container, from the kubelet's ledger.
+        answers: the last answer for each set of ids.
         admitted: whether all of its containers were admitted.
     """
-    chips = _chips(pod, held)
+    answered = {name: answer for name, ids in held.items() if (answer := answers.get(frozenset(ids))) is not None}
+    given = {name: _answer(answer, held[name]) for name, answer in answered.items()}
+    chips = _chips_of(pod, answered.values(), given) or _chips(pod, held)
     slices = deal(pod.container_requests, chips)
     numbers = [number for number, ask in enumerate(pod.container_requests, 1) if admitted or ask.container in held]
     parts = []
     for ask in pod.container_requests[: max(numbers, default=0)]:
         ids = held.get(ask.container, () if ask.keeps else slices[ask.container])
-        given = tuple(chip for chip in chips if chip in ids)
-        if len(given) < len(ids):
+        own = given.get(ask.container) or tuple(chip for chip in chips if chip in ids)
+        if len(own) < len(ids):
             # The kubelet did not follow the preferred allocation; its ids are not what the container was given.
-            given = slices[ask.container]
+            own = slices[ask.container]
         if ids:
-            parts.append(Part(ask.container, ask.keeps, given, ids))
+            parts.append(Part(ask.container, ask.keeps, own, ids))
     return HandOver.of_parts(pod.uid, pod.key, chips, tuple(parts))
 
 
-def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[Part]) -> HandOver | None:
-    """Return what a pod's containers were really given, if calls were answered for another pod of its size.
+def _answer(answer: HandOver, ids: Iterable[int]) -> tuple[int, ...]:
+    return next(part.chips for part in reversed(answer.parts) if set(part.kubelet_ids) == set(ids))
 
-    The kubelet's ids identify the answer: the pod that has the ids also has the chips that were answered for them.
 
-    Args:
-        pod: an admitted pod.
-        held: physical ids by container, from the kubelet's ledger.
-        parts: every answer given, to any live pod.
-
-    Returns:
-        None if it is unknown: regular init containers are not in the kubelet's ledger.
-    """
-    if not all(ask.keeps and ask.container in held for ask in pod.container_requests):
-        return None
-    answered = {frozenset(part.kubelet_ids): part for part in parts}
-    found = [(ask, answered.get(frozenset(held[ask.container]))) for ask in pod.container_requests]
-    mine = tuple(replace(part, container=ask.container) for ask, part in found if part is not None and part.keeps)
-    if len(mine) < len(found):
-        return None
-    return HandOver.of_parts(pod.uid, pod.key, tuple(chip for part in mine for chip in part.chips), mine)
+def _chips_of(
+    pod: NodePod, answered: Iterable[HandOver], given: Mapping[str, tuple[int, ...]]
+) -> tuple[int, ...] | None:
+    """Return the chips that were answered for a pod; None if not all calls for it are known."""
+    wholes = {answer.chips for answer in answered}
+    if len(wholes) == 1 and len(whole := wholes.pop()) == pod.count:
+        return whole
+    parts = tuple(chip for ask in pod.container_requests for chip in given.get(ask.container, ()))
+    return parts if len(parts) == pod.count else None
 
 
 def believe(pod: NodePod) -> HandOver:

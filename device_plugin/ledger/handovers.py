@@ -90,13 +90,12 @@ class HandOvers:
         self._by_uid: dict[str, HandOver] = {}
         self.refused: set[str] = set()
         """Uids of pods that were refused; the kubelet rejects such a pod, but the watch shows that later."""
-        self.uncertain: set[str] = set()
-        """Uids of pods that may have more containers with chips than known here: they are from before a restart."""
-        self.guessed: set[str] = set()
-        """Uids of pods that were given chips by predicate-time alone; the kubelet's ledger can contradict that."""
-        self.misattributed: list[Part] = []
-        """The last answers for ids of pods that are gone or do not have them: the call may have been about another pod,
-        which the watch shows later. An answer is kept until its ids are given again."""
+        self.answers: dict[frozenset[int], HandOver] = {}
+        """The last answer for each set of device ids, as the hand-over to the pod that the call was taken for. It is
+        kept until one of the ids is given again: the kubelet's ledger says which pod has the ids, and that pod has the
+        chips that were given for them."""
+        self.unconfirmed: set[str] = set()
+        """Uids of pods whose hand-overs have not been compared with the kubelet's ledger yet."""
         self.changes: Observable[None] = Observable(None)
         """Set on every change."""
 
@@ -115,30 +114,26 @@ class HandOvers:
         """The names of the containers that were given chips, by uid of their pod."""
         return {each.uid: frozenset(part.container for part in each.parts) for each in self}
 
-    def add(self, handover: HandOver) -> None:
-        """Add or replace a hand-over."""
-        ids = chip_set(handover.kubelet_ids)
-        self.misattributed = [part for part in self.misattributed if not ids & chip_set(part.kubelet_ids)]
-        self._by_uid[handover.uid] = handover
-        self.changes.set(None)
+    def give(self, handover: HandOver, kubelet_ids: Iterable[int]) -> None:
+        """Add or replace a hand-over by which a call for these device ids is answered."""
+        ids = frozenset(kubelet_ids)
+        self.answers = {given: answer for given, answer in self.answers.items() if not given & ids}
+        self.answers[ids] = handover
+        self.add(handover)
+        self.unconfirmed.add(handover.uid)
 
-    def keep_misattributed(self, parts: Iterable[Part]) -> None:
-        """Keep answers that were given for another pod, unless a hand-over has them."""
-        for part in parts:
-            ids = chip_set(part.kubelet_ids)
-            if not any(ids == chip_set(each.kubelet_ids) for handover in self for each in handover.parts):
-                self.misattributed = [each for each in self.misattributed if not ids & chip_set(each.kubelet_ids)]
-                self.misattributed.append(part)
+    def add(self, handover: HandOver) -> None:
+        """Add or replace a hand-over that is what the kubelet's ledger shows."""
+        self._by_uid[handover.uid] = handover
+        self.unconfirmed.discard(handover.uid)
+        self.changes.set(None)
 
     def drop(self, uid: str) -> None:
         """Remove a pod whose containers can't run any more; its chips are free."""
         self.refused.discard(uid)
-        self.uncertain.discard(uid)
-        handover = self._by_uid.pop(uid, None)
-        if handover is not None:
-            self.keep_misattributed(part for part in handover.parts if part.keeps)
+        self.unconfirmed.discard(uid)
+        if self._by_uid.pop(uid, None) is not None:
             self.changes.set(None)
-        self.guessed.discard(uid)
 
 
 def used_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:

@@ -1,7 +1,5 @@
 """The pods of this node, in the order they came to it, and what the plugin needs to know about each."""
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -130,17 +128,13 @@ class NodePods:
 
     Args:
         on_gone: receives the uid of a pod whose containers can't run any more.
-        now_s: a monotonic clock.
     """
 
-    def __init__(self, on_gone: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._on_gone = on_gone
-        self._now_s = now_s
         self._pods: dict[str, NodePod] = {}
-        self._seen_s: dict[str, float] = {}
-        self._deleted: deque[str] = deque(maxlen=REMEMBERED)
+        self._deleted: dict[str, NodePod | None] = {}
         self._next_order = 0
-        self._deleted_early: dict[str, NodePod] = {}
         self.changes: Observable[None] = Observable(None)
         """Set on every change."""
 
@@ -161,29 +155,20 @@ class NodePods:
         pod = self._pods.get(uid)
         return uid in self._deleted if pod is None else pod.past_admission or not pod.live
 
-    def age_s(self, uid: str) -> float:
-        """Return how long ago the watch first showed a pod, in seconds; 0 if it has not."""
-        seen_s = self._seen_s.get(uid)
-        return self._now_s() - seen_s if seen_s is not None else 0.0
-
     def deleted_early(self, uid: str) -> NodePod | None:
         """Return a pod that was deleted before it was seen admitted: the kubelet may still be admitting it."""
-        return self._deleted_early.get(uid)
+        return self._deleted.get(uid)
 
-    def was_deleted_early(self, count: int) -> bool:
-        """Return whether a pod deleted before it was seen admitted has a container that requests this many chips."""
-        return any(ask.count == count for pod in self._deleted_early.values() for ask in pod.container_requests)
-
-    def forget_deleted_early(self, order: int) -> None:
-        """Forget pods deleted before they were seen admitted, up to this position: the kubelet is past them."""
-        self._deleted_early = {uid: pod for uid, pod in self._deleted_early.items() if pod.order > order}
+    def ended_unseen(self, pod: NodePod) -> None:
+        """Note that the API server no longer has a pod, which only the kubelet has shown."""
+        if pod.uid not in self._pods:
+            self._note_deleted(pod.uid, pod)
 
     def applied(self, obj: Pod) -> None:
         """Take over a pod that is new or has changed."""
         known = self._pods.get(obj.uid)
         if known is None:
             self._next_order += 1
-            self._seen_s[obj.uid] = self._now_s()
         self._pods[obj.uid] = read_pod(obj, known.order if known is not None else self._next_order)
         if not obj.is_live:
             self._on_gone(obj.uid)
@@ -192,11 +177,11 @@ class NodePods:
     def deleted(self, obj: Pod) -> None:
         """Remove a pod."""
         known = self._pods.pop(obj.uid, None)
-        self._seen_s.pop(obj.uid, None)
-        if known is not None and known.container_requests and known.live and not known.past_admission:
-            self._deleted_early[obj.uid] = known
-            if len(self._deleted_early) > REMEMBERED:
-                del self._deleted_early[next(iter(self._deleted_early))]
-        self._deleted.append(obj.uid)
+        self._note_deleted(obj.uid, known if known is not None and known.live and not known.past_admission else None)
         self._on_gone(obj.uid)
         self.changes.set(None)
+
+    def _note_deleted(self, uid: str, early: NodePod | None) -> None:
+        self._deleted[uid] = early
+        if len(self._deleted) > REMEMBERED:
+            del self._deleted[next(iter(self._deleted))]

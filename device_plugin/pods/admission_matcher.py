@@ -31,7 +31,8 @@ CAP_S = 4.0
 PREFER_CAP_S = 1.0
 """The longest it waits for a preferred allocation, which may be empty."""
 LIST_AFTER_S = 2.0
-"""How long Allocate waits for the watch to show the pod before it lists the node's pods at the API server once."""
+"""How long Allocate waits for the kubelet to list the pod; without the kubelet's list, for the watch to show it before
+it lists the node's pods at the API server once."""
 PREFER_LIST_AFTER_S = 0.4
 """The same for a preferred allocation: without one the kubelet takes any ids, not those of the chips given."""
 REFRESH_S = 1.0
@@ -91,6 +92,7 @@ class AdmissionMatcher:
     def begin(self) -> None:
         """Note that a kubelet, which may have just started, is about to be sent our devices."""
         self._unoffered.begin()
+        self._finder.begin()
 
     @property
     def is_admitting(self) -> bool:
@@ -149,10 +151,10 @@ class AdmissionMatcher:
             raise Refusal(Reason.UNKNOWN_DEVICE, error.message) from error
         if not kubelet_ids:
             raise Refusal(Reason.UNKNOWN_DEVICE, "the kubelet names no device")
-        candidate, is_guess = self._recognise(kubelet_ids), False
+        candidate = self._recognise(kubelet_ids)
         if candidate is None:
             try:
-                candidate, is_guess = await self._finder.find(len(kubelet_ids), LIST_AFTER_S)
+                candidate, _ = await self._finder.find(len(kubelet_ids), LIST_AFTER_S)
             except Refusal:
                 # Only now: while a pod may be waiting, the ids can be its own, left over from a pod that has ended.
                 if (earlier := self._repeated(self._handovers, kubelet_ids)) is not None:
@@ -174,9 +176,7 @@ class AdmissionMatcher:
             self._handovers.refused.add(pod.uid)
             raise
         handover = known.plus(part) if known is not None else HandOver.of_parts(pod.uid, pod.key, chips, (part,))
-        if is_guess:
-            self._handovers.guessed.add(pod.uid)
-        self._handovers.add(handover)
+        self._handovers.give(handover, kubelet_ids)
         if known is None or chip_set(known.kubelet_ids) != chip_set(handover.kubelet_ids):
             self._on_handover(handover)
         log.info(
@@ -240,12 +240,13 @@ class AdmissionMatcher:
         """Return the pod's chips; if the watch is behind, judge by the API server's present state.
 
         If the watch has not shown the pod, it may not have shown the end of the earlier holder of its chips either: the
-        allocator, which gave the chips to this pod, had seen that.
+        allocator, which gave the chips to this pod, had seen that. If it has not shown the holder, that may have been
+        created and deleted unseen.
         """
         try:
             return self._chips_for(pod)
         except Refusal as refusal:
-            if refusal.reason is not Reason.CHIP_HELD or self._pods.get(pod.uid) is not None:
+            if refusal.reason is not Reason.CHIP_HELD or not self._is_behind(pod):
                 raise
             log.info("the watch is behind", pod=pod.key, pod_uid=pod.uid, error=refusal.message)
             handed = [each.uid for each in self._handovers]
@@ -261,8 +262,14 @@ class AdmissionMatcher:
                 )  # created and deleted unseen: the watch now knows every pod given chips before
         seen = self._pods.get(pod.uid)
         if seen is None or self._pods.has_moved_on(pod.uid):
+            self._pods.ended_unseen(pod)
             raise Refusal(Reason.NO_SUCH_POD, f"pod {pod.key} has ended before it got its chips")
         return self._chips_for(seen)
+
+    def _is_behind(self, pod: NodePod) -> bool:
+        """Return whether the watch has not shown this pod, or a holder of its chips."""
+        holders = (each.uid for each in self._handovers if each.chip_set & pod.held)
+        return any(self._pods.get(uid) is None for uid in (pod.uid, *holders))
 
     def _chips_for(self, pod: NodePod) -> tuple[int, ...]:
         snapshot = self._snapshots.value

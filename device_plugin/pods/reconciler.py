@@ -1,21 +1,23 @@
 """Keeps the plugin's ledger and the kubelet's in agreement, completes claims, and announces what does not match.
 
-Runs once before the plugin registers, and again whenever a pod and the ledger contradict each other: a pod with
-containers (or a claim) but no hand-over, a hand-over to a pod that the watch does not show, a hand-over that rests on a
-guess, or a claim that somebody changed. As long as nothing contradicts, the kubelet is not asked.
+Runs once before the plugin registers, and again once for every pod that is seen admitted: the calls for its containers
+named no pod, and the kubelet's ledger tells which pod they were about. It also runs for a pod with containers (or a
+claim) but no hand-over, for a hand-over to a pod that the watch does not show, and for a claim that somebody changed.
+Otherwise the kubelet is not asked.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import structlog
 
-from ascend.chips import chip_set, join_names, join_names_sorted
+from ascend.chips import ChipSet, chip_set, join_names, join_names_sorted
+from ascend.daemon.observable import wait_for_change
 from ascend.errors import Unreachable
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
-from device_plugin.ledger.adoption import adopt, believe, is_its_own, untangle, without_chips
+from device_plugin.ledger.adoption import adopt, believe, explains, is_its_own, without_chips
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
@@ -71,37 +73,45 @@ class Reconciler:
         for attempt in range(FIRST_TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
-            if not any(pod.live and pod.count for pod in self._pods) or await self._adopt():
+            if not any(pod.live and pod.count for pod in self._pods) or await self._settle():
                 break
         else:
             for pod in self._unexplained():
                 if pod.claimed:
                     log.warning("believing a claim, the kubelet's ledger can't be read", pod=pod.key)
                     self._handovers.add(believe(pod))
-        # A regular init container can have its chips although the kubelet's ledger does not show it.
-        self._handovers.uncertain |= {
-            pod.uid for pod in self._pods if pod.live and not pod.past_admission and len(pod.container_requests) > 1
-        }
+                    self._handovers.unconfirmed.add(pod.uid)
 
     async def catch_up(self) -> None:
         """Add what another instance of the plugin gave to pods since this one rebuilt its ledger."""
         if any(pod.live and pod.count and pod.uid not in self._handovers for pod in self._pods):
-            await self._adopt()
+            await self._settle()
 
     async def run(self) -> None:
         """Follow the pods until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_claims())
+            tasks.create_task(self._follow_ledger())
+
+    async def _follow_claims(self) -> None:
+        sources = (self._pods.changes, self._handovers.changes)
+        while True:
+            versions = [source.version for source in sources]
+            self._repair_claims()
+            self._announce_mismatches()
+            await wait_for_change(sources, versions)
+
+    async def _follow_ledger(self) -> None:
         loop = asyncio.get_running_loop()
-        suspects: set[str] = set()
+        suspects: dict[str, HandOver] = {}
         tried: set[str] = set()
         wait_s, read_s = RETRY_S, -RETRY_S
         while True:
             version = self._pods.changes.version
-            self._repair_claims()
-            self._announce_mismatches()
             orphans = self._orphans()
-            unresolved = orphans | {pod.uid for pod in self._unexplained()} | self._doubtful()
+            unresolved = orphans.keys() | {pod.uid for pod in self._unexplained()} | self._unsettled()
             if not unresolved:
-                suspects, tried = set(), set()
+                suspects, tried = {}, set()
                 await self._pods.changes.newer_than(version)
                 continue
             due_s = read_s + (wait_s if unresolved == tried else RETRY_S)
@@ -111,15 +121,14 @@ class Reconciler:
                         await self._pods.changes.newer_than(version)
                 continue
             # An orphan may be a new hand-over to a pod that the watch is about to show: it is dropped the second time.
-            await self._adopt(drop=orphans & suspects)
+            await self._settle({uid: each for uid, each in orphans.items() if suspects.get(uid) is each})
             wait_s = min(2 * wait_s, RETRY_LIMIT_S) if unresolved == tried else RETRY_S
             suspects, tried, read_s = orphans, unresolved, loop.time()
 
     async def forget_lost(self) -> None:
         """Drop hand-overs that a new kubelet does not know, because the old one died before it stored them.
 
-        The new kubelet admits such a pod again, and the pod must be found waiting. How many containers of a pod the old
-        kubelet had admitted is uncertain.
+        The new kubelet admits such a pod again, and the pod must be found waiting.
         """
         doubtful = [pod for pod in self._pods if pod.uid in self._handovers and pod.live and not pod.past_admission]
         ledger = await self._read() if doubtful else None
@@ -128,12 +137,10 @@ class Reconciler:
         for pod in doubtful:
             held = ledger.pods.get(pod.key, {})
             if pod.key not in ledger.ambiguous and is_its_own(pod, held, admitted=False):
-                self._handovers.add(adopt(pod, held, admitted=False))
+                self._handovers.add(adopt(pod, held, self._handovers.answers, admitted=False))
             else:
                 log.info("the kubelet does not know a hand-over", pod=pod.key, pod_uid=pod.uid)
                 self._handovers.drop(pod.uid)
-            if len(pod.container_requests) > 1:
-                self._handovers.uncertain.add(pod.uid)
 
     def _repair_claims(self) -> None:
         """Write claims again that somebody changed: readers of AscendReal would count the pod's chips as free."""
@@ -185,13 +192,13 @@ class Reconciler:
             and (pod.uid, WITHOUT) not in self._announced
         ]
 
-    def _orphans(self) -> set[str]:
-        """Return hand-overs to pods that the watch has not shown, or no longer shows."""
-        return {each.uid for each in self._handovers if self._pods.get(each.uid) is None}
+    def _orphans(self) -> dict[str, HandOver]:
+        """Return hand-overs to pods that the watch has not shown, or no longer shows, by uid."""
+        return {each.uid: each for each in self._handovers if self._pods.get(each.uid) is None}
 
-    def _doubtful(self) -> set[str]:
-        """Return admitted pods that were given chips by a guess."""
-        return {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.guessed}
+    def _unsettled(self) -> set[str]:
+        """Return admitted pods whose hand-overs have not been compared with the kubelet's ledger."""
+        return {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.unconfirmed}
 
     async def _read(self) -> KubeletLedger | None:
         try:
@@ -200,101 +207,111 @@ class Reconciler:
             log.warning("can't read the kubelet's ledger", error=error.message)
             return None
 
-    async def _adopt(self, drop: Collection[str] = ()) -> bool:
-        """Add what only the kubelet has, drop those of ``drop`` that it does not have. False if it can't be read."""
+    async def _settle(self, drop: Mapping[str, HandOver] | None = None) -> bool:
+        """Let the kubelet's ledger decide which pod each hand-over is to.
+
+        Args:
+            drop: the hand-overs to drop if the ledger does not have them, by uid.
+
+        Returns:
+            False if the ledger can't be read.
+        """
         # What the watch shows as admitted now was in the kubelet's ledger before that is read.
         admitted = {pod.uid for pod in self._pods if pod.past_admission}
-        doubtful = self._doubtful()
+        before = self._handovers.answers
         ledger = await self._read()
         if ledger is None:
             return False
-        if doubtful:
-            self._correct(ledger, admitted)
-            self._handovers.guessed -= doubtful
-        keys = {pod.key for pod in self._pods}
-        for uid in drop:
-            handover = self._handovers.get(uid)
-            # The ledger has names only: if the watch shows another pod of the name, the entry belongs to that one.
-            if handover is not None and (handover.pod not in ledger.pods or handover.pod in keys):
+        answers = self._handovers.answers
+        # The ledger may be older than calls that were answered meanwhile.
+        newer = chip_set(chip for ids in answers if answers[ids] is not before.get(ids) for chip in ids)
+        for uid, handover in (drop or {}).items():
+            if self._handovers.get(uid) is handover and not _is_in(ledger, handover):
                 log.info("the kubelet does not know a hand-over", pod=handover.pod, pod_uid=uid)
                 self._handovers.drop(uid)
-        for pod in self._pods:
-            if pod.key in ledger.pods and pod.key not in ledger.ambiguous:
-                self._adopt_pod(pod, ledger.pods[pod.key], admitted=pod.uid in admitted)
-        return True
-
-    def _correct(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
-        """Correct the hand-overs that a wrong guess about the admitted pod has attributed to another pod."""
-        parts = [*self._handovers.misattributed, *(part for handover in self._handovers for part in handover.parts)]
-        for pod in self._pods:
-            handover, held = self._handovers.get(pod.uid), ledger.pods.get(pod.key)
-            if handover is None or not held or pod.uid not in admitted or pod.key in ledger.ambiguous:
-                continue
-            if all(set(part.kubelet_ids) == set(held.get(part.container, ())) for part in handover.parts if part.keeps):
-                continue
-            if (truth := untangle(pod, held, parts)) is not None:
-                self._enter_truth(pod, truth)
-            else:
-                log.warning("the chips a pod was given are unknown", pod=pod.key, pod_uid=pod.uid)
-
-    def _take_back(self, pod: NodePod, held: dict[str, tuple[int, ...]]) -> bool:
-        """Return whether this pod's chips were attributed to other pods; if so, attribute them to this one."""
-        donors = [
-            each for each in self._handovers if each.uid in self._handovers.guessed or not self._is_admitted(each)
+        found = [
+            (pod, truth)
+            for pod in self._pods
+            if (truth := self._truth(pod, ledger, newer, admitted=pod.uid in admitted))
         ]
-        parts = [*self._handovers.misattributed, *(part for donor in donors for part in donor.parts)]
-        truth = untangle(pod, held, parts)
-        if truth is None:
-            return False
-        for donor in donors:
-            if chip_set(donor.kubelet_ids) & chip_set(truth.kubelet_ids):
-                log.warning("a hand-over belongs to another pod", pod=donor.pod, pod_uid=donor.uid, real=pod.key)
-                self._handovers.drop(donor.uid)
-        self._enter_truth(pod, truth)
+        for pod, truth in found:
+            self._take_from_others(pod, truth, {each.uid for _, each in found})
+        for pod, truth in found:
+            answered = any(frozenset(part.kubelet_ids) in answers for part in truth.parts)
+            self._enter(pod, truth, answered=answered)
         return True
 
-    def _is_admitted(self, handover: HandOver) -> bool:
-        pod = self._pods.get(handover.uid)
-        return pod is not None and pod.past_admission
+    def _truth(self, pod: NodePod, ledger: KubeletLedger, newer: ChipSet, *, admitted: bool) -> HandOver | None:
+        """Return what a pod was given according to the kubelet's ledger; None if that is known, or not known yet."""
+        held, known = ledger.pods.get(pod.key), self._handovers.get(pod.uid)
+        if held is None or pod.key in ledger.ambiguous or not pod.live or not pod.count:
+            return None
+        if newer & chip_set(chip for ids in held.values() for chip in ids):
+            return None
+        if known is None or (admitted and held and not explains(known, held)):
+            return self._adopted(pod, held, admitted=admitted)
+        if admitted:
+            self._handovers.unconfirmed.discard(pod.uid)
+        return None
 
-    def _enter_truth(self, pod: NodePod, truth: HandOver) -> None:
-        before = self._handovers.get(pod.uid)
-        self._handovers.add(truth)
-        if before is not None:
-            self._handovers.keep_misattributed(before.parts)
-        self._claim(truth)
-        self._metrics.mismatches.inc()
-        written = join_names(pod.grant.chips) if pod.grant is not None else "nothing"
-        self._announce_once(
-            pod,
-            MISMATCH,
-            f"it was given {join_names(truth.chips)}, but the allocator wrote {written} on it: the kubelet could not "
-            "be asked which of several pods it admitted, or the watch showed this one too late",
-        )
-
-    def _adopt_pod(self, pod: NodePod, held: dict[str, tuple[int, ...]], *, admitted: bool) -> None:
-        if pod.uid in self._handovers or not pod.live or not pod.count:
-            return
+    def _adopted(self, pod: NodePod, held: dict[str, tuple[int, ...]], *, admitted: bool) -> HandOver | None:
+        if any(each.uid != pod.uid and each.pod == pod.key and explains(each, held) for each in self._handovers):
+            return None  # the entry belongs to an earlier or later pod of the name
         if admitted and (lacking := without_chips(pod, held)):
-            one = len(lacking) == 1
+            self._announce_without(pod, lacking)
+            if not held:
+                return None
+        if not is_its_own(pod, held, admitted=admitted):
+            return None
+        return adopt(pod, held, self._handovers.answers, admitted=admitted)
+
+    def _take_from_others(self, pod: NodePod, truth: HandOver, settled: Collection[str]) -> None:
+        """Drop what was given to other pods by the calls that were about this one."""
+        ids = {frozenset(part.kubelet_ids) for part in truth.parts if part.keeps}
+        for other in [each for each in self._handovers if each.uid not in settled]:
+            if any(frozenset(part.kubelet_ids) in ids for part in other.parts):
+                log.warning("a hand-over belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
+                self._handovers.drop(other.uid)
+
+    def _enter(self, pod: NodePod, truth: HandOver, *, answered: bool) -> None:
+        """Enter what a pod was given.
+
+        Args:
+            pod: the pod.
+            truth: what it was given.
+            answered: whether we answered the calls for it, so that a difference from its annotations was a mistake.
+        """
+        self._handovers.add(truth)
+        log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(truth.chips))
+        swapped = answered and (pod.grant is None or truth.chip_set != pod.grant.chip_set)
+        if swapped or not truth.matches_kubelet:
+            self._metrics.mismatches.inc()
+        if swapped:
+            written = join_names(pod.grant.chips) if pod.grant is not None else "nothing"
             self._announce_once(
                 pod,
-                WITHOUT,
-                f"container{'' if one else 's'} {', '.join(lacking)} request{'s' if one else ''} chips and "
-                f"run{'s' if one else ''} without: the kubelet did not know the resource when it admitted the pod; "
-                "delete the pod",
+                MISMATCH,
+                f"it was given {join_names(truth.chips)}, but the allocator wrote {written} on it: the kubelet could "
+                "not be asked which of several pods it admitted",
             )
-            self._count_without()
-            if not held:
-                return
-        if not is_its_own(pod, held, admitted=admitted) or (admitted and self._take_back(pod, held)):
-            return
-        handover = adopt(pod, held, admitted=admitted)
-        self._handovers.add(handover)
-        log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(handover.chips))
-        if not handover.matches_kubelet:
-            self._metrics.mismatches.inc()
-        if pod.problem is not None or pod.grant is None:
+        elif pod.problem is not None or pod.grant is None:
             log.warning("a pod holds devices without a usable annotation", pod=pod.key, problem=pod.problem)
-        if not pod.claimed or pod.real != chip_set(handover.chips):
-            self._claim(handover)
+        if not pod.claimed or pod.real != truth.chip_set:
+            self._claim(truth)
+
+    def _announce_without(self, pod: NodePod, lacking: Collection[str]) -> None:
+        one = len(lacking) == 1
+        self._announce_once(
+            pod,
+            WITHOUT,
+            f"container{'' if one else 's'} {', '.join(lacking)} request{'s' if one else ''} chips and "
+            f"run{'s' if one else ''} without: the kubelet did not know the resource when it admitted the pod; "
+            "delete the pod",
+        )
+        self._count_without()
+
+
+def _is_in(ledger: KubeletLedger, handover: HandOver) -> bool:
+    """Return whether the entry of a pod's name has the ids of this hand-over, and not of another pod of the name."""
+    ids = chip_set(chip for held in ledger.pods.get(handover.pod, {}).values() for chip in held)
+    return bool(ids) and not ids & ~chip_set(handover.kubelet_ids)

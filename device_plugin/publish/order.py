@@ -61,7 +61,9 @@ class PublishingOrder:
     def sent(self, healthy: ChipSet) -> None:
         """Take over that the kubelet was sent a list with these healthy chips.
 
-        The first chips count as shown at once: no reader relies on the node yet.
+        The first chips count as shown at once. That is right for a server that starts: nothing is placed on it before
+        its Node shows chips. After a restart of the plugin the Node may show fewer chips than the report for up to the
+        kubelet's status period (10 s by default).
         """
         new = healthy & ~self.advertised.value if self._begun else 0
         self._begun = self._begun or healthy != 0

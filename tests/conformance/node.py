@@ -296,6 +296,10 @@ class PluginNode:
         """The kubelet's ledger: chips by (pod, container); containers without chips are left out."""
         return read_ledger(self.node.pod_resources_socket)
 
+    def listed(self) -> set[str]:
+        """The names of the pods in the kubelet's own list."""
+        return {each["metadata"]["name"] for each in self.node.pods()}
+
     def container(self, pod: str, name: str = "main") -> Container:
         """A container's view of its chips."""
         printed = self.node.exec(pod, ["env"], container=name)

@@ -97,7 +97,7 @@ def test_without_the_api_server_a_pod_gets_its_chips_and_a_late_claim(
     node.check("train", 4, 5)
 
 
-def test_without_the_api_server_an_unknown_pod_is_refused_in_time(node: GatedNode) -> None:
+def test_without_the_api_server_an_unknown_pod_gets_its_chips(node: GatedNode) -> None:
     """Scenario A6: only the kubelet has seen the pod."""
     with (
         node.proxy.gate("GET", r"/pods\?.*watch=") as watching,
@@ -110,14 +110,11 @@ def test_without_the_api_server_an_unknown_pod_is_refused_in_time(node: GatedNod
         watching.wait_until_reached()
         node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "all chips are allocatable")
         with node.proxy.gate("GET", r"/pods\?(?!.*watch=)"):
-            started_s = time.monotonic()
             node.place("unseen", 4, 5)
-            sentence = node.failed("unseen")
-    assert time.monotonic() - started_s < CAP_S + 2
-    assert "TimedOut: no decision within 4 s" in sentence or "NoSuchPod" in sentence
-    node.delete("unseen")
-    node.place("next", 4, 5)
-    node.check("next", 4, 5)
+            node.check("unseen", 4, 5)
+            node.place("next", 4, 5)
+            sentence = node.failed("next")
+    assert "ChipHeld: Ascend910-4,Ascend910-5 are held by pod default/unseen" in sentence
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +55,15 @@ class ThreadedProxy:
     @property
     def url(self) -> str:
         return self._proxy.url
+
+    @contextmanager
+    def late_watches(self, delay_s: Callable[[], float]) -> Iterator[None]:
+        """Hold each event of a watch for as long as the function returns, until the block ends."""
+        before, self._proxy.watch_delay_s = self._proxy.watch_delay_s, delay_s
+        try:
+            yield
+        finally:
+            self._proxy.watch_delay_s = before
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the thread's loop and wait for it."""

@@ -11,7 +11,7 @@ from ascend.chips import RESOURCE, join_names
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS, Pod
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
-from device_plugin.ledger.adoption import adopt, is_its_own, untangle
+from device_plugin.ledger.adoption import adopt, is_its_own
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
 from device_plugin.ledger.node_pods import NodePod, NodePods, read_pod
 from device_plugin.metrics import Metrics
@@ -245,20 +245,6 @@ async def test_a_hand_over_a_new_kubelet_lost_is_dropped_and_made_again(
         assert books.entries == {}
 
 
-async def test_after_a_kubelet_died_a_pods_next_container_is_uncertain(
-    folder: Path,
-) -> None:
-    async with whole_node(folder) as whole:
-        books = Books(whole.node.kubelet.pod_resources_socket)
-        books.pods.applied(pod("lost", 0, 0, 1, time=1, init={"prepare": 2}, asks={"main": 2}))
-        books.pods.applied(pod("single", 1, 2, time=1))
-        books.handovers.add(HandOver("uid-lost", "default/lost", (0, 1), (0, 1)))
-        books.handovers.add(HandOver("uid-single", "default/single", (2,), (2,)))
-        await books.reconciler.forget_lost()
-        assert books.entries == {}
-        assert books.handovers.uncertain == {"uid-lost"}
-
-
 async def test_the_kubelets_ledger_overrides_a_claim_changed_before_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():
@@ -302,7 +288,7 @@ async def test_a_pod_with_chips_for_an_init_container_only_is_restored(folder: P
 async def test_chips_of_another_container_are_distinguished_on_restore(folder: Path) -> None:
     books = Books(folder / "none.sock")
     (many,) = applied(books, pod("many", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
-    handover = adopt(many, {"left": (0, 7)}, admitted=False)
+    handover = adopt(many, {"left": (0, 7)}, {}, admitted=False)
     assert [(part.container, part.chips, part.kubelet_ids) for part in handover.parts] == [("left", (0, 1), (0, 7))]
     assert set(handover.kubelet_ids) == {0, 7, 2, 3}
     assert not handover.matches_kubelet
@@ -318,20 +304,18 @@ def ledger_of(monkeypatch: pytest.MonkeyPatch, **held: tuple[int, ...]) -> None:
     monkeypatch.setattr(reconcile_module, "read_ledger", read)
 
 
-def handed(books: Books, name: str, *chips: int, guessed: bool) -> None:
-    """Enter a hand-over to a pod."""
+def answer(books: Books, name: str, *chips: int) -> None:
+    """Answer a call with these chips, and take it for a pod's."""
     part = Part("main", keeps=True, chips=chips, kubelet_ids=chips)
-    books.handovers.add(HandOver.of_parts(f"uid-{name}", f"default/{name}", chips, (part,)))
-    if guessed:
-        books.handovers.guessed.add(f"uid-{name}")
+    books.handovers.give(HandOver.of_parts(f"uid-{name}", f"default/{name}", chips, (part,)), chips)
 
 
 async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(2, 3), second=(0, 1), third=(4, 5))
-    handed(books, "first", 0, 1, guessed=True)
-    handed(books, "second", 2, 3, guessed=False)  # the only candidate left
-    handed(books, "third", 4, 5, guessed=False)
+    answer(books, "first", 0, 1)
+    answer(books, "second", 2, 3)
+    answer(books, "third", 4, 5)
     for number, name in enumerate(("first", "second", "third")):
         books.pods.applied(pod(name, 2, 2 * number, 2 * number + 1, time=1, started=True))
     async with running(books.reconciler.run()):
@@ -341,20 +325,22 @@ async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, m
     assert {each.pod: each.chips for each in books.claimed} == {"default/first": (2, 3), "default/second": (0, 1)}
     sentence = (
         "it was given Ascend910-2,Ascend910-3, but the allocator wrote Ascend910-0,Ascend910-1 on it: the kubelet "
-        "could not be asked which of several pods it admitted, or the watch showed this one too late"
+        "could not be asked which of several pods it admitted"
     )
     assert books.announced[0] == ("default/first", "NPUAllocationMismatch", sentence)
     assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
-    assert not books.handovers.guessed
+    assert not books.handovers.unconfirmed
 
 
-async def test_a_right_guess_is_checked_once_and_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hand_over_is_compared_with_the_kubelets_ledger_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(0, 1))
-    handed(books, "first", 0, 1, guessed=True)
+    answer(books, "first", 0, 1)
     books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
     async with running(books.reconciler.run()):
-        await until(lambda: not books.handovers.guessed)
+        await until(lambda: not books.handovers.unconfirmed)
     assert (books.entries, books.claimed, books.announced) == ({"default/first": ((0, 1), (0, 1))}, [], [])
 
 
@@ -363,8 +349,8 @@ async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(
 ) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, real=(0, 1))
-    handed(books, "guess", 0, 1, guessed=True)
-    handed(books, "other", 6, 7, guessed=True)
+    answer(books, "guess", 0, 1)
+    answer(books, "other", 6, 7)
     for name, chips in {"guess": (0, 1), "other": (6, 7)}.items():
         books.pods.applied(pod(name, 2, *chips, time=1))
     books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
@@ -379,18 +365,16 @@ async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(
 ) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, real=(0, 1))
-    handed(books, "guess", 0, 1, guessed=True)
-    handed(books, "ended", 4, 5, guessed=False)
+    answer(books, "guess", 0, 1)
+    answer(books, "ended", 4, 5)
     books.handovers.drop("uid-guess")
     books.handovers.drop("uid-ended")
-    assert [part.chips for part in books.handovers.misattributed] == [(0, 1), (4, 5)]
     books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
     async with running(books.reconciler.run()):
         await until(lambda: books.announced)
     assert books.entries == {"default/real": ((0, 1), (0, 1))}
-    assert [part.chips for part in books.handovers.misattributed] == [(4, 5)]
-    handed(books, "next", 5, 6, guessed=False)
-    assert books.handovers.misattributed == []
+    answer(books, "next", 5, 6)
+    assert books.handovers.answers.keys() == {frozenset({0, 1}), frozenset({5, 6})}
 
 
 @pytest.mark.parametrize("shown", ["failed", "deleted", "still pending", "failed long before"])
@@ -402,14 +386,14 @@ async def test_a_pod_has_the_chips_of_the_only_candidate_that_its_call_was_mista
     ledger_of(monkeypatch, real=(0, 1))
     away = pod("away", 2, 0, 1, time=1)
     books.pods.applied(away)
-    handed(books, "away", 0, 1, guessed=False)
+    answer(books, "away", 0, 1)
     async with running(books.reconciler.run()):
         if shown == "deleted":
             books.pods.deleted(away)
         elif shown != "still pending":
             books.pods.applied(pod("away", 2, 0, 1, time=1, phase="Failed"))
         if shown == "failed long before":
-            handed(books, "unseen", 6, 7, guessed=False)  # so that the kubelet's ledger is read
+            answer(books, "unseen", 6, 7)  # so that the kubelet's ledger is read
             await until(lambda: "default/unseen" not in books.entries)
         books.pods.applied(pod("real", 2, 2, 3, time=2))
         books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
@@ -422,8 +406,8 @@ async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books = Books(folder / "none.sock")
-    handed(books, "guess", 0, 1, guessed=True)
-    handed(books, "other", 2, 3, guessed=True)
+    answer(books, "guess", 0, 1)
+    answer(books, "other", 2, 3)
     books.pods.applied(pod("guess", 2, 0, 1, time=1))
     books.pods.applied(pod("other", 2, 2, 3, time=2))
     books.pods.applied(pod("real", 2, 4, 5, time=3, started=True))
@@ -444,8 +428,8 @@ async def test_a_misattributed_answer_is_kept_until_its_pod_is_admitted(
 ) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(2, 3), second=(0, 1))
-    handed(books, "first", 0, 1, guessed=True)
-    handed(books, "second", 2, 3, guessed=True)
+    answer(books, "first", 0, 1)
+    answer(books, "second", 2, 3)
     books.pods.applied(pod("first", 2, 0, 1, time=1))
     books.pods.applied(pod("second", 2, 2, 3, time=2, started=True))
     async with running(books.reconciler.run()):
@@ -458,8 +442,8 @@ async def test_a_misattributed_answer_is_kept_until_its_pod_is_admitted(
 async def test_a_chain_of_wrong_guesses_is_resolved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(2, 3), last=(0, 1))
-    handed(books, "first", 0, 1, guessed=True)
-    handed(books, "gone", 2, 3, guessed=True)
+    answer(books, "first", 0, 1)
+    answer(books, "gone", 2, 3)
     books.handovers.drop("uid-gone")
     books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
     books.pods.applied(pod("last", 2, 4, 5, time=3, started=True))
@@ -471,18 +455,79 @@ async def test_a_chain_of_wrong_guesses_is_resolved(folder: Path, monkeypatch: p
 
 def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
     swapped = read_pod(pod("swapped", 0, 0, 1, 2, time=1, asks={"left": 2, "right": 1}), 1)
-    parts = [
-        Part("one", keeps=True, chips=(6, 7), kubelet_ids=(4, 5)),
-        Part("two", keeps=True, chips=(3,), kubelet_ids=(3,)),
-        Part("init", keeps=False, chips=(2,), kubelet_ids=(2,)),
-    ]
-    truth = untangle(swapped, {"left": (4, 5), "right": (3,)}, parts)
-    assert truth is not None
+    one = Part("one", keeps=True, chips=(6, 7), kubelet_ids=(4, 5))
+    two = Part("two", keeps=True, chips=(3,), kubelet_ids=(3,))
+    answers = {
+        frozenset(part.kubelet_ids): HandOver.of_parts("u", "default/u", part.chips, (part,)) for part in (one, two)
+    }
+    truth = adopt(swapped, {"left": (4, 5), "right": (3,)}, answers, admitted=True)
     assert (truth.uid, truth.chips, truth.kubelet_ids) == ("uid-swapped", (6, 7, 3), (4, 5, 3))
     assert [(part.container, part.chips) for part in truth.parts] == [("left", (6, 7)), ("right", (3,))]
-    assert untangle(swapped, {"left": (4, 5)}, parts) is None
-    assert untangle(swapped, {"left": (4, 5), "right": (0,)}, parts) is None
-    assert untangle(swapped, {"left": (4, 5), "right": (2,)}, parts) is None
+    restored = adopt(swapped, {"left": (0, 1), "right": (2,)}, answers, admitted=True)
+    assert [(part.container, part.chips) for part in restored.parts] == [("left", (0, 1)), ("right", (2,))]
+
+
+def test_a_pod_whose_calls_were_taken_for_another_one_holds_what_the_init_container_of_that_had() -> None:
+    real = read_pod(pod("real", 0, 0, 1, time=1, init={"prepare": 2}, asks={"main": 1}), 1)
+    prepare = Part("prepare", keeps=False, chips=(4, 5), kubelet_ids=(4, 5))
+    main = Part("main", keeps=True, chips=(5,), kubelet_ids=(5,))
+    answers = {frozenset({5}): HandOver.of_parts("uid-other", "default/other", (4, 5), (prepare, main))}
+    truth = adopt(real, {"main": (5,)}, answers, admitted=True)
+    assert (truth.chips, truth.kept) == ((4, 5), {"main": (5,)})
+
+
+@pytest.mark.parametrize("other_first", [True, False])
+async def test_a_call_answered_while_the_ledger_is_read_is_not_judged_by_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, other_first: bool
+) -> None:
+    # The kubelet has freed the ids of "ended" and given them to "next" meanwhile.
+    books = Books(folder / "none.sock")
+    for name in ("next", "ended") if other_first else ("ended", "next"):
+        books.pods.applied(pod(name, 2, 0, 1, time=1, started=name == "ended"))
+    reads: list[KubeletLedger] = []
+
+    async def read(_socket: Path) -> KubeletLedger:
+        if not reads:
+            answer(books, "next", 0, 1)
+        reads.append(
+            KubeletLedger({"default/ended": {"main": (0, 1)}} if not reads else {"default/next": {"main": (0, 1)}})
+        )
+        return reads[-1]
+
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+    async with running(books.reconciler.run()):
+        await until(lambda: reads)
+        assert books.entries == {"default/next": ((0, 1), (0, 1))}
+        books.pods.deleted(pod("ended"))
+        books.pods.applied(pod("next", 2, 0, 1, time=1, started=True))
+        await until(lambda: not books.handovers.unconfirmed)
+    assert (books.entries, books.claimed) == ({"default/next": ((0, 1), (0, 1))}, [])
+
+
+async def test_the_entry_of_a_pods_successor_is_not_the_pods_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The watch shows neither the end of the first pod nor the second one of its name yet.
+    books = Books(folder / "none.sock")
+    reads = 0
+
+    async def read(_socket: Path) -> KubeletLedger:
+        nonlocal reads
+        reads += 1
+        return KubeletLedger({"default/one": {"main": (2, 3)}})
+
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+    answer(books, "one", 0, 1)
+    part = Part("main", keeps=True, chips=(2, 3), kubelet_ids=(2, 3))
+    books.handovers.give(HandOver.of_parts("uid-again", "default/one", (2, 3), (part,)), (2, 3))
+    books.pods.applied(pod("one", 2, 0, 1, time=1, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: reads > 3)
+        assert {each.uid: each.chips for each in books.handovers} == {"uid-one": (0, 1), "uid-again": (2, 3)}
+        books.pods.deleted(pod("one"))
+        books.pods.applied(pod("one", 2, 2, 3, time=2, uid="uid-again", started=True))
+        await until(lambda: not books.handovers.unconfirmed)
+    assert ({each.uid: each.chips for each in books.handovers}, books.claimed) == ({"uid-again": (2, 3)}, [])
 
 
 def applied(books: Books, *pods: Pod) -> list[NodePod]:

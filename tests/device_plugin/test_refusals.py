@@ -72,7 +72,19 @@ async def test_without_device_nodes_a_pod_is_refused(folder: Path) -> None:
         assert "DeviceNodeMissing: " in await refusal(whole, "one")
 
 
-async def test_an_unknown_pod_is_refused_while_the_api_server_is_away(
+async def test_an_unknown_pod_gets_its_chips_while_the_api_server_is_away(folder: Path) -> None:
+    async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
+        behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
+        async with whole.plugin(kubeconfig=behind) as plugin:
+            await proxy._runner.cleanup()
+            pod = await whole.bind("unseen", 4, 5)
+            await until(lambda: whole.ledger("unseen"))
+            (handover,) = plugin.handovers
+            assert (handover.uid, handover.chips, whole.ledger("unseen")) == (pod.uid, (4, 5), 0b110000)
+            assert plugin.pods.get(pod.uid) is None
+
+
+async def test_an_unknown_pod_is_refused_while_kubelet_and_api_server_do_not_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handover_module, "PREFER_CAP_S", 0.05)
@@ -81,11 +93,12 @@ async def test_an_unknown_pod_is_refused_while_the_api_server_is_away(
         behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
         async with whole.plugin(kubeconfig=behind):
             await proxy._runner.cleanup()
+            whole.node.kubelet.pods_answer.forbidden = True
             await bind_as(whole, "unseen", 1, chip_name(0))
             loop = asyncio.get_running_loop()
             started_s = loop.time()
             refused_with = await refusal(whole, "unseen")
-            assert "ApiServerAway: no pod waits for 1 chip, and the API server can't be asked" in refused_with
+            assert "ApiServerAway: no pod waits for 1 chip, and neither the kubelet nor the API server" in refused_with
             assert loop.time() - started_s < handover_module.CAP_S
 
 

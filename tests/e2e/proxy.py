@@ -1,4 +1,5 @@
-"""A proxy of the API server that can hold individual requests, so that a program can be killed at that point.
+"""A proxy of the API server that can hold individual requests, so that a program can be killed at that point, and that
+can delay watches.
 
 The programs use it over plain HTTP with their own tokens. It forwards everything, watches chunk by chunk.
 """
@@ -6,7 +7,7 @@ The programs use it over plain HTTP with their own tokens. It forwards everythin
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,8 @@ class ApiProxy:
         self._upstream = upstream
         self._ssl: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca) if ca is not None else False
         self._gates: list[Gate] = []
+        self.watch_delay_s: Callable[[], float] = lambda: 0.0
+        """How long to hold the next event of a watch; those after it wait as well."""
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -103,7 +106,28 @@ class ApiProxy:
             forwarded = {name: text for name, text in answer.headers.items() if name.lower() not in _NOT_FORWARDED}
             response = web.StreamResponse(status=answer.status, headers=forwarded)
             await response.prepare(request)
-            async for chunk in answer.content.iter_any():
+            is_watch = "watch=" in request.path_qs
+            async for chunk in _late(answer.content, lambda: self.watch_delay_s() if is_watch else 0.0):
                 await response.write(chunk)
             await response.write_eof()
         return response
+
+
+async def _late(content: aiohttp.StreamReader, delay_s: Callable[[], float]) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body, each some time after it came, in their order."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def receive() -> None:
+        async for chunk in content.iter_any():
+            came.put_nowait((loop.time() + delay_s(), chunk))
+
+    receiving = asyncio.create_task(receive())
+    receiving.add_done_callback(lambda _: came.put_nowait((0.0, b"")))
+    try:
+        while (item := await came.get())[1]:
+            await asyncio.sleep(item[0] - loop.time())
+            yield item[1]
+        receiving.result()
+    finally:
+        receiving.cancel()
