@@ -156,7 +156,7 @@ class NodeRefusal(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Nodes that refuse for the same reason; the message is that of the first one."""
+    """Nodes that refuse for the same reason; if their messages differ, that of the first one, with its name."""
 
     reason: Reason
     message: str
@@ -187,4 +187,12 @@ def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
     for node, refusal in sorted(refusals.items()):
         by_reason.setdefault(refusal.reason, []).append(node)
     ordered = sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0]))
-    return tuple(Group(reason, refusals[nodes[0]].message, tuple(nodes)) for reason, nodes in ordered)
+    return tuple(Group(reason, _message(refusals, nodes), tuple(nodes)) for reason, nodes in ordered)
+
+
+def _message(refusals: Mapping[str, NodeRefusal], nodes: Sequence[str]) -> str:
+    first, *others = nodes
+    message = refusals[first].message
+    if first in message or all(refusals[each].message == message for each in others):
+        return message
+    return f"{first}, for example: {message}"

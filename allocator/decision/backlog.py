@@ -53,8 +53,8 @@ class Backlog(msgspec.Struct, frozen=True):
     Attributes:
         pods: the number of waiting pods by namespace and what they wait for.
         chips: the number of chips they request, likewise.
-        oldest_gang: when the oldest pod of a gang was created that waits for more than its Binding, RFC 3339; empty if
-            none waits.
+        oldest_gang: when the oldest pod of a gang was created that is not bound, RFC 3339; empty if there is none.
+            Those that fit count: their scheduler may refuse one of them again and again, for its CPU.
     """
 
     pods: Mapping[tuple[str, WaitingFor], int] = {}
@@ -104,6 +104,7 @@ class BacklogReader:
         chips: Counter[tuple[str, WaitingFor]] = Counter()
         alone: dict[_Kind, WaitingFor] = {}
         gangs: dict[object, _Gang] = {}
+        oldest = ""
         self._known = {}
         for pod in list(self._cluster.waiting):
             await turn.share()
@@ -112,11 +113,15 @@ class BacklogReader:
             job = self._cluster.jobs.job_of(pod)
             read = self._known[pod.uid] = self._request(pod, job, known.get(pod.uid))
             kind = (read.request, frozenset(pod.spec.node_selector.items())) if read.request is not None else None
+            in_gang = self._cluster.jobs.gang(job) is not None
+            if in_gang:
+                created = pod.metadata.creation_timestamp or ""
+                oldest = min(oldest or created, created)
             if kind is None:
                 waits = WaitingFor.CHANGE
             elif self._ledger.get(pod.uid) is not None:
                 waits = WaitingFor.BINDING
-            elif self._cluster.jobs.gang(job) is not None:
+            elif in_gang:
                 gang = gangs.setdefault(job.key, _Gang(job, Counter(), []))
                 gang.kinds[kind] += 1
                 gang.pods.append(pod)
@@ -125,16 +130,12 @@ class BacklogReader:
                 waits = alone.get(kind) or alone.setdefault(kind, self._verdict(kind, 1))
             pods[pod.metadata.namespace, waits] += 1
             chips[pod.metadata.namespace, waits] += read.chips
-        oldest = ""
         for gang in gangs.values():
             await turn.share()
             waits = self._of_gang(gang)
             for pod in gang.pods:
                 pods[pod.metadata.namespace, waits] += 1
                 chips[pod.metadata.namespace, waits] += self._known[pod.uid].chips
-                if waits is not WaitingFor.BINDING:
-                    created = pod.metadata.creation_timestamp or ""
-                    oldest = min(oldest or created, created)
         return Backlog(dict(pods), dict(chips), oldest)
 
     def _request(self, pod: Pod, job: Job, last: _Read | None) -> _Read:

@@ -91,7 +91,7 @@ class ClusterGauges(Collector):
         yield _waiting("chips", "Chips that waiting pods request", backlog.chips)
         yield GaugeMetricFamily(
             "ascend_allocator_oldest_waiting_gang_seconds",
-            "Age of the oldest pod of a gang that waits for more than its Binding; 0 if none waits",
+            "Age of the oldest pod of a gang that is not bound; 0 if all are, or have gates of others",
             value=self._age_s(backlog.oldest_gang),
         )
         yield _by_product("free_chips", "Free chips on usable nodes, by product", supply.chips)

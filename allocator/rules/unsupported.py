@@ -131,11 +131,13 @@ def _marks(pod: Pod, job: Stated) -> tuple[Mapping[str, str], Mapping[str, str]]
 
 def _first_minimum(job: Stated) -> int | None:
     """The minimum of a job that counts before one in an annotation (``Job.min_available``)."""
-    group, source = job or (None, None)
-    if group is not None and group.minimum is not None and group.minimum > 1:
-        return group.minimum
-    is_annotated = any(facts is not None and MIN_AVAILABLE in facts.annotations for facts in job)
-    return None if source is None or is_annotated else source.minimum
+    for facts in filter(None, job):
+        if facts.minimum is not None and facts.minimum > 1:
+            return facts.minimum
+        if MIN_AVAILABLE in facts.annotations:
+            return None
+    _, source = job or (None, None)
+    return source.minimum if source is not None else None
 
 
 def _resources(pod: Pod) -> frozenset[str]:
@@ -279,7 +281,8 @@ UNSUPPORTED: Final = (
     Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}` and `sp-block`; annotations "
         "`subHealthyStrategy` and `tor-affinity`",
         "[settings](jobs.md#settings-of-jobs), written as the other kind of mark",
-        Outcome.TOLD, "these labels count as annotations only, and these annotations as labels only",
+        Outcome.TOLD, "these labels count as annotations only, and these annotations as labels only: write "
+        "it as the other one",
         _any_of(_label("huawei.com/schedule_policy"), _label(MIN_AVAILABLE), _label(_SP_BLOCK),
                 _annotation("subHealthyStrategy"), _annotation(_TOR_AFFINITY))),
     Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "

@@ -106,7 +106,11 @@ def invalidity(shape: JobShape) -> Refusal | None:
     if shape.vnpus > 1:
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; a job may have one")
     if shape.super_pod and shape.pods > 1:
-        return Refusal(Reason.UNSUPPORTED_POLICY, f"{shape.key} requests nodes of one SuperPod, which is not supported")
+        return Refusal(
+            Reason.UNSUPPORTED_POLICY,
+            f"{shape.key} requests nodes of one SuperPod (annotation sp-block, a policy that ends in -sp, or a node "
+            "selector that ends in -super-pod), which is not supported for several pods; remove it",
+        )
     if _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
         return None
     products = list(_among(shape.products))

@@ -134,21 +134,22 @@ class Job(msgspec.Struct, eq=False, gc=False):
         """How many pods must be placed together; 1 if each may be placed alone.
 
         The first of these that is there: the minimum of its group if that is more than 1
-        (docs/spec/scheduling.md#jobs-and-requests), what is stated on its group, on its object and on its pods, and
-        without a group the number that starts together by the rules of its kind.
+        (docs/spec/scheduling.md#jobs-and-requests), what is stated on its group, likewise of and on its object, what is
+        stated on its pods, and without a group the number that starts together by the rules of its kind.
         """
         if self._minimum is None:
             self._minimum = self._read_minimum()
         return self._minimum
 
     def _read_minimum(self) -> int:
-        if self.group is not None and (minimum := self.group.minimum) is not None and minimum > 1:
-            return minimum
-        for facts in (self.group, self.source):
-            if facts is not None and (stated := annotated_minimum(facts)) is not None:
+        # The same for both, so that the minimum is the same whether or not the operator makes a group of the object.
+        for facts in filter(None, (self.group, self.source)):
+            if facts.minimum is not None and facts.minimum > 1:
+                return facts.minimum
+            if (stated := annotated_minimum(facts)) is not None:
                 return stated
         if self.source is not None and self.source.minimum is not None:
-            return max(1, self.source.minimum)
+            return 1
         if (by_pods := self._statements.minimum) is not None:
             return by_pods
         if self.group is not None:

@@ -10,6 +10,7 @@ from msgspec import structs
 from allocator.rules.job import find_job
 from allocator.rules.request import ChipRequest, counted_chips
 from allocator.settings import Settings
+from allocator.state.job import Job
 from ascend.annotations import ALLOCATED, REAL, held_chips
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
@@ -180,12 +181,21 @@ def _kept(pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _missing(job: Job) -> str:
+    """What completes a gang: its pods with scheduling gates exist, and nobody should create more for them."""
+    missing = job.min_available - job.present
+    gated = min(job.gated, missing)
+    create = f"create {count(missing - gated, 'missing pod')}" if missing > gated else ""
+    ungate = f"wait until the scheduling gates of {count(gated, 'pod')} are removed" if gated else ""
+    return f"{' and '.join(filter(None, (create, ungate)))} (job {job.key})" if gated else f"{create} of job {job.key}"
+
+
 def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
     """What to do if the obstacle is not a node, as in docs/reasons.md, for this pod."""
     job = allocator.job_of(pod)
     labels = ",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items()))
     cures = {
-        Reason.GANG_INCOMPLETE: f"create {count(job.min_available - job.present, 'missing pod')} of job {job.key}",
+        Reason.GANG_INCOMPLETE: _missing(job),
         Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
         Reason.PRODUCT_NOT_NAMED: (
             f"set the node selector accelerator-type in the pods of job {job.key}, or default_product"

@@ -45,6 +45,21 @@ def helps(answer: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(each["kind"], each["node"], tuple(each["targets"])) for each in answer["remedies"]]
 
 
+def gated_member(name: str, group: str) -> Json:
+    manifest = member(name, group)
+    manifest["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    return manifest
+
+
+def test_nodes_of_one_reason_and_several_sentences_show_whose_it_is(tmp_path: Path) -> None:
+    held = pod("full", 8, node="n2", chips=range(8))
+    some = pod("some", 2, node="n1", chips=[0, 1])
+    printed = people(tmp_path, node("n1"), node("n2"), held, some, pod("train", 8))
+    assert "2 nodes NotEnoughChips: n1, for example: 8 chips requested, 6 free of 8 healthy" in printed
+    alike = people(tmp_path, node("n1"), some, pod("train", 8))
+    assert "1 node NotEnoughChips: 8 chips requested, 6 free of 8 healthy" in alike
+
+
 def test_a_pod_with_two_vnpus_waits_because_it_may_have_one(tmp_path: Path) -> None:
     answer = explain(tmp_path, node("n1"), parts("train", "2"))
     assert (answer["state"], answer["reason"], answer["remedies"]) == ("waits", "InvalidRequest", [])
@@ -138,6 +153,16 @@ def test_a_request_that_fits_no_server_has_no_remedy(tmp_path: Path) -> None:
             "create 1 missing pod of job default/train",
         ),
         (
+            [node("n1"), pod_group("train", 2), member("train", "train"), gated_member("peer", "train")],
+            "GangIncomplete",
+            "wait until the scheduling gates of 1 pod are removed (job default/train)",
+        ),
+        (
+            [node("n1"), pod_group("train", 4), member("train", "train"), gated_member("peer", "train")],
+            "GangIncomplete",
+            "create 2 missing pods and wait until the scheduling gates of 1 pod are removed (job default/train)",
+        ),
+        (
             [node("n1"), member("train", "gang")],
             "GroupMissing",
             "create the PodGroup.scheduling.volcano.sh default/gang, or correct the name in the pod",
@@ -156,7 +181,7 @@ def test_a_request_that_fits_no_server_has_no_remedy(tmp_path: Path) -> None:
             "label a node that has room with rack=1,zone=a, or change the pod's node selector",
         ),
     ],
-    ids=["pods", "pod", "group", "product", "selector"],
+    ids=["pods", "pod", "gated", "pods-and-gated", "group", "product", "selector"],
 )
 def test_an_obstacle_outside_the_nodes_gets_advice(
     objects: list[Json], reason: str, advice: str, tmp_path: Path

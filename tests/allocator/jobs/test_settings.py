@@ -6,6 +6,7 @@ import pytest
 
 from allocator.rules.job_kinds import COSCHEDULING, LEADER_WORKER_SET, VOLCANO, VOLCANO_JOB
 from allocator.rules.job_products import SCHEDULE_POLICY
+from allocator.rules.unsupported import without_effect
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Metadata, Pod
@@ -62,7 +63,9 @@ def test_blocks_on_the_pod_group_are_not_ignored() -> None:
     grouped(made, annotations={"sp-block": "32", SCHEDULE_POLICY: "chip2-node16-sp"})
     pods = members(request=16)
     made.add(*pods)
-    assert made.refusal(pods[0]).reason is Reason.UNSUPPORTED_POLICY
+    refusal = made.refusal(pods[0])
+    assert refusal.reason is Reason.UNSUPPORTED_POLICY
+    assert "annotation sp-block" in str(refusal)
 
 
 @pytest.mark.parametrize(("block", "is_placed"), [("4", True), ("16", False), ("abc", False)])
@@ -167,3 +170,22 @@ def test_a_wrong_or_contradicting_minimum_is_refused(on_group: str, sentence: st
     refusal = made.refusal(pods[0])
     assert refusal.reason is Reason.INVALID_MIN_AVAILABLE
     assert sentence in refusal.message
+
+
+@pytest.mark.parametrize(("field", "annotated", "expected"), [(3, "2", 3), (2, "3", 2), (1, "3", 3), (1, None, 1)])
+def test_the_minimum_of_an_object_counts_before_its_annotation_and_the_other_one_is_told(
+    field: int, annotated: str | None, expected: int
+) -> None:
+    spec = (
+        f"{{runPolicy: {{schedulingPolicy: {{minAvailable: {field}}}}}, "
+        f"pytorchReplicaSpecs: {{Worker: {{replicas: 3, template: {TEMPLATE}}}}}}}"
+    )
+    made = world(A, A, A)
+    annotations = {MIN_AVAILABLE: annotated} if annotated else {}
+    made.cluster.jobs.source_applied("PyTorchJob", job_object("PyTorchJob", spec, annotations=annotations))
+    pod = kubeflow("PyTorchJob", "worker", 0)
+    made.add(pod)
+    job = made.cluster.jobs.job_of(pod)
+    assert job.min_available == expected
+    told = [f"annotation {MIN_AVAILABLE}={annotated}, where another minimum is {field}"] if field > 1 else []
+    assert [each.partition(": ")[0] for each in without_effect(pod, job.facts)] == told

@@ -95,7 +95,22 @@ def test_a_gang_is_counted_as_a_whole(nodes: int, pods: list[Pod], expected: Wai
     world.add(*(node(f"n{number}") for number in range(nodes)), *pods)
     backlog = read(world)
     assert backlog.pods == {("default", expected): len(pods)}
-    assert backlog.oldest_gang == ("" if expected is WaitingFor.BINDING else "2026-01-01T00:00:00Z")
+    assert backlog.oldest_gang == "2026-01-01T00:00:00Z"
+
+
+def test_a_gang_that_its_scheduler_refuses_or_tries_is_the_oldest_that_waits() -> None:
+    world = World()
+    first, second = gang(2)
+    world.add(node("n1"), node("n2"), first, second)
+    assert read(world).oldest_gang == "2026-01-01T00:00:00Z"  # it fits, but its scheduler lacks CPU for it, for example
+    world.engine.place(first)
+    backlog = read(world)
+    assert backlog.pods == {("default", WaitingFor.BINDING): 2}  # while it tries again
+    assert backlog.oldest_gang == "2026-01-01T00:00:00Z"
+    world.cluster.pod_deleted(first)
+    world.cluster.pod_deleted(second)
+    world.add(pod("single", 8))
+    assert read(world).oldest_gang == ""
 
 
 def test_a_gang_whose_group_is_missing_waits_for_pods() -> None:

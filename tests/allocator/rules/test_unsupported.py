@@ -129,9 +129,10 @@ def test_a_minimum_that_another_one_outweighs_is_told() -> None:
     others: list[Stated] = [(JobFacts(minimum=3), None), (JobFacts(minimum=1), None), (None, JobFacts(whole=2)), ()]
     for job in others:
         assert without_effect(three, job) == ()
-    stated = JobFacts(minimum=2, annotations={MIN_AVAILABLE: "3"})
-    assert without_effect(pod("a", 8), (None, stated)) == ()  # the annotation on the object counts before its minimum
-    assert len(without_effect(pod("a", 8), (stated, None))) == 1
+    stated, alone = (JobFacts(minimum=minimum, annotations={MIN_AVAILABLE: "3"}) for minimum in (2, 1))
+    assert without_effect(pod("a", 8), (None, alone)) == ()  # as on a group, a minimum of 1 does not count before it
+    for job in ((stated, None), (None, stated)):
+        assert len(without_effect(pod("a", 8), job)) == 1
 
 
 def test_every_row_is_shown_by_an_example() -> None:
