@@ -162,12 +162,12 @@ class DecisionEngine:
         """
         self._prune()
         resolved = self._reader.read(pod)
-        request = resolved.chips
+        request, own = resolved.chips, [resolved.gang.key.plan] if resolved.gang is not None else []
         if resolved.gang is not None:
             record = self._cluster.nodes.get(self.gangs.preview(pod, request, resolved.gang, None))
             if record is not None and record.product is not None:
                 request = replace(request, products=frozenset({record.product.name}))
-        with self._ledger.entitled(pod.uid, pod.priority):
+        with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(own):
             verdicts = self._cluster.index.verdicts(request, self._choice.without_peers(pod, resolved, None))
         found = [(name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)]
         return sorted(found, key=lambda each: (each[1].key, each[0]))

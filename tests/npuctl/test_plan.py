@@ -439,6 +439,13 @@ def test_people_get_a_table(npuctl: Npuctl) -> None:
     assert npuctl.run("-f", npuctl.write(*nodes))[1] == "no pod waits for chips\n"
 
 
+def test_the_nodes_that_drain_for_a_gang_are_candidates_of_its_own_pods(npuctl: Npuctl) -> None:
+    members = [member(f"train-{number}", "train") for number in range(3)]
+    nodes = [node(f"n{number:02}") for number in range(12)]
+    for each in npuctl.plan(*nodes, *members, pod_group("train", 3), flags=("--candidates",))["pods"]:
+        assert each["node"] in [candidate["node"] for candidate in each["candidates"]]
+
+
 def test_pods_that_are_refused_alike_are_printed_once(npuctl: Npuctl) -> None:
     members = [member(f"train-{number}", "train") for number in range(5)]
     status, out, _ = npuctl.run("-f", npuctl.write(node("n1"), *members, pod_group("train", 6), pod("big", 9)))
