@@ -45,7 +45,7 @@ class Notices:
         self._leads = leads
         self._led = False
         self._due: OrderedDict[tuple[str, str], Regarding] = OrderedDict()
-        self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str], str] = OrderedDict()  # the uid of the pod
         cluster.waiting.subscribe(self._appeared)
 
     def post(self) -> None:
@@ -62,7 +62,7 @@ class Notices:
             if not self._publish(regarding, REASON, told[1], action="Notify"):
                 return
             del self._due[told]
-            self._told[told] = None
+            self._told[told] = regarding.uid
             if len(self._told) > _REMEMBERED:
                 self._told.popitem(last=False)
 
@@ -73,6 +73,8 @@ class Notices:
         group = self._cluster.jobs.unserved_group(job)
         if sentences := (*without_effect(pod, job.facts), *((group,) if group is not None else ())):
             told = str(job.key), "; ".join(sentences)
+            if job.present + job.gated <= 1 and self._told.get(told) != pod.uid:
+                self._told.pop(told, None)  # a job of the same name, whose pods are gone with their Events
             if told not in self._told and len(self._due) < _REMEMBERED:
                 self._due.setdefault(told, Regarding("Pod", pod.name, pod.metadata.namespace, pod.uid))
 

@@ -59,6 +59,16 @@ def test_the_first_pod_of_each_job_is_told_once(scene: Scene) -> None:
     assert scene.posted[0][1] == "; ".join(without_effect(member("a-0", "a")))
 
 
+def test_a_job_that_is_created_again_is_told_again(scene: Scene) -> None:
+    first = [member(f"a-{n}", "a") for n in range(2)]
+    assert scene.told(*first) == ["a-0"]
+    scene.world.cluster.pod_deleted(first[0])
+    assert scene.told(member("a-2", "a")) == ["a-0"]  # of the same job
+    for each in (first[1], member("a-2", "a")):
+        scene.world.cluster.pod_deleted(each)
+    assert scene.told(*(member(f"a-{n}", "a") for n in range(3, 5))) == ["a-0", "a-3"]
+
+
 def test_a_job_that_asks_for_something_else_is_told_again(scene: Scene) -> None:
     scene.told(member("a-0", "a"))
     assert scene.told(member("a-1", "a", **{"fault-scheduling": "force"})) == ["a-0", "a-1"]
