@@ -271,7 +271,8 @@ class Reason(StrEnum):
 
     NOT_PLACED = ("NotPlaced", Category.ADMISSION, Actor.AUTHOR,
         "the pod has no annotation with its chips: the allocator did not place it",
-        "let the scheduler place it; don't set `nodeName` by hand")
+        "let the scheduler place it and don't set `nodeName` by hand; without an allocator, set the device plugin's "
+        "`choose_chips`")
     STATIC_POD = ("StaticPod", Category.ADMISSION, Actor.AUTHOR,
         "the pod comes from a file of the node; the allocator can't place it, because the API server learns of it only "
         "once it runs",

@@ -32,6 +32,7 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
+from device_plugin.ledger.chip_choice import ChipChooser
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
@@ -154,11 +155,14 @@ class Plugin:
 
     async def _serve(self, client: KubeClient, chips: ChipSide, pods: PodSide, node: Node) -> None:
         """Do what only one plugin per node may do at a time."""
+        settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             self._prepare()
             await pods.reconciler.restore()
-            if (options := self._settings.hot_reset_options) is not None:
+            if settings.choose_chips:
+                pods.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
+            if (options := settings.hot_reset_options) is not None:
                 known = Knowledge(self.snapshots, self.order.advertised, self.pods, self.handovers, pods.matcher)
                 reset = HotReset(
                     self._driver, chips, known, options=options, metrics=self.metrics, earlier=node.metadata.annotations
@@ -167,21 +171,16 @@ class Plugin:
                 start("hot reset", reset.run())
             start("report watch", chips.config_map.watch().run())
             start("reconciler", pods.reconciler.run())
-            start("shown chips", ShownChips(client, self._settings.node_name, self.order).run())
+            start("shown chips", ShownChips(client, settings.node_name, self.order).run())
             chips.reporter.gives_way = lambda: pods.registration.other.problem is not None
             start("report", chips.reporter.run())
-            if self._settings.readmission == "manual":
+            if settings.readmission == "manual":
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
                 start("label watch", labels.watch().run())
                 start("labels", labels.run())
-            if self._settings.job_files:
-                files = JobFiles(
-                    client,
-                    self.pods,
-                    reset_config_dir=self._settings.reset_config_dir,
-                    data_trace_dir=self._settings.data_trace_dir,
-                )
-                start("job files", files.run())
+            if settings.job_files:
+                folders = {"reset_config_dir": settings.reset_config_dir, "data_trace_dir": settings.data_trace_dir}
+                start("job files", JobFiles(client, self.pods, **folders).run())
             await pods.registration.run()
 
     def _starter(self, tasks: asyncio.TaskGroup) -> Callable[[str, Coroutine[Any, Any, None]], None]:

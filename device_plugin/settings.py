@@ -137,6 +137,11 @@ class Settings(DriverSettings, DaemonSettings):
         "devices",
         json_schema_extra=RELOADED,
     )
+    choose_chips: bool = Field(
+        default=False,
+        description="whether a pod that no allocator has placed gets chips that are chosen here by the rule of the "
+        "server's product; such a pod is refused otherwise",
+    )
     cdi_dir: Path = Field(
         default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"
     )

@@ -12,11 +12,11 @@ jobs that don't (``default_product``). A job with placed pods stays on their pro
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from allocator.rules.identity import ACCELERATOR_TYPE, product_of_type
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
+from ascend.rules.identity import ACCELERATOR_TYPE, product_of_type
 
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 SUB_HEALTH_STRATEGY = "subHealthyStrategy"

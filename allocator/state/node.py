@@ -13,7 +13,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from allocator.rules.identity import identify
 from allocator.rules.request import counted_chips
 from allocator.rules.vacancy import Vacancy
 from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
@@ -28,6 +27,7 @@ from ascend.grammar import count
 from ascend.kube.objects import Node, Pod
 from ascend.products import Product
 from ascend.reasons import Reason
+from ascend.rules.identity import identify
 
 _MOST_NAMED: Final = 3
 """Names of foreign devices in a sentence."""

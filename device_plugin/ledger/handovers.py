@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
-from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.ledger.node_pods import NodePod
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class HandOvers:
             self.changes.set(None)
 
 
-def used_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
+def used_chips(pods: Iterable[NodePod], handovers: HandOvers) -> ChipSet:
     """Return the chips that are taken: given to a pod, or written on a live pod that requests chips.
 
     A chip is used as soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's
@@ -145,7 +145,7 @@ def used_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
     return _taken(pods, handovers, lambda _pod: True)
 
 
-def running_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
+def running_chips(pods: Iterable[NodePod], handovers: HandOvers) -> ChipSet:
     """Return the chips that pods run with or are about to: given to a pod, or claimed before the ledger was rebuilt.
 
     A pod that is only bound has its chips written on it but does not have them yet: a fault that bars new use
@@ -154,7 +154,7 @@ def running_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
     return _taken(pods, handovers, lambda pod: pod.past_admission or pod.claimed)
 
 
-def _taken(pods: NodePods, handovers: HandOvers, counts: Callable[[NodePod], bool]) -> ChipSet:
+def _taken(pods: Iterable[NodePod], handovers: HandOvers, counts: Callable[[NodePod], bool]) -> ChipSet:
     held = 0
     for handover in handovers:
         held |= handover.chip_set

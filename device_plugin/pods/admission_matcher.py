@@ -14,10 +14,11 @@ import structlog
 from ascend.chips import chip_name, chip_set, join_names, parse_chip_name
 from ascend.daemon.observable import Observable
 from ascend.errors import AscendError, InvalidValue, Refusal
-from ascend.reasons import Reason
+from ascend.reasons import Category, Reason
 from ascend.slices import choose
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.admission import Candidate, UnofferedChips, chips_for, known_ids
+from device_plugin.ledger.chip_choice import ChipChooser
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.ledger.stand_ins import counted_for, stand_ins
@@ -65,6 +66,9 @@ class AdmissionMatcher:
         refresh: waits until the watch of the node's pods has caught up with the API server.
         inject: returns what a container with these chips gets, or raises Refusal.
         on_handover: receives a pod's hand-over whenever its annotations have to be written.
+
+    Attributes:
+        chooser: chooses chips for pods that no allocator has placed; None to refuse these.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class AdmissionMatcher:
         self._one_at_a_time = asyncio.Lock()
         self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
         self._unoffered = UnofferedChips(pods)
+        self.chooser: ChipChooser | None = None
 
     def begin(self) -> None:
         """Note that a kubelet, which may have just started, is about to be sent our devices."""
@@ -167,7 +172,7 @@ class AdmissionMatcher:
         if known is not None and (earlier := self._repeated([known], kubelet_ids, kept=True)) is not None:
             return earlier
         try:
-            chips = await self._chips_now(pod)
+            chips = await self._chips_now(pod, kubelet_ids)
             part = self._part(candidate, chips, kubelet_ids)
             self._unoffered.check(pod, part)
             edits = self._inject(part.chips)
@@ -209,7 +214,7 @@ class AdmissionMatcher:
         """Return the container's chips if the kubelet can allocate them (``among``; None: any), else None."""
         if len(known_ids(must_include)) < len(set(must_include)):
             return None
-        chips = await self._chips_now(candidate.pod)
+        chips = await self._chips_now(candidate.pod, among or ())
         known = self._handovers.get(candidate.pod.uid)
         return choose(
             candidate.ask,
@@ -236,17 +241,20 @@ class AdmissionMatcher:
                     return Answer(handover, part, self._inject(part.chips))
         return None
 
-    async def _chips_now(self, pod: NodePod) -> tuple[int, ...]:
+    async def _chips_now(self, pod: NodePod, wanted: Collection[int]) -> tuple[int, ...]:
         """Return the pod's chips; if the watch is behind, judge by the API server's present state.
+
+        Chips are chosen here for a pod that no allocator has placed, if possible those that the kubelet has chosen or
+        can allocate (``wanted``).
 
         If the watch has not shown the pod, it may not have shown the end of the earlier holder of its chips either: the
         allocator, which gave the chips to this pod, had seen that. If it has not shown the holder, that may have been
         created and deleted unseen.
         """
         try:
-            return self._chips_for(pod)
+            return self._chips_for(pod, wanted)
         except Refusal as refusal:
-            if refusal.reason is not Reason.CHIP_HELD or not self._is_behind(pod):
+            if not self._is_behind(pod, refusal):
                 raise
             log.info("the watch is behind", pod=pod.key, pod_uid=pod.uid, error=refusal.message)
             handed = [each.uid for each in self._handovers]
@@ -264,17 +272,23 @@ class AdmissionMatcher:
         if seen is None or self._pods.has_moved_on(pod.uid):
             self._pods.ended_unseen(pod)
             raise Refusal(Reason.NO_SUCH_POD, f"pod {pod.key} has ended before it got its chips")
-        return self._chips_for(seen)
+        return self._chips_for(seen, wanted)
 
-    def _is_behind(self, pod: NodePod) -> bool:
-        """Return whether the watch has not shown this pod, or a holder of its chips."""
+    def _is_behind(self, pod: NodePod, refusal: Refusal) -> bool:
+        """Return whether the watch has not shown this pod, or a holder of its chips, which is why it is refused."""
+        if pod.grant is None:  # the kubelet counts enough chips as free
+            return refusal.reason.category is Category.OCCUPIED
+        if refusal.reason is not Reason.CHIP_HELD:
+            return False
         holders = (each.uid for each in self._handovers if each.chip_set & pod.held)
         return any(self._pods.get(uid) is None for uid in (pod.uid, *holders))
 
-    def _chips_for(self, pod: NodePod) -> tuple[int, ...]:
+    def _chips_for(self, pod: NodePod, wanted: Collection[int]) -> tuple[int, ...]:
         snapshot = self._snapshots.value
         if snapshot is None:
             raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
+        if self.chooser is not None and pod.grant is None and pod.problem is None:
+            pod = self.chooser.placed(pod, snapshot, wanted)
         others = {each.pod: each.chip_set for each in self._handovers if each.uid != pod.uid}
         known = self._handovers.get(pod.uid)
         return chips_for(pod, snapshot, others, self._pods, own=known.chip_set if known is not None else 0)

@@ -283,6 +283,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
         ("devicePlugin.jobFiles.enabled=true", True),
         ("devicePlugin.hangDetection.minutes=9", True),
         ("devicePlugin.telemetry.enabled=true", True),
+        ("devicePlugin.chooseChips=true", True),
         ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
         ("devicePlugin.driver.dcmi.diePolicy=independent", True),
         ("devicePlugin.kubelet.caFile=/ca.crt", True),

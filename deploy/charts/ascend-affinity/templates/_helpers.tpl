@@ -117,6 +117,7 @@ dcmi_library: {{ .driver.dcmi.library }}
 {{- end }}
 {{- end }}
 readmission: {{ .health.readmission }}
+choose_chips: {{ .chooseChips }}
 device_root: {{ .deviceRoot }}
 cdi_dir: {{ .cdiDir }}
 {{- with .hangDetection }}

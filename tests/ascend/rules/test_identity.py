@@ -2,13 +2,13 @@
 
 import pytest
 
-from allocator.rules.identity import identify
 from allocator.state.node import Server, read_server
 from ascend.annotations import SERVER_TYPE
 from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
+from ascend.rules.identity import identify
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.snapshot import Snapshot

@@ -1,0 +1,89 @@
+"""Chooses chips for pods that no allocator has placed: a scheduler that only counts devices has bound them.
+
+The rule is that of the server's product (docs/spec/affinity-rules.md, docs/spec/products.md#policies-and-rules), as the
+allocator applies it: on 910A servers, for example, up to 4 chips are of one ring.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ascend.annotations import Grant
+from ascend.chips import ChipSet, chip_set
+from ascend.errors import Refusal
+from ascend.grammar import a, count
+from ascend.kube.objects import Node
+from ascend.products import Product
+from ascend.reasons import Reason
+from ascend.rules.families import RULES
+from ascend.rules.identity import SERVER_TYPE, identify
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOvers, used_chips
+from device_plugin.ledger.node_pods import NodePod, NodePods
+
+
+class ChipChooser:
+    """Chooses chips among those that no other pod has, or waits for.
+
+    Args:
+        node: the Node as read at the start of the plugin; its labels name the product.
+        pods: the node's pods.
+        handovers: the plugin's ledger.
+    """
+
+    def __init__(self, node: Node, pods: NodePods, handovers: HandOvers) -> None:
+        self._node = node
+        self._pods = pods
+        self._handovers = handovers
+        self._last: tuple[str, tuple[int, ...]] = ("", ())
+
+    def placed(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
+        """Return a pod as if an allocator had written the chips on it that it gets here.
+
+        Args:
+            pod: the pod under admission, without chips written on it.
+            snapshot: the node's chips.
+            wanted: the physical ids of the chips that the kubelet can allocate, or has chosen for a container: they are
+                taken if the rule allows it.
+
+        Raises:
+            Refusal: the product does not allow the number of chips, or the free ones are too few or not linked.
+        """
+        known = self._handovers.get(pod.uid)
+        chips = known.chips if known is not None else self._choose(pod, snapshot, chip_set(wanted))
+        self._last = pod.uid, chips
+        return replace(pod, grant=Grant(chips, None), held=chip_set(chips))
+
+    def _choose(self, pod: NodePod, snapshot: Snapshot, wanted: ChipSet) -> tuple[int, ...]:
+        product = self._product(snapshot)
+        if pod.count not in product.requests:
+            numbers = ", ".join(map(str, product.requests))
+            raise Refusal(
+                Reason.INVALID_REQUEST,
+                f"a pod may request {numbers} chips of {a(f'{product.name} server')}, not {pod.count}",
+            )
+        free = self._free(pod, snapshot) & product.all_chips
+        uid, last = self._last
+        # What was preferred for the pod's first container stays, unless the kubelet has chosen other chips for it.
+        if uid == pod.uid and not chip_set(last) & ~free and not wanted & ~chip_set(last):
+            return last
+        rule = RULES[product.family]
+        for among in (wanted & free, free):
+            if among.bit_count() >= pod.count:
+                placement = rule.place(product, among, pod.count)
+                if placement is not None:
+                    return placement.chips
+        if free.bit_count() < pod.count:
+            healthy = snapshot.healthy.bit_count()
+            raise Refusal(
+                Reason.NOT_ENOUGH_CHIPS,
+                f"{count(pod.count, 'chip')} requested, {free.bit_count()} free of {healthy} healthy",
+            )
+        raise rule.refuse(product, free, pod.count)
+
+    def _product(self, snapshot: Snapshot) -> Product:
+        metadata, by_driver = self._node.metadata, {SERVER_TYPE: f"{snapshot.server.chip_type}-"}
+        return identify(self._node.name, metadata.labels | by_driver, metadata.annotations, snapshot.all_chips)
+
+    def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
+        taken = used_chips([other for other in self._pods if other.uid != pod.uid], self._handovers)
+        return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~taken
