@@ -40,7 +40,12 @@ def plugin_service(socket: Path) -> Iterator["DevicePluginStub"]:
 def read_ledger(socket: Path, namespace: str = "default") -> dict[tuple[str, str], ChipSet]:
     """The chips of each container, by (pod, container); those without chips are left out."""
     with pod_resources(socket) as stub:
-        answer = _list(stub)
+        return list_ledger(stub, namespace)
+
+
+def list_ledger(stub: "PodResourcesListerStub", namespace: str = "default") -> dict[tuple[str, str], ChipSet]:
+    """The same over a connection that is kept."""
+    answer = _list(stub)
     held: dict[tuple[str, str], ChipSet] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
