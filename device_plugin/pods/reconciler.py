@@ -7,7 +7,6 @@ Otherwise the kubelet is not asked.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -103,22 +102,21 @@ class Reconciler:
 
     async def _follow_ledger(self) -> None:
         loop = asyncio.get_running_loop()
+        sources = (self._pods.changes, self._handovers.changes)
         suspects: dict[str, HandOver] = {}
         tried: set[str] = set()
         wait_s, read_s = RETRY_S, -RETRY_S
         while True:
-            version = self._pods.changes.version
+            versions = [source.version for source in sources]
             orphans = self._orphans()
             unresolved = orphans.keys() | {pod.uid for pod in self._unexplained()} | self._unsettled()
             if not unresolved:
                 suspects, tried = {}, set()
-                await self._pods.changes.newer_than(version)
+                await wait_for_change(sources, versions)
                 continue
             due_s = read_s + (wait_s if unresolved == tried else RETRY_S)
             if loop.time() < due_s:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(due_s):
-                        await self._pods.changes.newer_than(version)
+                await wait_for_change(sources, versions, within_s=due_s - loop.time())
                 continue
             # An orphan may be a new hand-over to a pod that the watch is about to show: it is dropped the second time.
             await self._settle({uid: each for uid, each in orphans.items() if suspects.get(uid) is each})
@@ -237,8 +235,8 @@ class Reconciler:
         for pod, truth in found:
             self._take_from_others(pod, truth, {each.uid for _, each in found})
         for pod, truth in found:
-            answered = any(frozenset(part.kubelet_ids) in answers for part in truth.parts)
-            self._enter(pod, truth, answered=answered)
+            calls = [answers.get(frozenset(part.kubelet_ids)) for part in truth.parts]
+            self._enter(pod, truth, mistaken=any(call is not None and call.uid != pod.uid for call in calls))
         return True
 
     def _truth(self, pod: NodePod, ledger: KubeletLedger, newer: ChipSet, *, admitted: bool) -> HandOver | None:
@@ -273,17 +271,17 @@ class Reconciler:
                 log.warning("a hand-over belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
                 self._handovers.drop(other.uid)
 
-    def _enter(self, pod: NodePod, truth: HandOver, *, answered: bool) -> None:
+    def _enter(self, pod: NodePod, truth: HandOver, *, mistaken: bool) -> None:
         """Enter what a pod was given.
 
         Args:
             pod: the pod.
             truth: what it was given.
-            answered: whether we answered the calls for it, so that a difference from its annotations was a mistake.
+            mistaken: whether a call for it was taken for another pod's.
         """
         self._handovers.add(truth)
         log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(truth.chips))
-        swapped = answered and (pod.grant is None or truth.chip_set != pod.grant.chip_set)
+        swapped = mistaken and (pod.grant is None or truth.chip_set != pod.grant.chip_set)
         if swapped or not truth.matches_kubelet:
             self._metrics.mismatches.inc()
         if swapped:

@@ -505,6 +505,17 @@ async def test_a_call_answered_while_the_ledger_is_read_is_not_judged_by_it(
     assert (books.entries, books.claimed) == ({"default/next": ((0, 1), (0, 1))}, [])
 
 
+async def test_a_pod_created_and_deleted_unseen_keeps_no_chips_of_a_quiet_node(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch)
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.pods.changes.waiters) == 2)
+        answer(books, "ghost", 0, 1)
+        await until(lambda: not books.entries)
+
+
 async def test_the_entry_of_a_pods_successor_is_not_the_pods_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The watch shows neither the end of the first pod nor the second one of its name yet.
     books = Books(folder / "none.sock")
