@@ -1,12 +1,13 @@
 """All jobs: groups pods by pod group and owner; each event takes constant time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import msgspec
 
 from allocator.rules.job import JobKey, find_job, find_object, is_group
 from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
+from allocator.state.discovery import Discovery
 from allocator.state.job import Job
 from allocator.state.owned import Owned, end_of
 from ascend.kube.job_objects import JobFacts, JobObject, settings_among
@@ -31,6 +32,7 @@ class Jobs:
         self._sources: dict[JobKey, JobFacts] = {}
         self._made_from: dict[JobKey, set[JobKey]] = {}
         self._watched: set[str] = set()
+        self.discovery = Discovery()
         self.losses = 0
         """Incremented when a pod group, or an object from which pods are created, is deleted."""
 
@@ -52,12 +54,13 @@ class Jobs:
     def lacks_group(self, job: Job) -> bool:
         """Whether the job's pods name a group, or an owner, that does not exist, so that its minimum is unknown.
 
-        Only if objects of that kind are watched, and if the pods don't state the minimum themselves.
+        Only if objects of that kind are watched, or may be served by now, and if the pods don't state the minimum
+        themselves.
         """
-        if is_group(job.key):
-            lacks = job.kind in self._watched and job.group is None
+        if _kind(job) not in self._watched:
+            lacks = self.discovery.is_waiting(job.key)
         else:
-            lacks = job.source_key is not None and job.source_key.kind in self._watched and job.source is None
+            lacks = (job.group if is_group(job.key) else job.source) is None
         return lacks and job.stated_minimum is None
 
     def unserved_group(self, job: Job) -> str | None:
@@ -66,7 +69,7 @@ class Jobs:
         Such a group can't exist, so nothing says how many pods start together.
         """
         is_known = job.stated_minimum is not None or job.group is not None or job.source is not None
-        if is_known or not is_group(job.key) or job.kind in self._watched:
+        if is_known or not is_group(job.key) or job.kind in self._watched or self.discovery.is_waiting(job.key):
             return None
         return (
             f"its pods name {job.kind} {job.key}, but the API server does not serve that kind, so each of them starts "
@@ -95,6 +98,8 @@ class Jobs:
             job = self._jobs[key] = self._new(key, pod)
             if job.source_key is not None:
                 self._made_from.setdefault(job.source_key, set()).add(key)
+            if (kind := _kind(job)) not in self._watched:
+                self.discovery.job_seen(key, kind)
         elif job.source_key is not None and pod.requests_chips and find_object(pod) != job.source_key:
             self._unlink(job)  # a group of pods of several objects
             job.source_key = None
@@ -123,6 +128,7 @@ class Jobs:
             return None
         # Its failed, terminating and gated pods add it again when they change, which does no harm.
         del self._jobs[job.key]
+        self.discovery.forget(job.key)
         self._unlink(job)
         return job.key
 
@@ -130,6 +136,11 @@ class Jobs:
         """Record that the groups or objects of a kind are watched and synced."""
         self._watched.add(kind)
         self._renew(kind)
+
+    def not_served(self, informer: str, keys: Collection[JobKey]) -> None:
+        """Record that an informer has looked for its kind in vain, after these jobs were seen."""
+        for key in self.discovery.not_served(informer, keys):
+            self._inform(self._jobs.get(key))
 
     def unwatched(self, kind: str) -> None:
         """Record that a kind of group or object is no longer served, and drop what is known of it."""
@@ -201,6 +212,7 @@ class Jobs:
         """Give jobs of a kind a new version: whether they lack their group or object may have changed."""
         for key, job in self._jobs.items():
             if key.kind == kind or (job.source_key is not None and job.source_key.kind == kind):
+                self.discovery.forget(key)
                 self._inform(job)
 
     def _inform_made_from(self, key: JobKey) -> None:
@@ -224,6 +236,13 @@ class Jobs:
         self._inform(job)
         job.note_minimum(pod)
         return job
+
+
+def _kind(job: Job) -> str:
+    """The kind of the group or object that says how many pods of a job start together; empty if there is none."""
+    if is_group(job.key):
+        return job.kind
+    return job.source_key.kind if job.source_key is not None else ""
 
 
 def _owned(owner: StatefulSet | BatchJob) -> JobKey:

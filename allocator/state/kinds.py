@@ -38,8 +38,7 @@ class WatchedKind:
         delete: removes an object.
         scope: in which namespaces it is watched.
         label_selector: which objects are watched; empty for all.
-        synced: called when the kind is complete, if it may be missing in a cluster: it comes with a custom resource.
-        unserved: called when such a kind is no longer served.
+        jobs: what jobs call the kind, if it may be missing in a cluster: it comes with a custom resource.
         unkept: the objects of which the reflector keeps no copy; None if it keeps all.
     """
 
@@ -49,14 +48,13 @@ class WatchedKind:
     delete: Callable[[Cluster, Any], None]
     scope: Scope = "all"
     label_selector: str = ""
-    synced: Callable[[Cluster], None] | None = None
-    unserved: Callable[[Cluster], None] | None = None
+    jobs: str = ""
     unkept: Callable[[Cluster], PlainPods] | None = None
 
     @property
     def is_optional(self) -> bool:
         """Whether a cluster may not serve the kind."""
-        return self.synced is not None
+        return bool(self.jobs)
 
     def namespace(self, health_namespace: str) -> str:
         """The namespace to watch; empty for all of them.
@@ -86,8 +84,8 @@ def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
     for kind in KINDS:
         for each in objects.get(kind.name, ()):
             kind.apply(cluster, each)
-        if kind.synced is not None and kind.name in objects:
-            kind.synced(cluster)
+        if kind.is_optional and kind.name in objects:
+            cluster.jobs.watched(kind.jobs)
     return cluster
 
 
@@ -97,8 +95,7 @@ def _pod_groups(kind: str, resource: Resource[PodGroup]) -> WatchedKind:
         resource,
         lambda cluster, group: cluster.jobs.group_applied(kind, group),
         lambda cluster, group: cluster.jobs.group_deleted(kind, group),
-        synced=lambda cluster: cluster.jobs.watched(kind),
-        unserved=lambda cluster: cluster.jobs.unwatched(kind),
+        jobs=kind,
     )
 
 
@@ -108,8 +105,7 @@ def _job_objects(kind: str, resource: Resource[JobObject]) -> WatchedKind:
         resource,
         lambda cluster, source: cluster.jobs.source_applied(kind, source),
         lambda cluster, source: cluster.jobs.source_deleted(kind, source),
-        synced=lambda cluster: cluster.jobs.watched(kind),
-        unserved=lambda cluster: cluster.jobs.unwatched(kind),
+        jobs=kind,
     )
 
 

@@ -1,6 +1,7 @@
 """The informers: they list and watch each kind of ``allocator.state.kinds`` and keep the cluster's state current."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ log = structlog.get_logger()
 
 DISCOVERY_S: Final = 60.0
 """How often it is checked whether an optional kind is served."""
+
+LOOK_S: Final = 1.0
+"""The shortest time between two checks, if pods that name such an object come in between."""
 
 
 class Informers:
@@ -110,7 +114,9 @@ class OptionalInformer:
         self._make_reflector = reflector
         self._discovery_s = discovery_s
         self._reflector: Reflector[Any] | None = None
+        self._look = asyncio.Event()
         self.synced = asyncio.Event()
+        cluster.jobs.discovery.register(kind.jobs, kind.name, self._look.set)
 
     @property
     def age_s(self) -> float | None:
@@ -122,10 +128,17 @@ class OptionalInformer:
     async def run(self) -> None:
         """Watch the kind whenever it is served, until cancelled."""
         while True:
+            self._look.clear()
+            waiting = self._cluster.jobs.discovery.waiting_for(self._kind.name)
             if await self._is_served():
                 await self._watch()
+            else:
+                self._cluster.jobs.not_served(self._kind.name, waiting)
             self.synced.set()
-            await asyncio.sleep(self._discovery_s)
+            await asyncio.sleep(min(LOOK_S, self._discovery_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._discovery_s):
+                    await self._look.wait()
 
     async def _watch(self) -> None:
         log.info("watching an optional kind", kind=self._kind.name)
@@ -133,8 +146,7 @@ class OptionalInformer:
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(reflector.run(), name=f"watch {self._kind.name}")
             await reflector.synced.wait()
-            if self._kind.synced is not None:
-                self._kind.synced(self._cluster)
+            self._cluster.jobs.watched(self._kind.jobs)
             self.synced.set()
             is_served = True
             while is_served:
@@ -142,8 +154,7 @@ class OptionalInformer:
                 is_served = await self._is_served()
             watch.cancel()
         log.info("an optional kind is no longer served", kind=self._kind.name)
-        if self._kind.unserved is not None:
-            self._kind.unserved(self._cluster)
+        self._cluster.jobs.unwatched(self._kind.jobs)
         self._reflector = None
 
     async def _is_served(self) -> bool:

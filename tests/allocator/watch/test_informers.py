@@ -14,6 +14,7 @@ from allocator.state.jobs import Jobs
 from allocator.state.kinds import KINDS, WatchedKind
 from allocator.state.ledger import Ledger
 from allocator.state.report import NODE_INFO
+from allocator.watch import informers
 from allocator.watch.informers import OptionalInformer, make_reflector
 from ascend.deviceinfo import LABELS
 from ascend.errors import Refusal
@@ -26,13 +27,15 @@ from tests.allocator.harness import Json, node_manifest, running, until, write_k
 
 
 @asynccontextmanager
-async def informing(server: ApiServer, folder: Path, kind: str) -> AsyncIterator[tuple[OptionalInformer, Jobs]]:
+async def informing(
+    server: ApiServer, folder: Path, kind: str, *, discovery_s: float = 0.02
+) -> AsyncIterator[tuple[OptionalInformer, Jobs]]:
     """The informer of an optional kind, and the jobs it keeps current."""
     cluster = Cluster(Ledger(ttl_s=1, monotonic=lambda: 0.0))
     (watched,) = (each for each in KINDS if each.name == kind)
     async with await KubeClient.connect(str(write_kubeconfig(folder, server))) as client:
         informer = OptionalInformer(
-            client, cluster, watched, lambda: make_reflector(client, cluster, watched), discovery_s=0.02
+            client, cluster, watched, lambda: make_reflector(client, cluster, watched), discovery_s=discovery_s
         )
         task = asyncio.create_task(informer.run())
         try:
@@ -58,13 +61,33 @@ async def test_an_optional_kind_is_watched_while_it_is_served(tmp_path: Path) ->
         await informer.synced.wait()
         assert informer.age_s == 0
         jobs.pod_applied(each)
-        assert not jobs.lacks_group(jobs.job_of(each))
+        await until(lambda: not jobs.lacks_group(jobs.job_of(each)))
         server._catalogue = Catalogue((*SERVED, VOLCANO_POD_GROUPS))
         await until(lambda: jobs.lacks_group(jobs.job_of(each)))
         await server.create(group("train", 3))
         await until(lambda: jobs.job_of(each).min_available == 3)
         server._catalogue = Catalogue()
         await until(lambda: jobs.job_of(each).min_available == 1)
+        assert not jobs.lacks_group(jobs.job_of(each))
+
+
+async def test_pods_that_come_right_after_their_kind_is_installed_are_a_gang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informers, "LOOK_S", 0.01)
+    each, unserved = pod("train-0", annotations={GROUP: "train"}), pod("alone", annotations={GROUP: "none"})
+    async with ApiServer() as server, informing(server, tmp_path, VOLCANO, discovery_s=3600) as (informer, jobs):
+        await informer.synced.wait()
+        jobs.pod_applied(unserved)
+        assert jobs.gang(jobs.job_of(unserved)) is not None  # it waits for the answer
+        assert jobs.unserved_group(jobs.job_of(unserved)) is None
+        await until(lambda: jobs.gang(jobs.job_of(unserved)) is None)
+        assert jobs.unserved_group(jobs.job_of(unserved)) is not None
+        server._catalogue = Catalogue((*SERVED, VOLCANO_POD_GROUPS))
+        await server.create(group("train", 2))
+        jobs.pod_applied(each)
+        assert jobs.lacks_group(jobs.job_of(each))
+        await until(lambda: jobs.job_of(each).min_available == 2)
         assert not jobs.lacks_group(jobs.job_of(each))
 
 

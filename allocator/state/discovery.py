@@ -1,0 +1,57 @@
+"""Which jobs depend on a kind of object that may be served since it was last looked for.
+
+Pod groups and many jobs are custom resources, which can be installed at any time, and pods that name one can come
+right after that. Such a job waits until the kind has been looked for once more: if it is served, its objects say how
+many pods start together; if not, they start one by one.
+"""
+
+from collections.abc import Callable, Collection
+
+from allocator.rules.job import JobKey
+
+
+class Discovery:
+    """The jobs that wait for a look."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, dict[str, Callable[[], None]]] = {}
+        self._waiting: dict[JobKey, set[str]] = {}
+
+    def register(self, kind: str, informer: str, look: Callable[[], None]) -> None:
+        """Register the informer of a kind that may not be served.
+
+        Args:
+            kind: the kind of the group or object, as in ``JobKey.kind``; it can have several informers.
+            informer: the informer's name.
+            look: makes it look soon whether the kind is served.
+        """
+        self._looks.setdefault(kind, {})[informer] = look
+
+    def job_seen(self, key: JobKey, kind: str) -> None:
+        """Let a new job wait until each informer of a kind that is not served has looked again."""
+        looks = self._looks.get(kind, {})
+        if looks:
+            self._waiting[key] = set(looks)
+        for look in looks.values():
+            look()
+
+    def is_waiting(self, key: JobKey) -> bool:
+        """Whether a job waits."""
+        return key in self._waiting
+
+    def waiting_for(self, informer: str) -> list[JobKey]:
+        """The jobs that wait for an informer."""
+        return [key for key, informers in self._waiting.items() if informer in informers]
+
+    def not_served(self, informer: str, keys: Collection[JobKey]) -> list[JobKey]:
+        """Record that an informer has looked, after these jobs began to wait; returns those that wait no longer."""
+        for key in keys:
+            self._waiting.get(key, set()).discard(informer)
+        done = [key for key in keys if not self._waiting.get(key, {""})]
+        for key in done:
+            del self._waiting[key]
+        return done
+
+    def forget(self, key: JobKey) -> None:
+        """Let a job wait no longer: it is gone, or its kind is watched."""
+        self._waiting.pop(key, None)
