@@ -1,15 +1,15 @@
 """The allocator's settings."""
 
 import ipaddress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
-
-from pydantic import AfterValidator, Field, model_validator
-from pydantic_settings import SettingsConfigDict
+from typing import ClassVar, Literal
 
 from ascend.addresses import is_loopback, split_address
 from ascend.daemon.certificates import TlsFiles
-from ascend.daemon.settings import Address, DaemonSettings, checked_address
+from ascend.daemon.setting import setting
+from ascend.daemon.settings import DaemonSettings, checked_address
+from ascend.errors import InvalidValue
 from ascend.products import PRODUCTS
 
 
@@ -19,81 +19,81 @@ def _grpc_address(text: str) -> str:
 
 def _product(name: str) -> str:
     if name and name not in PRODUCTS:
-        raise ValueError(f"{name!r} is not a product; the products are {', '.join(PRODUCTS)}")
+        raise InvalidValue(f"{name!r} is not a product; the products are {', '.join(PRODUCTS)}")
     return name
 
 
-def _products(names: list[str]) -> list[str]:
-    return [_product(name) for name in names]
-
-
+@dataclass(frozen=True, kw_only=True)
 class Settings(DaemonSettings):
     """The Ascend allocator: chooses node and chips for pods, and binds the pods with their chips written on them."""
 
-    model_config = SettingsConfigDict(env_prefix="ASCEND_ALLOCATOR_", extra="forbid")
+    prefix: ClassVar[str] = "ASCEND_ALLOCATOR_"
 
-    extender_address: Address = Field(
+    extender_address: str = setting(
         default="127.0.0.1:8080",
+        parse=checked_address,
         description="the address of the extender, the webhooks, the probes and /metrics",
     )
-    grpc_address: Annotated[str, AfterValidator(_grpc_address)] = Field(
-        default="127.0.0.1:50051", description="the address of ascend.allocator.v1: host:port or unix:<path>"
+    grpc_address: str = setting(
+        default="127.0.0.1:50051",
+        parse=_grpc_address,
+        description="the address of ascend.allocator.v1: host:port or unix:<path>",
     )
-    tls_cert_file: Path | None = Field(
+    tls_cert_file: Path | None = setting(
         default=None,
         description="the server certificate, PEM; this file and the next two are reloaded when they change",
     )
-    tls_key_file: Path | None = Field(default=None, description="its key, PEM")
-    client_ca_file: Path | None = Field(
+    tls_key_file: Path | None = setting(default=None, description="its key, PEM")
+    client_ca_file: Path | None = setting(
         default=None,
         description="the CA of the clients of gRPC and the extender, PEM; without it clients need no certificate",
     )
-    client_names: list[str] = Field(
+    client_names: list[str] = setting(
         default=[], description="the clients that are allowed: subject alternative names of their certificates"
     )
-    webhooks: list[Literal["bindings", "pods", "gates"]] = Field(
+    webhooks: list[Literal["bindings", "pods", "gates"]] = setting(
         default=[],
         description="the admission webhooks to serve: bindings, at /webhook/bindings, assigns chips to pods that any"
         " scheduler binds; pods, at /webhook/pods, validates pods; gates, at /webhook/gates, adds the scheduling gate"
         " of nominate=gated; none if empty",
     )
-    webhook_client_names: list[str] = Field(
+    webhook_client_names: list[str] = setting(
         default=[],
         description="the same as client_names for the webhooks: the API server's name, if it presents a certificate;"
         " empty: every client that can reach the webhooks is allowed",
     )
-    insecure: bool = Field(
+    insecure: bool = setting(
         default=False, description="serve other machines without TLS, and gRPC without client certificates"
     )
-    reservation_ttl_s: float = Field(
+    reservation_ttl_s: float = setting(
         default=30.0,
         gt=0,
         description="seconds after which the chips reserved for a pod that is not bound are released",
     )
-    volume_wait_s: float = Field(
+    volume_wait_s: float = setting(
         default=660.0,
         ge=0,
         description="chips stay reserved for so many seconds at most while a claim of the pod is not bound: as long as "
         "its scheduler waits for volumes (bindTimeoutSeconds, 600 s), and a margin; 0 to read no claims",
     )
-    gang_ttl_s: float = Field(
+    gang_ttl_s: float = setting(
         default=120.0,
         gt=0,
         description="seconds after which the unused seats of a gang are released, counted from its last binding",
     )
-    gang_hold_s: float = Field(
+    gang_hold_s: float = setting(
         default=50.0,
         gt=0,
         description="seconds for which the Binding of a pod of a gang is held at most, until all its pods can be bound;"
         " less than the httpTimeout in kube-scheduler's configuration",
     )
-    preemption_keep_s: float = Field(
+    preemption_keep_s: float = setting(
         default=60.0,
         gt=0,
         description="seconds for which the chips of preempted pods are kept for the pod or gang that preempts them,"
         " counted from the end of their grace period",
     )
-    gang_earmark_share: float = Field(
+    gang_earmark_share: float = setting(
         default=0.5,
         ge=0,
         le=1,
@@ -101,92 +101,94 @@ class Settings(DaemonSettings):
         " of lower or equal priority wait; a gang that needs more waits until they happen to be free at one time; 0:"
         " for none",
     )
-    prefer_previous_node: bool = Field(
+    prefer_previous_node: bool = setting(
         default=False,
         description="place a pod that replaces another pod of its job on the node of that pod, if it fits there",
     )
-    default_product: Annotated[str, AfterValidator(_product)] = Field(
+    default_product: str = setting(
         default="",
+        parse=_product,
         description="the product for jobs of several pods that name none, on a cluster of several products; empty: such"
         " jobs are refused (ProductNotNamed)",
     )
-    sharing_products: Annotated[list[str], AfterValidator(_products)] = Field(
+    sharing_products: list[str] = setting(
         default=[],
+        parse=_product,
         description="products whose servers may take several pods of one job of several pods, against the makers'"
         " advice for 910A and A3",
     )
-    invalid_pods: Literal["deny", "warn"] = Field(
+    invalid_pods: Literal["deny", "warn"] = setting(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )
-    nominate: Literal["off", "pending", "gated"] = Field(
+    nominate: Literal["off", "pending", "gated"] = setting(
         default="off",
         description="nominate a node for a pod ahead of kube-scheduler, which then filters that node alone: pending, as"
         " soon as the pod is seen; gated, before kube-scheduler sees the pod, which has a scheduling gate until its"
         " chips are reserved; off, never",
     )
-    scheduler_names: list[str] = Field(
+    scheduler_names: list[str] = setting(
         default=["default-scheduler"],
         min_length=1,
         description="the schedulers that call the extender: only pods with one of these names in schedulerName are"
         " nominated",
     )
-    nominate_from_nodes: int = Field(
+    nominate_from_nodes: int = setting(
         default=500,
         ge=0,
         description="with fewer nodes than this, pods that fit are not nominated: kube-scheduler filters all nodes in"
         " less time than a nomination takes",
     )
-    gate_from_nodes: int = Field(
+    gate_from_nodes: int = setting(
         default=2_000,
         ge=0,
         description="with fewer nodes than this, single pods that fit are not gated: kube-scheduler filters all nodes"
         " in less time than the requests for a gate take",
     )
-    nominate_window: int = Field(
+    nominate_window: int = setting(
         default=128, ge=2, description="the most pods that are nominated and that kube-scheduler has not filtered yet"
     )
-    nominate_per_s: float = Field(
+    nominate_per_s: float = setting(
         default=500.0, gt=0, description="the most requests per second by which pods are nominated"
     )
-    gate_limit_s: float = Field(
+    gate_limit_s: float = setting(
         default=600.0,
         ge=0,
         description="seconds after which the gate of a pod that fits on no node is lifted, so that a cluster autoscaler"
         " sees the pod; 0 for no limit",
     )
-    enqueue_pod_groups: bool = Field(
+    enqueue_pod_groups: bool = setting(
         default=False,
         description="change the phase of Volcano's pod groups to Inqueue, as its scheduler does, if they belong to"
         " an AscendJob, Volcano Job, PyTorchJob, TFJob or MPIJob that names one of scheduler_names: their operators"
         " create no pods before",
     )
-    leader_election: bool = Field(
+    leader_election: bool = setting(
         default=False,
         description="elect a leader among several allocators, by a lease; without it only one may run",
     )
-    lease_namespace: str = Field(default="kube-system", min_length=1, description="the namespace of the lease")
-    lease_name: str = Field(default="ascend-allocator", min_length=1, description="the name of the lease")
-    lease_duration_s: float = Field(
+    lease_namespace: str = setting(default="kube-system", min_length=1, description="the namespace of the lease")
+    lease_name: str = setting(default="ascend-allocator", min_length=1, description="the name of the lease")
+    lease_duration_s: float = setting(
         default=15.0,
         ge=3,
         description="seconds without renewal after which another allocator takes over; renewed every 2/15 of this",
     )
-    fence: bool = Field(
+    fence: bool = setting(
         default=False,
         description="the leader writes a Leader (ascend-affinity.io) in the lease's namespace, for an admission policy",
     )
-    service: str = Field(
+    service: str = setting(
         default="",
         description="a Service without selector, in the lease's namespace, that points to the leader",
     )
-    pod_ip: str = Field(default="", description="the endpoint of the Service while this allocator leads")
-    max_report_age_s: float = Field(
+    pod_ip: str = setting(default="", description="the endpoint of the Service while this allocator leads")
+    max_report_age_s: float = setting(
         default=900.0,
         ge=0,
         description="a node's report is too old if it has not changed for so many seconds; device plugins renew it "
         "every 300 s",
     )
-    node_health_namespace: str = Field(
+    node_health_namespace: str = setting(
         default="",
         description="namespace of the ConfigMaps mindx-dl-nodeinfo-<node> in which MindCluster's NodeD reports node"
         " health (mindx-dl); empty: they are not watched, and the allocator needs no RBAC rule for them",
@@ -199,39 +201,39 @@ class Settings(DaemonSettings):
             return None
         return TlsFiles(self.tls_cert_file, self.tls_key_file, self.client_ca_file)
 
-    @model_validator(mode="after")
-    def _is_reached(self) -> Self:
+    def __post_init__(self) -> None:
+        self._check_endpoint()
+        self._check_protection()
+
+    def _check_endpoint(self) -> None:
         if self.service:
             try:
                 ipaddress.ip_address(self.pod_ip)
             except ValueError as error:
-                raise ValueError(f"pod_ip: must be the address of the pod if service is set: {error}") from error
-        return self
+                raise InvalidValue(f"pod_ip: must be the address of the pod if service is set: {error}") from error
 
-    @model_validator(mode="after")
-    def _is_protected(self) -> Self:
+    def _check_protection(self) -> None:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_cert_file and tls_key_file: give both or neither")
+            raise InvalidValue("tls_cert_file and tls_key_file: give both or neither")
         if self.client_ca_file is not None and self.tls_files is None:
-            raise ValueError("client_ca_file: client certificates need TLS, which needs tls_cert_file")
+            raise InvalidValue("client_ca_file: client certificates need TLS, which needs tls_cert_file")
         if (self.client_ca_file is not None) != bool(self.client_names):
-            raise ValueError("client_ca_file and client_names: give both or neither")
+            raise InvalidValue("client_ca_file and client_names: give both or neither")
         if self.webhook_client_names and not self.client_names:
-            raise ValueError("webhook_client_names: needs client_ca_file and client_names")
+            raise InvalidValue("webhook_client_names: needs client_ca_file and client_names")
         if self.insecure:
-            return self
+            return
         remedy = "or set insecure if the network itself restricts access"
         if _is_reachable(self.extender_address) and self.tls_files is None:
-            raise ValueError(
+            raise InvalidValue(
                 f"extender_address: {self.extender_address} is reachable from other machines, and every client that "
                 f"reaches it can bind pods: give tls_cert_file and tls_key_file, {remedy}"
             )
         if _is_reachable(self.grpc_address) and self.client_ca_file is None:
-            raise ValueError(
+            raise InvalidValue(
                 f"grpc_address: {self.grpc_address} is reachable from other machines, and every client that reaches it "
                 f"can bind pods: give tls_cert_file, tls_key_file, client_ca_file and client_names, {remedy}"
             )
-        return self
 
 
 def _is_reachable(address: str) -> bool:

@@ -1,13 +1,13 @@
 """The device plugin's settings."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import ClassVar, Literal, Protocol
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from ascend.daemon.settings import RELOADED, Address, DaemonSettings
+from ascend.daemon.setting import setting
+from ascend.daemon.settings import DaemonSettings, ProgramSettings, checked_address
+from ascend.errors import InvalidValue
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
@@ -21,27 +21,29 @@ class FullDriver(MeasuringDriver, ResettingDriver, Protocol):
     """A driver that does all the plugin needs."""
 
 
-class DriverSettings(BaseSettings):
+@dataclass(frozen=True, kw_only=True)
+class DriverSettings(ProgramSettings):
     """The settings for reading the driver."""
 
-    model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="ignore")
+    prefix: ClassVar[str] = "ASCEND_DP_"
+    ignores_unknown: ClassVar[bool] = True
 
-    driver: Literal["dcmi", "simulated"] = Field(default="dcmi", description="the driver to read")
-    dcmi_library: Path | None = Field(
+    driver: Literal["dcmi", "simulated"] = setting(default="dcmi", description="the driver to read")
+    dcmi_library: Path | None = setting(
         default=None,
         description="path of libdcmi.so; by default it is searched in LD_LIBRARY_PATH and the cache of ldconfig",
     )
-    link_tool: Path = Field(
+    link_tool: Path = setting(
         default=Path("/usr/local/Ascend/driver/tools/hccn_tool"),
         description="the driver's program that reads the link state and the counters of network ports; "
         "it may be missing",
     )
-    die_policy: Literal["unchanged", "union", "independent"] = Field(
+    die_policy: Literal["unchanged", "union", "independent"] = setting(
         default="unchanged",
         description="on A3, whether the driver gives containers only all dies of a card (union) or single dies "
         "(independent); it is set at the start",
     )
-    simulated_state: Path = Field(
+    simulated_state: Path = setting(
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
 
@@ -74,6 +76,7 @@ class DriverSettings(BaseSettings):
         return LingquDriver()
 
 
+@dataclass(frozen=True, kw_only=True)
 class Settings(DriverSettings, DaemonSettings):
     """The Ascend device plugin: makes the kubelet allocate exactly the chips the allocator wrote on each pod.
 
@@ -81,116 +84,117 @@ class Settings(DriverSettings, DaemonSettings):
     prints one scan of the driver instead, see `ascend-device-plugin inventory --help`.
     """
 
-    model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="forbid")
+    ignores_unknown: ClassVar[bool] = False
 
-    node_name: str = Field(
+    node_name: str = setting(
         min_length=1,
         description="this node's name; a DaemonSet takes it from spec.nodeName",
     )
-    host_ip: str = Field(
+    host_ip: str = setting(
         default="",
         description="this node's address; by default the Node's InternalIP",
     )
-    device_plugin_dir: Path = Field(
+    device_plugin_dir: Path = setting(
         default=Path("/var/lib/kubelet/device-plugins"), description="the folder of kubelet.sock"
     )
-    pod_resources_socket: Path = Field(
+    pod_resources_socket: Path = setting(
         default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"), description="the kubelet's pod-resources socket"
     )
-    kubelet_pods_url: str | None = Field(
+    kubelet_pods_url: str | None = setting(
         default=None,
         description="the URL at which the kubelet lists its pods; by default https://<host-ip>:10250/pods",
     )
-    kubelet_ca_file: str | None = Field(
+    kubelet_ca_file: str | None = setting(
         default=None,
         description="verifies the kubelet's certificate; not verified by default, because kubelets sign their own",
     )
-    scan_period_s: float = Field(
+    scan_period_s: float = setting(
         default=1.0,
         gt=0,
         le=60,
         description="seconds between two readings of each chip; at most half of stale_s",
-        json_schema_extra=RELOADED,
+        reloaded=True,
     )
-    stale_s: float = Field(
+    stale_s: float = setting(
         default=10.0,
         gt=0,
         le=600,
         description="a chip that could not be read for this many seconds is unhealthy",
-        json_schema_extra=RELOADED,
+        reloaded=True,
     )
-    recovery_hold_s: float = Field(
+    recovery_hold_s: float = setting(
         default=1.0,
         ge=0,
         le=3600,
         description="seconds a chip must be without faults before it is healthy again; doubles with each relapse",
-        json_schema_extra=RELOADED,
+        reloaded=True,
     )
-    readmission: Literal["automatic", "manual"] = Field(
+    readmission: Literal["automatic", "manual"] = setting(
         default="automatic",
         description="whether recovered chips are used again automatically, or once an operator edits the Node's labels",
     )
-    injection: InjectionSetting = Field(
+    injection: InjectionSetting = setting(
         default="auto",
         description="what containers get: runtime (environment variables for ascend-docker-runtime), devices (device "
         "nodes), both, cdi (names of CDI devices), or auto: runtime if ascend-docker-runtime runs this program, else "
         "devices",
-        json_schema_extra=RELOADED,
+        reloaded=True,
     )
-    choose_chips: bool = Field(
+    choose_chips: bool = setting(
         default=False,
         description="whether a pod that no allocator has placed gets chips that are chosen here by the rule of the "
         "server's product; such a pod is refused otherwise",
     )
-    cdi_dir: Path = Field(
+    cdi_dir: Path = setting(
         default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"
     )
-    device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
-    hang_detection: bool = Field(
+    device_root: Path = setting(default=Path("/dev"), description="the folder of the device nodes on this node")
+    hang_detection: bool = setting(
         default=False,
         description="whether chips whose processes run without doing anything get the fault 200001002; the plugin must "
         "see the processes of the node (hostPID)",
     )
-    hang_minutes: int = Field(
+    hang_minutes: int = setting(
         default=5, ge=1, le=1440, description="minutes without activity after which a chip counts as hanging"
     )
-    job_files: bool = Field(
+    job_files: bool = setting(
         default=False,
         description="whether the ConfigMaps reset-config-<job> and data-trace-<job> of the node's jobs are mirrored to "
         "folders of the node",
     )
-    hot_reset: Literal["off", "dry-run", "on"] = Field(
+    hot_reset: Literal["off", "dry-run", "on"] = setting(
         default="off",
         description="whether chips whose faults end with a reset are reset while nobody uses them, or the chips that "
         "are reset with them; dry-run only announces it",
     )
-    hot_reset_idle_s: float = Field(
+    hot_reset_idle_s: float = setting(
         default=60.0, ge=0, le=86400, description="seconds for which nobody must have used the chips before a reset"
     )
-    hot_resets_per_hour: int = Field(
+    hot_resets_per_hour: int = setting(
         default=2, ge=1, le=60, description="how often the same chips are reset within an hour, at most"
     )
-    reset_config_dir: Path = Field(
+    reset_config_dir: Path = setting(
         default=Path("/user/restore/reset"), description="the folder to which reset-config-<job> is mirrored"
     )
-    data_trace_dir: Path = Field(
+    data_trace_dir: Path = setting(
         default=Path("/user/cluster-info/datatrace-config"),
         description="the folder to which data-trace-<job> is mirrored",
     )
-    telemetry: bool = Field(
+    telemetry: bool = setting(
         default=False,
         description="whether /metrics has what the chips do (utilization, memory, temperature, power, …) and which "
         "containers use them, with the names of MindCluster's npu-exporter",
     )
-    telemetry_interval_s: float = Field(
+    telemetry_interval_s: float = setting(
         default=5.0,
         ge=0.5,
         le=300,
         description="seconds for which a measured value of a chip is kept; scrapes in this time read the driver once",
-        json_schema_extra=RELOADED,
+        reloaded=True,
     )
-    http_address: Address = Field(
+    http_address: str = setting(
         default=":11251",
+        parse=checked_address,
         description="the address of the probes and /metrics; without a host: every address, IPv6 included",
     )
 
@@ -203,11 +207,9 @@ class Settings(DriverSettings, DaemonSettings):
             self.hot_reset == "dry-run", self.hot_reset_idle_s, self.hot_resets_per_hour, self.pod_resources_socket
         )
 
-    @model_validator(mode="after")
-    def _reads_often_enough(self) -> Self:
+    def __post_init__(self) -> None:
         if self.scan_period_s > self.stale_s / 2:
-            raise ValueError(
+            raise InvalidValue(
                 f"scan_period_s: {self.scan_period_s:g} is more than half of stale_s ({self.stale_s:g}): healthy chips "
                 "would count as unhealthy between two readings"
             )
-        return self

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, Literal, TypeVar
 
 import structlog
 
-from ascend.daemon.settings import POLL_S, RELOADED, DaemonSettings, SettingsSource
+from ascend.daemon.setting import settings_of
+from ascend.daemon.settings import POLL_S, DaemonSettings, SettingsSource
 from ascend.errors import InvalidValue
 from ascend.observe.logs import set_level
 
@@ -80,14 +82,18 @@ class SettingsReload(Generic[D]):
         except InvalidValue as error:
             log.warning("reloaded settings are invalid, the old ones stay", error=error.message)
             return "refused"
-        fields = type(self.settings).model_fields
-        changed = [name for name in fields if getattr(fresh, name) != getattr(self.settings, name)]
-        applicable = [name for name in changed if fields[name].json_schema_extra == RELOADED]
+        declared = settings_of(type(self.settings))
+        changed = [name for name in declared if getattr(fresh, name) != getattr(self.settings, name)]
+        applicable = [name for name in changed if declared[name].is_reloaded]
+        try:
+            settings = replace(self.settings, **{name: getattr(fresh, name) for name in applicable})
+        except InvalidValue:  # they break a rule together with the old value of a setting that needs a restart
+            applicable = []
         self.awaiting_restart = tuple(name for name in changed if name not in applicable)
         if self.awaiting_restart:
             log.warning("changed settings need a restart", fields=self.awaiting_restart)
         if applicable:
-            self.settings = self.settings.model_copy(update={name: getattr(fresh, name) for name in applicable})
+            self.settings = settings
             set_level(self.settings.log_level)
             self._apply(self.settings)
             log.info("applied changed settings", **{name: str(getattr(fresh, name)) for name in applicable})

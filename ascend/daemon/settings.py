@@ -6,67 +6,56 @@
 import argparse
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
-
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from ascend.addresses import split_address
+from ascend.daemon.setting import setting, settings_of
 from ascend.errors import InvalidValue
-from ascend.grammar import a
-
-S = TypeVar("S", bound=BaseSettings)
 
 DISTRIBUTION: Final = "ascend-affinity"
 """The package whose version is the version of all programs."""
 
-RELOADED: Final[dict[str, Any]] = {"reload": True}
-"""The ``json_schema_extra`` of a field whose changes apply while the program runs; all others need a restart."""
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSettings:
+    """The settings of a program: a dataclass, in which each field is a ``setting``.
+
+    ``SettingsSource`` and ``fixed_settings`` check the value of each; the constructor does not. Rules for several
+    settings are checked by ``__post_init__``, which raises InvalidValue with a sentence that names them.
+    """
+
+    prefix: ClassVar[str] = ""
+    """Of the environment variables."""
+
+    ignores_unknown: ClassVar[bool] = False
+    """Whether the file may have settings of another program."""
 
 
-def _upper(value: object) -> object:
-    return value.upper() if isinstance(value, str) else value
-
-
-class DaemonSettings(BaseSettings):
+@dataclass(frozen=True, kw_only=True)
+class DaemonSettings(ProgramSettings):
     """The settings that every daemon has."""
 
-    kubeconfig: str | None = Field(
+    kubeconfig: str | None = setting(
         default=None, description="the path of a kubeconfig; the pod's service account if not given"
     )
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = Field(
-        default="INFO", description="the lowest level that is logged", json_schema_extra=RELOADED
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting(
+        default="INFO", description="the lowest level that is logged", parse=str.upper, reloaded=True
     )
 
 
 def checked_address(text: str) -> str:
-    """Return the text if it is an address to listen on; a validator for pydantic.
+    """Return the text if it is an address to listen on: host and port; port 0 selects a free one.
 
     Raises:
-        ValueError: it is not.
+        InvalidValue: it is not.
     """
-    try:
-        split_address(text)
-    except InvalidValue as error:
-        raise ValueError(str(error)) from error
+    split_address(text)
     return text
 
-
-Address = Annotated[str, AfterValidator(checked_address)]
-"""Host and port to listen on, like ``0.0.0.0:8080``; port 0 selects a free one."""
 
 POLL_S: Final = 2.0
 """Seconds between checks of files that may change."""
@@ -85,11 +74,14 @@ def file_identity(path: Path) -> FileIdentity:
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
+S = TypeVar("S", bound=ProgramSettings)
+
+
 class SettingsSource(Generic[S]):
     """The sources of a program's settings. They can be read again.
 
     Args:
-        kind: the class of the settings; its ``model_config`` has the prefix of environment variables.
+        kind: the class of the settings.
         program: the program's name, for the help text.
         arguments: the command line without the program; ``sys.argv`` if not given.
         options: further flags, for the help text; the caller has removed them from the arguments.
@@ -106,9 +98,8 @@ class SettingsSource(Generic[S]):
         self._kind = kind
         self._program = program
         self._options = [options] if options is not None else []
-        prefix = kind.model_config.get("env_prefix", "")
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        finder.add_argument("--config", default=os.environ.get(f"{prefix}CONFIG"))
+        finder.add_argument("--config", default=os.environ.get(f"{kind.prefix}CONFIG"))
         found, self._flags = finder.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
         self.file = Path(found.config) if found.config else None
         """The settings file, the only source that can change while the program runs."""
@@ -125,26 +116,40 @@ class SettingsSource(Generic[S]):
             InvalidValue: a setting is wrong; the message has a line for each.
             SystemExit: the flags request help or the version, or one of them is unknown.
         """
-        program, flags, options = self._program, self._flags, self._options
+        flags = self._read_flags()
         self._seen = self._identity()  # before the file is read, so that a later change is noticed
         from_file = _read_file(self.file) if self.file is not None else {}
+        return _checked(self._kind, from_file | _read_environment(self._kind) | flags)
 
-        def sources(settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-            parser = argparse.ArgumentParser(
-                prog=program, description=settings_cls.__doc__, allow_abbrev=False, parents=options
+    def _read_flags(self) -> dict[str, object]:
+        parser = argparse.ArgumentParser(
+            prog=self._program, description=self._kind.__doc__, allow_abbrev=False, parents=self._options
+        )
+        parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
+        parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
+        settings = settings_of(self._kind)
+        for name, each in settings.items():
+            parser.add_argument(
+                _flag(name),
+                dest=name,
+                action="append" if each.is_list else "store",
+                metavar=each.shown_kind,
+                help=each.help.replace("%", "%%"),
             )
-            parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
-            shown = f"{program} {version(DISTRIBUTION)}"
-            parser.add_argument("--version", action="version", version=shown, help="show the version and exit")
-            cli: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
-                settings_cls, cli_parse_args=flags, cli_kebab_case=True, root_parser=parser, cli_hide_none_type=True
-            )
-            return cli, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, from_file)
-
-        return _read(self._kind, program, sources)
+        found = vars(parser.parse_args(self._flags))
+        given = {name: found[name] for name in settings if found[name] is not None}
+        return {name: _listed(value, name) if settings[name].is_list else value for name, value in given.items()}
 
     def _identity(self) -> FileIdentity:
         return file_identity(self.file) if self.file is not None else None
+
+
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_flag: object) -> None:
+        from importlib.metadata import version  # a daemon does not need it
+
+        sys.stdout.write(f"{parser.prog} {version(DISTRIBUTION)}\n")
+        parser.exit()
 
 
 def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object]) -> S:
@@ -156,69 +161,68 @@ def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object
         InvalidValue: a setting is wrong; the message has a line for each.
     """
     from_file = _read_file(file) if file is not None else {}
-    merged = {key.replace("-", "_"): value for key, value in (*from_file.items(), *values.items())}
-    return _read(kind, "", lambda settings_cls: (InitSettingsSource(settings_cls, merged),))
+    return _checked(kind, {key.replace("-", "_"): value for key, value in (*from_file.items(), *values.items())})
 
 
-def _read(
-    kind: type[S], program: str, sources: Callable[[type[BaseSettings]], tuple[PydanticBaseSettingsSource, ...]]
-) -> S:
-    class Sourced(kind):  # type: ignore[valid-type,misc]  # its sources differ from call to call
-        model_config = SettingsConfigDict(cli_prog_name=program)
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], **_sources: PydanticBaseSettingsSource
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return sources(settings_cls)
 
-    Sourced.__doc__ = kind.__doc__
+def _read_environment(kind: type[ProgramSettings]) -> dict[str, object]:
+    given: dict[str, object] = {}
+    for name, each in settings_of(kind).items():
+        variable = f"{kind.prefix}{name}".upper()
+        if (text := os.environ.get(variable)) is not None:
+            given[name] = _decoded(text, f"the variable {variable}") if each.is_list else text
+    return given
+
+
+def _listed(texts: list[str], name: str) -> object:
+    """Return the list for a flag that may be repeated, each time with JSON or texts with commas between them."""
+    items: list[object] = []
+    for text in texts:
+        more = _decoded(text, _flag(name)) if text.startswith("[") else text.split(",")
+        if isinstance(more, InvalidValue):
+            return more
+        items += more if isinstance(more, list) else [more]
+    return items
+
+
+def _decoded(text: str, what: str) -> object:
+    """Return what JSON says; in place of the value an error, which is reported unless another source has the value."""
     try:
-        return Sourced()
-    except ValidationError as error:
-        raise _invalid(error, kind.model_fields) from error
-    except SettingsError as error:
-        raise _undecodable(error, kind) from error
+        return json.loads(text)
+    except ValueError:
+        return InvalidValue(f'{what} must be JSON, like ["a", "b"]')
 
 
-_INVALID: Final = "the settings are not valid:"
-_TYPE = re.compile(r"Input should be a valid (?P<type>\w+).*", re.DOTALL)
+def _checked(kind: type[S], given: Mapping[str, object]) -> S:
+    settings = settings_of(kind)
+    values: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, each in settings.items():
+        if name in given:
+            try:
+                values[name] = each.convert(given[name])
+            except InvalidValue as error:
+                wrong.append(error.message)
+        elif each.default is MISSING:
+            wrong.append(f"{name}: must be given")
+    if not kind.ignores_unknown:
+        wrong += (f"{name}: {_unknown(name, settings)} (got {given[name]!r})" for name in given if name not in settings)
+    if not wrong:
+        try:
+            return kind(**values)
+        except InvalidValue as error:
+            wrong.append(error.message)
+    raise InvalidValue("\n  ".join(("the settings are not valid:", *wrong)))
 
 
-def _invalid(error: ValidationError, fields: Collection[str]) -> InvalidValue:
-    lines = [_INVALID]
-    for each in error.errors():
-        field = ".".join(map(str, each["loc"]))
-        if each["type"] == "value_error":
-            sentence = str(each["ctx"]["error"])
-        elif each["type"] == "extra_forbidden":
-            import difflib  # only a misspelt setting needs it
+def _unknown(name: str, known: Collection[str]) -> str:
+    import difflib  # only a misspelt setting needs it
 
-            similar = difflib.get_close_matches(field, fields, n=1)
-            sentence = f"there is no such setting{f'; did you mean {similar[0]}?' if similar else ''}"
-        else:
-            sentence = _sentence(each["msg"])
-        # A validator of several fields names them itself, and its input is all settings.
-        given = f" (got {each['input']!r})" if each["type"] != "missing" else ""
-        lines.append(f"  {field}: {sentence}{given}" if field else f"  {sentence}")
-    return InvalidValue("\n".join(lines))
-
-
-def _sentence(message: str) -> str:
-    """Return a message of pydantic as the end of a sentence about a setting."""
-    if message == "Field required":
-        return "must be given"
-    if wrong_type := _TYPE.fullmatch(message):
-        return "must be true or false" if wrong_type["type"] == "boolean" else f"must be {a(wrong_type['type'])}"
-    return re.sub("^(Input|String) should", "must", message)
-
-
-def _undecodable(error: SettingsError, kind: type[BaseSettings]) -> InvalidValue:
-    found = re.search(r'field "(\w+)"', str(error))
-    if found is None:
-        return InvalidValue(f"{_INVALID}\n  {error}")
-    variable = f"{kind.model_config.get('env_prefix', '')}{found[1]}".upper()
-    return InvalidValue(f'{_INVALID}\n  {found[1]}: the variable {variable} must be JSON, like ["a", "b"]')
+    similar = difflib.get_close_matches(name, known, n=1)
+    return f"there is no such setting{f'; did you mean {similar[0]}?' if similar else ''}"
 
 
 def _yaml(text: str) -> object:

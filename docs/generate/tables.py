@@ -2,15 +2,13 @@
 
 import typing
 from collections.abc import Iterator
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
-from pydantic_settings import BaseSettings
 
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.cluster_gauges import ClusterGauges
@@ -18,7 +16,8 @@ from allocator.rules.job_kinds import JOB_KINDS
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.observable import Observable
-from ascend.daemon.settings import RELOADED, fixed_settings
+from ascend.daemon.setting import Setting, settings_of
+from ascend.daemon.settings import ProgramSettings, fixed_settings
 from ascend.reasons import Category, Reason
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.metrics import Metrics
@@ -30,22 +29,22 @@ from npuctl.reading.objects import ClusterObjects
 from tests.cluster.binaries import KUBERNETES_VERSION
 from tests.cluster.controllers import CONTROLLERS
 
-_BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_KINDS: Final = {bool: "true or false", float: "number", int: "number"}
+_BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤"}
+_KINDS: Final = {bool: "true or false", float: "number", int: "number", Path: "path"}
 
 
-def settings_table(settings: type[BaseSettings], *, reloads: bool) -> Iterator[str]:
+def settings_table(kind: type[ProgramSettings], *, reloads: bool) -> Iterator[str]:
     """Yield the lines of the table of all settings of a program.
 
     Args:
-        settings: the settings of the program.
+        kind: the class of the program's settings.
         reloads: whether the program applies some of them without a restart; ``*`` marks these.
     """
     yield "| setting | default | values | meaning |"
     yield "|---|---|---|---|"
-    for name, field in sorted(settings.model_fields.items()):
-        mark = " *" if reloads and field.json_schema_extra == RELOADED else ""
-        yield f"| `{name}`{mark} | {_default(field)} | {_values(field)} | {_text(field.description or '')} |"
+    for name, setting in sorted(settings_of(kind).items()):
+        mark = " *" if reloads and setting.is_reloaded else ""
+        yield f"| `{name}`{mark} | {_default(setting)} | {_values(setting)} | {_text(setting.meta.description or '')} |"
 
 
 def _text(text: str) -> str:
@@ -53,32 +52,26 @@ def _text(text: str) -> str:
     return text.replace("<", "&lt;")
 
 
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
+def _default(setting: Setting) -> str:
+    if setting.default is MISSING:
         return "must be given"
-    if isinstance(field.default, bool):
-        return f"`{field.default}`".lower()
-    return f"`{field.default}`" if field.default not in (None, "", []) else "-"
+    if isinstance(setting.default, bool):
+        return f"`{setting.default}`".lower()
+    return f"`{setting.default}`" if setting.default not in (None, "", []) else "-"
 
 
-def _values(field: FieldInfo) -> str:
-    if typing.get_origin(field.annotation) is list:
-        return f"list of {_choices(typing.get_args(field.annotation)[0])}"
-    # pydantic keeps each bound of a field as an object with one attribute.
-    bounds = [
-        f"{sign} {getattr(each, name)}"
-        for each in field.metadata
-        for name, sign in _BOUNDS.items()
-        if hasattr(each, name)
-    ]
-    return " ".join(filter(None, (_choices(field.annotation), ", ".join(bounds))))
+def _values(setting: Setting) -> str:
+    if setting.is_list:
+        return f"list of {_choices(setting.item)}"
+    bounds = {sign: getattr(setting.meta, name) for name, sign in _BOUNDS.items()}
+    shown = ", ".join(f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None)
+    return " ".join(filter(None, (_choices(setting.item), shown)))
 
 
-def _choices(annotation: Any) -> str:
-    if typing.get_origin(annotation) is Literal:
-        return ", ".join(f"`{each}`" for each in typing.get_args(annotation))
-    (kind,) = [each for each in typing.get_args(annotation) if each is not type(None)] or [annotation]
-    return "path" if kind.__name__ == "Path" else _KINDS.get(kind, "text")
+def _choices(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return ", ".join(f"`{each}`" for each in typing.get_args(kind))
+    return _KINDS.get(kind, "text")
 
 
 def metrics_table(registry: CollectorRegistry) -> Iterator[str]:

@@ -4,16 +4,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from pydantic import Field
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
+from ascend.daemon.setting import setting
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
 from ascend.grammar import count
@@ -32,11 +33,12 @@ PROGRAM: Final = "npuctl doctor"
 _MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
 
+@dataclass(frozen=True, kw_only=True)
 class NodeSettings(Settings):
     """Check this node. The settings are those of ascend-device-plugin."""
 
-    node_name: str = Field(
-        default_factory=os.uname().nodename.lower,
+    node_name: str = setting(
+        default=os.uname().nodename.lower(),
         description="this node's name; the host's name if not given",
     )
 

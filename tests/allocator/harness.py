@@ -19,6 +19,7 @@ from allocator.app import AllocatorApp
 from allocator.settings import Settings
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE
+from ascend.daemon.settings import fixed_settings
 from ascend.kube.lease import boot_time
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
@@ -240,7 +241,8 @@ async def running(
     """An allocator for this server; ``more`` are settings."""
     kubeconfig = write_kubeconfig(folder, server)
     fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address}
-    settings = Settings(kubeconfig=str(kubeconfig), **{**fields, "webhooks": ["bindings", "pods"], **more})
+    given = {"kubeconfig": str(kubeconfig), **fields, "webhooks": ["bindings", "pods"], **more}
+    settings = fixed_settings(Settings, None, given)
     async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:
         if synced:
             await app.synced()

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,8 @@ import yaml
 
 from allocator.settings import Settings as AllocatorSettings
 from allocator.state.kinds import watched_kinds
-from ascend.daemon.settings import RELOADED, SettingsSource
+from ascend.daemon.setting import settings_of
+from ascend.daemon.settings import SettingsSource
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
@@ -263,7 +265,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
     assert (plain.driver, plain.injection, plain.readmission) == ("dcmi", "auto", "automatic")
     # The chart has the program's defaults, so that they are documented once.
     defaults = DevicePluginSettings(node_name="n1")
-    assert plain.model_dump() == defaults.model_dump()
+    assert plain == defaults
     assert _plugin_settings(helm.render(*SIMULATED), tmp_path).injection == "runtime"
     changed = _plugin_settings(helm.render(*VARIANTS["everything set"]), tmp_path)
     assert (changed.recovery_hold_s, changed.readmission, changed.injection) == (30, "manual", "cdi")
@@ -306,8 +308,7 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
     name = path.rpartition(".")[2]
     snake = field.get(path, "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
     snake = snake.replace("_seconds", "_s").replace("ca_file", "kubelet_ca_file")
-    extra = DevicePluginSettings.model_fields[snake].json_schema_extra
-    assert (extra == RELOADED) != rolls
+    assert settings_of(DevicePluginSettings)[snake].is_reloaded != rolls
 
 
 def test_either_half_of_the_chart_can_be_left_out() -> None:
@@ -352,8 +353,8 @@ def test_each_pool_overrides_only_what_it_names(tmp_path: Path, monkeypatch: pyt
     assert [_component(item) for item in items if item["kind"] == "DaemonSet"] == list(names)
     common, a3, lab = (_plugin_settings(items, tmp_path, name) for name in names)
     plain = _plugin_settings(helm.render(), tmp_path)
-    assert common.model_dump() == plain.model_dump()
-    assert {name for name, value in a3.model_dump().items() if value != getattr(plain, name)} == {
+    assert common == plain
+    assert {name for name, value in asdict(a3).items() if value != getattr(plain, name)} == {
         "injection",
         "scan_period_s",
     }

@@ -20,7 +20,7 @@ from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
 from sandbox.simulated_chips import save_server
 from tests.device_plugin.node import HEALTHY
-from tests.device_plugin.whole import Whole, whole_node
+from tests.device_plugin.whole import Whole, as_given, whole_node
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -115,7 +115,7 @@ class Program:
 
 @asynccontextmanager
 async def program(whole: Whole, **changes: Any) -> AsyncIterator[Program]:
-    settings = whole.settings(**changes).model_dump(exclude_none=True, mode="json")
+    settings = as_given(whole.settings(**changes))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

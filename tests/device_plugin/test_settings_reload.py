@@ -15,7 +15,7 @@ from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from device_plugin.settings import Settings
 from tests.device_plugin.api import running, until
 from tests.device_plugin.test_telemetry import by_chip, scrape, until_scraped
-from tests.device_plugin.whole import Whole, whole_node
+from tests.device_plugin.whole import Whole, as_given, whole_node
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _files_are_looked_at_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: Path, whole: Whole, **changes: object) -> None:
-    settings = whole.settings(host_ip="10.0.0.1").model_dump(exclude_none=True, mode="json") | changes
+    settings = as_given(whole.settings(host_ip="10.0.0.1")) | changes
     path.write_text(yaml.safe_dump(settings))
 
 

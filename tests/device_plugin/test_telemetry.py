@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from ascend.chips import RESOURCE
+from ascend.daemon.settings import fixed_settings
+from ascend.errors import InvalidValue
 from ascend.kube.objects import PODS
 from ascend.slices import ContainerKind, ContainerRequest, deal, effective_request
 from device_plugin.app import Plugin
@@ -223,8 +225,8 @@ async def test_a_chip_whose_measuring_hangs_is_healthy_allocated_and_ends_with_t
 
 @pytest.mark.parametrize("setting", [{"telemetry_interval_s": 0.4}, {"telemetry_interval_s": 301}])
 def test_the_interval_is_bounded(setting: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="telemetry_interval_s"):
-        Settings(node_name="n1", **setting)  # type: ignore[arg-type]  # a number
+    with pytest.raises(InvalidValue, match="telemetry_interval_s"):
+        fixed_settings(Settings, None, {"node_name": "n1", **setting})
 
 
 @given(st.dictionaries(st.sampled_from(Quantity), st.floats() | st.integers(-(1 << 63), 1 << 64).map(float)))

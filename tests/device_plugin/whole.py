@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL, Grant
 from ascend.chips import RESOURCE, ChipSet, chip_set, parse_chip_name, parse_names
+from ascend.daemon.settings import fixed_settings
 from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
 from ascend.slices import ContainerKind, ContainerRequest
@@ -15,6 +17,12 @@ from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 from tests.device_plugin.api import NODE, running, until
+
+
+def as_given(settings: Settings) -> dict[str, object]:
+    """Return settings as a file has them."""
+    found = asdict(settings).items()
+    return {name: str(value) if isinstance(value, Path) else value for name, value in found if value is not None}
 
 
 class Whole:
@@ -38,8 +46,10 @@ class Whole:
         return self.watch.objects.get(f"default/{name}")
 
     def settings(self, **changes: Any) -> Settings:
-        return Settings(
-            **{
+        return fixed_settings(
+            Settings,
+            None,
+            {
                 "node_name": NODE,
                 "kubeconfig": str(self.cluster.write_kubeconfig("plugin")),
                 "device_plugin_dir": self.node.kubelet.socket_dir,
@@ -52,7 +62,7 @@ class Whole:
                 "injection": "both",
                 "http_address": "127.0.0.1:0",
                 **changes,
-            }
+            },
         )
 
     @asynccontextmanager

@@ -29,7 +29,7 @@ from npuctl.doctor.kubelet import check_readiness
 from sandbox.simulated_chips import save_server
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.conftest import folder
-from tests.device_plugin.whole import Whole, whole_node
+from tests.device_plugin.whole import Whole, as_given, whole_node
 
 __all__ = ["folder"]
 
@@ -324,7 +324,7 @@ async def command(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 
 async def test_the_command_reads_the_plugins_settings_and_prints_json(whole: Whole) -> None:
-    flags = whole.settings().model_dump(exclude_none=True, mode="json")
+    flags = as_given(whole.settings())
     config = whole.node.state_file.with_name("settings.yaml")
     config.write_text(json.dumps(flags))
     status, out, err = await command("-o", "json", ASCEND_DP_CONFIG=str(config))

@@ -8,6 +8,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
+from ascend.daemon.settings import fixed_settings
 from ascend.observe.logs import configure_logs
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
@@ -53,7 +54,7 @@ def _run(settings: dict[str, Any], log: Path) -> None:
     with log.open("a") as stream:
         configure_logs("ascend-device-plugin", level="INFO", stream=stream)
         try:
-            asyncio.run(Plugin(Settings(**settings)).run())
+            asyncio.run(Plugin(fixed_settings(Settings, None, settings)).run())
         except Exception as error:  # noqa: BLE001 - every error must be in the log of the soak
             stream.write(f"ended: {error!r}\n")
             sys.exit(1)

@@ -16,6 +16,7 @@ from allocator.settings import Settings
 from allocator.state.job import Job
 from ascend.annotations import ALLOCATED, RANK
 from ascend.chips import chip_set, parse_names
+from ascend.daemon.settings import fixed_settings
 from ascend.errors import Conflict, NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, PODS, Pod
@@ -211,7 +212,7 @@ async def running(
         for name in names:
             await asyncio.to_thread(controllers.start, cluster, name, folder, flags.get(name, ()))
         addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}
-        settings = Settings(kubeconfig=str(cluster.kubeconfig_path), **{**addresses, **more})
+        settings = fixed_settings(Settings, None, {"kubeconfig": str(cluster.kubeconfig_path), **addresses, **more})
         app = await stack.enter_async_context(AllocatorApp(settings))
         await app.synced()
         client = await stack.enter_async_context(await KubeClient.connect(str(cluster.kubeconfig_path)))

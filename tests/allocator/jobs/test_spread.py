@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from allocator.rules.job_kinds import VOLCANO
 from allocator.settings import Settings
 from ascend.annotations import Grant
-from ascend.errors import Refusal
+from ascend.daemon.settings import fixed_settings
+from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Category, Reason
@@ -75,8 +76,8 @@ def test_a_setting_allows_to_share_a_server(pods_of: object) -> None:
 
 
 def test_a_setting_must_name_a_product() -> None:
-    with pytest.raises(ValueError, match="is not a product"):
-        Settings(sharing_products=["A4"])
+    with pytest.raises(InvalidValue, match="is not a product"):
+        fixed_settings(Settings, None, {"sharing_products": ["A4"]})
 
 
 def test_a_gang_with_fewer_servers_than_pods_does_not_fit() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -164,9 +164,9 @@ def test_a_note_that_is_too_long_is_not_written() -> None:
     [([], False, 4.0), (["pods"], False, 4.0), (["bindings"], False, DOUBT_S - 15.0), (["bindings"], True, 4.0)],
 )
 def test_where_others_bind_a_dead_leaders_successor_waits_as_long_as_they_may(
-    webhooks: list[str], *, fence: bool, settle_s: float
+    webhooks: list[Literal["bindings", "pods", "gates"]], *, fence: bool, settle_s: float
 ) -> None:
-    settings = Settings.model_validate({"leader_election": True, "webhooks": webhooks, "fence": fence})
+    settings = Settings(leader_election=True, webhooks=webhooks, fence=fence)
     made: Any = Leadership(settings, None, None, None, boot_s=lambda: 0.0, now_ns=lambda: 0)  # type: ignore[arg-type]
     assert made._leader._settle_s == settle_s
 
@@ -190,7 +190,7 @@ async def test_a_note_that_cannot_be_read_is_waited_out() -> None:
             """At once."""
 
     _, handover = promising()
-    settings = Settings.model_validate({"leader_election": True})
+    settings = Settings(leader_election=True)
     made: Any = Leadership(settings, None, Informers(), handover, boot_s=loop.time, now_ns=lambda: 0)  # type: ignore[arg-type]
     made._leader = Leader()
     await made.enter()

@@ -5,24 +5,31 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
 
 from ascend.daemon.reload import Outcome, SettingsReload
-from ascend.daemon.settings import RELOADED, DaemonSettings, SettingsSource
+from ascend.daemon.setting import setting
+from ascend.daemon.settings import DaemonSettings, SettingsSource
+from ascend.errors import InvalidValue
 from tests.device_plugin.api import running, until
 
 
+@dataclass(frozen=True, kw_only=True)
 class Settings(DaemonSettings):
     """A program's settings."""
 
-    model_config = SettingsConfigDict(env_prefix="T_", extra="forbid")
+    prefix: ClassVar[str] = "T_"
 
-    hold_s: float = Field(default=1.0, ge=0, json_schema_extra=RELOADED)
+    hold_s: float = setting(default=1.0, ge=0, reloaded=True)
     port: int = 1
+
+    def __post_init__(self) -> None:
+        if self.hold_s > 50 and self.port == 1:
+            raise InvalidValue("hold_s: more than 50 needs another port")
 
 
 class Program:
@@ -108,6 +115,14 @@ async def test_settings_that_need_a_restart_are_named_and_others_applied(
     file.write_text("hold_s: 7\n")
     assert await program.reload.reload() == "unchanged"
     assert not program.reload.awaiting_restart
+
+
+async def test_a_setting_that_needs_the_new_value_of_another_waits_for_the_restart_too(file: Path) -> None:
+    program = Program(file)
+    file.write_text("hold_s: 60\nport: 2\nlog_level: DEBUG\n")
+    assert await program.reload.reload() == "needs_restart"
+    assert program.reload.awaiting_restart == ("log_level", "hold_s", "port")
+    assert (program.reload.settings, program.applied) == (Settings(), [])
 
 
 async def test_a_flag_wins_over_the_changed_file(file: Path) -> None:
