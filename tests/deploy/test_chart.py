@@ -43,6 +43,7 @@ VARIANTS = {
         *("--set", "devicePlugin.injection=cdi,devicePlugin.cdiDir=/etc/cdi"),
         *("--set", "devicePlugin.jobFiles.enabled=true,devicePlugin.jobFiles.resetConfigDir=/srv/reset"),
         *("--set-json", 'devicePlugin.telemetry={"enabled":true,"intervalSeconds":0.5}'),
+        *("--set-json", 'devicePlugin.hotReset={"mode":"on","idleSeconds":90,"perHour":1}'),
         *("--set", "devicePlugin.health.readmission=manual,devicePlugin.health.recoveryHoldSeconds=30"),
         *("--set", "devicePlugin.maxUnavailable=25%,devicePlugin.podAnnotations.note=yes"),
         *("--set", "devicePlugin.seLinuxOptions.type=container_device_plugin_t"),
@@ -270,6 +271,24 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
     changed = _plugin_settings(helm.render(*VARIANTS["everything set"]), tmp_path)
     assert (changed.recovery_hold_s, changed.readmission, changed.injection) == (30, "manual", "cdi")
     assert (changed.log_level, changed.telemetry, changed.telemetry_interval_s) == ("DEBUG", True, 0.5)
+    assert (changed.hot_reset, changed.hot_reset_idle_s, changed.hot_resets_per_hour) == ("on", 90, 1)
+
+
+@pytest.mark.parametrize("mode", ["off", "dry-run", "on"])
+def test_resets_are_set_for_all_nodes_or_for_a_pool(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    everywhere = helm.render("--set", f"devicePlugin.hotReset.mode={mode}")
+    assert _plugin_settings(everywhere, tmp_path).hot_reset == mode
+    items = helm.render("--set", f"devicePlugin.pools.a3.hotReset.mode={mode}")
+    assert _plugin_settings(items, tmp_path, "device-plugin-a3").hot_reset == mode
+    assert _plugin_settings(items, tmp_path).hot_reset == "off"
+
+
+def test_a_mode_of_resets_without_quotes_is_refused_with_the_reason(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("devicePlugin: {hotReset: {mode: on}}\n")
+    with pytest.raises(helm.HelmError, match=r"(?s)hotReset.*mode.*'off', 'dry-run', 'on'"):
+        helm.render("--values", str(values))
 
 
 @pytest.mark.parametrize(
@@ -285,6 +304,9 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
         ("devicePlugin.jobFiles.enabled=true", True),
         ("devicePlugin.hangDetection.minutes=9", True),
         ("devicePlugin.telemetry.enabled=true", True),
+        ("devicePlugin.hotReset.mode=dry-run", True),
+        ("devicePlugin.hotReset.idleSeconds=90", True),
+        ("devicePlugin.hotReset.perHour=1", True),
         ("devicePlugin.chooseChips=true", True),
         ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
         ("devicePlugin.driver.dcmi.diePolicy=independent", True),
@@ -301,6 +323,9 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
         "driver.dcmi.library": "dcmi_library",
         "jobFiles.enabled": "job_files",
         "hangDetection.minutes": "hang_minutes",
+        "hotReset.mode": "hot_reset",
+        "hotReset.idleSeconds": "hot_reset_idle_s",
+        "hotReset.perHour": "hot_resets_per_hour",
         "telemetry.enabled": "telemetry",
         "telemetry.intervalSeconds": "telemetry_interval_s",
     }

@@ -124,6 +124,11 @@ cdi_dir: {{ .cdiDir }}
 hang_detection: {{ .enabled }}
 hang_minutes: {{ .minutes }}
 {{- end }}
+{{- with .hotReset }}
+hot_reset: {{ .mode | quote }}
+hot_reset_idle_s: {{ .idleSeconds }}
+hot_resets_per_hour: {{ .perHour }}
+{{- end }}
 {{- with .jobFiles }}
 job_files: {{ .enabled }}
 {{- if .enabled }}
