@@ -72,7 +72,7 @@ def _packed(
     for equals in sorted(kinds.values(), key=key):
         request, allowed = equals[0].request, gang.allowed(equals[0])
         if not seats and (room := board.room(request, allowed)) < len(equals):
-            return _Misfit(board, request, allowed, room, is_full=True)
+            return _Misfit(board, request, allowed, room, equals=len(equals))
         found = yield from board.take(request, len(equals), allowed)
         if len(found) < len(equals):
             return _Misfit(board, request, allowed, len(seats) + len(found))
@@ -267,14 +267,15 @@ class _Misfit(msgspec.Struct, frozen=True):
         request: what the next one requests.
         allowed: names of the only nodes for the next one; None for every node.
         fitting: the number of members that fit.
-        is_full: no member was placed on the board; ``fitting`` members with this request would fit.
+        equals: how many members are like the next one, if no member was placed on the board; ``fitting`` of these would
+            fit, and the others were not examined. 0 if members were placed.
     """
 
     board: _Board
     request: ChipRequest
     allowed: Collection[str] | None
     fitting: int
-    is_full: bool = False
+    equals: int = 0
 
 
 def _is_of_request(reason: Reason) -> bool:
@@ -289,8 +290,13 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     else:
         fitting = f"only {count(misfit.fitting, 'fits', 'fit')} at once" if misfit.fitting else "none fits"
         next_one = f"{'another' if misfit.fitting else 'the first'} one ({count(request.chips, 'chip')})"
+        if misfit.equals == 1:
+            fitting = "one of them fits on no node"
+            next_one = f"this one ({count(request.chips, 'chip')})"
+        elif 0 < misfit.equals < len(gang.members):
+            fitting = f"of {misfit.equals} equal ones {fitting}"
         what = f"{len(gang.members)} pods must be placed together and {fitting}; for {next_one}"
-    reasons = misfit.board.reasons(request, misfit.allowed, is_full=misfit.is_full)
+    reasons = misfit.board.reasons(request, misfit.allowed, is_full=misfit.equals > 0)
     # In a defined order, so that the same state gives the same sentence.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
     if ordered:

@@ -70,6 +70,29 @@ def test_a_refusal_counts_what_larger_peers_take() -> None:
     assert re.search("5 pods .* 2 fit .*4 chips.* 2 NotEnoughChips", world.refusal(pods[0]).message)
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "sentence"),
+    [
+        (1, "one of them fits on no node; for this one (8 chips) no node matches its node selector"),
+        (2, "of 2 equal ones none fits; for the first one (8 chips) no node matches its node selector"),
+    ],
+)
+def test_a_refusal_is_not_said_of_the_pods_that_fit(elsewhere: int, sentence: str) -> None:
+    world = world_of(4)
+    pods = gang("train", 4)
+    world.add(*pods[elsewhere:], *(of_pool(each, "nowhere") for each in pods[:elsewhere]))
+    assert world.refusal(pods[3]).message == f"job default/train: 4 pods must be placed together and {sentence}"
+
+
+def test_a_refusal_counts_the_nodes_of_the_pods_that_lack_room() -> None:
+    world = world_of(5, pool="a")
+    world.add(node("b0", labels={"pool": "b"}), *(pods := gang("train", 2, minimum=4)))
+    world.add(*(of_pool(each, "b") for each in gang("train", 2, minimum=4, first=2)))
+    assert re.search(
+        r"4 pods .* of 2 equal ones only 1 fits at once; .*: 1 NotEnoughChips$", world.refusal(pods[0]).message
+    )
+
+
 def test_a_refusal_is_found_without_examining_every_node() -> None:
     def verdicts(nodes: int) -> int:
         world = world_of(nodes)
