@@ -18,7 +18,6 @@ from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY, GradualPlans
 from allocator.gangs.resuming import resume_gangs
 from allocator.rules.request import ChipRequest
-from allocator.rules.unsupported import without_effect
 from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -89,7 +88,7 @@ class DecisionEngine:
 
     def without_effect(self, pod: Pod) -> tuple[str, ...]:
         """What a pod or its job asks for without effect, one sentence for each."""
-        return without_effect(pod, self._cluster.jobs.job_of(pod).facts)
+        return self._cluster.jobs.without_effect(pod)
 
     def request_of(self, pod: Pod) -> ChipRequest:
         """The properties of a pod's request that rules depend on.

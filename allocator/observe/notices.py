@@ -10,7 +10,6 @@ from typing import Final
 import structlog
 
 from allocator.observe.refusal_events import Publish
-from allocator.rules.unsupported import without_effect
 from allocator.state.cluster import Cluster
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
@@ -71,7 +70,7 @@ class Notices:
             return
         job = self._cluster.jobs.job_of(pod)
         group = self._cluster.jobs.unserved_group(job)
-        if sentences := (*without_effect(pod, job.facts), *((group,) if group is not None else ())):
+        if sentences := (*self._cluster.jobs.without_effect(pod), *((group,) if group is not None else ())):
             told = str(job.key), "; ".join(sentences)
             if job.present + job.gated <= 1 and self._told.get(told) != pod.uid:
                 self._told.pop(told, None)  # a job of the same name, whose pods are gone with their Events

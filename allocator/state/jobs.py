@@ -2,17 +2,24 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
 from allocator.rules.job import JobKey, find_job, find_object, is_group
 from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
+from allocator.rules.job_settings import DECIDING
+from allocator.rules.unsupported import without_effect
 from allocator.state.discovery import Discovery
 from allocator.state.job import Job
 from allocator.state.owned import Owned, end_of
-from ascend.kube.job_objects import JobFacts, JobObject, settings_among
+from ascend.annotations import MIN_AVAILABLE
+from ascend.kube.job_objects import JobFacts, JobObject
 from ascend.kube.objects import Pod
-from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet, task_minima
+from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet, settings_among, task_minima
+
+_SETTINGS: Final = DECIDING | {MIN_AVAILABLE}
+_CORE_OWNERS: Final = {("apps/v1", "StatefulSet"): STATEFUL_SET, ("batch/v1", "Job"): INDEXED_JOB}
 
 
 class _Membership(msgspec.Struct, frozen=True, gc=False):
@@ -75,6 +82,27 @@ class Jobs:
             f"its pods name {job.kind} {job.key}, but the API server does not serve that kind, so each of them starts "
             "when there is room for it; install the kind, or state huawei.com/schedule_minAvailable on the pods"
         )
+
+    def without_effect(self, pod: Pod) -> tuple[str, ...]:
+        """What a pod or its job asks for without effect, one sentence for each."""
+        return (*without_effect(pod, self.job_of(pod).facts), *self._misplaced(pod))
+
+    def _misplaced(self, pod: Pod) -> Iterator[str]:
+        """Settings on the Job or StatefulSet of a pod, whose pods only have what is in their template."""
+        controller = pod.metadata.controller
+        kind = _CORE_OWNERS.get((controller.api_version, controller.kind)) if controller is not None else None
+        if controller is None or kind is None:
+            return
+        owner = self._owners.get(JobKey(pod.metadata.namespace, controller.name, kind))
+        if owner is None:
+            return
+        own = {"label": pod.metadata.labels, "annotation": pod.metadata.annotations}
+        for what, key in owner.settings:
+            if key not in own[what]:
+                yield (
+                    f"{what} {key} on {controller.kind} {pod.metadata.namespace}/{controller.name}: settings on a "
+                    f"{controller.kind} have no effect; write it in the metadata of its pod template"
+                )
 
     def gang(self, job: Job) -> Job | None:
         """The job, if its pods are placed together or not at all, or if that is unknown; else None."""
@@ -188,7 +216,10 @@ class Jobs:
         limit_s, started = None, ""
         if isinstance(owner, BatchJob):
             limit_s, started = owner.spec.active_deadline_seconds, owner.status.start_time
-        self._owners[_owned(owner)] = Owned(owner.size, owner.is_one_by_one, owner.uid, limit_s, started)
+        metadata = owner.metadata
+        written = (("label", metadata.labels), ("annotation", metadata.annotations))
+        settings = tuple((what, key) for what, keys in written for key in sorted(_SETTINGS.intersection(keys)))
+        self._owners[_owned(owner)] = Owned(owner.size, owner.is_one_by_one, owner.uid, limit_s, started, settings)
 
     def end_of(self, pod: Pod, now_s: float) -> float:
         """When a pod has to have ended, Unix seconds; infinite if that is unknown."""

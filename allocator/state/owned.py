@@ -17,6 +17,7 @@ class Owned(NamedTuple):
         uid: its uid.
         limit_s: the time after its start at which its pods are ended; None for no limit.
         started: when it started, as the API server writes it; empty if that is unknown.
+        settings: the keys of settings of its job that are written on itself, each as a label or an annotation.
     """
 
     size: int
@@ -24,6 +25,7 @@ class Owned(NamedTuple):
     uid: str = ""
     limit_s: int | None = None
     started: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 def end_of(pod: Pod, owner: Owned | None, source: JobFacts | None, now_s: float) -> float:

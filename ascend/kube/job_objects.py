@@ -10,20 +10,10 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.kube.objects import KubeObject, Metadata, Resource
-from ascend.kube.workloads import NETWORK_TOPOLOGY, NetworkTopology, task_minima
+from ascend.kube.workloads import NETWORK_TOPOLOGY, RAY_GANG, NetworkTopology, settings_among, task_minima
 
 LEADERS: Final = frozenset({"master", "chief", "launcher", "leader", "head", "headgroup"})
 """Names of parts of jobs that come first, in lower case."""
-
-_RAY_GANG: Final = "ray.io/gang-scheduling-enabled"
-
-_PREFIX: Final = "huawei.com/"
-_SETTINGS: Final = frozenset({
-    "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity", _RAY_GANG,
-    "fault-scheduling", "fault-retry-times", "pod-rescheduling", "process-recover-enable", "inferserviceid", "app",
-    "jobID",
-})  # fmt: skip
-"""Labels and annotations without a prefix that decide how a job is placed, or would where that is supported."""
 
 
 class JobPart(msgspec.Struct, frozen=True, gc=False):
@@ -142,11 +132,6 @@ class JobObject(KubeObject, frozen=True, kw_only=True):
 
     def _facts(self, parts: tuple[JobPart, ...], minimum: int | None, whole: int | None) -> JobFacts:
         return JobFacts(parts, minimum, whole, self.metadata.labels, self.metadata.annotations)
-
-
-def settings_among(values: dict[str, str]) -> dict[str, str]:
-    """The labels or annotations that may decide how a job is placed."""
-    return {key: value for key, value in values.items() if key in _SETTINGS or key.startswith(_PREFIX)}
 
 
 class _SchedulingPolicy(msgspec.Struct, rename="camel", frozen=True):
@@ -315,7 +300,7 @@ class RayCluster(JobObject, frozen=True, kw_only=True):
         head = JobPart("headgroup", 1, 0, 1, self.spec.head_group_spec.template.requests_chips)
         workers = [_part(each.group_name, each, _ray_workers(each, each.replicas)) for each in groups]
         whole = None
-        if self.metadata.labels.get(_RAY_GANG) == "true":
+        if self.metadata.labels.get(RAY_GANG) == "true":
             scales = self.spec.enable_in_tree_autoscaling
             whole = 1 + sum(_ray_workers(each, 0 if scales else each.replicas) for each in groups)
         return self._facts((head, *workers), None, whole)

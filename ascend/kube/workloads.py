@@ -1,6 +1,7 @@
 """Slim types for what the allocator reads of the owners of pods and of pod groups: how many pods belong together."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,21 @@ NETWORK_TOPOLOGY = "spec.networkTopology"
 
 TASK_MINIMA = "spec.minTaskMember"
 """Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
+
+RAY_GANG: Final = "ray.io/gang-scheduling-enabled"
+
+_PREFIX: Final = "huawei.com/"
+_SETTINGS: Final = frozenset({
+    "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity", RAY_GANG,
+    "fault-scheduling", "fault-retry-times", "pod-rescheduling", "process-recover-enable", "inferserviceid", "app",
+    "jobID",
+})  # fmt: skip
+"""Labels and annotations without a prefix that decide how a job is placed, or would where that is supported."""
+
+
+def settings_among(values: dict[str, str]) -> dict[str, str]:
+    """The labels or annotations that may decide how a job is placed."""
+    return {key: value for key, value in values.items() if key in _SETTINGS or key.startswith(_PREFIX)}
 
 
 def task_minima(tasks: Mapping[str, int], minimum: int) -> dict[str, str]:
@@ -51,11 +67,18 @@ class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
 
 class PodOwner(KubeObject, frozen=True, kw_only=True):
-    """An owner of pods; of its metadata only what identifies it is kept, to save memory."""
+    """An owner of pods; of its metadata only what identifies it and settings of its job are kept, to save memory."""
 
     def __post_init__(self) -> None:
         full = self.metadata
-        bare = Metadata(full.name, full.namespace, full.uid, full.resource_version)
+        bare = Metadata(
+            full.name,
+            full.namespace,
+            full.uid,
+            full.resource_version,
+            labels=settings_among(full.labels),
+            annotations=settings_among(full.annotations),
+        )
         msgspec.structs.force_setattr(self, "metadata", bare)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from ascend.annotations import MIN_AVAILABLE
 from npuctl.cli import app
 from tests.allocator.builders import noded_says
 from tests.npuctl.manifests import Json, as_list, member, node, parts, pod, pod_group, report
@@ -530,3 +531,17 @@ def test_what_has_no_effect_is_named_once_for_each_job(npuctl: Npuctl) -> None:
     (named,) = npuctl.plan(node("node-a"), node("node-b"), group, *pods)["without_effect"]
     assert (named["job"], named["name"]) == ("default/train", "train-0")
     assert named["message"].startswith("label fault-scheduling=grace: ")
+
+
+def test_a_setting_outside_of_the_pod_template_is_named(npuctl: Npuctl) -> None:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": pod("train", 8)["spec"]}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "train", "namespace": "default", "annotations": {MIN_AVAILABLE: "2"}},
+        "spec": {"parallelism": 2, "completions": 2, "completionMode": "Indexed", "template": template},
+    }
+    (named,) = npuctl.plan(node("node-a"), node("node-b"), job)["without_effect"]
+    assert named["message"].startswith(
+        f"annotation {MIN_AVAILABLE} on Job default/train: settings on a Job have no effect"
+    )

@@ -10,7 +10,8 @@ from allocator.rules.unsupported import without_effect
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.kube.events import Regarding
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Metadata, Pod
+from ascend.kube.workloads import StatefulSet
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP, World, owned_by, pod
 from tests.allocator.harness import events_of, pod_manifest, running, until
@@ -128,3 +129,17 @@ def test_a_group_whose_minimum_is_known_is_not_told(scene: Scene) -> None:
     assert scene.told(pod("g", 8, annotations={GROUP: "train"})) == []
     scene.world.cluster.jobs.unwatched(VOLCANO)
     assert scene.told(pod("m", 8, annotations={GROUP: "other", MIN_AVAILABLE: "2"})) == []
+
+
+@pytest.mark.parametrize("is_in_template", [True, False])
+def test_a_setting_on_the_object_and_not_in_its_template_is_told(scene: Scene, *, is_in_template: bool) -> None:
+    metadata = Metadata("train", "default", "u", annotations={MIN_AVAILABLE: "2", "other": "x"})
+    scene.world.cluster.jobs.owner_applied(StatefulSet(metadata=metadata))
+    annotations = {MIN_AVAILABLE: "2"} if is_in_template else {}
+    told = scene.told(owned_by(pod("train-0", 8, annotations=annotations), "StatefulSet", "apps/v1"))
+    assert told == ([] if is_in_template else ["train-0"])
+    if told:
+        assert scene.posted[0][1] == (
+            "annotation huawei.com/schedule_minAvailable on StatefulSet default/train: settings on a StatefulSet have "
+            "no effect; write it in the metadata of its pod template"
+        )
