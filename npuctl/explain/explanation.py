@@ -123,7 +123,8 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         if request is not None:
             likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
             examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
-            found = tuple(_search(objects, settings, now_ns, request, examined))
+            peers = frozenset(allocator.job_of(pod).pods)
+            found = tuple(_search(objects, settings, now_ns, request, examined, peers=peers))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
         kept = _kept(pod, allocator)
         advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
@@ -150,9 +151,15 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
 
 
 def _search(
-    objects: ClusterObjects, settings: Settings, now_ns: int, request: ChipRequest, nodes: Sequence[str]
+    objects: ClusterObjects,
+    settings: Settings,
+    now_ns: int,
+    request: ChipRequest,
+    nodes: Sequence[str],
+    *,
+    peers: frozenset[str],
 ) -> list[Remedy]:
-    """Try changes on single nodes; return the remedies, the smallest changes first."""
+    """Try changes on single nodes; return the remedies, the smallest changes first. Peers of the pod must not end."""
     pods: dict[str, list[Pod]] = {}
     for pod in objects.pods:
         if pod.spec.node_name and pod.is_live:
@@ -163,7 +170,9 @@ def _search(
         alone = OfflineAllocator(scene.objects(), settings, now_ns)
         return alone.cluster.index.best(request) is not None
 
-    scenes = [Scene(known[name], reports.get(name), tuple(pods.get(name, ()))) for name in nodes if name in known]
+    scenes = [
+        Scene(known[name], reports.get(name), tuple(pods.get(name, ())), peers) for name in nodes if name in known
+    ]
     # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
     scenes = [scene for scene in scenes if not fits(scene)]
     found = [each for scene in scenes for each in remedies(scene, fits, now_ns // 10**9)]

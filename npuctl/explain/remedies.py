@@ -57,11 +57,24 @@ class Remedy(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A node, its report and its pods: everything that decides whether a pod fits on it."""
+    """A node, its report and its pods: everything that decides whether a pod fits on it.
+
+    Attributes:
+        node: the node.
+        report: what its device plugin reports; None without a report.
+        pods: the live pods on it.
+        peers: the uids of those of them that are of the pod's job, and must not end.
+    """
 
     node: Node
     report: ConfigMap | None
     pods: tuple[Pod, ...]
+    peers: frozenset[str] = frozenset()
+
+    @property
+    def holders(self) -> list[Pod]:
+        """The pods whose end could make room."""
+        return [pod for pod in self.pods if pod.requests_chips and pod.uid not in self.peers]
 
     def without(self, gone: Sequence[Pod]) -> "Scene":
         """Return the scene after pods have ended."""
@@ -77,8 +90,7 @@ def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Re
     """Return every single change that makes a pod fit on a node, on which it does not fit as it is, at a Unix time."""
     name = scene.node.name
     found = [Remedy(kind, name) for kind, changed in _node_changes(scene, now_s) if fits(changed)]
-    holders = [pod for pod in scene.pods if pod.requests_chips]
-    found += [Remedy("end", name, (pod.key,)) for pod in holders if fits(scene.without((pod,)))]
+    found += [Remedy("end", name, (pod.key,)) for pod in scene.holders if fits(scene.without((pod,)))]
     unhealthy = _unhealthy(scene)
     found += [
         Remedy("repair", name, (chip_name(chip),)) for chip in chip_ids(unhealthy) if fits(_recovered(scene, 1 << chip))
@@ -90,7 +102,7 @@ def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Re
 
 def pods_to_end(scene: Scene, fits: Callable[[Scene], bool]) -> Remedy | None:
     """Return the fewest pods, two or three, whose end makes a pod fit on a node; None if there are none."""
-    holders = [pod for pod in scene.pods if pod.requests_chips]
+    holders = scene.holders
     for count in range(2, MOST_PODS + 1):
         for gone in itertools.combinations(holders, count):
             if fits(scene.without(gone)):

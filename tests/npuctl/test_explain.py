@@ -192,6 +192,14 @@ def test_an_obstacle_outside_the_nodes_gets_advice(
     assert printed == f"  {advice}\n"
 
 
+def test_the_end_of_a_peer_is_not_advised(tmp_path: Path) -> None:
+    peer = member("peer", "train", node="n1", chips=range(8))
+    other = pod("other", 8, node="n2", chips=range(8))
+    group = pod_group("train", 2)
+    answer = explain(tmp_path, node("n1"), node("n2"), group, peer, other, member("train", "train"))
+    assert helps(answer) == [("end", "n2", ("default/other",))]
+
+
 def test_a_label_is_advised_only_if_nothing_else_helps(tmp_path: Path) -> None:
     wanted = pod("train", 8, selector={"zone": "a"})
     answer = explain(tmp_path, node("n1"), node("n2", zone="a", ready=False), wanted)
