@@ -17,7 +17,7 @@ from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
-from ascend.kube.events import EventRecorder, Regarding
+from ascend.kube.events import EventRecorder
 from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, loop_is_turning, serve_http, task_is_running
@@ -34,14 +34,15 @@ from device_plugin.job_files.mirror import JobFiles
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.chip_choice import ChipChooser
 from device_plugin.ledger.handovers import HandOver, HandOvers
-from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.parts import ChipSide, PodSide, Probes
+from device_plugin.parts import ChipSide, PodSide, Probes, pod_announcer
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.cdi_file import Injector
 from device_plugin.pods.claims import ClaimWriter, claim_annotations
 from device_plugin.pods.container_edits import ContainerEdits, detect
+from device_plugin.pods.fault_notices import FaultNotices
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter, node_announcer
@@ -171,6 +172,7 @@ class Plugin:
                 start("hot reset", reset.run())
             start("report watch", chips.config_map.watch().run())
             start("reconciler", pods.reconciler.run())
+            start("fault notices", pods.fault_notices.run())
             start("shown chips", ShownChips(client, settings.node_name, self.order).run())
             chips.reporter.gives_way = lambda: pods.registration.other.problem is not None
             start("report", chips.reporter.run())
@@ -287,10 +289,6 @@ class Plugin:
             annotations = claim_annotations(handover, self.snapshots.value, pod_name=name, host_ip=self._host_ip)
             claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
 
-        def announce(pod: NodePod, reason: str, sentence: str) -> None:
-            regarding = Regarding("Pod", pod.name, pod.namespace, pod.uid)
-            events.publish(regarding, reason, sentence, action="HandOver")
-
         async def api_pods() -> list[Pod]:
             return await client.list_objects(PODS, field_selector=own)
 
@@ -310,8 +308,10 @@ class Plugin:
             handovers=self.handovers,
             claim=claim,
             metrics=self.metrics,
-            announce=announce,
+            announce=pod_announcer(events, "HandOver"),
         )
+        announce_fault = pod_announcer(events, "WatchHealth", once=True)
+        fault_notices = FaultNotices(self.snapshots, self.pods, self.handovers, announce_fault)
 
         lock = InstanceLock(settings.device_plugin_dir)
         succession = Succession(lock, lambda: kubelet_version(client, settings.node_name))
@@ -338,7 +338,7 @@ class Plugin:
             succession=succession,
             other=OtherPlugin(settings.device_plugin_dir, node_announcer(events, settings.node_name)),
         )
-        return PodSide(watch, claims, matcher, reconciler, lock, registration, succession)
+        return PodSide(watch, claims, matcher, reconciler, fault_notices, lock, registration, succession)
 
     def _inject(self, chips: tuple[int, ...]) -> ContainerEdits:
         return self._injector.inject(chips)  # a reload of the settings may replace the injector

@@ -7,6 +7,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from ascend.daemon.observable import Observable
+from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import Pod
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, add_probes
@@ -16,8 +17,10 @@ from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.node_pods import NodePod
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.claims import ClaimWriter
+from device_plugin.pods.fault_notices import FaultNotices
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
@@ -54,9 +57,26 @@ class PodSide:
     claims: ClaimWriter
     matcher: AdmissionMatcher
     reconciler: Reconciler
+    fault_notices: FaultNotices
     lock: InstanceLock
     registration: Registration
     succession: Succession
+
+
+def pod_announcer(events: EventRecorder, action: str, *, once: bool = False) -> Callable[[NodePod, str, str], None]:
+    """Return a callback that publishes Events about a pod: the pod, a reason and a sentence.
+
+    Args:
+        events: posts them.
+        action: what is being done, a CamelCase word.
+        once: whether one that an earlier process posted is enough.
+    """
+
+    def announce(pod: NodePod, reason: str, sentence: str) -> None:
+        regarding = Regarding("Pod", pod.name, pod.namespace, pod.uid)
+        events.publish(regarding, reason, sentence, action=action, once=once)
+
+    return announce
 
 
 class Probes:

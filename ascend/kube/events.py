@@ -7,6 +7,7 @@ and so on; a series whose Event was deleted is created again. A token bucket lim
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, JsonObject
 
@@ -34,6 +35,8 @@ MAX_NOTE_BYTES = 1024
 """The longest note the API server accepts, in UTF-8."""
 MAX_INSTANCE = 128
 """The longest instance it accepts; a node's name may be longer."""
+_MAX_NAME = 236
+"""How much of an object's name the name of an Event can have beside a digest; 253 characters are valid."""
 _MORE = "…".encode()
 
 
@@ -91,7 +94,9 @@ class EventRecorder:
         self._dropped = 0
         self._logged_s = -DROPPED_LOG_S
 
-    def publish(self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True) -> bool:
+    def publish(
+        self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True, once: bool = False
+    ) -> bool:
         """Post an Event soon; returns at once.
 
         Args:
@@ -100,6 +105,8 @@ class EventRecorder:
             note: what happened, a sentence.
             action: what was being done, a CamelCase word.
             warning: Warning rather than Normal.
+            once: whether one that a program posted before, and that still exists, is enough: its name follows from what
+                it says.
 
         Returns:
             Whether it will be posted; False if there were too many.
@@ -108,7 +115,8 @@ class EventRecorder:
         stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body: JsonObject = {
             # The trailing dash is valid here, although a name may not end with one: the server appends a suffix.
-            "metadata": {"generateName": f"{regarding.name}-", "namespace": regarding.namespace or "default"},
+            "metadata": ({"name": _name_of(key)} if once else {"generateName": f"{regarding.name}-"})
+            | {"namespace": regarding.namespace or "default"},
             "eventTime": stamp,
             "reportingController": self._component,
             "reportingInstance": self._instance,
@@ -164,7 +172,12 @@ class EventRecorder:
 
     async def _create(self, body: JsonObject) -> str:
         """Create an Event; returns its name."""
-        return (await self._client.create(EVENTS, body, body["metadata"]["namespace"])).name
+        try:
+            return (await self._client.create(EVENTS, body, body["metadata"]["namespace"])).name
+        except Conflict:
+            if "name" not in body["metadata"]:
+                raise
+            return str(body["metadata"]["name"])
 
     def _until_due(self) -> float | None:
         """Seconds until repetitions are due; None if there are none."""
@@ -186,6 +199,12 @@ class EventRecorder:
             return False
         self._tokens -= 1
         return True
+
+
+def _name_of(key: tuple[str, ...]) -> str:
+    """The name of an Event that is posted once: that of its object, shortened to what is valid, and a digest."""
+    digest = hashlib.sha256("\n".join(key).encode(errors="replace")).hexdigest()[:16]
+    return f"{key[2][:_MAX_NAME].rstrip('-.')}.{digest}"
 
 
 def _shortened(note: str) -> str:

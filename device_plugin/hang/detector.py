@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -21,11 +21,10 @@ from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.telemetry import MeasuringDriver, Quantity, Reading, Values
 from device_plugin.hang.activity import ROUND_S, Activity, HangWatch
 from device_plugin.hang.host import cpu_time_s
+from device_plugin.health.levels import HANG
 from device_plugin.health.snapshot import Moment
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-HANG: Final = 0x200001002
 
 
 class HangDriver(MeasuringDriver, ResettingDriver, Protocol):

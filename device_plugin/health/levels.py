@@ -1,6 +1,8 @@
 """Fault levels, what each means for the health of a chip, and the fault codes with a meaning of their own."""
 
 import enum
+from collections.abc import Mapping
+from typing import Final
 
 from ascend.errors import InvalidValue
 from device_plugin.driver import LINK_DOWN
@@ -17,11 +19,23 @@ NETWORK_CODES = frozenset({LINK_DOWN, 0x81078607, 0x110000002, 0x110001024})
 HBM_DOUBLE_BIT = 0x80E01801
 """An uncorrectable (double-bit) error of the chip's memory (docs/spec/faults.md#bus-errors-after-memory-errors)."""
 
+HANG = 0x200001002
+"""The processes of the chip run without doing anything; found by this plugin (docs/spec/faults.md#hang-detection)."""
+
 BUS_ERRORS = frozenset({0x80C98009, 0x80CB8009})
 """Bus errors of the AI cores, cube and vector; ``HBM_DOUBLE_BIT`` can cause them.
 
 See docs/spec/faults.md#bus-errors-after-memory-errors.
 """
+
+MEANINGS: Final[Mapping[int, str]] = {
+    LINK_DOWN: "no link",
+    CARD_DROP: "it does not answer",
+    HANG: "its processes do nothing",
+    HBM_DOUBLE_BIT: "uncorrectable error of its memory",
+    **dict.fromkeys(BUS_ERRORS, "bus error of its AI cores"),
+}
+"""What is known of a code besides its level, for people (docs/spec/faults.md#codes)."""
 
 MAJOR = 2
 """The lowest severity that the driver ranks above "suggestion" and "minor"."""

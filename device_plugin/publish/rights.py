@@ -48,7 +48,7 @@ RIGHTS = (
     Right("watch", "configmaps", "operators' edits of the report and of the fault rules", namespace=NAMESPACE),
     Right("create", "configmaps", "the node's first report", namespace=NAMESPACE),
     Right("patch", "configmaps", "every later report", namespace=NAMESPACE),
-    Right("create", "events", "changes of a chip's health, and pods whose chips do not match", group="events.k8s.io"),
+    Right("create", "events", "changes of health, and pods whose chips fail or do not match", group="events.k8s.io"),
     Right("patch", "events", "repetitions of an Event: counted, not repeated", group="events.k8s.io"),
     *(
         Right(verb, "nodes", "operators' edits of the labels of chips that await readmission", setting=MANUAL)

@@ -14,7 +14,8 @@ from ascend.kube.objects import CONFIG_MAPS
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.telemetry import Quantity, Reading, Values
-from device_plugin.hang.detector import HANG, HangDetector
+from device_plugin.hang.detector import HangDetector
+from device_plugin.health.levels import HANG
 from device_plugin.health.snapshot import Moment
 from tests.dcmi.test_link import tool
 from tests.device_plugin.api import NODE, running, until

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -184,3 +185,25 @@ async def test_events_on_a_node_with_a_long_name_are_posted(client: KubeClient) 
         while not (listed := json.loads(await client.request("GET", EVENTS.path()))["items"]):
             pass
     assert name.startswith(listed[0]["reportingInstance"])
+
+
+async def test_an_event_that_is_posted_once_is_not_posted_again_by_another_process(client: KubeClient) -> None:
+    about = Regarding("Pod", ".".join(["p" * 63] * 3) + "-a", "default", uid="7")
+    for instance in ("before", "after"):
+        recorder = EventRecorder(client, "test", instance)
+        async with running(recorder.run()), asyncio.timeout(10):
+            for note in ("chip 1", f"the end of {instance}"):
+                recorder.publish(about, "NPUFault", note, action="Watch", once=True)
+            while f"the end of {instance}" not in [each["note"] for each in await _about(client, about)]:
+                pass
+    found = await _about(client, about)
+    assert sorted((each["note"], each["reportingInstance"]) for each in found) == [
+        ("chip 1", "before"),
+        ("the end of after", "after"),
+        ("the end of before", "before"),
+    ]
+
+
+async def _about(client: KubeClient, about: Regarding) -> list[dict[str, Any]]:
+    listed = json.loads(await client.request("GET", EVENTS.path()))["items"]
+    return [each for each in listed if each["regarding"].get("uid") == about.uid]

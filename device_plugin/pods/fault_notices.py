@@ -1,0 +1,117 @@
+"""Tells pods of the faults of their chips, once for each pod and fault.
+
+Only known faults are told. A chip that is silent, or held back after a fault, may be fine: its pods are not told
+(``Snapshot.reported_unhealthy``).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from ascend.chips import join_names
+from ascend.daemon.observable import Observable, wait_for_change
+from device_plugin.health.levels import MEANINGS, Level
+from device_plugin.health.snapshot import FaultRecord, Snapshot
+from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.node_pods import NodePods
+from device_plugin.pods.reconciler import Announce
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+FAULT = "NPUFault"
+
+_REPLACE = "delete the pod, so that the one that replaces it gets other chips"
+_NETWORK = "jobs of several pods can't use it, check its link; to move the pod, delete it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """A fault of a chip.
+
+    Attributes:
+        chip: its physical id.
+        fault: the fault.
+        network: whether it is a fault of the chip's network port.
+    """
+
+    chip: int
+    fault: FaultRecord
+    network: bool = False
+
+
+class FaultNotices:
+    """Looks for faults of the chips that pods run with.
+
+    Args:
+        snapshots: the node's chips.
+        pods: the node's pods.
+        handovers: the chips they were given.
+        announce: receives what a pod is told.
+    """
+
+    def __init__(
+        self, snapshots: Observable[Snapshot | None], pods: NodePods, handovers: HandOvers, announce: Announce
+    ) -> None:
+        self._snapshots = snapshots
+        self._pods = pods
+        self._handovers = handovers
+        self._announce = announce
+        self._told: set[tuple[str, int, int]] = set()
+        """The uid of the pod, the physical id of the chip, and the code of each fault that was told."""
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        sources = (self._snapshots, self._pods.changes, self._handovers.changes)
+        while True:
+            versions = [source.version for source in sources]
+            self.look()
+            await wait_for_change(sources, versions)
+
+    def look(self) -> None:
+        """Tell each pod which faults its chips have that it was not told of."""
+        self._told = {told for told in self._told if told[0] in self._handovers}
+        snapshot = self._snapshots.value
+        hits = [*_hits(snapshot)] if snapshot is not None else []
+        for handover in self._handovers if hits else ():
+            pod = self._pods.get(handover.uid)
+            own = [hit for hit in hits if handover.chip_set >> hit.chip & 1]
+            new = [hit for hit in own if (handover.uid, hit.chip, hit.fault.code) not in self._told]
+            if pod is None:
+                continue  # the watch is about to show it
+            for code, level in dict.fromkeys((hit.fault.code, hit.fault.level) for hit in new):
+                sentence = _sentence([hit for hit in new if (hit.fault.code, hit.fault.level) == (code, level)])
+                log.warning("a chip in use has a fault", pod=pod.key, pod_uid=pod.uid, error=sentence)
+                self._announce(pod, FAULT, sentence)
+            self._told |= {(handover.uid, hit.chip, hit.fault.code) for hit in new}
+
+
+def _hits(snapshot: Snapshot) -> Iterator[_Hit]:
+    """Yield the faults that bar a chip, or its network port, from use by new pods."""
+    for chip in snapshot.chips:
+        yield from (_Hit(chip.chip_id, fault) for fault in chip.faults if fault.level.bars_new_use)
+        yield from (_Hit(chip.chip_id, each, network=True) for each in chip.network_faults if each.level.bars_network)
+
+
+def _sentence(hits: list[_Hit]) -> str:
+    """Return what a pod is told of one fault of some of its chips."""
+    fault, network, several = hits[0].fault, hits[0].network, len(hits) > 1
+    chips = join_names(hit.chip for hit in hits)
+    who = f"the network port{'s' if several else ''} of {chips}" if network else chips
+    meaning = ", ".join(filter(None, (fault.level.wire, MEANINGS.get(fault.code))))
+    advice = _NETWORK if network else _advice(fault.level, several=several)
+    return f"{who} {'have' if several else 'has'} the fault {fault.name} ({meaning}): {advice}"
+
+
+def _advice(level: Level, *, several: bool) -> str:
+    it, chip = ("them", "the chips have") if several else ("it", "the chip has")
+    match level:
+        case Level.PRE_SEPARATE:
+            return f"the pod can go on; no other pod gets {it} while the fault lasts"
+        case Level.SEPARATE:
+            return f"{_REPLACE}; {chip} to be repaired or replaced"
+        case Level.MANUALLY_SEPARATE:
+            they = "they are" if several else "it is"
+            return f"{_REPLACE}; {they} used again once an operator removes {it} from ManuallySeparateNPU"
+        case _:
+            return f"if its work fails, {_REPLACE}; a reset ends the fault"
