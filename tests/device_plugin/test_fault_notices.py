@@ -184,9 +184,9 @@ def test_each_fault_that_bars_a_used_chip_is_said_exactly_once(
     codes = {level: f"80E1840{level:X}" for level in Level}
     expected, told = set[tuple[str, int, str]](), list[tuple[str, int, str]]()
     for judged in judgements:
-        chips = {}
+        shown = {}
         for chip, levels in judged.items():
-            chips[f"chip_{chip}"] = faulty(*(fault(codes[level], level) for level in sorted(levels, reverse=True)))
+            shown[f"chip_{chip}"] = faulty(*(fault(codes[level], level) for level in sorted(levels, reverse=True)))
             expected |= {
                 (name, chip, codes[level])
                 for name, held in holders.items()
@@ -194,8 +194,8 @@ def test_each_fault_that_bars_a_used_chip_is_said_exactly_once(
                 if chip in held and level.bars_new_use
             }
         for chip in unknown - judged.keys():
-            chips[f"chip_{chip}"] = judged_chip(healthy=False)
-        for name, sentence in site.judge(**chips):
+            shown[f"chip_{chip}"] = judged_chip(healthy=False)
+        for name, sentence in site.judge(**shown):
             named, _, rest = sentence.partition(" has the fault ")
             if not rest:
                 named, _, rest = sentence.partition(" have the fault ")
