@@ -121,6 +121,10 @@ class Barrier:
             self.withdraw(pod.uid)
             raise
 
+    def holds_other(self, job: Job) -> bool:
+        """Whether Bindings of another gang are held."""
+        return any(assembly.held for key, assembly in self._assemblies.items() if key != job.key)
+
     def excuse(self, excused: Callable[[str], bool]) -> None:
         """Set what says, by uid, for which pods a gang waits however late their schedulers ask to bind them."""
         self._excused = excused

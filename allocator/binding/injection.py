@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binding import Assignment, BindingLease, PodRef, recreated
+from allocator.binding.precedence import Precedence
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import JobKey
 from allocator.state.cluster import Cluster
@@ -76,6 +77,7 @@ class Injector:
         self._monotonic = monotonic
         self._refused_s: dict[JobKey, float] = {}
         self._one_by_one: set[JobKey] = set()
+        self._precedence = Precedence(cluster, engine.gangs, monotonic)
         self._lease = lease
         self._reserved = reserved
 
@@ -110,18 +112,30 @@ class Injector:
         gang = self._engine.gang_of(pod)
         try:
             reservation = await self._reserve(pod, gang, node)
-        except Refusal:
+        except Refusal as refusal:
             if gang is not None:
-                self._note_refusal(gang)
+                # One that follows from the refusal of a peer doesn't count, or each try would refuse the next one.
+                if refusal.reason is not Reason.GANG_STEPPED_BACK:
+                    self._note_refusal(gang)
                 self._engine.gangs.release_unused(gang)
             raise
         if gang is not None:
+            self._precedence.advance(gang)
             lease = self._lease(ANSWER_S)  # it may have waited for others
         reservation = self._hand_out(pod, reservation)
         return {**self._stamper.annotations(pod, reservation), **lease.annotations}
 
     async def _reserve(self, pod: Pod, gang: Job | None, node: str) -> Reservation:
-        reservation = self._engine.place_on(pod, node)
+        if gang is not None and (ahead := self._precedence.ahead_of(gang)) is not None:
+            raise Refusal(
+                Reason.GANG_STEPPED_BACK, f"job {gang.key}: job {ahead} starts first; they stood in each other's way"
+            )
+        try:
+            reservation = self._engine.place_on(pod, node)
+        except Refusal:
+            if gang is not None and self._barrier.holds_other(gang):
+                self._precedence.join(gang)
+            raise
         if reservation.stage is Stage.HELD:
             raise Refusal(Reason.GANG_STEPPED_BACK, f"pod {pod.key}: another request to bind it is held")
         if gang is None or reservation.stage not in {Stage.PLANNED, Stage.RESERVED} or self._is_one_by_one(gang):

@@ -198,7 +198,7 @@ class Planner:
         return PlanKey(job.key, job.version, kind, own, late, scope.candidates, scope.avoided)
 
     def plan_alone(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> list[Seat]:
-        """A seat for a pod on one node, whatever its peers need.
+        """A seat for a pod on one node, whatever its peers need, and whatever is kept for gangs that come later.
 
         Raises:
             Refusal: the pod does not fit there.
@@ -206,7 +206,9 @@ class Planner:
         member = Member(pod.uid, pod.key, job.rank_of(pod), request)
         if request.is_spread and job.shares(node, pod.uid):
             raise peer_on_node()
-        with self._ledger.promises.lifted((job.key.plan,)):
+        promises = self._ledger.promises
+        later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
+        with promises.lifted((job.key.plan, *later)):
             found = at_once(self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index))
             (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
         if isinstance(found, Refusal):

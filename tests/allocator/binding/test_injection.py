@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from random import Random
 from typing import cast
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from allocator.binding.annotations import Stamper
 from allocator.binding.binding import PodRef
 from allocator.binding.injection import HOLD_S, REFUSED_S, Injector
+from allocator.state.promises import Promise
 from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -161,3 +163,52 @@ async def test_a_gang_refused_just_now_does_not_start_in_part_because_another_on
     with pytest.raises(Refusal) as refused:
         await second
     assert "was refused just now" in refused.value.message
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_gangs_that_stand_in_each_others_way_start_one_after_the_other(seed: int) -> None:
+    gangs = [gang(name, 4) for name in ("a", "b", "c", "d")]
+    webhook = Webhook(*(each for pods in gangs for each in pods))
+    cluster, random, bound = webhook.rig.world.cluster, Random(seed), set[str]()
+
+    async def schedule(each: Pod) -> None:
+        # A scheduler that only counts: to it every server is free that has no bound pod, and it chooses one of these.
+        while True:
+            used = {cluster.pods[uid].spec.node_name for uid in bound}
+            free = sorted({"n1", "n2", "n3", "n4"} - used)
+            try:
+                if free:
+                    node_name = random.choice(free)
+                    await webhook.inject(each, node_name)
+                    seen = pod(each.name, 8, annotations=each.metadata.annotations, node=node_name, chips=range(8))
+                    webhook.rig.world.add(seen)
+                    bound.add(each.uid)
+                    return
+            except Refusal:
+                pass
+            await asyncio.sleep(random.uniform(1, 2))
+
+    async def end_whole_gangs() -> None:
+        left = list(gangs)
+        while left:
+            for pods in [pods for pods in left if all(each.uid in bound for each in pods)]:
+                left.remove(pods)
+                for each in pods:
+                    bound.discard(each.uid)
+                    cluster.pod_deleted(cluster.pods[each.uid])
+            await asyncio.sleep(1)
+
+    posting = [asyncio.create_task(schedule(each)) for pods in gangs for each in pods]
+    async with asyncio.timeout(300):
+        await end_whole_gangs()
+    await asyncio.gather(*posting)
+
+
+@pytest.mark.parametrize(("since", "reason"), [("2026-01-02T00:00:00Z", ""), ("", Reason.CHIPS_KEPT)])
+async def test_a_gang_uses_what_is_kept_for_gangs_that_were_created_later(since: str, reason: str) -> None:
+    x = gang("x")
+    webhook = Webhook(*x)
+    later = Promise("default/other", "job default/other", 0, {"n1": 0xFF}, 1e9, drains=True, since=since)
+    webhook.rig.world.ledger.promises.keep(later)
+    answers = await webhook.together({"n1": x[0], "n2": x[1]})
+    assert reasons(answers)[0] == reason
