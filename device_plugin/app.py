@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from ascend.daemon.lean import trim_heap_after
 from ascend.daemon.observable import Observable
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
@@ -183,6 +184,7 @@ class Plugin:
             if settings.job_files:
                 folders = {"reset_config_dir": settings.reset_config_dir, "data_trace_dir": settings.data_trace_dir}
                 start("job files", JobFiles(client, self.pods, **folders).run())
+            tasks.create_task(trim_heap_after(self.order.reported_unhealthy.newer_than(0)))
             await pods.registration.run()
 
     def _starter(self, tasks: asyncio.TaskGroup) -> Callable[[str, Coroutine[Any, Any, None]], None]:

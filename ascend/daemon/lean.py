@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
@@ -73,9 +73,15 @@ async def keep_collections_short(filled: Callable[[], bool] = lambda: True) -> N
         gc.collect()
 
 
+async def trim_heap_after(start: Awaitable[object]) -> None:
+    """Give memory that only the start has needed back to the system, once the start is over."""
+    await start
+    _trim_heap()
+
+
 def _trim_heap() -> None:
-    """Give memory that the lists have needed back to the system; glibc keeps it otherwise, 10 to 20 MiB of it."""
-    import ctypes  # a device plugin does not need it
+    """Give memory that is free back to the system; glibc keeps it otherwise, for an allocator 10 to 20 MiB of it."""
+    import ctypes  # not every daemon needs it, and none before this
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
     if trim is not None:
