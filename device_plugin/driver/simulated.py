@@ -46,7 +46,7 @@ from device_plugin.driver import (
 )
 from device_plugin.driver.reset_groups import reset_group
 from device_plugin.driver.simulated_events import CodeHistory, Codes, SimulatedEvents, announce
-from device_plugin.driver.simulated_resets import FaultyChip, SimulatedReset, SimulatedResets
+from device_plugin.driver.simulated_resets import FaultyChip, SimulatedReset, SimulatedResets, partners
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from device_plugin.driver.simulated_table import Table, initialize, listed
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
@@ -228,9 +228,8 @@ class SimulatedDriver:
         return *self._codes.since(noted), events.delay_s if events is not None else 0.0
 
     def partner_cards(self, server: Inventory) -> dict[int, int | None]:
-        """Return the pairs of cards of an A3 server: 0 and 4, 1 and 5, and so on."""
-        cards = {chip.card_id for chip in server.chips if chip.is_listed} if server.chip_type == "Ascend910A3" else ()
-        return {card: partner if (partner := (card + 4) % 8) in cards else None for card in cards}
+        """Return the pairs of cards of an A3 server, or raise DriverError as ``discover`` does."""
+        return partners(self._read().inventory, server)
 
     def users(self, chip: ChipFacts) -> tuple[int, ...]:
         """Return the processes of a chip in the file.

@@ -16,6 +16,8 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from device_plugin.driver import Inventory
+
 _Delay = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -46,6 +48,20 @@ class _Past:
     up_s: float
     started_s: float
     faults: tuple[str, ...] | None
+
+
+def partners(complete: Inventory, server: Inventory) -> dict[int, int | None]:
+    """Return the card that is reset with each listed card of an A3 server: 0 and 4, 1 and 5, and so on.
+
+    Args:
+        complete: the server with all its cards, listed or not.
+        server: as the driver lists it.
+    """
+    if server.chip_type != "Ascend910A3":
+        return {}
+    cards = {chip.card_id for chip in complete.chips}
+    listed = {chip.card_id for chip in server.chips if chip.is_listed}
+    return {card: partner if (partner := (card + 4) % 8) in cards else None for card in listed}
 
 
 class SimulatedResets:

@@ -13,6 +13,7 @@ from device_plugin.reset.steps import (
     CALL_LIMIT_S,
     LAG_S,
     LIST_LIMIT_S,
+    RECHECK_S,
     SETTLE_S,
     VERIFY_LIMIT_S,
     Command,
@@ -29,11 +30,11 @@ WELL = View({}, healthy=RING, read=RING)
 class Bench:
     """A group of four chips, and what it announced."""
 
-    def __init__(self, *, per_hour: int = 3, dry_run: bool = False) -> None:
+    def __init__(self, *, per_hour: int = 3, dry_run: bool = False, idle_s: float = 60.0) -> None:
         self.now_s = 1000.0
         self.said: list[str] = []
         self.sentences: list[str] = []
-        self.group = GroupReset(RING, Budget(per_hour), self._announce, idle_s=60.0, dry_run=dry_run)
+        self.group = GroupReset(RING, Budget(per_hour), self._announce, idle_s=idle_s, dry_run=dry_run)
 
     def _announce(self, reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
         assert warning == (reason == "NPUResetFailed")
@@ -173,6 +174,57 @@ def test_a_holder_seen_during_the_last_check_prevents_the_reset(bench: Bench) ->
     bench.look(CLOSED, SETTLE_S)
     assert bench.checked((), replace(CLOSED, obstacles=["pod default/a holds Ascend910-0"])) is None
     assert bench.group.withheld == 0
+
+
+@pytest.mark.parametrize(
+    "late",
+    [replace(CLOSED, closed=False), replace(CLOSED, listed=False), replace(CLOSED, busy=True)],
+    ids=["snapshot", "list", "another reset"],
+)
+def test_chips_that_a_pod_could_get_during_the_last_check_are_not_reset(bench: Bench, late: View) -> None:
+    bench.withhold()
+    bench.look(CLOSED)
+    assert bench.look(CLOSED, SETTLE_S) is Command.CHECK
+    assert bench.checked((), late) is None
+    assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+    assert bench.said[-1] == "NPUResetCancelled"
+
+
+@pytest.mark.parametrize("found", [["process 4711 uses Ascend910-0"], None])
+def test_after_a_check_that_found_a_user_the_idle_time_starts_anew(bench: Bench, found: list[str] | None) -> None:
+    bench.look(FAULTY)
+    bench.look(FAULTY, 60.0)
+    bench.checked(found)
+    assert bench.look(FAULTY) is None
+    assert bench.look(FAULTY, 59.0) is None
+    assert bench.look(FAULTY, 1.0) is Command.CHECK
+
+
+def test_after_an_attempt_in_vain_idle_time_and_settling_start_anew(bench: Bench) -> None:
+    bench.withhold()
+    bench.look(CLOSED)
+    bench.look(replace(CLOSED, obstacles=["pod default/a holds Ascend910-0"]), 1.0)
+    assert bench.look(FAULTY) is None
+    assert bench.look(FAULTY, 59.0) is None
+    assert bench.look(FAULTY, 1.0) is Command.CHECK
+    bench.checked()
+    assert bench.look(CLOSED) is None
+    assert bench.look(CLOSED, SETTLE_S - 0.1) is None
+    assert bench.look(CLOSED, 0.1) is Command.CHECK
+
+
+@pytest.mark.parametrize("withheld", [False, True])
+def test_between_two_attempts_there_is_a_pause_whatever_the_idle_time(*, withheld: bool) -> None:
+    bench = Bench(idle_s=0.0)
+    assert bench.look(FAULTY) is Command.CHECK
+    if withheld:
+        bench.checked()
+        bench.look(replace(CLOSED, obstacles=["pod default/a holds Ascend910-0"]), RECHECK_S)
+    else:
+        bench.checked(["process 4711 uses Ascend910-0"])
+    assert bench.look(FAULTY) is None
+    assert bench.look(FAULTY, RECHECK_S - 0.1) is None
+    assert bench.look(FAULTY, 0.1) is Command.CHECK
 
 
 def test_a_fault_that_clears_by_itself_ends_the_attempt(bench: Bench) -> None:

@@ -217,6 +217,13 @@ async def test_users_are_pods_of_the_kubelets_ledger_and_processes() -> None:
     ]
 
 
+async def test_a_name_that_two_pods_have_is_a_user_although_one_of_them_is_known() -> None:
+    ledger = KubeletLedger({"default/a": {"main": (1,)}}, {"default/a"})
+    assert await found_by(asking({}, ledger), ["default/a"]) == [
+        "pod default/a holds Ascend910-1 by the kubelet's ledger"
+    ]
+
+
 @pytest.mark.parametrize(
     ("processes", "ledger"),
     [({}, None), ({2: DriverError("it has dropped")}, KubeletLedger())],

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
-from ascend.products import ASCEND_910A
+from ascend.products import ASCEND_910A, ASCEND_A3_16
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, VirtualNpu
+from device_plugin.driver.reset_groups import reset_groups
 from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver
 from sandbox.simulated_chips import full_server, save_server
 
@@ -350,3 +351,14 @@ def test_simulated_cards_of_a3_have_partners(tmp_path: Path) -> None:
     path.write_text('{"product": "A3", "chips": [{"id": 0}, {"id": 8}, {"id": 10}]}')
     driver = SimulatedDriver(path)
     assert driver.partner_cards(driver.discover()) == {0: 4, 4: 0, 5: None}
+
+
+def test_a_simulated_card_whose_partner_is_not_listed_is_in_no_reset_group(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    server = full_server(ASCEND_A3_16)
+    server.chips[8].ready = False  # card 4, the partner of card 0
+    save_server(server, path)
+    driver = SimulatedDriver(path)
+    found = driver.discover()
+    assert driver.partner_cards(found)[0] == 4
+    assert reset_groups(found, driver.partner_cards(found)) == (0x0C0C, 0x3030, 0xC0C0)

@@ -1,0 +1,449 @@
+"""What is looked at, withheld and remembered for each group of chips, on a virtual clock."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
+
+import pytest
+
+from ascend.chips import ChipSet
+from ascend.daemon.observable import Observable
+from ascend.errors import AscendError, DriverError
+from device_plugin.chips.call_thread import CallThread
+from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Moment, Snapshot
+from device_plugin.kubelet.pod_resources import KubeletLedger
+from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.node_pods import NodePods
+from device_plugin.metrics import Metrics
+from device_plugin.reset import hot_reset
+from device_plugin.reset.hot_reset import HotReset, Knowledge
+from device_plugin.reset.muting import Muting
+from device_plugin.reset.reset_info import RESET_INFO, RESETS
+from device_plugin.reset.steps import ResetOptions
+from tests.device_plugin.api import running
+from tests.device_plugin.builders import fault, judged_chip, pod, snapshot
+
+pytestmark = pytest.mark.looptime
+
+R = TypeVar("R")
+RING = 0b1111
+IDLE_S = 60.0
+START_MS = 1_790_000_000_000
+
+
+def inventory(kind: ChipType = "Ascend910", chips: int = 8, *, per_card: int = 1) -> Inventory:
+    return Inventory(kind, tuple(ChipFacts(each, each, each // per_card, each % per_card) for each in range(chips)))
+
+
+def without_card(server: Inventory, card: int) -> Inventory:
+    """The server while the driver does not list a card."""
+    chips = tuple(replace(chip, card_id=NO_CARD) if chip.card_id == card else chip for chip in server.chips)
+    return replace(server, chips=chips, problems=("a card is missing",))
+
+
+@dataclass
+class Driver:
+    """A driver that answers at once.
+
+    Attributes:
+        partners: the cards that are reset together.
+        processes: the chips that processes use.
+        down: the chips that have not started.
+        goes_down: whether a reset chip has to start again.
+        on_reset: called in the middle of a reset.
+        resets: the chips that it was asked to reset.
+    """
+
+    partners: dict[int, int | None] = field(default_factory=dict)
+    processes: ChipSet = 0
+    down: ChipSet = 0
+    goes_down: bool = False
+    on_reset: Callable[[], None] = lambda: None
+    resets: list[int] = field(default_factory=list)
+    problem: str = ""
+
+    def partner_cards(self, server: Inventory) -> Mapping[int, int | None]:
+        if self.problem:
+            raise DriverError(self.problem)
+        listed = {chip.card_id for chip in server.chips if chip.is_listed}
+        return {card: partner for card, partner in self.partners.items() if card in listed}
+
+    def users(self, chip: ChipFacts) -> tuple[int, ...]:
+        return (4711,) if self.processes >> chip.phy_id & 1 else ()
+
+    def has_started(self, chip: ChipFacts) -> bool:
+        return not self.down >> chip.phy_id & 1
+
+    def reset(self, chip: ChipFacts) -> None:
+        self.resets.append(chip.phy_id)
+        self.on_reset()
+
+
+class Listener:
+    """What follows the muting: it takes note of nothing."""
+
+    def discovered(self, server: Inventory, at: Moment) -> None:
+        pass
+
+    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        pass
+
+    def announced(self, event: FaultEvent, at: Moment) -> None:
+        pass
+
+    def events_lost(self) -> None:
+        pass
+
+
+class Site:
+    """A node whose chips are read every second, and judged and sent to the kubelet at once.
+
+    Attributes:
+        driver: resets its chips.
+        kubelet_lags: whether the kubelet is sent no list.
+        initialized: how often the driver was initialized again.
+        forgotten: the chips whose announcements were forgotten after a reset.
+        said: the Events.
+    """
+
+    def __init__(self, server: Inventory, *, per_hour: int = 2, dry_run: bool = False) -> None:
+        self.driver = Driver()
+        self.server = server
+        self.faults: dict[int, Level] = {}
+        self.kubelet_lags = False
+        self.initialized = 0
+        self.forgotten: ChipSet = 0
+        self.said: list[str] = []
+        self.annotations: Mapping[str, str] = {}
+        self.withheld: ChipSet = 0
+        self.handovers = HandOvers()
+        self.pods = NodePods(self.handovers.drop)
+        self.snapshots: Observable[Snapshot | None] = Observable(None)
+        self.advertised: Observable[ChipSet] = Observable(0)
+        self.matcher = SimpleNamespace(is_admitting=False)
+        self.muting = Muting(Listener())
+        self.scanner = SimpleNamespace(muted=0, keeps_table=False, initialize=self._initialize)
+        self.options = ResetOptions(dry_run, IDLE_S, per_hour, Path("nowhere"))
+        self.judge()
+
+    @property
+    def health(self) -> "Site":
+        return self
+
+    # The rest of the plugin.
+
+    def announce(self, reason: str, _sentence: str, _warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
+        self.said.append(reason)
+
+    def withhold(self, chips: ChipSet, annotations: Mapping[str, str]) -> None:
+        self.withheld, self.annotations = chips, annotations
+        self.judge()
+
+    def was_reset(self, chips: ChipSet) -> None:
+        self.forgotten |= chips
+
+    async def _initialize(self) -> None:
+        self.initialized += 1
+
+    async def _read(self) -> None:
+        while True:
+            for chip in self.server.chips:
+                self.muting.polled(chip.phy_id, ChipState(), self.moment())
+            await asyncio.sleep(1.0)
+
+    def moment(self) -> Moment:
+        now_s = asyncio.get_running_loop().time()
+        return Moment(now_s, START_MS + round(now_s * 1000))
+
+    def judge(self) -> None:
+        chips = {
+            chip: judged_chip(healthy=not level.bars_use, level=level, faults=(fault("80A18008", level),))
+            for chip, level in self.faults.items()
+        }
+        judged = snapshot(of=self.server, chips=chips).withholding(self.withheld, self.annotations)
+        if judged != self.snapshots.value:
+            self.snapshots.set(judged)
+        if not self.kubelet_lags and judged.healthy != self.advertised.value:
+            self.advertised.set(judged.healthy)
+
+    def has(self, **faults: Level) -> None:
+        """Let chips have faults: ``chip_3`` is chip 3; the others have none."""
+        self.faults = {int(name.removeprefix("chip_")): level for name, level in faults.items()}
+        self.judge()
+
+    def lists(self, server: Inventory) -> None:
+        """Let the driver list other chips."""
+        self.server = server
+        self.judge()
+
+    @property
+    def times(self) -> dict[str, list[int]]:
+        """How often each group was reset, as written on the Node."""
+        return dict(json.loads(self.annotations.get(RESETS, "{}")))
+
+    @asynccontextmanager
+    async def resetting(self, *, earlier: Mapping[str, str] | None = None) -> AsyncIterator[HotReset]:
+        known = Knowledge(self.snapshots, self.advertised, self.pods, self.handovers, self.matcher)
+        made = HotReset(
+            self.driver,  # type: ignore[arg-type]  # it reads no chips
+            self,
+            known,
+            options=self.options,
+            metrics=Metrics(),
+            earlier=earlier or {},
+            moment=self.moment,
+        )
+        await made.prepare()
+        async with running(self._read()), running(made.run()):
+            yield made
+
+
+@pytest.fixture(autouse=True)
+def ledger(monkeypatch: pytest.MonkeyPatch) -> KubeletLedger:
+    """The kubelet's ledger; calls of the driver return at once, because threads don't follow the virtual clock."""
+    found = KubeletLedger()
+
+    async def read(_socket: Path) -> KubeletLedger:
+        return found
+
+    def call(_thread: CallThread, function: Callable[[], R]) -> "asyncio.Future[R]":
+        outcome: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        try:
+            outcome.set_result(function())
+        except AscendError as error:
+            outcome.set_exception(error)
+        return outcome
+
+    monkeypatch.setattr(hot_reset, "read_ledger", read)
+    monkeypatch.setattr(CallThread, "call", call)
+    return found
+
+
+def ends_its_fault(site: Site) -> None:
+    """Let each reset end the faults."""
+
+    def end() -> None:
+        site.faults.clear()
+
+    site.driver.on_reset = end
+
+
+async def passes(seconds: float) -> None:
+    """Let time pass on the virtual clock."""
+    await asyncio.sleep(seconds)
+
+
+async def test_the_limit_of_two_cards_is_kept_while_one_of_them_is_not_listed() -> None:
+    a3 = inventory("Ascend910A3", 16, per_card=2)
+    site = Site(a3, per_hour=1)
+    site.driver.partners = {card: (card + 4) % 8 for card in range(8)}
+    ends_its_fault(site)
+    async with site.resetting():
+        site.has(chip_8=Level.RESTART)
+        await passes(200.0)
+        assert (site.driver.resets, site.said[-1]) == ([8], "NPUReset")
+        before = site.times
+        assert [*before] == ["0"]
+        site.lists(without_card(a3, 4))
+        await passes(100.0)
+        site.lists(a3)
+        assert site.times == before
+        site.has(chip_8=Level.RESTART)
+        await passes(1000.0)
+        assert (site.driver.resets, site.said[-1]) == ([8], "NPUResetWaiting")
+        await passes(3600.0)
+        assert site.driver.resets == [8, 8]
+
+
+async def test_cards_whose_partner_is_unknown_are_not_reset() -> None:
+    site = Site(inventory("Ascend910A3", 16, per_card=2))
+    site.driver.problem = "no answer"
+    async with site.resetting():
+        site.has(chip_8=Level.RESTART)
+        await passes(1000.0)
+        assert (site.driver.resets, site.said) == ([], [])
+        site.driver.problem = ""
+        site.driver.partners = {card: (card + 4) % 8 for card in range(8)}
+        site.pods.changes.set(None)
+        await passes(100.0)
+        assert site.driver.resets == [8]
+
+
+def holds(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+    site.pods.applied(pod("holder", 1, chip, time=1))
+
+
+def uses(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+    site.driver.processes = 1 << chip
+
+
+def is_counted(_site: Site, ledger: KubeletLedger, chip: int) -> None:
+    ledger.pods["default/unseen"] = {"main": (chip,)}
+
+
+@pytest.mark.parametrize("occupy", [holds, uses, is_counted])
+async def test_a_user_of_any_chip_of_the_group_prevents_the_reset(
+    occupy: Callable[[Site, KubeletLedger, int], None], ledger: KubeletLedger
+) -> None:
+    site = Site(inventory())
+    occupy(site, ledger, 0)
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(1000.0)
+        assert (site.driver.resets, site.withheld, site.said) == ([], 0, ["NPUResetWaiting"])
+        site.has(chip_5=Level.RESTART)
+        await passes(100.0)
+        assert site.driver.resets == [5]
+
+
+async def test_a_group_with_a_chip_that_is_cut_is_not_reset() -> None:
+    whole = inventory()
+    cut = tuple(replace(each, vnpus=(VirtualNpu(100, 0),)) if each.phy_id == 0 else each for each in whole.chips)
+    site = Site(replace(whole, chips=cut))
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(1000.0)
+    assert (site.driver.resets, site.withheld) == ([], 0)
+
+
+async def test_the_whole_group_is_withheld_muted_and_the_faulty_chip_is_reset() -> None:
+    site = Site(inventory())
+    found: list[object] = []
+    site.driver.on_reset = lambda: found.append(
+        (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table)
+    )
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(100.0)
+        assert (site.driver.resets, found) == ([3], [(RING, RING, RING, True)])
+        assert (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table) == (0, 0, 0, False)
+        assert (site.initialized, site.forgotten) == (1, RING)
+
+
+async def test_a_group_is_not_reset_while_the_kubelet_still_offers_one_of_its_chips() -> None:
+    site = Site(inventory())
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        site.kubelet_lags = True
+        site.advertised.set(0b0001)
+        await passes(100.0)
+        assert (site.driver.resets, site.withheld) == ([], RING)
+        site.kubelet_lags = False
+        site.judge()
+        await passes(10.0)
+        assert site.driver.resets == [3]
+
+
+async def test_a_group_is_not_reset_while_a_pod_is_being_admitted() -> None:
+    site = Site(inventory())
+    site.matcher.is_admitting = True
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(IDLE_S + 30.0)
+        assert (site.driver.resets, site.withheld) == ([], RING)
+        site.matcher.is_admitting = False
+        await passes(10.0)
+        assert site.driver.resets == [3]
+
+
+async def test_one_group_is_reset_after_the_other_has_started() -> None:
+    site = Site(inventory())
+
+    def goes_down() -> None:
+        site.driver.down = RING if site.driver.resets[-1] < 4 else 0
+        site.faults.pop(site.driver.resets[-1])
+
+    site.driver.on_reset = goes_down
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART, chip_5=Level.RESTART)
+        await passes(150.0)
+        assert (site.driver.resets, site.withheld, site.scanner.keeps_table) == ([3], RING, True)
+        site.driver.down = 0
+        await passes(100.0)
+        assert site.driver.resets == [3, 5]
+        assert site.withheld == 0
+
+
+async def test_a_restart_forgets_neither_the_limit_nor_what_people_have_to_reset() -> None:
+    site = Site(inventory(), per_hour=1)
+    ends_its_fault(site)
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(100.0)
+        site.has(chip_5=Level.SEPARATE)
+        written = site.annotations
+    assert site.driver.resets == [3]
+    async with site.resetting(earlier=written):
+        assert site.times == json.loads(written[RESETS])
+        site.has(chip_3=Level.RESTART)
+        await passes(1000.0)
+        assert site.driver.resets == [3]
+        assert '"PhyID":3' in site.annotations[RESET_INFO]
+        await passes(2700.0)
+        assert site.driver.resets == [3, 3]
+
+
+async def test_chips_that_have_not_started_are_withheld_from_the_start_on_unless_pods_use_them() -> None:
+    site = Site(inventory())
+    site.driver.down = 0b0110_0011
+    site.pods.applied(pod("holder", 1, 0, time=1))
+    async with site.resetting():
+        assert site.withheld == 0b0110_0010
+        await passes(1000.0)
+        assert site.withheld == 0b0110_0010
+        site.driver.down = 0b0000_0010
+        await passes(100.0)
+        assert site.withheld == 0b0000_0010
+        assert (site.driver.resets, site.forgotten) == ([], 0)
+
+
+async def test_a_chip_that_is_listed_again_is_withheld_until_it_has_started() -> None:
+    site = Site(inventory())
+    async with site.resetting():
+        site.lists(without_card(site.server, 2))
+        await passes(10.0)
+        assert site.withheld == 0
+        site.driver.down = 0b0100
+        site.lists(inventory())
+        await passes(10.0)
+        assert site.withheld == 0b0100
+        site.driver.down = 0
+        await passes(20.0)
+        assert site.withheld == 0
+
+
+async def test_a_dry_run_withholds_and_writes_nothing() -> None:
+    site = Site(inventory(), dry_run=True)
+    site.driver.down = 0b0011
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART, chip_5=Level.SEPARATE)
+        site.lists(without_card(site.server, 6))
+        await passes(1000.0)
+        site.lists(inventory())
+        await passes(1000.0)
+    assert (site.driver.resets, site.withheld, site.annotations) == ([], 0, {})
+    assert site.said == ["NPUResetPlanned"]
+
+
+async def test_a_group_that_is_being_reset_stays_although_the_list_of_chips_changes() -> None:
+    site = Site(inventory())
+
+    def goes_down() -> None:
+        site.driver.down = RING
+
+    site.driver.on_reset = goes_down
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(100.0)
+        assert (site.driver.resets, site.withheld) == ([3], RING)
+        logic = tuple(replace(each, logic_id=7 - each.phy_id) for each in site.server.chips)
+        site.lists(replace(site.server, chips=logic, board_id=7))
+        await passes(50.0)
+        assert (site.driver.resets, site.withheld) == ([3], RING)
