@@ -38,6 +38,10 @@ class WorldNode(ABC):
         """Restart the kubelet; its containers keep running."""
 
     @abstractmethod
+    async def listed(self) -> set[str]:
+        """Return the names of the pods in the kubelet's own list."""
+
+    @abstractmethod
     async def container(self, pod: Pod) -> ContainerView:
         """Return the inside of the pod's container."""
 

@@ -29,6 +29,10 @@ class Program(ABC):
         """Start it."""
 
     @abstractmethod
+    async def pause(self) -> None:
+        """Stop it with SIGSTOP: it keeps its connections and answers nothing."""
+
+    @abstractmethod
     async def kill(self) -> None:
         """Kill it with SIGKILL."""
 

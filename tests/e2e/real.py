@@ -40,6 +40,9 @@ class RealProgram(Program):
     async def start(self) -> None:
         await asyncio.to_thread(self.process.start)
 
+    async def pause(self) -> None:
+        await asyncio.to_thread(self.process.pause)
+
     async def kill(self) -> None:
         await asyncio.to_thread(self.process.kill)
 
@@ -62,6 +65,9 @@ class RealNode(WorldNode):
             self._node.start_kubelet()
 
         await asyncio.to_thread(restart)
+
+    async def listed(self) -> set[str]:
+        return {each["metadata"]["name"] for each in await asyncio.to_thread(self._node.pods)}
 
     async def container(self, pod: Pod) -> ContainerView:
         def look() -> ContainerView:

@@ -52,6 +52,10 @@ class SandboxProgram(Program):
                 *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
+    async def pause(self) -> None:
+        assert self._process is not None, f"{self._name} was never started"
+        self._process.send_signal(signal.SIGSTOP)
+
     async def kill(self) -> None:
         await self._end(signal.SIGKILL)
 
@@ -76,6 +80,10 @@ class SandboxWorldNode(WorldNode):
 
     async def restart_kubelet(self) -> None:
         await self._kubelet.restart()
+
+    async def listed(self) -> set[str]:
+        async with aiohttp.ClientSession() as http, http.get(self._kubelet.pods_url) as answer:
+            return {each["metadata"]["name"] for each in (await answer.json())["items"]}
 
     async def container(self, pod: Pod) -> ContainerView:
         container = self._kubelet.container(pod.key, "main")
