@@ -19,10 +19,14 @@ from ascend.rules.identity import SERVER_TYPE, identify
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOvers, used_chips
 from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.ledger.stand_ins import counted_for
 
 
 class ChipChooser:
     """Chooses chips among those that no other pod has, or waits for.
+
+    A chip that is free by our ledger but not for the kubelet may be that of a pod which this plugin does not know yet:
+    it got its chips from the plugin before, and is neither claimed nor seen admitted. It is not chosen.
 
     Args:
         node: the Node as read at the start of the plugin; its labels name the product.
@@ -35,6 +39,7 @@ class ChipChooser:
         self._pods = pods
         self._handovers = handovers
         self._last: tuple[str, tuple[int, ...]] = ("", ())
+        self._offered: tuple[str, ChipSet] = ("", 0)
 
     def placed(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
         """Return a pod as if an allocator had written the chips on it that it gets here.
@@ -43,7 +48,8 @@ class ChipChooser:
             pod: the pod under admission, without chips written on it.
             snapshot: the node's chips.
             wanted: the physical ids of the chips that the kubelet can allocate, or has chosen for a container: they are
-                taken if the rule allows it.
+                taken if the rule allows it. Others are taken only if it has offered them for this pod before, or counts
+                them for a pod that has other chips.
 
         Raises:
             Refusal: the product does not allow the number of chips, or the free ones are too few or not linked.
@@ -61,7 +67,7 @@ class ChipChooser:
                 Reason.INVALID_REQUEST,
                 f"a pod may request {numbers} chips of {a(f'{product.name} server')}, not {pod.count}",
             )
-        free = self._free(pod, snapshot) & product.all_chips
+        free = self._free(pod, snapshot) & product.all_chips & self._known_free(pod, wanted)
         uid, last = self._last
         # What was preferred for the pod's first container stays, unless the kubelet has chosen other chips for it.
         if uid == pod.uid and not chip_set(last) & ~free and not wanted & ~chip_set(last):
@@ -83,6 +89,12 @@ class ChipChooser:
     def _product(self, snapshot: Snapshot) -> Product:
         metadata, by_driver = self._node.metadata, {SERVER_TYPE: f"{snapshot.server.chip_type}-"}
         return identify(self._node.name, metadata.labels | by_driver, metadata.annotations, snapshot.all_chips)
+
+    def _known_free(self, pod: NodePod, wanted: ChipSet) -> ChipSet:
+        """Return the chips whose ids the kubelet can allocate to this pod, or counts for a pod of our ledger."""
+        uid, offered = self._offered
+        self._offered = pod.uid, wanted | (offered if uid == pod.uid else 0)
+        return self._offered[1] | chip_set(counted_for(self._handovers))
 
     def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
         taken = used_chips([other for other in self._pods if other.uid != pod.uid], self._handovers)

@@ -292,7 +292,7 @@ class Reconciler:
                 f"it was given {join_names(truth.chips)}, but the allocator wrote {written} on it: the kubelet could "
                 "not be asked which of several pods it admitted",
             )
-        elif pod.problem is not None or pod.grant is None:
+        elif pod.problem is not None or (pod.grant is None and not pod.claimed):
             log.warning("a pod holds devices without a usable annotation", pod=pod.key, problem=pod.problem)
         if not pod.claimed or pod.real != truth.chip_set:
             self._claim(truth)

@@ -23,6 +23,7 @@ from device_plugin.ledger.node_pods import NodePods, read_pod
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.builders import judged_chip, pod, server, snapshot
+from tests.device_plugin.test_admission_matcher import Node as Admission
 from tests.device_plugin.whole import Whole, asking, containers, whole_node, written
 
 CHIP_TYPES: dict[str, ChipType] = {"910A": "Ascend910", "910B": "Ascend910B", "A3": "Ascend910A3"}
@@ -49,9 +50,11 @@ class Choice:
         labels = {"accelerator-type": product.node_types[0]}
         self.chooser = ChipChooser(Node(metadata=Metadata(name="n1", labels=labels)), self.pods, self.handovers)
 
-    def choose(self, count: int, wanted: ChipSet = 0) -> ChipSet:
+    def choose(self, count: int, *offers: ChipSet) -> ChipSet:
+        """Choose for what the kubelet can allocate, and then for what it has chosen, if it has."""
         asked = read_pod(pod("asks", count), 1)
-        placed = self.chooser.placed(asked, self.snapshot, chip_ids(wanted))
+        for wanted in offers or (self.snapshot.all_chips,):
+            placed = self.chooser.placed(asked, self.snapshot, chip_ids(wanted))
         assert placed.grant is not None
         assert placed.grant.chip_set == placed.held
         return placed.held
@@ -68,15 +71,16 @@ def test_chosen_chips_are_free_healthy_and_linked_as_the_product_requires(
     product: Product, data: st.DataObject
 ) -> None:
     masks = st.integers(0, product.all_chips)
-    unhealthy, closed, held, wanted = (data.draw(masks) for _ in range(4))
+    unhealthy, closed, held, unoffered = (data.draw(masks) for _ in range(4))
+    offered = product.all_chips & ~unoffered
     count = data.draw(st.integers(1, product.chips))
-    free = product.all_chips & ~unhealthy & ~closed & ~held
+    free = offered & ~unhealthy & ~closed & ~held
     choice = Choice(product, unhealthy, closed, held)
     if count not in product.requests or RULES[product.family].place(product, free, count) is None:
         with pytest.raises(Refusal):
-            choice.choose(count, wanted)
+            choice.choose(count, offered)
         return
-    chosen = choice.choose(count, wanted)
+    chosen = choice.choose(count, offered)
     assert chosen.bit_count() == count
     assert not chosen & ~free
     assert follows_rule(product, chosen, count)
@@ -90,14 +94,37 @@ def test_the_chips_that_the_kubelet_chose_are_taken_if_the_rule_allows_them(
     wanted = chip_set(data.draw(st.permutations(range(product.chips)))[:count])
     if follows_rule(product, wanted, count):
         assert Choice(product).choose(count, wanted) == wanted
+        assert Choice(product).choose(count, product.all_chips, wanted) == wanted
     else:
-        assert follows_rule(product, Choice(product).choose(count, wanted), count)
+        assert follows_rule(product, Choice(product).choose(count, product.all_chips, wanted), count)
+        with pytest.raises(Refusal):
+            Choice(product).choose(count, wanted)
 
 
 def test_chips_written_on_a_waiting_pod_are_not_chosen() -> None:
     choice = Choice(ASCEND_910A)
     choice.pods.applied(pod("placed", 4, 0, 1, 2, 3, time=1))
-    assert choice.choose(2, 0b11) & 0xF0
+    assert choice.choose(2, 0xFF, 0b11) & 0xF0
+
+
+def test_a_chip_whose_id_the_kubelet_counts_for_another_pod_can_be_chosen() -> None:
+    choice = Choice(ASCEND_910A)
+    choice.handovers.add(HandOver("uid-other", "default/other", (0, 1, 2, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7)))
+    assert choice.choose(1, 0b0001) == 0b1000
+
+
+async def test_chips_that_the_kubelet_counts_for_an_unknown_pod_are_not_given() -> None:
+    """The pod got them from the plugin before this one, and is neither claimed nor seen admitted yet."""
+    node = Admission()
+    node.matcher.chooser = ChipChooser(Node(metadata=Metadata(name="n1")), node.pods, node.handovers)
+    node.handovers.add(HandOver("uid-known", "default/known", (2, 4, 6, 7), (2, 4, 6, 7)))
+    node.api = [pod("known", 4, 2, 4, 6, 7, started=True, phase="Running"), pod("asks", 2)]
+    for each in node.api:
+        node.pods.applied(each)
+    with pytest.raises(Refusal) as refused:
+        await node.admit(2, ["Ascend910-3", "Ascend910-5"])
+    assert refused.value.reason is Reason.RING_TOO_SMALL
+    assert "the rings have 1 + 1 free chips" in refused.value.message
 
 
 @pytest.mark.parametrize(
