@@ -21,6 +21,7 @@ from tests.cluster.errors import ClusterError
 
 _PREFIX: Final = "aa"
 _POLL_S: Final = 0.1
+_CONNECTING_S: Final = 2.0
 _CLOSING_S: Final = 1.0
 _CHUNK: Final = 1 << 16
 _SUBNETS: Final = range(64, 128)
@@ -142,7 +143,7 @@ class ServiceProxy:
 
     def _forwarder(self, address: tuple[str, int]) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.create_task(_forward(self._targets[address], reader, writer))
+            task = asyncio.create_task(_forward(tuple(self._targets[address]), reader, writer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
 
@@ -163,12 +164,14 @@ class ServiceProxy:
         return found
 
 
-async def _forward(targets: list[tuple[str, int]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Connect a client with the first target, until one of both closes; without a target close the connection."""
+async def _forward(
+    targets: tuple[tuple[str, int], ...], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Connect a client with the first target that answers, until one of both closes; without one, close at once."""
     writers = [writer]
     try:
-        if targets:
-            back_reader, back_writer = await asyncio.open_connection(*targets[0])
+        if (backend := await _connect(targets)) is not None:
+            back_reader, back_writer = backend
             writers.append(back_writer)
             ways = [asyncio.create_task(way) for way in (_copy(reader, back_writer), _copy(back_reader, writer))]
             try:
@@ -177,14 +180,25 @@ async def _forward(targets: list[tuple[str, int]], reader: asyncio.StreamReader,
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
-    except OSError:
-        return  # the target is gone
     finally:
         for each in writers:
             each.close()
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(each.wait_closed(), _CLOSING_S)
             each.transport.abort()
+
+
+async def _connect(targets: tuple[tuple[str, int], ...]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """Connect with the first target that answers.
+
+    The address of a pod that has ended may answer with nothing at all, for two minutes; the client, which is connected
+    with this proxy already, would wait for as long. Its own attempt to connect would fail.
+    """
+    for target in targets:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_CONNECTING_S):
+                return await asyncio.open_connection(*target)
+    return None
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
