@@ -9,6 +9,7 @@ from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, 
 from ascend.chips import ChipSet, chip_set, parse_names
 from ascend.products import ASCEND_910A
 from sandbox.simulated_chips import full_server, save_server
+from tests.cluster.manifests import pod as pod_manifest
 from tests.conformance.node import PluginNode
 
 
@@ -57,3 +58,15 @@ def test_pods_of_a_scheduler_that_only_counts_get_chips_of_one_ring(choosing: Pl
     choosing.create("again", 4)
     choosing.bind("again")
     assert given(choosing, "again") == 0xFF & ~given(choosing, "four")
+
+
+def test_pods_of_kube_scheduler_alone_get_chips_beside_a_pod_that_was_placed(choosing: PluginNode) -> None:
+    """Without an extender it only counts, and binds them at once."""
+    choosing.cluster.restart_scheduler()
+    choosing.place("placed", 4, 5)
+    names = ("a", "b", "c")
+    for name in names:
+        choosing.cluster.api.create(pod_manifest(name, 2))
+    chips = [given(choosing, name) for name in names]
+    choosing.check("placed", 4, 5)
+    assert sum(chips) == 0b1100_1111  # each once
