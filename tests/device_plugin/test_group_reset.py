@@ -251,6 +251,23 @@ def test_a_refused_reset_is_tried_again_after_a_growing_wait(bench: Bench) -> No
     assert bench.look(FAULTY, 1.0) is Command.CHECK
 
 
+def test_the_waits_begin_anew_once_the_fault_has_cleared(bench: Bench) -> None:
+    bench.fail()
+    bench.look(FAULTY, 60.0)
+    bench.look(FAULTY, 60.0)
+    bench.checked()
+    bench.look(CLOSED)
+    bench.look(CLOSED, SETTLE_S)
+    bench.checked(view=CLOSED)
+    bench.group.was_reset("the reset failed", bench.now_s)
+    bench.verify()
+    bench.look(replace(CLOSED, read=RING))
+    bench.look(WELL, 1.0)
+    bench.look(FAULTY)
+    assert bench.look(FAULTY, 59.0) is None
+    assert bench.look(FAULTY, 1.0) is Command.CHECK
+
+
 def test_a_fault_that_is_still_there_after_a_reset_counts_as_a_failure(bench: Bench) -> None:
     bench.begin()
     bench.group.was_reset("", bench.now_s)
@@ -324,6 +341,34 @@ def test_a_chip_that_does_not_start_stays_withheld_alone_until_it_has(bench: Ben
     assert (bench.group.withheld, bench.group.manual) == (0, 0)
 
 
+def test_of_two_chips_that_have_not_started_each_is_released_when_it_has(bench: Bench) -> None:
+    bench.begin()
+    bench.group.was_reset("", bench.now_s)
+    bench.look(CLOSED)
+    bench.look(CLOSED, BOOT_LIMIT_S)
+    bench.group.polled(0b1001, bench.now_s)
+    bench.group.initialized("", bench.now_s)
+    bench.look(replace(WELL, read=0b1001, healthy=0b1001))
+    assert (bench.group.withheld, bench.group.manual) == (0b0110, 0b0110)
+    bench.look(replace(WELL, healthy=0b1001), 10.0)
+    bench.group.polled(0b1011, bench.now_s)
+    bench.group.initialized("", bench.now_s)
+    bench.look(replace(WELL, healthy=0b1011))
+    assert (bench.group.withheld, bench.said[-1]) == (0b0100, "NPUResetFailed")
+    bench.look(replace(WELL, healthy=0b1011))
+    assert bench.group.manual == 0b0100
+
+
+def test_chips_are_withheld_while_their_health_is_held_back_after_a_reset(bench: Bench) -> None:
+    bench.begin()
+    bench.group.was_reset("", bench.now_s)
+    bench.verify()
+    bench.look(replace(WELL, held_back=True))
+    assert bench.group.withheld == RING
+    bench.look(WELL, 1.0)
+    assert (bench.group.withheld, bench.said[-1]) == (0, "NPUReset")
+
+
 def test_a_chip_that_can_not_be_read_after_a_reset_is_left_to_people(bench: Bench) -> None:
     bench.begin()
     bench.group.was_reset("", bench.now_s)
@@ -361,6 +406,17 @@ def test_a_dry_run_says_once_what_would_be_reset_and_withholds_nothing() -> None
     assert "Ascend910-2: 80A18008 (RestartNPU) needs a reset of Ascend910-0,Ascend910-1" in bench.sentences[0]
 
 
+def test_changing_users_are_said_at_most_every_five_minutes(bench: Bench) -> None:
+    for number in range(6):
+        bench.look(replace(FAULTY, obstacles=[f"pod default/{number} holds Ascend910-0"]), 59.0)
+    assert bench.said == ["NPUResetWaiting"]
+    bench.look(replace(FAULTY, obstacles=["pod default/last holds Ascend910-0"]), 5.0)
+    assert [sentence.partition(": pod ")[2] for sentence in bench.sentences] == [
+        "default/0 holds Ascend910-0",
+        "default/last holds Ascend910-0",
+    ]
+
+
 def test_a_group_waits_for_the_reset_of_another(bench: Bench) -> None:
     bench.look(FAULTY)
     assert bench.look(replace(FAULTY, busy=True), 60.0) is None
@@ -379,3 +435,14 @@ def test_chips_found_starting_are_withheld_and_the_others_of_the_group_are_not(b
     bench.look(replace(WELL, read=0b0010))
     assert bench.group.withheld == 0
     assert bench.said == ["NPUStarting", "NPUReset"]
+
+
+def test_a_chip_found_starting_is_said_once_and_interrupts_no_other_step(bench: Bench) -> None:
+    for _ in range(2):
+        bench.group.found_starting(0b0010, bench.now_s)
+    assert bench.said == ["NPUStarting"]
+    bench.look(WELL)
+    bench.group.polled(0b0010, bench.now_s)
+    assert bench.group.phase is Phase.INITIALIZING
+    bench.group.found_starting(0b0100, bench.now_s)
+    assert bench.group.phase is Phase.INITIALIZING

@@ -107,7 +107,9 @@ class Site:
 
     Attributes:
         driver: resets its chips.
+        driver_hangs: whether it can't be initialized again.
         kubelet_lags: whether the kubelet is sent no list.
+        judged_late: whether withheld chips are still judged as they are by themselves.
         initialized: how often the driver was initialized again.
         forgotten: the chips whose announcements were forgotten after a reset.
         said: the Events.
@@ -118,6 +120,8 @@ class Site:
         self.server = server
         self.faults: dict[int, Level] = {}
         self.kubelet_lags = False
+        self.judged_late = False
+        self.driver_hangs = False
         self.initialized = 0
         self.forgotten: ChipSet = 0
         self.said: list[str] = []
@@ -151,6 +155,8 @@ class Site:
 
     async def _initialize(self) -> None:
         self.initialized += 1
+        if self.driver_hangs:
+            await asyncio.Event().wait()
 
     async def _read(self) -> None:
         while True:
@@ -167,7 +173,8 @@ class Site:
             chip: judged_chip(healthy=not level.bars_use, level=level, faults=(fault("80A18008", level),))
             for chip, level in self.faults.items()
         }
-        judged = snapshot(of=self.server, chips=chips).withholding(self.withheld, self.annotations)
+        withheld = 0 if self.judged_late else self.withheld
+        judged = snapshot(of=self.server, chips=chips).withholding(withheld, self.annotations)
         if judged != self.snapshots.value:
             self.snapshots.set(judged)
         if not self.kubelet_lags and judged.healthy != self.advertised.value:
@@ -341,6 +348,20 @@ async def test_a_group_is_not_reset_while_the_kubelet_still_offers_one_of_its_ch
         assert site.driver.resets == [3]
 
 
+async def test_a_group_is_not_reset_while_a_pod_could_get_one_of_its_chips() -> None:
+    site = Site(inventory())
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        site.kubelet_lags = site.judged_late = True
+        site.advertised.set(0)
+        await passes(100.0)
+        assert (site.driver.resets, site.withheld) == ([], RING)
+        site.judged_late = False
+        site.judge()
+        await passes(10.0)
+        assert site.driver.resets == [3]
+
+
 async def test_a_group_is_not_reset_while_a_pod_is_being_admitted() -> None:
     site = Site(inventory())
     site.matcher.is_admitting = True
@@ -390,6 +411,65 @@ async def test_a_restart_forgets_neither_the_limit_nor_what_people_have_to_reset
         assert site.driver.resets == [3, 3]
 
 
+async def test_what_people_have_to_reset_is_known_over_a_restart() -> None:
+    site = Site(inventory())
+    device = {"CardId": 3, "DeviceId": 0, "AssociatedCardId": 0, "PhyID": 3, "LogicID": 3}
+    site.has(chip_3=Level.RESTART)
+    earlier = {RESET_INFO: json.dumps({"ThirdPartyResetDevs": None, "ManualResetDevs": [device]})}
+    async with site.resetting(earlier=earlier):
+        assert json.loads(site.annotations[RESET_INFO])["ManualResetDevs"] == [device]
+        ends_its_fault(site)
+        await passes(100.0)
+        assert json.loads(site.annotations[RESET_INFO])["ManualResetDevs"] is None
+
+
+async def test_a_driver_that_hangs_when_it_is_initialized_again_withholds_no_chip_for_ever() -> None:
+    site = Site(inventory())
+    site.driver_hangs = True
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(80.0)
+        assert (site.driver.resets, site.withheld) == ([3], RING)
+        await passes(70.0)
+        assert (site.withheld, site.said[-1]) == (0, "NPUResetFailed")
+
+
+async def test_a_chip_that_does_not_start_is_left_to_people_although_it_had_no_fault() -> None:
+    site = Site(inventory())
+
+    def does_not_start() -> None:
+        site.faults.clear()
+        site.driver.down = 0b0001
+
+    site.driver.on_reset = does_not_start
+    async with site.resetting():
+        site.has(chip_3=Level.RESTART)
+        await passes(400.0)
+        assert (site.driver.resets, site.withheld) == ([3], 0b0001)
+        assert [each["PhyID"] for each in json.loads(site.annotations[RESET_INFO])["ManualResetDevs"]] == [0]
+
+
+async def test_the_driver_is_not_initialized_for_one_group_while_another_is_being_reset() -> None:
+    site = Site(inventory())
+    site.driver.down = 0b0010_0000
+    async with site.resetting():
+        assert site.withheld == 0b0010_0000
+
+        def goes_down() -> None:
+            site.driver.down |= RING
+
+        site.driver.on_reset = goes_down
+        site.has(chip_3=Level.RESTART)
+        await passes(100.0)
+        assert (site.driver.resets, site.initialized) == ([3], 0)
+        site.driver.down = RING
+        await passes(20.0)
+        assert site.initialized == 0
+        site.driver.down = 0
+        await passes(5.0)
+        assert site.initialized > 0
+
+
 async def test_chips_that_have_not_started_are_withheld_from_the_start_on_unless_pods_use_them() -> None:
     site = Site(inventory())
     site.driver.down = 0b0110_0011
@@ -432,18 +512,25 @@ async def test_a_dry_run_withholds_and_writes_nothing() -> None:
     assert site.said == ["NPUResetPlanned"]
 
 
-async def test_a_group_that_is_being_reset_stays_although_the_list_of_chips_changes() -> None:
-    site = Site(inventory())
+async def test_two_cards_stay_withheld_while_one_of_them_is_not_listed_during_their_reset() -> None:
+    a3 = inventory("Ascend910A3", 16, per_card=2)
+    site = Site(a3)
+    site.driver.partners = {card: (card + 4) % 8 for card in range(8)}
+    cards = 0x0303
 
     def goes_down() -> None:
-        site.driver.down = RING
+        site.driver.down = cards
 
     site.driver.on_reset = goes_down
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_8=Level.RESTART)
         await passes(100.0)
-        assert (site.driver.resets, site.withheld) == ([3], RING)
-        logic = tuple(replace(each, logic_id=7 - each.phy_id) for each in site.server.chips)
-        site.lists(replace(site.server, chips=logic, board_id=7))
+        assert (site.driver.resets, site.withheld) == ([8], cards)
+        site.lists(without_card(a3, 4))
         await passes(50.0)
-        assert (site.driver.resets, site.withheld) == ([3], RING)
+        assert (site.driver.resets, site.withheld) == ([8], cards)
+        site.faults.clear()
+        site.driver.down = 0
+        site.lists(a3)
+        await passes(60.0)
+        assert site.withheld == 0

@@ -151,10 +151,10 @@ def test_what_a_muted_chip_says_is_no_fault_but_the_end_of_one_is_heard() -> Non
     muting.muted = 1 << 3
     muting.polled(3, ChipState(dropped=True), at)
     muting.polled(4, ChipState(), at)
-    for logic_id, assertion in ((7, "occur"), (7, "once"), (7, "recover"), (8, "occur")):
+    for logic_id, assertion in ((7, "occur"), (7, "once"), (7, "recover"), (8, "occur"), (9, "once")):
         muting.announced(FaultEvent(logic_id, 0x40F84E00, assertion, 3), at)  # type: ignore[arg-type]
     muting.events_lost()
-    assert ear.heard == [2, 4, "recover", "occur", "lost"]
+    assert ear.heard == [2, 4, "recover", "occur", "once", "lost"]
     assert (muting.read_since(5.0), muting.read_since(5.1)) == (1 << 4, 0)
 
 
