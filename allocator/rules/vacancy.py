@@ -12,7 +12,7 @@ from ascend.errors import Refusal
 from ascend.grammar import a, count
 from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
-from ascend.rules.families import RULES
+from ascend.rules.families import RULES, refuse_number
 from ascend.rules.placement import OrderKey
 
 
@@ -139,14 +139,8 @@ def _invalid_for(product: Product, request: ChipRequest) -> Refusal | None:
     if request.products is not None and product.name not in request.products:
         wanted = " or ".join(sorted(request.products))
         return Refusal(Reason.WRONG_PRODUCT, f"the job is for {wanted} servers; this is {a(f'{product.name} server')}")
-    allowed = product.allowed(distributed=request.distributed)
-    if request.chips not in allowed:
-        who = "a pod of a job of several pods" if allowed != product.requests else "a pod"
-        numbers = ", ".join(map(str, allowed))
-        return Refusal(
-            Reason.INVALID_REQUEST,
-            f"{who} may request {numbers} chips of {a(f'{product.name} server')}, not {request.chips}",
-        )
+    if request.chips not in product.allowed(distributed=request.distributed):
+        return refuse_number(product, request.chips, distributed=request.distributed)
     return None
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from ascend.annotations import Grant
 from ascend.chips import ChipSet, chip_set
 from ascend.errors import Refusal
-from ascend.grammar import a, count
+from ascend.grammar import count
 from ascend.kube.objects import Node
 from ascend.products import Product
 from ascend.reasons import Reason
-from ascend.rules.families import RULES
+from ascend.rules.families import RULES, refuse_number
 from ascend.rules.identity import SERVER_TYPE, identify
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOvers, used_chips
@@ -62,11 +62,7 @@ class ChipChooser:
     def _choose(self, pod: NodePod, snapshot: Snapshot, wanted: ChipSet) -> tuple[int, ...]:
         product = self._product(snapshot)
         if pod.count not in product.requests:
-            numbers = ", ".join(map(str, product.requests))
-            raise Refusal(
-                Reason.INVALID_REQUEST,
-                f"a pod may request {numbers} chips of {a(f'{product.name} server')}, not {pod.count}",
-            )
+            raise refuse_number(product, pod.count, distributed=False)
         free = self._free(pod, snapshot) & product.all_chips & self._known_free(pod, wanted)
         uid, last = self._last
         # What was preferred for the pod's first container stays, unless the kubelet has chosen other chips for it.
