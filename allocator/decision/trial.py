@@ -55,7 +55,7 @@ class Trial:
     def __init__(
         self, cluster: Cluster, ledger: Ledger, *, owner: str, priority: int, terminating_only: bool = False
     ) -> None:
-        self.index = NodeIndex()
+        self.index = NodeIndex(cluster.index.topology.copy())
         self.turn = Turn()
         self.units: dict[str, Unit] = {}
         self._cluster = cluster

@@ -172,7 +172,7 @@ class GradualPlans:
 
     def _copied(self, plan: str) -> Steps[NodeIndex]:
         """The nodes with free chips, as they are for the gang of a plan."""
-        index = NodeIndex()
+        index = NodeIndex(self._cluster.index.topology.copy())
         for number, name in enumerate(tuple(self._cluster.nodes)):
             if not number % _STEP:
                 yield

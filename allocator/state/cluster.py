@@ -1,6 +1,5 @@
 """The state of the cluster, kept current object by object, each in constant time."""
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,10 +10,10 @@ from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
+from allocator.state.location import NOWHERE, read_location
 from allocator.state.node import (
     NodeRecord,
     ignored_devices,
-    judge_freshness,
     read_holding,
     read_server,
     unknown_node,
@@ -24,6 +23,7 @@ from allocator.state.offers import assess
 from allocator.state.plain_pods import PlainPods, is_plain
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_agent_health, read_report
+from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, read_predicate_time
@@ -45,11 +45,8 @@ class Cluster:
     Args:
         ledger: the reservations.
         clock: the clock for the ages of reports and of what ``previous`` remembers, in seconds.
-        max_report_age_s: the greatest age of a node's report. It runs on ``clock`` from the last change seen of its
-            UpdateTime, as the age of a lease does: the clock of a node may be wrong. So after a restart a report is
-            believed once more for this time.
-        reported_s: when a report was written that is seen for the first time, on ``clock``, from the node's name and
-            the report's UpdateTime; now if not given.
+        max_report_age_s: the greatest age of a node's report.
+        reported_s: when a report was written that is seen for the first time (``report_ages.py``); now if not given.
         previous: remembers the nodes of pods for their successors; None to disable this.
         ignored: called with a node and the names in its annotation that are not whole chips, when these change.
 
@@ -71,11 +68,8 @@ class Cluster:
         self.nominated: Callable[[Pod], None] = lambda _pod: None
         self._ledger = ledger
         self._clock = clock
-        self._max_report_age_s = max_report_age_s
-        self._reported_s = reported_s if reported_s is not None else lambda _node, _updated_s: clock()
+        self._ages = ReportAges(clock, max_report_age_s, reported_s)
         self._ignored = ignored
-        self._ageing: list[tuple[float, str]] = []
-        self._due: dict[str, float] = {}
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
         self._gone: dict[str, None] = {}
@@ -159,10 +153,7 @@ class Cluster:
         if name is not None:
             record = self._record(name)
             record.report = read_report(report)
-            if record.updated_s is not None and (record.seen is None or record.seen[0] != record.updated_s):
-                seen_s = self._reported_s(name, record.updated_s) if record.seen is None else self._clock()
-                record.seen = record.updated_s, seen_s
-            self._judge_report(record)
+            self._ages.note(record)
             self._refresh(name)
 
     def report_deleted(self, report: ConfigMap) -> None:
@@ -189,32 +180,15 @@ class Cluster:
 
     def age_reports(self) -> list[str]:
         """Reject reports that have become too old; returns the names of their nodes. Call it periodically."""
-        now_s = self._clock()
         aged: list[str] = []
-        while self._ageing and self._ageing[0][0] < now_s:
-            due_s, name = heapq.heappop(self._ageing)
-            if self._due.get(name) != due_s:
-                continue  # replaced by an earlier entry
-            del self._due[name]
+        for name in self._ages.overdue():
             record = self._records.get(name)
             if record is not None and record.stale is None and record.updated_s is not None:
-                self._judge_report(record)
+                self._ages.judge(record)
                 if record.stale is not None:
                     self._refresh(record.name)
                     aged.append(record.name)
         return aged
-
-    def _judge_report(self, record: NodeRecord) -> None:
-        record.stale = None
-        if record.updated_s is None or record.seen is None:
-            return
-        _, seen_s = record.seen
-        record.stale = judge_freshness(record.name, record.updated_s, self._clock() - seen_s, self._max_report_age_s)
-        expires_s = seen_s + self._max_report_age_s
-        # One entry per node: if its report was renewed, it is entered again when the entry comes up.
-        if record.stale is None and expires_s < self._due.get(record.name, math.inf):
-            heapq.heappush(self._ageing, (expires_s, record.name))
-            self._due[record.name] = expires_s
 
     def pod_applied(self, pod: Pod) -> None:
         """Add or update a pod."""
@@ -323,6 +297,7 @@ class Cluster:
         record.idle = None
         record.reread()
         self._set_product(record, record.identify())
+        self.index.locate(name, read_location(record.node, record.report))
         self._offer(record)
 
     def _offer(self, record: NodeRecord) -> None:
@@ -345,4 +320,5 @@ class Cluster:
         else:
             del self._records[name]
             self.index.drop(name)
+            self.index.locate(name, NOWHERE)
             self.changes.note(name)

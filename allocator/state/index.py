@@ -12,8 +12,10 @@ from typing import Final, cast
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity
+from allocator.state.location import Location
 from allocator.state.node import Offer, unknown_node
 from allocator.state.ranking import Bucket, Ranking
+from allocator.state.topology import Topology
 from ascend.errors import Refusal
 from ascend.reasons import Reason
 
@@ -25,9 +27,17 @@ _SPARE_BUCKETS = 64
 
 
 class NodeIndex:
-    """Every node, in a bucket or with its refusal."""
+    """Every node, in a bucket or with its refusal.
 
-    def __init__(self) -> None:
+    Args:
+        topology: where the nodes are, without any usable node yet.
+
+    Attributes:
+        topology: where the nodes are, and the usable ones of each SuperPod and rack.
+    """
+
+    def __init__(self, topology: Topology | None = None) -> None:
+        self.topology = topology if topology is not None else Topology()
         self._entries: dict[str, Bucket | Refusal] = {}
         self._buckets: dict[Vacancy, Bucket] = {}
         self._refusals: Counter[Reason] = Counter()
@@ -61,6 +71,7 @@ class NodeIndex:
         if bucket.add(name):
             self._note(bucket)
         self._entries[name] = bucket
+        self.topology.put(name, bucket)
 
     def drop(self, name: str) -> None:
         """Remove a node."""
@@ -68,8 +79,15 @@ class NodeIndex:
         old = self._entries.pop(name, None)
         if isinstance(old, Bucket):
             old.discard(name)
+            self.topology.drop(name, old)
         elif old is not None:
             self._refusals[old.reason] -= 1
+
+    def locate(self, name: str, location: Location) -> None:
+        """Set where a node is."""
+        entry = self._entries.get(name)
+        if self.topology.locate(name, location, entry if isinstance(entry, Bucket) else None):
+            self.version += 1
 
     def best(self, request: ChipRequest, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
         """The best node for a request, the first by name of equally good ones; None if it fits on none.

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from ascend.annotations import UNKNOWN
 from ascend.chips import ChipSet
 from ascend.deviceinfo import SWITCH_INFO, decode_report
 from ascend.errors import UNREADABLE, InvalidReport, Refusal
@@ -53,6 +54,8 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
         health: the health of the node, from the state of its switches and from faults of level SubHealthFault.
         pre_separate: the chips with a fault of level PreSeparateNPU: a pod that holds one keeps it, no new pod gets it.
         listed: every chip in one of its lists; chips that pods hold may be missing.
+        super_pod: the id of the node's SuperPod; negative if it is unknown, or the node is in none.
+        server_index: the node's index within it.
     """
 
     unhealthy: ChipSet
@@ -61,6 +64,8 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
     health: NodeHealth = NodeHealth.HEALTHY
     pre_separate: ChipSet = 0
     listed: ChipSet = 0
+    super_pod: int = UNKNOWN
+    server_index: int = UNKNOWN
 
 
 NO_REPORT: Final = NodeReport(0, 0, None)
@@ -96,6 +101,8 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
         max(read_health(switches.NodeStatus), NodeHealth.SUB_HEALTHY if is_degraded else NodeHealth.HEALTHY),
         pre_separate,
         decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | pre_separate,
+        decoded.super_pod_id,
+        decoded.server_index,
     )
 
 

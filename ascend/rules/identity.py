@@ -21,6 +21,8 @@ ACCELERATOR = "accelerator"
 ACCELERATOR_TYPE = "accelerator-type"
 SERVER_TYPE = "servertype"
 CHIP_NAME = "node.kubernetes.io/npu.chip.name"
+SUPER_POD_LABEL = "huawei.com/topotree.superpodid"
+RACK_LABEL = "huawei.com/topotree.rackid"
 
 _FAMILY_910 = "huawei-Ascend910"
 _CHIP_OF_SERVER_TYPE = {"Ascend910": "910A", "Ascend910B": "910B", "Ascend910A3": "A3"}

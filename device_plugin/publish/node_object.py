@@ -22,18 +22,15 @@ from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import NODES, Node
+from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
+from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
 from device_plugin.driver import Inventory
 from device_plugin.health.snapshot import Snapshot
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-ACCELERATOR = "accelerator"
-ACCELERATOR_TYPE = "accelerator-type"
-CHIP_NAME = "node.kubernetes.io/npu.chip.name"
 CHIP_MEMORY = "mind-cluster/npu-chip-memory"
 DRIVER_VERSION = "huawei.com/driver.version"
-SERVER_TYPE_LABEL = "servertype"
-SUPER_POD_LABEL = "huawei.com/topotree.superpodid"
 
 _ACCELERATOR = "huawei-Ascend910"
 _INFERENCE_BOARDS = frozenset({0x28, 0x29})

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from allocator.rules.job import JobKey, find_job
+from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.kinds import KINDS, fill
@@ -59,6 +60,10 @@ def by_kind(*objects: KubeObject) -> dict[str, list[KubeObject]]:
     }
 
 
+_ANYTHING = Fit((), 0, (), 0)
+"""Fits every bucket."""
+
+
 def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeObject]]) -> list[Difference]:
     """The differences between a cluster and one filled with objects (by the name of their kind), sorted.
 
@@ -71,7 +76,7 @@ def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeO
     rebuilt = Cluster(
         empty,
         clock=cluster._clock,
-        max_report_age_s=cluster._max_report_age_s,
+        max_report_age_s=cluster._ages.max_age_s,
         reported_s=lambda name, _updated_s: (cluster.nodes[name].seen or (0, 0.0))[1],
     )
     return sorted(_differences(cluster, ledger, fill(rebuilt, objects)))
@@ -110,6 +115,12 @@ def _node(name: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]
     for uid in mine.holdings.keys() | other.holdings.keys():
         one, two = mine.holdings.get(uid), other.holdings.get(uid)
         yield from _differs(f"node {name}", f"chips held by pod {uid}", one, two)
+    here, there = cluster.index.topology.location(name), rebuilt.index.topology.location(name)
+    yield from _differs(f"node {name}", "location", here, there)
+    for level, number in here.places:
+        entry, place = cluster.index.entries.get(name), cluster.index.topology.places(level).get(number)
+        is_there = place is not None and name in dict(place.fitting(lambda _bucket: _ANYTHING))
+        yield from _differs(f"node {name}", f"is in {level} {number}", is_there, isinstance(entry, Bucket))
     yield from _differs(f"node {name}", "offer without reservations", assess(replace(mine), {}), other.offer)
 
 

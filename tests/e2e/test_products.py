@@ -16,7 +16,7 @@ import pytest_asyncio
 from ascend.annotations import KUBELET_IDS, REAL
 from ascend.chips import RESOURCE, chip_set
 from ascend.products import ASCEND_910B_8, ASCEND_910B_16, ASCEND_A3_16, Product
-from device_plugin.publish.node_object import SERVER_TYPE_LABEL
+from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from tests.dcmi.compiler import require_compiler

@@ -1,0 +1,78 @@
+"""Where a node is: its SuperPod and its index there, its rack.
+
+docs/spec/superpod.md#superpod-ids: the device plugin publishes the ids in its report and on the Node. The report counts
+first, since it is the newest; a field that is missing says nothing, and id 0 is a SuperPod like any other.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from allocator.state.report import NodeReport
+from ascend.annotations import SERVER_INDEX, SUPER_POD_ID, UNKNOWN
+from ascend.errors import Refusal
+from ascend.kube.objects import Node
+from ascend.rules.identity import RACK_LABEL, SUPER_POD_LABEL
+
+_MOST_DIGITS: Final = 10
+
+
+class Level(StrEnum):
+    """A level of the network at which nodes are grouped."""
+
+    SUPER_POD = "SuperPod"
+    RACK = "rack"
+
+
+class Location(msgspec.Struct, frozen=True, gc=False):
+    """Where a node is; an id below 0 means that it is unknown, or that there is none.
+
+    Attributes:
+        super_pod: the id of its SuperPod.
+        server_index: its index within the SuperPod.
+        rack: the id of its rack.
+    """
+
+    super_pod: int = UNKNOWN
+    server_index: int = UNKNOWN
+    rack: int = UNKNOWN
+
+    @property
+    def places(self) -> Iterator[tuple[Level, int]]:
+        """The known places it is in, each with its level and id."""
+        if self.super_pod >= 0:
+            yield Level.SUPER_POD, self.super_pod
+        if self.rack >= 0:
+            yield Level.RACK, self.rack
+
+
+NOWHERE: Final = Location()
+"""Where most nodes are: in no SuperPod, and in no rack that anybody has published."""
+
+
+def read_location(node: Node | None, report: NodeReport | Refusal) -> Location:
+    """Read where a node is.
+
+    Args:
+        node: the node; None if only its report is known.
+        report: what its device plugin reports.
+    """
+    annotations, labels = (node.metadata.annotations, node.metadata.labels) if node is not None else ({}, {})
+    reported = (report.super_pod, report.server_index) if isinstance(report, NodeReport) else (UNKNOWN, UNKNOWN)
+    super_pod = _first(reported[0], annotations.get(SUPER_POD_ID), labels.get(SUPER_POD_LABEL))
+    rack = _first(UNKNOWN, labels.get(RACK_LABEL))
+    if super_pod < 0 and rack < 0:
+        return NOWHERE
+    return Location(super_pod, _first(reported[1], annotations.get(SERVER_INDEX)), rack)
+
+
+def _first(reported: int, *texts: str | None) -> int:
+    """The first id that is known."""
+    if reported >= 0:
+        return reported
+    for text in texts:
+        if text is not None and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
+            return int(text)
+    return UNKNOWN

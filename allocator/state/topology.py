@@ -1,0 +1,110 @@
+"""The nodes of each SuperPod and each rack, by what they have left.
+
+A policy with blocks asks how many nodes of each SuperPod a request fits on. Nodes with equal vacancies are in one
+bucket of the index (``index.py``), so that is one verdict for each bucket that a SuperPod has nodes in, not for each
+node. A location is not part of a vacancy: then every bucket would be one node.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from allocator.rules.vacancy import Fit, Verdict
+from allocator.state.location import NOWHERE, Level, Location
+from allocator.state.ranking import Bucket
+
+
+class Place:
+    """The usable nodes of a SuperPod or of a rack."""
+
+    __slots__ = ("_nodes",)
+
+    def __init__(self) -> None:
+        self._nodes: dict[Bucket, set[str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def add(self, name: str, bucket: Bucket) -> None:
+        """Add a node that is in a bucket of the index."""
+        self._nodes.setdefault(bucket, set()).add(name)
+
+    def discard(self, name: str, bucket: Bucket) -> None:
+        """Remove a node."""
+        names = self._nodes[bucket]
+        names.discard(name)
+        if not names:
+            del self._nodes[bucket]
+
+    def room(self, verdict: Callable[[Bucket], Verdict]) -> int:
+        """The number of nodes on which a request fits, by its verdict on their buckets."""
+        return sum(len(names) for bucket, names in self._nodes.items() if isinstance(verdict(bucket), Fit))
+
+    def fitting(self, verdict: Callable[[Bucket], Verdict]) -> Iterator[tuple[str, Bucket]]:
+        """The nodes on which a request fits, in no order, each with its bucket."""
+        for bucket, names in self._nodes.items():
+            if isinstance(verdict(bucket), Fit):
+                for name in names:
+                    yield name, bucket
+
+
+class Topology:
+    """Where nodes are, and the usable ones of each place.
+
+    Args:
+        locations: where nodes are.
+    """
+
+    def __init__(self, locations: Mapping[str, Location] | None = None) -> None:
+        self._locations: dict[str, Location] = dict(locations) if locations is not None else {}
+        self._places: dict[Level, dict[int, Place]] = {level: {} for level in Level}
+
+    def copy(self) -> "Topology":
+        """The same locations, without any usable node."""
+        return Topology(self._locations)
+
+    def locate(self, name: str, location: Location, bucket: Bucket | None) -> bool:
+        """Set where a node is; returns whether it was elsewhere.
+
+        Args:
+            name: the node.
+            location: where it is.
+            bucket: its bucket; None if it is not usable.
+        """
+        if location == self.location(name):
+            return False
+        if bucket is not None:
+            self.drop(name, bucket)
+        if location is NOWHERE:
+            self._locations.pop(name, None)
+        else:
+            self._locations[name] = location
+        if bucket is not None:
+            self.put(name, bucket)
+        return True
+
+    def location(self, name: str) -> Location:
+        """Where a node is."""
+        return self._locations.get(name, NOWHERE)
+
+    def put(self, name: str, bucket: Bucket) -> None:
+        """Add a usable node, which is in a bucket of the index."""
+        location = self._locations.get(name)
+        if location is not None:  # few clusters have SuperPods
+            for level, number in location.places:
+                places = self._places[level]
+                if (place := places.get(number)) is None:
+                    place = places[number] = Place()
+                place.add(name, bucket)
+
+    def drop(self, name: str, bucket: Bucket) -> None:
+        """Remove a node that was put."""
+        location = self._locations.get(name)
+        if location is not None:
+            for level, number in location.places:
+                place = self._places[level][number]
+                place.discard(name, bucket)
+                if not place:
+                    del self._places[level][number]
+
+    def places(self, level: Level) -> Mapping[int, Place]:
+        """The places with usable nodes, by id."""
+        return self._places[level]
