@@ -52,6 +52,12 @@ DISTRIBUTED = "distributed-job"
 RANK = "hccl/rankIndex"
 """On a pod, by its author, an operator or the allocator: its rank within its job."""
 
+BLOCK = "super-pod-rank"
+"""On a pod, by the allocator: the id of its block, for a job whose nodes form blocks."""
+
+BLOCK_SUPER_POD = "super-pod-id"
+"""On a pod, by the allocator: the id of the SuperPod of its block."""
+
 MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
 """On a pod, by its author: how many pods of its job must be placed together, if no pod group sets it."""
 
@@ -73,6 +79,8 @@ CLAIMED = (1 << 64) - 1
 
 UNKNOWN = -2
 """A SuperPod id, server index or device id that the driver does not report (docs/spec/node-report.md#deviceinfocfg)."""
+
+_MOST_DIGITS = 10
 
 MAX_LIST_ENTRIES = 100
 """A longer list of chips is invalid (docs/spec/node-report.md#used-chips)."""
@@ -121,6 +129,12 @@ def read_predicate_time(annotations: Mapping[str, str]) -> int | None:
         return None
     value = int(text)
     return value if value <= CLAIMED else None
+
+
+def read_block(annotations: Mapping[str, str]) -> int | None:
+    """The id of a pod's block; None if it is missing or invalid."""
+    text = annotations.get(BLOCK, "")
+    return int(text) if len(text) <= _MOST_DIGITS and text.isascii() and text.isdigit() else None
 
 
 def held_chips(annotations: Mapping[str, str]) -> ChipSet:

@@ -10,7 +10,6 @@ gang, because a gang that loses a pod can't work.
 import heapq
 
 from allocator.decision.trial import Trial, Unit
-from allocator.gangs.gangs import Gangs
 from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
 from allocator.state.reservation import Seat
@@ -20,15 +19,14 @@ from ascend.errors import Refusal
 class Fitting:
     """Whether a gang fits on the nodes of a trial."""
 
-    def __init__(self, gangs: Gangs, gang: GangRequest, trial: Trial) -> None:
-        self._policy = gangs.policy
+    def __init__(self, gang: GangRequest, trial: Trial) -> None:
         self._gang = gang
         self._trial = trial
 
     async def seats(self) -> list[Seat] | Refusal:
         """The seats; a refusal if it does not fit. Other tasks may run meanwhile."""
         await self._trial.turn.share()
-        return await self._trial.turn.share_between(self._policy(self._gang, self._trial.index))
+        return await self._trial.turn.share_between(self._gang.policy.place(self._gang, self._trial.index))
 
     async def check(self) -> bool:
         """Whether it fits."""

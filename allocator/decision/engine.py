@@ -57,7 +57,7 @@ class DecisionEngine:
         self._ledger = ledger
         self._choice = Choice(cluster)
         self._reader = RequestReader(cluster, ledger, default_product, sharing_products)
-        self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
+        self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of, policy_of=self._reader.policy)
         self.plans = GradualPlans(cluster, ledger, self.gangs)
         self.earmarks = Earmarks(
             cluster, ledger, self.gangs, self.request_of, share=earmark_share, now_s=now_s

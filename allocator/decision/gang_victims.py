@@ -193,9 +193,7 @@ class GangVictims:
             own = offered.nodes(is_disrupting=is_disrupting) if offered is not None else frozenset(nodes)
             members.append(Member(each.uid, each.key, job.rank_of(each), wanted, own))
         members.sort(key=lambda each: (len(each.candidates or ()), each.rank))  # those with the fewest nodes first
-        spread = any(each.request.is_spread for each in members)
-        peers = job.nodes_beside({each.uid for each in members}) if spread else ()
-        return GangRequest(job.key, tuple(members), peers=peers)
+        return self._gangs.planner.request(members, pod, job)
 
     async def _choose_on(
         self, nodes: Collection[str], pod: Pod, request: ChipRequest, job: Job, *, is_disrupting: bool
@@ -208,7 +206,7 @@ class GangVictims:
         await trial.read(nodes)
         steps = self._gang(nodes, pod, request, job, is_disrupting=is_disrupting)
         gang = await trial.turn.share_between(steps)
-        fitting = Fitting(self._gangs, gang, trial)
+        fitting = Fitting(gang, trial)
         await clear(fitting, trial, max((each.request for each in gang.members), key=lambda each: each.chips))
         seats = await fitting.seats()
         if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it

@@ -10,6 +10,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from allocator.gangs.policies import Asked, policy_of
+from allocator.gangs.policy import Policy
 from allocator.gangs.progress import group_missing
 from allocator.rules.job import stated_minimum, stated_whole, works_alone
 from allocator.rules.job_kinds import SINGLE
@@ -40,11 +42,13 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
         chips: the properties of the request that rules depend on.
         job: the pod's job.
         gang: the job, if its pods are placed together or not at all; else None.
+        policy: where the pods of the job are placed.
     """
 
     chips: ChipRequest
     job: Job
     gang: Job | None
+    policy: Policy
 
 
 class RequestReader:
@@ -112,6 +116,7 @@ class RequestReader:
         )
         if (refusal := invalidity(shape)) is not None:
             raise refusal
+        policy = policy_of(Asked(f"job {job.key}", stated, chips, together.least))
         if together.known != 1:
             products = self._one_product(pod, job, request.products)
             is_spread = self._is_spread(products)
@@ -122,7 +127,15 @@ class RequestReader:
                 if self._cluster.index.best(request, candidates) is None:
                     # A pod without peers needs no network: chips with an unhealthy network are better than none.
                     request = replace(request, network_sensitive=False)
-        return ResolvedRequest(request, job, self._cluster.jobs.gang(job))
+        return ResolvedRequest(request, job, self._cluster.jobs.gang(job), policy)
+
+    def policy(self, pod: Pod) -> Policy:
+        """Where the pods of a pod's job are placed.
+
+        Raises:
+            Refusal: the request is invalid on every node, or the pod was deleted.
+        """
+        return self.read(pod).policy
 
     def _one_product(self, pod: Pod, job: Job, named: frozenset[str] | None) -> frozenset[str] | None:
         """The one product for all pods of a job of several pods.

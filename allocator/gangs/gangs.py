@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
 from allocator.gangs.attempts import Attempts
-from allocator.gangs.packing import pack
 from allocator.gangs.planning import Planner
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import WAITING, Progress
@@ -50,7 +49,7 @@ class Gangs:
         ledger: the reservations.
         ttl_s: how long a plan lives after one of its pods was bound.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
-        policy: where the pods of a job are placed.
+        policy_of: where the pods of a pod's job are placed; raises a Refusal if what the job asks for is invalid.
 
     Attributes:
         awaits_victims: says whether other pods are ending for a pod of a gang.
@@ -63,21 +62,20 @@ class Gangs:
         *,
         ttl_s: float,
         request_of: Callable[[Pod], ChipRequest],
-        policy: Policy = pack,
+        policy_of: Callable[[Pod], Policy],
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._ttl_s = ttl_s
         self._progress = Progress(cluster, ledger)
         self.request_of = request_of
-        self.planner = Planner(cluster, ledger, request_of, policy)
+        self.planner = Planner(cluster, ledger, request_of, policy_of)
         self.incomplete = self._progress.incomplete
         self.find_started = self._progress.find_started
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner)
         self.turns = self._attempts.turns
         self.left_to_others = self._attempts.left_to_others
         self.gang_request = self.planner.gang_request
-        self.policy = policy
         self.awaits_victims: Callable[[Pod, Job], bool] = lambda _pod, _job: False
         self._pruned = self._losses = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
@@ -281,7 +279,10 @@ class Gangs:
         for seat in seats:
             if candidates is not None and seat.node not in candidates:
                 continue
-            available = seat.is_empty or (held is not None and self._may_swap(pod, request, seat.uid))
+            if seat.is_empty:
+                available = seat.part is None or seat.part.rank == job.rank_of(pod)
+            else:
+                available = held is not None and _is_in_one_block(held, seat) and self._may_swap(pod, request, seat.uid)
             if available and self._cluster.suits(seat, request):
                 return seat
         return None
@@ -328,6 +329,11 @@ class Gangs:
         record = self._cluster.nodes.get(node)
         taints = record.node.spec.taints if record is not None and record.node is not None else ()
         return bool(taints) and untolerated(taints, pod.spec.tolerations) is not None
+
+
+def _is_in_one_block(one: Reservation, other: Reservation) -> bool:
+    """Whether two seats may be exchanged as far as their blocks matter."""
+    return one.part is None or other.part is None or one.part.block == other.part.block
 
 
 def _left_out(pod: Pod, job: Job) -> Refusal:

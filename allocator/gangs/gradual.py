@@ -145,7 +145,7 @@ class GradualPlans:
         gang = replace(gang, limits=dict.fromkeys(frozenset[str]().union(*left), 0))
         await turn.share()
         index = await turn.share_between(self._copied(job.key.plan))
-        found = await turn.share_between(planner.search(gang, needed, index))
+        found = await turn.share_between(planner.search.seats(gang, needed, index))
         if isinstance(found, Refusal):
             return found
         return found, {member.uid: member.request for member in gang.members}

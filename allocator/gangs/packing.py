@@ -12,6 +12,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
@@ -34,8 +35,28 @@ _FEW = 16
 """Up to this number of candidates are examined one by one; with more, all nodes are examined, bucket by bucket."""
 
 
+class Packing(msgspec.Struct, frozen=True):
+    """The policy as a value: it has no settings."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """A pod may be on any node."""
+        return False
+
+    def fewest(self, gang: GangRequest, needed: int) -> int:  # noqa: ARG002 - any number may be placed
+        """As many as the minimum needs."""
+        return needed
+
+    def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """Find seats for all members, or say why they don't fit."""
+        return pack(gang, index)
+
+
+PACKING: Final = Packing()
+
+
 def pack(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-    """Find seats for all members, or say why they don't fit; see ``Policy``."""
+    """Find seats for all members, or say why they don't fit."""
 
     # Members with few candidates first: the others have a larger choice. If a small member then breaks what a large one
     # needs: large members first. If these take what many others need: members with the least spare room first.

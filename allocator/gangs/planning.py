@@ -1,9 +1,7 @@
 """Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
-from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -11,13 +9,13 @@ from msgspec.structs import replace
 
 from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
-from allocator.gangs.redraw import conflicts_with, redraw
+from allocator.gangs.record import read_record
+from allocator.gangs.search import Search
 from allocator.gangs.turns import Setback, created
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import peer_on_node
 from allocator.state.cluster import Cluster
-from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
@@ -79,16 +77,21 @@ class Planner:
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
-        policy: where the pods of a job are placed.
+        policy_of: where the pods of a pod's job are placed; raises a Refusal if what the job asks for is invalid.
     """
 
     def __init__(
-        self, cluster: Cluster, ledger: Ledger, request_of: Callable[[Pod], ChipRequest], policy: Policy
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        request_of: Callable[[Pod], ChipRequest],
+        policy_of: Callable[[Pod], Policy],
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
-        self._policy = policy
+        self._policy_of = policy_of
         self.pending = PendingMembers(cluster, ledger, request_of)
+        self.search = Search(cluster, ledger)
         # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
         self._outcomes: dict[PlanKey, Refusal | None] = {}
         self._version = -1
@@ -209,7 +212,8 @@ class Planner:
         promises = self._ledger.promises
         later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
         with promises.lifted((job.key.plan, *later)):
-            found = at_once(self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index))
+            gang = self.request((member,), pod, job, (node,))
+            found = at_once(gang.policy.place(gang, self._cluster.index))
             (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
         if isinstance(found, Refusal):
             raise Refusal(verdict.reason, verdict.message) if isinstance(verdict, Refusal) else found
@@ -259,71 +263,42 @@ class Planner:
             members.append(member if own is None else replace(member, candidates=own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        spread = any(each.request.is_spread for each in members)
-        peers = job.nodes_beside({each.uid for each in members}) if spread else ()
-        return GangRequest(job.key, tuple(members), common, peers=peers), needed
+        return self.request(members, pod, job, common), needed
+
+    def request(
+        self, members: Iterable[Member], pod: Pod, job: Job, candidates: Collection[str] | None = None
+    ) -> GangRequest:
+        """What the policy of a job has to place.
+
+        Args:
+            members: the pods to place, by rank.
+            pod: a pod of the job.
+            job: the job.
+            candidates: names of the only nodes for members without candidates of their own; None for every node.
+
+        Raises:
+            Refusal: what the job asks of its policy is invalid.
+        """
+        placed, policy = tuple(members), self._policy_of(pod)
+        uids = {each.uid for each in placed}
+        spread = any(each.request.is_spread for each in placed)
+        peers = job.nodes_beside(uids) if spread else ()
+        record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.has_blocks else {}
+        return GangRequest(job.key, placed, policy, candidates, peers=peers, record=record)
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.setback))
-        index, setback = self._cluster.index, scope.setback
-        if setback is None:
+        if scope.setback is None:
             gang = replace(gang, limits=dict.fromkeys(scope.avoided, 0))
-            found = at_once(self.search(gang, needed, index))
+            found = at_once(self.search.seats(gang, needed, self._cluster.index))
         else:
-            found = self._find_seats(gang, job, setback)
-            if isinstance(found, Refusal) and needed < len(gang.members):
-                found = at_once(self._with_previous_nodes(replace(gang, members=gang.members[:needed]), index))
+            found = self.search.seats_after(scope.setback, gang, needed, job)
         if isinstance(found, Refusal):
             raise found
         return found
-
-    def search(self, gang: GangRequest, needed: int, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-        """Find seats for all members, or else for the first ``needed`` ones.
-
-        Args:
-            gang: what is to be placed.
-            needed: how many members must be placed.
-            index: the nodes.
-        """
-        found = yield from self._with_previous_nodes(gang, index)
-        if isinstance(found, Refusal) and needed < len(gang.members):
-            found = yield from self._with_previous_nodes(replace(gang, members=gang.members[:needed]), index)
-        return found
-
-    def _find_seats(self, gang: GangRequest, job: Job, setback: Setback) -> list[Seat] | Refusal:
-        """Seats for a gang that has stepped back, with what has been learned since."""
-        index = self._cluster.index
-        found = at_once(self._with_previous_nodes(replace(gang, limits=self._remaining(setback, job)), index))
-        is_new = not isinstance(found, Refusal) and not conflicts_with(found, setback.conflicts)
-        if len(gang.members) == 1 or (is_new and setback.tries % 2):
-            return found
-        random = Random(f"{gang.job} {setback.tries}")  # noqa: S311 - repeatable choices, no secrets
-        return redraw(gang, setback.conflicts, index, self._policy, random) or found
 
     def _common(self, pod: Pod, candidates: Collection[str] | None) -> Collection[str] | None:
         """The nodes for the peers of a pod that have the same node selector; None for every node."""
         if candidates is None and pod.spec.node_selector:
             return self._cluster.labels.selected(pod.spec.node_selector)
         return candidates
-
-    def _remaining(self, setback: Setback, job: Job) -> dict[str, int]:
-        """The most further pods of a gang on each node on which its scheduler has refused more."""
-        there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
-        return {node: max(0, most - there[node]) for node, most in setback.limits.items()}
-
-    def _with_previous_nodes(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-        """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
-        previous = self._cluster.previous.of(gang.job) if self._cluster.previous is not None else {}
-        kept = tuple(
-            replace(member, candidates=(node,))
-            if (node := previous.get(member.rank)) is not None
-            and ((allowed := gang.allowed(member)) is None or node in allowed)
-            and index.vacancy_for(member.request, node) is not None
-            else member
-            for member in gang.members
-        )
-        if kept != gang.members:
-            found = yield from self._policy(replace(gang, members=kept), index)
-            if not isinstance(found, Refusal):
-                return found
-        return (yield from self._policy(gang, index))

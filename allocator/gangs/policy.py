@@ -1,12 +1,14 @@
-"""The types of a placement policy for gangs.
+"""The interface of placement policies: where the pods of a gang are placed, chosen for each job.
 
-A policy is a function from a request and the index of nodes to one seat for each member, or to a refusal. It reserves
-nothing. It works in steps, so that the nodes of a large gang can be searched for in pieces; the index must not change
-in between.
+A policy knows what its job asks for, and finds one seat for each member in the index of nodes, or says why it can't. It
+reserves nothing. It works in steps, so that the nodes of a large gang can be searched for in pieces; the index must not
+change in between.
+
+A new policy is a module with a class like ``Packing`` (``packing.py``), and a line in the table of ``policies.py``.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -36,27 +38,58 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     candidates: Collection[str] | None = None
 
 
+class Peer(msgspec.Struct, frozen=True, gc=False):
+    """Where a pod of the gang is or was that is not to be placed now.
+
+    Attributes:
+        node: the name of the node.
+        block: the id of its block.
+        stays: whether it is there; else it has ended, and its successor may be placed elsewhere.
+    """
+
+    node: str
+    block: int
+    stays: bool = True
+
+
 class GangRequest(msgspec.Struct, frozen=True):
     """What a policy has to place.
 
     Attributes:
         job: the job.
         members: the pods to place, by rank.
+        policy: where they are placed.
         candidates: names of the only nodes to use; None for every node.
         limits: the most of these members on a node, by name of the node; a node that is missing has no limit.
         peers: names of the nodes with other pods of the job: members that are spread are not placed there.
+        record: where pods of the job are or were, by rank; only for policies with blocks.
     """
 
     job: JobKey
     members: tuple[Member, ...]
+    policy: "Policy"
     candidates: Collection[str] | None = None
     limits: Mapping[str, int] = {}
     peers: Collection[str] = ()
+    record: Mapping[int, Peer] = {}
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""
         return self.candidates if member.candidates is None else member.candidates
 
 
-Policy: TypeAlias = Callable[[GangRequest, NodeIndex], Steps[list[Seat] | Refusal]]
-"""Returns one seat for each member, in their order."""
+class Policy(Protocol):
+    """Where the pods of one job are placed. Equal policies place equal jobs in the same way."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether ranks are bound to blocks of nodes.
+
+        Then pods exchange their seats within a block only, and a rank is not sent back to its previous node alone.
+        """
+
+    def fewest(self, gang: GangRequest, needed: int) -> int:
+        """How many members are tried next if not all fit, at least ``needed``: a block is placed whole or not."""
+
+    def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """Find one seat for each member, in their order, or say why they don't fit."""

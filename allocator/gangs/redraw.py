@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from allocator.gangs.policy import GangRequest, Policy
+from allocator.gangs.policy import GangRequest
 from allocator.state.index import NodeIndex
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
@@ -42,16 +42,14 @@ def redraw(
     gang: GangRequest,
     conflicts: Collection[tuple[str, frozenset[str]]],
     index: NodeIndex,
-    policy: Policy,
     random: Random,
 ) -> list[Seat] | None:
     """Draw a plan without conflicts; None if none was found.
 
     Args:
-        gang: what is to be placed; each member has the names of its only nodes.
+        gang: what is to be placed; each member has the names of its only nodes, and its policy has no blocks.
         conflicts: names of nodes, each with uids of pods that could not be there together.
         index: the nodes.
-        policy: finds chips on the nodes that were drawn.
         random: draws.
     """
     choices = {member.uid: sorted(gang.allowed(member) or ()) for member in gang.members}
@@ -64,7 +62,7 @@ def redraw(
             continue
         pairs = zip(gang.members, drawn, strict=True)
         members = tuple(replace(member, candidates=(seat.node,)) for member, seat in pairs)
-        found = at_once(policy(replace(gang, members=members), index))
+        found = at_once(gang.policy.place(replace(gang, members=members), index))
         if not isinstance(found, Refusal):
             return found
         plans += 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.state.block_record import BlockRecord, Spot
 from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
@@ -26,7 +27,7 @@ from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_a
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
 from allocator.state.waiting import WaitingPods
-from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, read_predicate_time
+from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, read_block, read_predicate_time
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Node, Pod
@@ -78,6 +79,7 @@ class Cluster:
         self.labels = NodeLabels(self._records)
         self.changes = Changes()
         self.jobs = Jobs()
+        self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
         self.waiting = WaitingPods()
         self._pod_applied: Callable[[Pod], None] = lambda _pod: None
         self._pod_deleted: Callable[[Pod], None] = lambda _pod: None
@@ -206,9 +208,8 @@ class Cluster:
             self._unhold(old)
         holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
         if holding is not None:
-            if self.previous is not None and (old is None or not old.spec.node_name):
-                job = self.jobs.job_of(pod)
-                self.previous.remember(job.key, job.rank_of(pod), pod.spec.node_name, self._clock())
+            if old is None or not old.spec.node_name:
+                self._remember(pod)
             self._record(pod.spec.node_name).holdings[pod.uid] = holding
             self._refresh(pod.spec.node_name)
         else:
@@ -226,6 +227,18 @@ class Cluster:
         if nominated and (old is None or old.status.nominated_node_name != nominated):
             self.nominated(pod)
         self._pod_applied(pod)
+
+    def _remember(self, pod: Pod) -> None:
+        """Record for its successor where a pod is that was bound."""
+        block = read_block(pod.metadata.annotations)
+        if self.previous is None and block is None:
+            return
+        job, now_s = self.jobs.job_of(pod), self._clock()
+        rank = job.rank_of(pod)
+        if self.previous is not None:
+            self.previous.remember(job.key, rank, pod.spec.node_name, now_s)
+        if block is not None:
+            self.blocks.remember(job.key, rank, Spot(pod.spec.node_name, block), now_s)
 
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""

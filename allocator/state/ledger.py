@@ -128,7 +128,10 @@ class Ledger:
             if (old := self._take_out(seat.uid)) is not None:
                 changed[old.node].append(seat.uid)
                 self._ended(old)
-            self._enter(Reservation(seat.uid, seat.pod, seat.node, seat.chips, Stage.PLANNED, now_s, None, name))
+            planned = Reservation(
+                seat.uid, seat.pod, seat.node, seat.chips, Stage.PLANNED, now_s, None, name, seat.part
+            )
+            self._enter(planned)
             changed[seat.node].append(seat.uid)
         self._notify(changed)
 

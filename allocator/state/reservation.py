@@ -35,6 +35,18 @@ class Stage(StrEnum):
     DOUBTFUL = "doubtful"
 
 
+class InBlock(msgspec.Struct, frozen=True, gc=False):
+    """The part of a seat in a job whose nodes form blocks.
+
+    Attributes:
+        block: the id of its block.
+        rank: the rank within the job for which it was found.
+    """
+
+    block: int
+    rank: int
+
+
 class Reservation(msgspec.Struct, frozen=True, gc=False):
     """Chips reserved for a pod.
 
@@ -47,6 +59,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
         since_s: when it entered the stage, on the ledger's clock.
         predicate_time: what is written on the pod, Unix nanoseconds; None before that is known.
         plan: the name of the plan to which the seat belongs; empty for a pod placed alone.
+        part: its part in a job with blocks; None in other jobs.
     """
 
     uid: str
@@ -57,6 +70,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     since_s: float
     predicate_time: int | None = None
     plan: str = ""
+    part: InBlock | None = None
 
     @property
     def taken(self) -> ChipSet:
@@ -82,9 +96,11 @@ class Seat(msgspec.Struct, frozen=True, gc=False):
         pod: ``namespace/name``.
         node: the node of the chips.
         chips: in selection order.
+        part: its part in a job with blocks; None in other jobs.
     """
 
     uid: str
     pod: str
     node: str
     chips: tuple[int, ...]
+    part: InBlock | None = None

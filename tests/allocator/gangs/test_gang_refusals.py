@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allocator.decision.engine import DecisionEngine
 from allocator.gangs.gangs import Gangs
-from allocator.gangs.packing import pack
+from allocator.gangs.packing import Packing, pack
 from allocator.gangs.policy import GangRequest
 from allocator.rules.job_kinds import VOLCANO
 from allocator.state.index import NodeIndex
@@ -114,13 +114,14 @@ def test_a_gang_that_does_not_fit_is_planned_once(
 ) -> None:
     world, planned = world_of(3), 0
 
-    def counting(request: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-        nonlocal planned
-        planned += 1
-        return pack(request, index)
+    class Counting(Packing, frozen=True):
+        def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+            nonlocal planned
+            planned += 1
+            return pack(gang, index)
 
     world.engine.gangs = Gangs(
-        world.cluster, world.ledger, ttl_s=TTL_S, request_of=world.engine.request_of, policy=counting
+        world.cluster, world.ledger, ttl_s=TTL_S, request_of=world.engine.request_of, policy_of=lambda _pod: Counting()
     )
     world.add(*(pods := gang("train", 4)))
     for each in pods:

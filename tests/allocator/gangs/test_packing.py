@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.gangs import packing
-from allocator.gangs.packing import pack
+from allocator.gangs.packing import PACKING, pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import JobKey
 from allocator.rules.job_kinds import VOLCANO
@@ -45,7 +45,7 @@ def test_packing_equals_placing_one_after_the_other(
     members = tuple(Member(f"u{n}", f"default/p{n}", n, ChipRequest(chips)) for n, chips in enumerate(sizes))
     before = world.cluster.index.version
     with mock.patch.object(packing, "_FEW", few):
-        request = GangRequest(JobKey("default", "train", VOLCANO), members, candidates=names)
+        request = GangRequest(JobKey("default", "train", VOLCANO), members, PACKING, candidates=names)
         found = at_once(pack(request, world.cluster.index))
     assert world.cluster.index.version == before
     one_by_one: list[tuple[int, str, int]] = []

@@ -1,0 +1,96 @@
+"""Finds the seats of a gang by its policy: on previous nodes if that leaves room for all, for fewer pods if need be."""
+
+from collections import Counter
+from random import Random
+
+from msgspec.structs import replace
+
+from allocator.gangs.policy import GangRequest
+from allocator.gangs.redraw import conflicts_with, redraw
+from allocator.gangs.turns import Setback
+from allocator.state.cluster import Cluster
+from allocator.state.index import NodeIndex
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Seat
+from ascend.errors import Refusal
+from ascend.turn import Steps, at_once
+
+
+class Search:
+    """Finds seats; reserves nothing.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+
+    def seats(self, gang: GangRequest, needed: int, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """Find seats for all members; else for the first ``needed`` ones, and as many more as their blocks have.
+
+        Args:
+            gang: what is to be placed.
+            needed: how many members must be placed.
+            index: the nodes.
+        """
+        found = yield from self._with_previous_nodes(gang, index)
+        if isinstance(found, Refusal) and (fewer := _fewer(gang, needed)) is not None:
+            found = yield from self._with_previous_nodes(fewer, index)
+        return found
+
+    def seats_after(self, setback: Setback, gang: GangRequest, needed: int, job: Job) -> list[Seat] | Refusal:
+        """The same for a gang that has stepped back, with what has been learned since.
+
+        Args:
+            setback: what has been learned.
+            gang: what is to be placed.
+            needed: how many members must be placed.
+            job: the gang.
+        """
+        found = self._another(setback, gang, job)
+        if isinstance(found, Refusal) and (fewer := _fewer(gang, needed)) is not None:
+            found = at_once(self._with_previous_nodes(fewer, self._cluster.index))
+        return found
+
+    def _another(self, setback: Setback, gang: GangRequest, job: Job) -> list[Seat] | Refusal:
+        index = self._cluster.index
+        found = at_once(self._with_previous_nodes(replace(gang, limits=self._remaining(setback, job)), index))
+        is_new = not isinstance(found, Refusal) and not conflicts_with(found, setback.conflicts)
+        if len(gang.members) == 1 or gang.policy.has_blocks or (is_new and setback.tries % 2):
+            return found
+        random = Random(f"{gang.job} {setback.tries}")  # noqa: S311 - repeatable choices, no secrets
+        return redraw(gang, setback.conflicts, index, random) or found
+
+    def _remaining(self, setback: Setback, job: Job) -> dict[str, int]:
+        """The most further pods of a gang on each node on which its scheduler has refused more."""
+        there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
+        return {node: max(0, most - there[node]) for node, most in setback.limits.items()}
+
+    def _with_previous_nodes(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
+        if gang.policy.has_blocks or self._cluster.previous is None:
+            return (yield from gang.policy.place(gang, index))
+        previous = self._cluster.previous.of(gang.job)
+        kept = tuple(
+            replace(member, candidates=(node,))
+            if (node := previous.get(member.rank)) is not None
+            and ((allowed := gang.allowed(member)) is None or node in allowed)
+            and index.vacancy_for(member.request, node) is not None
+            else member
+            for member in gang.members
+        )
+        if kept != gang.members:
+            found = yield from gang.policy.place(replace(gang, members=kept), index)
+            if not isinstance(found, Refusal):
+                return found
+        return (yield from gang.policy.place(gang, index))
+
+
+def _fewer(gang: GangRequest, needed: int) -> GangRequest | None:
+    """What is tried next if not all members of a gang fit; None if all are needed."""
+    fewest = gang.policy.fewest(gang, needed) if needed < len(gang.members) else needed
+    return replace(gang, members=gang.members[:fewest]) if fewest < len(gang.members) else None
