@@ -39,12 +39,15 @@ def run_daemon(
         sys.stderr.write(f"{program}: {error}\n")
         sys.exit(EXIT_USAGE)
     configure_logs(program, level=settings.log_level)
+    failures: list[BaseException] = []
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_until_signalled(serve(settings, source)))
     except* AscendError as errors:
-        for failure in _leaves(errors):
-            sys.stderr.write(f"{program}: {failure}\n")
+        failures.extend(_leaves(errors))  # to exit here would print a traceback
+    for failure in failures:
+        sys.stderr.write(f"{program}: {failure}\n")
+    if failures:
         sys.exit(EXIT_FAILURE)
 
 

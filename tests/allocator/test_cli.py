@@ -11,6 +11,7 @@ import pytest
 from allocator.cli import main
 from allocator.settings import Settings
 from ascend.daemon import run as run_module
+from ascend.errors import LeadershipLost
 from sandbox.apiserver import ApiServer
 from tests.allocator.harness import write_kubeconfig
 
@@ -65,6 +66,25 @@ def test_a_signal_ends_a_daemon_without_an_error(number: signal.Signals, monkeyp
     monkeypatch.setattr(run_module, "configure_logs", no_logs)
     run_module.run_daemon("test", Settings, serve, [])
     assert ended
+
+
+def test_an_error_of_a_task_ends_a_daemon_with_its_sentence_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise LeadershipLost("the lease is lost")
+
+    async def serve(_settings: Settings, _source: object) -> None:
+        async with asyncio.TaskGroup() as outer:
+            async with asyncio.TaskGroup() as inner:
+                inner.create_task(fail())
+            outer.create_task(asyncio.sleep(0))
+
+    monkeypatch.setattr(run_module, "configure_logs", no_logs)
+    with pytest.raises(SystemExit) as ended:
+        run_module.run_daemon("test", Settings, serve, [])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "test: the lease is lost\n"
 
 
 async def test_sigterm_ends_the_program_with_status_0(tmp_path: Path) -> None:
