@@ -1,0 +1,1 @@
+"""Where the blocks of a job are placed, as pure functions of what the SuperPods have left."""

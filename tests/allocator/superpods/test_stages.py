@@ -1,0 +1,125 @@
+"""Which SuperPods the blocks of a job get, against the reference's cases and the properties of the rule."""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.superpods.shares import Limits, Share
+from allocator.superpods.stages import place_blocks, place_parts
+from tests.allocator.superpods.cases import of_area
+
+_LETTERS = "ABCDE"
+
+rooms = st.dictionaries(st.integers(0, 6), st.integers(0, 20), max_size=6)
+sizes = st.integers(1, 6)
+reserves = st.integers(0, 6)
+needs = st.integers(1, 12)
+
+
+def number(name: str) -> int:
+    return _LETTERS.index(name) if name in _LETTERS else int(name)
+
+
+def numbered(nodes: dict[str, int]) -> dict[int, int]:
+    return {number(name): count for name, count in nodes.items()}
+
+
+def total(shares: list[Share]) -> dict[int, int]:
+    """How many nodes of each SuperPod they have."""
+    nodes: Counter[int] = Counter()
+    for share in shares:
+        nodes[share.super_pod] += share.nodes
+    return dict(nodes)
+
+
+@of_area(
+    "superpod.place",
+    without=("place-bug-hard-split", "place-bug-incomplete", "place-bug-panic", "place-soft-1", "place-soft-4"),
+)
+def test_blocks_are_placed_as_in_the_cases(case: dict[str, Any]) -> None:
+    given, expected = case["given"], case["expect"]
+    limits = Limits.of(given["super_pod_size"], given["reserve_nodes"])
+    need = given["logical_super_pods"]
+    shares = place_blocks(numbered(given["free_nodes"]), given["block_nodes"], need, limits)
+    if "error" in expected:
+        assert len(shares) < need
+        return
+    assert len(shares) == need
+    assert total(shares) in [numbered(each["nodes_per_super_pod"]) for each in expected["allowed_outcomes"]]
+
+
+def test_a_block_is_never_split_and_a_plan_never_incomplete() -> None:
+    limits = Limits(10, 3)
+    assert total(place_blocks({0: 3, 1: 4}, 2, 3, limits)) == {1: 4, 0: 2}
+    assert total(place_blocks({0: 3}, 1, 3, limits)) == {0: 3}
+
+
+def test_parts_are_as_few_and_as_small_as_possible() -> None:
+    assert place_parts({0: 1, 1: 1, 2: 2}, 2, 4, Limits(10, 2)) == [Share(2, 2), Share(0, 1), Share(1, 1)]
+    for reserve in (0, 2):
+        assert place_parts({0: 1, 1: 3, 2: 2}, 4, 4, Limits(10, reserve)) == [Share(1, 3), Share(0, 1)]
+    assert place_parts({0: 3, 1: 3, 2: 3}, 4, 8, Limits(10, 2)) == [Share(0, 3), Share(1, 3), Share(2, 2)]
+
+
+@given(rooms, sizes, reserves, needs)
+def test_all_blocks_are_placed_if_there_is_room_for_them(
+    free: dict[int, int], size: int, reserve: int, need: int
+) -> None:
+    shares = place_blocks(free, size, need, Limits(48, reserve))
+    assert len(shares) == min(need, sum(nodes // size for nodes in free.values()))
+    assert all(share.nodes == size for share in shares)
+    assert all(nodes <= free[super_pod] for super_pod, nodes in total(shares).items())
+
+
+@given(rooms, sizes, reserves, needs)
+def test_reserves_are_used_for_no_more_blocks_than_needed(
+    free: dict[int, int], size: int, reserve: int, need: int
+) -> None:
+    shares = place_blocks(free, size, need, Limits(48, reserve))
+    beside = {super_pod: max(0, nodes - reserve) // size for super_pod, nodes in free.items()}
+    using = sum(max(0, nodes // size - beside[super_pod]) for super_pod, nodes in total(shares).items())
+    assert using == max(0, len(shares) - sum(beside.values()))
+
+
+@given(rooms, sizes, reserves, needs, st.randoms(use_true_random=False))
+def test_the_order_of_the_input_changes_nothing(
+    free: dict[int, int], size: int, reserve: int, need: int, random: Any
+) -> None:
+    items = list(free.items())
+    random.shuffle(items)
+    limits = Limits(48, reserve)
+    assert place_blocks(dict(items), size, need, limits) == place_blocks(free, size, need, limits)
+    assert place_parts(dict(items), size, need, limits) == place_parts(free, size, need, limits)
+
+
+@given(rooms, sizes, reserves, needs, st.integers(0, 20))
+def test_another_super_pod_never_takes_room_away(
+    free: dict[int, int], size: int, reserve: int, need: int, more: int
+) -> None:
+    limits = Limits(48, reserve)
+    before = place_blocks(free, size, need, limits)
+    assert len(place_blocks({**free, 99: more}, size, need, limits)) >= len(before)
+
+
+@given(rooms, sizes, reserves, st.integers(1, 30))
+def test_parts_have_exactly_the_nodes_that_are_needed(
+    free: dict[int, int], size: int, reserve: int, nodes: int
+) -> None:
+    shares = place_parts(free, size, nodes, Limits(48, reserve))
+    assert sum(share.nodes for share in shares) == min(nodes, sum(free.values()))
+    assert all(0 < share.nodes <= size for share in shares)
+    assert all(taken <= free[super_pod] for super_pod, taken in total(shares).items())
+    whole = sum(share.nodes == size for share in shares)
+    assert whole >= min(nodes // size, sum(each // size for each in free.values()))
+
+
+@of_area("config")
+def test_the_limits_that_settings_mean(case: dict[str, Any]) -> None:
+    settings, expected = case["given"].get("init-params", {}), case["expect"]
+    if "super_pod_size" not in expected:
+        return
+    size, reserve = settings.get("super-pod-size"), settings.get("reserve-nodes")
+    limits = Limits.of(int(size or 0), int(reserve) if reserve is not None else None)
+    assert (limits.size, limits.reserve) == (expected["super_pod_size"], expected["reserve_nodes"])
