@@ -121,9 +121,10 @@ class Barrier:
             self.withdraw(pod.uid)
             raise
 
-    def holds_other(self, job: Job) -> bool:
-        """Whether Bindings of another gang are held."""
-        return any(assembly.held for key, assembly in self._assemblies.items() if key != job.key)
+    def holds_other(self, job: Job, node: str) -> bool:
+        """Whether Bindings of another gang to a node are held."""
+        own, there = self._ledger.held(job.key.plan), map(self._ledger.get, self._ledger.on(node))
+        return any(each is not None and each.stage is Stage.HELD and each.uid not in own for each in there)
 
     def excuse(self, excused: Callable[[str], bool]) -> None:
         """Set what says, by uid, for which pods a gang waits however late their schedulers ask to bind them."""

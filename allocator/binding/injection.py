@@ -110,30 +110,33 @@ class Injector:
             return {}
         lease = self._lease(ANSWER_S)
         gang = self._engine.gang_of(pod)
-        try:
-            reservation = await self._reserve(pod, gang, node)
-        except Refusal as refusal:
-            if gang is not None:
-                # One that follows from the refusal of a peer doesn't count, or each try would refuse the next one.
-                if refusal.reason is not Reason.GANG_STEPPED_BACK:
-                    self._note_refusal(gang)
-                self._engine.gangs.release_unused(gang)
-            raise
+        reservation = await self._reserve_or_release(pod, gang, node)
         if gang is not None:
             self._precedence.advance(gang)
             lease = self._lease(ANSWER_S)  # it may have waited for others
         reservation = self._hand_out(pod, reservation)
         return {**self._stamper.annotations(pod, reservation), **lease.annotations}
 
+    async def _reserve_or_release(self, pod: Pod, gang: Job | None, node: str) -> Reservation:
+        try:
+            return await self._reserve(pod, gang, node)
+        except (Refusal, asyncio.CancelledError) as error:
+            if gang is not None:
+                # One that follows from the refusal of a peer doesn't count, or each try would refuse the next one. The
+                # call is cancelled if the scheduler or the API server has ended.
+                if isinstance(error, Refusal) and error.reason is not Reason.GANG_STEPPED_BACK:
+                    self._note_refusal(gang)
+                self._engine.gangs.release_unused(gang)
+            raise
+
     async def _reserve(self, pod: Pod, gang: Job | None, node: str) -> Reservation:
-        if gang is not None and (ahead := self._precedence.ahead_of(gang)) is not None:
-            raise Refusal(
-                Reason.GANG_STEPPED_BACK, f"job {gang.key}: job {ahead} starts first; they stood in each other's way"
-            )
+        if gang is not None:
+            self._require_turn(pod, gang)
         try:
             reservation = self._engine.place_on(pod, node)
-        except Refusal:
-            if gang is not None and self._barrier.holds_other(gang):
+        except Refusal as refusal:
+            lacks_pods = refusal.reason in {Reason.GANG_INCOMPLETE, Reason.GROUP_MISSING}
+            if gang is not None and not lacks_pods and self._barrier.holds_other(gang, node):
                 self._precedence.join(gang)
             raise
         if reservation.stage is Stage.HELD:
@@ -144,9 +147,15 @@ class Injector:
             async with asyncio.timeout(HOLD_S):
                 await self._barrier.passed(pod, gang)
         except TimeoutError:
-            self._start_in_part(gang)
+            self._start_in_part(pod, gang)
             return self._engine.place_on(pod, node)  # the gang may have stepped back at the same time
         return reservation
+
+    def _require_turn(self, pod: Pod, gang: Job) -> None:
+        if (ahead := self._precedence.ahead_of(gang, pod)) is not None:
+            raise Refusal(
+                Reason.GANG_STEPPED_BACK, f"job {gang.key}: job {ahead} starts first; they stood in each other's way"
+            )
 
     def _is_one_by_one(self, gang: Job) -> bool:
         """Whether a gang has started in part, and the Bindings of its other pods follow."""
@@ -157,7 +166,7 @@ class Injector:
         self._refused_s = {key: since_s for key, since_s in self._refused_s.items() if now_s - since_s < REFUSED_S}
         self._refused_s[gang.key] = now_s
 
-    def _start_in_part(self, gang: Job) -> None:
+    def _start_in_part(self, pod: Pod, gang: Job) -> None:
         """Accept that a gang starts with one Binding.
 
         Raises:
@@ -167,7 +176,9 @@ class Injector:
             raise Refusal(
                 Reason.GANG_STEPPED_BACK, f"job {gang.key}: the Binding of another of its pods was refused just now"
             )
+        self._require_turn(pod, gang)
         self._engine.gangs.require_rest(gang)
+        self._precedence.join(gang)
         self._one_by_one = {key for key in self._one_by_one if key in self._cluster.jobs.by_key} | {gang.key}
 
     def _hand_out(self, pod: Pod, reservation: Reservation) -> Reservation:

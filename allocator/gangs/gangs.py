@@ -152,13 +152,15 @@ class Gangs:
         return self._progress.may_start(job)
 
     def require_rest(self, job: Job) -> None:
-        """Accept a gang whose pods without a seat fit all at once; reserves nothing.
+        """Accept a complete gang whose pods without a seat fit all at once; reserves nothing.
 
         Raises:
-            Refusal: they don't.
+            Refusal: it is incomplete, or they don't fit.
         """
         for pod in job.pods.values():
             if pod.waits_for_chips and self._ledger.get(pod.uid) is None:
+                if (incomplete := self._progress.incomplete(job, pod)) is not None:
+                    raise incomplete
                 self.planner.plan(pod, self.request_of(pod), job, None)
                 return
 

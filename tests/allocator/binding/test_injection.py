@@ -2,59 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
-from random import Random
-from typing import cast
 
 import pytest
 
-from allocator.binding.annotations import Stamper
-from allocator.binding.binding import PodRef
-from allocator.binding.injection import HOLD_S, REFUSED_S, Injector
+from allocator.binding.injection import HOLD_S, REFUSED_S
 from allocator.state.promises import Promise
 from allocator.state.reservation import Stage
-from ascend.annotations import ALLOCATED, MIN_AVAILABLE
+from ascend.annotations import ALLOCATED
 from ascend.errors import Refusal
-from ascend.kube.client import KubeClient
-from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from tests.allocator.binding.rig import NOW_NS, BinderWorld
-from tests.allocator.builders import GROUP, node, pod
+from tests.allocator.binding.webhook import Webhook, gang, reasons
 
 pytestmark = pytest.mark.looptime
-
-
-def gang(name: str, size: int = 2) -> list[Pod]:
-    annotations = {GROUP: name, MIN_AVAILABLE: str(size)}
-    return [pod(f"{name}-{rank}", 8, annotations=annotations) for rank in range(size)]
-
-
-class Webhook:
-    """The webhook of an allocator with four servers."""
-
-    def __init__(self, *pods: Pod) -> None:
-        self.rig = BinderWorld(*pods)
-        self.rig.world.add(node("n3"), node("n4"))
-        self.injector = Injector(
-            client=cast("KubeClient", self.rig.server),
-            cluster=self.rig.world.cluster,
-            engine=self.rig.world.engine,
-            barrier=self.rig.barrier,
-            stamper=Stamper(self.rig.world.cluster, self.rig.world.ledger, lambda: NOW_NS),
-            monotonic=asyncio.get_running_loop().time,
-        )
-
-    async def inject(self, each: Pod, name: str) -> Mapping[str, str]:
-        return await self.injector.inject(PodRef.of(each), name)
-
-    async def together(self, nodes: Mapping[str, Pod]) -> list[Mapping[str, str] | BaseException]:
-        """Post Bindings at the same time; nodes and their pods."""
-        calls = (self.inject(each, name) for name, each in nodes.items())
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-
-def reasons(answers: list[Mapping[str, str] | BaseException]) -> list[str]:
-    """The reason of each refusal; empty for an injected Binding."""
-    return [answer.reason if isinstance(answer, Refusal) else "" for answer in answers]
 
 
 async def test_two_gangs_are_bound_to_the_nodes_that_their_scheduler_names() -> None:
@@ -165,45 +124,6 @@ async def test_a_gang_refused_just_now_does_not_start_in_part_because_another_on
     assert "was refused just now" in refused.value.message
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_gangs_that_stand_in_each_others_way_start_one_after_the_other(seed: int) -> None:
-    gangs = [gang(name, 4) for name in ("a", "b", "c", "d")]
-    webhook = Webhook(*(each for pods in gangs for each in pods))
-    cluster, random, bound = webhook.rig.world.cluster, Random(seed), set[str]()
-
-    async def schedule(each: Pod) -> None:
-        # A scheduler that only counts: to it every server is free that has no bound pod, and it chooses one of these.
-        while True:
-            used = {cluster.pods[uid].spec.node_name for uid in bound}
-            free = sorted({"n1", "n2", "n3", "n4"} - used)
-            try:
-                if free:
-                    node_name = random.choice(free)
-                    await webhook.inject(each, node_name)
-                    seen = pod(each.name, 8, annotations=each.metadata.annotations, node=node_name, chips=range(8))
-                    webhook.rig.world.add(seen)
-                    bound.add(each.uid)
-                    return
-            except Refusal:
-                pass
-            await asyncio.sleep(random.uniform(1, 2))
-
-    async def end_whole_gangs() -> None:
-        left = list(gangs)
-        while left:
-            for pods in [pods for pods in left if all(each.uid in bound for each in pods)]:
-                left.remove(pods)
-                for each in pods:
-                    bound.discard(each.uid)
-                    cluster.pod_deleted(cluster.pods[each.uid])
-            await asyncio.sleep(1)
-
-    posting = [asyncio.create_task(schedule(each)) for pods in gangs for each in pods]
-    async with asyncio.timeout(300):
-        await end_whole_gangs()
-    await asyncio.gather(*posting)
-
-
 @pytest.mark.parametrize(("since", "reason"), [("2026-01-02T00:00:00Z", ""), ("", Reason.CHIPS_KEPT)])
 async def test_a_gang_uses_what_is_kept_for_gangs_that_were_created_later(since: str, reason: str) -> None:
     x = gang("x")
@@ -212,3 +132,14 @@ async def test_a_gang_uses_what_is_kept_for_gangs_that_were_created_later(since:
     webhook.rig.world.ledger.promises.keep(later)
     answers = await webhook.together({"n1": x[0], "n2": x[1]})
     assert reasons(answers)[0] == reason
+
+
+async def test_a_binding_that_its_scheduler_gives_up_leaves_nothing_reserved() -> None:
+    x, y = gang("x"), gang("y")
+    webhook = Webhook(*x, *y)
+    held = asyncio.create_task(webhook.inject(x[0], "n1"))
+    await asyncio.sleep(HOLD_S / 2)
+    held.cancel()  # the scheduler has ended
+    await asyncio.gather(held, return_exceptions=True)
+    assert len(webhook.rig.world.ledger) == 0
+    assert reasons(await webhook.together({"n1": y[0], "n2": y[1]})) == ["", ""]
