@@ -101,7 +101,7 @@ class RequestReader:
         request = ChipRequest(
             chips,
             distributed=together.known is not None and together.known > 1,
-            network_sensitive=together.known is None,
+            needs_network=together.known != 1,
             products=wanted_products(stated),
             avoids_sub_healthy=avoids_sub_healthy(stated),
         )
@@ -122,11 +122,11 @@ class RequestReader:
             is_spread = self._is_spread(products)
             if products != request.products or is_spread:
                 request = replace(request, products=products, is_spread=is_spread)
-        if request.network_sensitive and job.may_be_alone(pod):
+        if together.known is None and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
                 if self._cluster.index.best(request, candidates) is None:
                     # A pod without peers needs no network: chips with an unhealthy network are better than none.
-                    request = replace(request, network_sensitive=False)
+                    request = replace(request, needs_network=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), policy)
 
     def policy(self, pod: Pod) -> Policy:

@@ -14,9 +14,9 @@ class ChipRequest(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         chips: the number of chips, over all containers of the pod.
-        distributed: the job is known to have several pods that request chips: it can't use chips with an
-            unhealthy network, and on some products its pods have to request more chips.
-        network_sensitive: it can't use chips with an unhealthy network, because the number of its peers is unknown.
+        distributed: the job is known to have several pods that request chips: on some products these have to request
+            more chips.
+        needs_network: it can't use chips with an unhealthy network, because its pods use it, or may use it.
         products: names of the products that the job may use; None for any.
         avoids_sub_healthy: the job excludes sub-healthy nodes.
         is_spread: no two pods of its job may be on one node.
@@ -24,7 +24,7 @@ class ChipRequest(msgspec.Struct, frozen=True, gc=False):
 
     chips: int
     distributed: bool = False
-    network_sensitive: bool = False
+    needs_network: bool = False
     products: frozenset[str] | None = None
     avoids_sub_healthy: bool = False
     is_spread: bool = False

@@ -61,7 +61,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
 
     def needs_network(self, request: ChipRequest) -> bool:
         """Whether a request can't use chips of this product that have an unhealthy network."""
-        return (request.distributed or request.network_sensitive) and self.product.has_network
+        return request.needs_network and self.product.has_network
 
 
 class Fit(msgspec.Struct, frozen=True):

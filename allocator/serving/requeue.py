@@ -63,7 +63,7 @@ class _Refused:
     @property
     def depends_on_peers(self) -> bool:
         """Whether its request may change with the other pods of its job."""
-        return self.is_of_gang or self.request.distributed or self.request.network_sensitive
+        return self.is_of_gang or self.request.distributed or self.request.needs_network
 
     @property
     def is_new_gang(self) -> bool:

@@ -79,7 +79,7 @@ class SupplyReader:
         product = vacancy.product
         is_spread = not product.shared_by_peers and product.name not in self._sharing_products
         requests = [
-            ChipRequest(size, distributed=True, is_spread=is_spread)
+            ChipRequest(size, distributed=True, needs_network=True, is_spread=is_spread)
             for size in SIZES
             if size in product.allowed(distributed=True)
         ]

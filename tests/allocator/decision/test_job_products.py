@@ -144,7 +144,7 @@ def test_pods_that_work_alone_are_placed_on_any_product(kind: str) -> None:
     replicas = [owned_by(peer(number), kind) for number in range(3)]
     world.add(*replicas)
     for each in replicas:
-        assert not world.engine.request_of(each).network_sensitive
+        assert not world.engine.request_of(each).needs_network
     assert placed(world, *replicas) == ["a", "b1", "b2"]
 
 

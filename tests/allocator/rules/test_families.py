@@ -71,7 +71,13 @@ def test_valid_pool_jobs_agree_with_the_reference(case: dict[str, Any]) -> None:
 @pytest.mark.shows("reference", "A3-16")
 def test_a3_filter_agrees_with_the_reference(case: dict[str, Any]) -> None:
     vacancy = whole(ASCEND_A3_16, case["free"], cut_off=chip_set(case["network_unhealthy"]))
-    assert isinstance(judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1)), Fit) == case["pass"]
+    assert (
+        isinstance(
+            judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1, needs_network=case["tasks"] > 1)),
+            Fit,
+        )
+        == case["pass"]
+    )
 
 
 @numbered(A3["score"])
@@ -91,7 +97,7 @@ def test_a3_scores_agree_with_the_reference(case: dict[str, Any]) -> None:
 @pytest.mark.shows("reference", "A3-16")
 def test_selected_a3_chips_agree_with_the_reference(case: dict[str, Any]) -> None:
     vacancy = whole(ASCEND_A3_16, case["free"], cut_off=chip_set(case.get("network_unhealthy", ())))
-    verdict = judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1))
+    verdict = judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1, needs_network=case["tasks"] > 1))
     if case.get("error"):
         assert isinstance(verdict, Refusal)
     else:
@@ -182,7 +188,7 @@ def test_filter_score_and_selection_agree(product: Product, data: st.DataObject)
     request = data.draw(st.sampled_from(product.allowed(distributed=distributed)))
     cut_off = data.draw(st.integers(0, product.all_chips)) & free
     vacancy = Vacancy(product, product.chips, free, product.chips, cut_off=cut_off)
-    verdict = judge(vacancy, ChipRequest(request, distributed=distributed))
+    verdict = judge(vacancy, ChipRequest(request, distributed=distributed, needs_network=distributed))
     if isinstance(verdict, Refusal):
         assert verdict.reason in {
             Reason.NOT_ENOUGH_CHIPS,
@@ -209,7 +215,11 @@ def test_chips_are_kept_if_the_request_would_fit_with_them(product: Product, dat
     free, kept, cut_off, healthy = (data.draw(masks) for _ in range(4))
     free, kept, room = free & healthy, kept & healthy & ~free, data.draw(st.integers(0, product.chips))
     distributed = data.draw(st.booleans())
-    request = ChipRequest(data.draw(st.sampled_from(product.allowed(distributed=distributed))), distributed=distributed)
+    request = ChipRequest(
+        data.draw(st.sampled_from(product.allowed(distributed=distributed))),
+        distributed=distributed,
+        needs_network=distributed,
+    )
     before = Vacancy(product, healthy.bit_count(), free | kept, room, cut_off=cut_off & (free | kept))
     vacancy = replace(before, free=free, room=room - kept.bit_count(), kept=kept, keeper="pod ns/other")
     verdict = judge(vacancy, request)
@@ -332,8 +342,10 @@ def test_a_server_with_fewer_cards_is_not_ranked_lower() -> None:
 
 def test_network_health_is_ignored_on_cards_without_a_network() -> None:
     cut_off = Vacancy(PRODUCTS["910-card"], 2, 0b11, 2, cut_off=0b11)
-    assert isinstance(judge(cut_off, ChipRequest(2, distributed=True)), Fit)
-    refused = judge(Vacancy(PRODUCTS["910B-8"], 8, 0b11, 8, cut_off=0b10), ChipRequest(2, distributed=True))
+    assert isinstance(judge(cut_off, ChipRequest(2, distributed=True, needs_network=True)), Fit)
+    refused = judge(
+        Vacancy(PRODUCTS["910B-8"], 8, 0b11, 8, cut_off=0b10), ChipRequest(2, distributed=True, needs_network=True)
+    )
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.NOT_ENOUGH_CHIPS
     assert re.search(r"\b1\b.* network", refused.message)

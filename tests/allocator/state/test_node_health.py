@@ -152,7 +152,10 @@ def test_chips_without_a_network_are_free_only_for_single_pods() -> None:
     world.add(node("n1"), report("n1", data=data), pod("holds", 1, node="n1", chips=[5], phase="Running"))
     found = world.vacancy()
     assert (found.healthy, found.cut_off) == (8, 1)
-    alone, distributed = judge(found, ChipRequest(4)), judge(found, ChipRequest(8, distributed=True))
+    alone, distributed = (
+        judge(found, ChipRequest(4)),
+        judge(found, ChipRequest(8, distributed=True, needs_network=True)),
+    )
     assert isinstance(alone, Fit)
     assert alone.chips == (0, 1, 2, 3)
     assert isinstance(distributed, Refusal)
@@ -165,7 +168,7 @@ def test_kept_chips_without_a_network_are_not_why_a_pod_of_a_job_waits() -> None
     found = assess(world.cluster.nodes["n1"], {}, 0xFF, "pod default/high")
     assert isinstance(found, Vacancy)
     for distributed, reason in ((False, Reason.CHIPS_KEPT), (True, Reason.NOT_ENOUGH_CHIPS)):
-        refused = judge(found, ChipRequest(8, distributed=distributed))
+        refused = judge(found, ChipRequest(8, distributed=distributed, needs_network=distributed))
         assert isinstance(refused, Refusal)
         sentence = "8 chips requested, 0 free of 8 healthy; 8 chips are kept for pod default/high"
         assert (refused.reason, refused.message) == (reason, sentence)

@@ -70,7 +70,11 @@ def test_a_service_is_placed_as_in_the_cases(case: dict[str, Any]) -> None:
 
 @given(rooms, st.integers(1, 5), st.integers(1, 10), st.integers(0, 4), st.booleans())
 def test_all_blocks_are_placed_if_there_is_room(
-    free: dict[int, int], size: int, need: int, reserve: int, idlest: bool  # noqa: FBT001 - drawn by hypothesis
+    free: dict[int, int],
+    size: int,
+    need: int,
+    reserve: int,
+    idlest: bool,  # noqa: FBT001 - drawn by hypothesis
 ) -> None:
     room = min(need, sum(nodes // size for nodes in free.values()))
     for shares in (
