@@ -95,8 +95,7 @@ class AllocatorApp:
             self.cluster,
             self.ledger,
             gang_ttl_s=settings.gang_ttl_s,
-            default_product=settings.default_product,
-            sharing_products=settings.sharing_products,
+            defaults=settings.job_defaults,
             earmark_share=settings.gang_earmark_share,
             now_s=lambda: now_ns() / 1e9,
         )

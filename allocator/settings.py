@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from allocator.rules.asked import (
+    DEFAULT_RESERVE_NODES,
+    DEFAULT_SUPER_POD_SIZE,
+    JobDefaults,
+    SuperPodLimits,
+)
 from ascend.addresses import is_loopback, split_address
 from ascend.daemon.certificates import TlsFiles
 from ascend.daemon.setting import setting
@@ -117,6 +123,18 @@ class Settings(DaemonSettings):
         description="products whose servers may take several pods of one job of several pods, against the makers'"
         " advice for 910A and A3",
     )
+    super_pod_size: int = setting(
+        default=DEFAULT_SUPER_POD_SIZE,
+        gt=0,
+        description="the most nodes of a SuperPod: no block of a job is larger; a SuperPod with more free nodes is an"
+        " error",
+    )
+    reserve_nodes: int = setting(
+        default=DEFAULT_RESERVE_NODES,
+        ge=0,
+        description="how many nodes of each SuperPod blocks leave free, where possible, to replace faulty ones; if it"
+        " is not below super_pod_size: 2, or 0 for SuperPods of 1 or 2 nodes",
+    )
     invalid_pods: Literal["deny", "warn"] = setting(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )
@@ -193,6 +211,12 @@ class Settings(DaemonSettings):
         description="namespace of the ConfigMaps mindx-dl-nodeinfo-<node> in which MindCluster's NodeD reports node"
         " health (mindx-dl); empty: they are not watched, and the allocator needs no RBAC rule for them",
     )
+
+    @property
+    def job_defaults(self) -> JobDefaults:
+        """What counts for all jobs."""
+        limits = SuperPodLimits.of(self.super_pod_size, self.reserve_nodes)
+        return JobDefaults(self.default_product, tuple(self.sharing_products), limits)
 
     @property
     def tls_files(self) -> TlsFiles | None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
+from allocator.gangs.super_pods import SuperPods
 from allocator.rules.scheduled import holdups
 from allocator.rules.summary import sum_up
 from allocator.rules.unsupported import requests_other_devices
@@ -19,9 +20,11 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.kinds import fill
 from allocator.state.ledger import Ledger
+from allocator.state.location import Level
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.promises import Promise
 from allocator.state.reservation import Reservation
+from allocator.superpods.demand import Demand
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
@@ -51,8 +54,7 @@ class OfflineAllocator:
             self.cluster,
             self.ledger,
             gang_ttl_s=settings.gang_ttl_s,
-            default_product=settings.default_product,
-            sharing_products=settings.sharing_products,
+            defaults=settings.job_defaults,
             earmark_share=settings.gang_earmark_share,
             now_s=lambda: now_ns / 1e9,
         )
@@ -75,6 +77,22 @@ class OfflineAllocator:
     def job_of(self, pod: Pod) -> Job:
         """The job that a pod belongs to."""
         return self.cluster.jobs.job_of(pod)
+
+    def free_for_blocks(self, pod: Pod) -> tuple[Demand, dict[int, int]] | None:
+        """What the job of a pod asks of the SuperPods, and how many servers each has free for it.
+
+        None for a job without blocks, and for an invalid one.
+        """
+        try:
+            policy, request = self.engine.gangs.policy_of(pod), self.engine.request_of(pod)
+        except Refusal:
+            return None
+        if not isinstance(policy, SuperPods):
+            return None
+        index = self.cluster.index
+        verdict = index.ranking(request).verdict
+        places = index.topology.places(Level.SUPER_POD)
+        return policy.demand, {number: place.room(verdict) for number, place in places.items()}
 
     def holdups(self, pod: Pod) -> tuple[str, ...]:
         """Which pods keep the gang of a pod from starting, as far as their schedulers say; a sentence for each."""

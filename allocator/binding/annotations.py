@@ -15,9 +15,11 @@ from allocator.rules.job import writes_rank
 from allocator.rules.job_marks import OPERATOR
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
-from allocator.state.reservation import Reservation, Stage
+from allocator.state.reservation import InBlock, Reservation, Stage
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
+    BLOCK,
+    BLOCK_SUPER_POD,
     CONFIGURATION,
     DISTRIBUTED,
     RANK,
@@ -68,10 +70,19 @@ class Stamper:
         written = grant.annotations() | {DISTRIBUTED: "true" if job.is_distributed_with(pod) else "false"}
         if writes_rank(pod):
             written[RANK] = str(job.rank_of(pod))
+        if reservation.part is not None:
+            written |= self._block(reservation.node, reservation.part)
         record = self._cluster.nodes.get(reservation.node)
         if record is not None and record.node is not None:
             written |= _real(pod, grant, record.node)
         return written
+
+    def _block(self, node: str, part: InBlock) -> dict[str, str]:
+        """The block of a seat, and its SuperPod (docs/spec/superpod.md#annotations)."""
+        super_pod = self._cluster.index.topology.location(node).super_pod
+        return {BLOCK: str(part.block), RANK: str(part.rank)} | (
+            {BLOCK_SUPER_POD: str(super_pod)} if super_pod >= 0 else {}
+        )
 
     def next_time(self) -> int:
         """A predicate time later than all before, and not earlier than the clock; Unix nanoseconds."""

@@ -5,7 +5,7 @@ flight. So an answer names one node, and the chips are reserved in the same step
 free. A pod's own reservation never counts against the pod.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY, GradualPlans
 from allocator.gangs.resuming import resume_gangs
+from allocator.rules.asked import NO_DEFAULTS, JobDefaults
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
@@ -36,8 +37,7 @@ class DecisionEngine:
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         gang_ttl_s: how long the unused seats of a gang stay reserved after one of its pods was bound.
-        default_product: name of the product for jobs of several pods that name none; empty for none.
-        sharing_products: names of products whose servers may take several pods of one job of several pods.
+        defaults: what an administrator has set for all jobs.
         earmark_share: the largest share of the cluster's chips that are kept for a waiting gang; 0 for none.
         now_s: the wall clock, Unix seconds.
     """
@@ -48,15 +48,15 @@ class DecisionEngine:
         ledger: Ledger,
         *,
         gang_ttl_s: float = 120.0,
-        default_product: str = "",
-        sharing_products: Container[str] = (),
+        defaults: JobDefaults = NO_DEFAULTS,
         earmark_share: float = 0.0,
         now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._choice = Choice(cluster)
-        self._reader = RequestReader(cluster, ledger, default_product, sharing_products)
+        self.defaults = defaults
+        self._reader = RequestReader(cluster, ledger, defaults)
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of, policy_of=self._reader.policy)
         self.plans = GradualPlans(cluster, ledger, self.gangs)
         self.earmarks = Earmarks(

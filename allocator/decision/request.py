@@ -3,25 +3,31 @@
 Every decision of every front end starts here, so that all of them refuse the same pod with the same sentence.
 """
 
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from allocator.gangs.policies import Asked, policy_of
+from allocator.gangs.policies import policy_of
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import group_missing
+from allocator.rules.asked import Asked, JobDefaults
 from allocator.rules.job import stated_minimum, stated_whole, works_alone
 from allocator.rules.job_kinds import SINGLE
-from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
+from allocator.rules.job_products import (
+    SUPER_POD_BLOCK,
+    avoids_sub_healthy,
+    one_product,
+    wanted_products,
+)
 from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest, requested_chips
 from allocator.rules.unsupported import refused_demand
 from allocator.rules.validity import JobShape, excess_vnpus, invalidity, requested_vnpus
 from allocator.state.cluster import Cluster
-from allocator.state.job import Job
+from allocator.state.job import Cooperation, Job
 from allocator.state.ledger import Ledger
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -57,17 +63,13 @@ class RequestReader:
     Args:
         cluster: nodes, pods and jobs.
         ledger: the reservations.
-        default_product: name of the product for jobs of several pods that name none; empty for none.
-        sharing_products: names of products whose servers may take several pods of one job.
+        defaults: what an administrator has set for all jobs.
     """
 
-    def __init__(
-        self, cluster: Cluster, ledger: Ledger, default_product: str = "", sharing_products: Container[str] = ()
-    ) -> None:
+    def __init__(self, cluster: Cluster, ledger: Ledger, defaults: JobDefaults) -> None:
         self._cluster = cluster
         self._ledger = ledger
-        self._default_product = default_product
-        self._sharing_products = sharing_products
+        self._defaults = defaults
 
     def handles(self, pod: Pod) -> bool:
         """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""
@@ -112,16 +114,15 @@ class RequestReader:
             pods=2 if several else 1,
             products=request.products,
             vnpus=requested_vnpus(pod),
-            super_pod=wants_super_pod(stated),
         )
         if (refusal := invalidity(shape)) is not None:
             raise refusal
-        policy = policy_of(Asked(f"job {job.key}", stated, chips, together.least))
         if together.known != 1:
             products = self._one_product(pod, job, request.products)
             is_spread = self._is_spread(products)
             if products != request.products or is_spread:
                 request = replace(request, products=products, is_spread=is_spread)
+        policy, request = self._by_policy(stated, job, request, together)
         if together.known is None and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
                 if self._cluster.index.best(request, candidates) is None:
@@ -136,6 +137,28 @@ class RequestReader:
             Refusal: the request is invalid on every node, or the pod was deleted.
         """
         return self.read(pod).policy
+
+    def _by_policy(
+        self, stated: Pod, job: Job, request: ChipRequest, together: Cooperation
+    ) -> tuple[Policy, ChipRequest]:
+        """Where the pods of a job are placed, given one of them with all settings of the job, and what it requests.
+
+        Raises:
+            Refusal: what the job asks of its policy is invalid.
+        """
+        block = stated.metadata.annotations.get(SUPER_POD_BLOCK)
+        if block is not None and block != str(request.chips) and not job.is_gang and together.known in {None, 1}:
+            # A single pod has been refused by now: these are several that work alone, or nobody knows how many.
+            raise _not_together(job)
+        pods = together.known if together.known is not None else together.least
+        policy = policy_of(Asked(f"job {job.key}", stated, request.chips, pods, request.products, self._defaults))
+        if not policy.has_blocks:
+            return policy, request
+        if not job.is_gang:
+            raise _not_together(job)
+        if request.needs_network != policy.needs_network:
+            request = replace(request, needs_network=policy.needs_network)
+        return policy, request
 
     def _one_product(self, pod: Pod, job: Job, named: frozenset[str] | None) -> frozenset[str] | None:
         """The one product for all pods of a job of several pods.
@@ -156,7 +179,7 @@ class RequestReader:
         if products is None or len(products) != 1:
             return False
         (name,) = products
-        return not PRODUCTS[name].shared_by_peers and name not in self._sharing_products
+        return not PRODUCTS[name].shared_by_peers and name not in self._defaults.sharing_products
 
     def _preferred_products(self, pod: Pod, job: Job) -> Iterator[str]:
         """The product of the pod's own reservation, those of the placed pods of its job, and the default."""
@@ -167,8 +190,16 @@ class RequestReader:
             record = self._cluster.nodes.get(node)
             if record is not None and record.product is not None:
                 yield record.product.name
-        yield self._default_product
+        yield self._defaults.product
 
     def _excess_vnpus(self, pod: Pod) -> Refusal | None:
         job = self._cluster.jobs.job_of(pod)
         return excess_vnpus(pod, job.key, job.vnpus_with(pod))
+
+
+def _not_together(job: Job) -> Refusal:
+    return Refusal(
+        Reason.INVALID_MIN_AVAILABLE,
+        f"job {job.key} requests blocks of nodes of one SuperPod, which are placed together; say how many of its pods "
+        f"start together: name a PodGroup with that minMember, or set the annotation {MIN_AVAILABLE}",
+    )

@@ -43,6 +43,16 @@ class Packing(msgspec.Struct, frozen=True):
         """A pod may be on any node."""
         return False
 
+    @property
+    def needs_network(self) -> bool:
+        """They may be on any nodes."""
+        return True
+
+    @property
+    def near(self) -> Mapping[str, str]:
+        """It has no preference."""
+        return {}
+
     def fewest(self, gang: GangRequest, needed: int) -> int:  # noqa: ARG002 - any number may be placed
         """As many as the minimum needs."""
         return needed

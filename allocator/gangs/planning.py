@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
-from allocator.gangs.record import read_record
+from allocator.gangs.record import count_neighbours, read_record
 from allocator.gangs.search import Search
 from allocator.gangs.turns import Setback, created
 from allocator.rules.job import JobKey
@@ -284,7 +284,8 @@ class Planner:
         spread = any(each.request.is_spread for each in placed)
         peers = job.nodes_beside(uids) if spread else ()
         record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.has_blocks else {}
-        return GangRequest(job.key, placed, policy, candidates, peers=peers, record=record)
+        near = count_neighbours(job, policy.near, self._cluster) if policy.near else {}
+        return GangRequest(job.key, placed, policy, candidates, peers=peers, record=record, neighbours=near)
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.setback))

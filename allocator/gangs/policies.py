@@ -3,30 +3,19 @@
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from allocator.gangs.packing import PACKING
 from allocator.gangs.policy import Policy
-from ascend.kube.objects import Pod
+from allocator.gangs.super_pods import SuperPods
+from allocator.rules.asked import Asked
+from allocator.superpods.demand import read_demand
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What a job asks for, as far as its policy depends on it.
-
-    Attributes:
-        job: the job, for sentences, as in ``job default/train``.
-        pod: one of its pods, as if all settings of the job were written on it.
-        chips: how many chips the pod requests.
-        pods: how many pods of the job request chips.
-    """
-
-    job: str
-    pod: Pod
-    chips: int
-    pods: int
+def _super_pods(asked: Asked) -> SuperPods | None:
+    demand = read_demand(asked)
+    return SuperPods(demand) if demand is not None else None
 
 
-POLICIES: Final[list[Callable[[Asked], Policy | None]]] = []
+POLICIES: Final[list[Callable[[Asked], Policy | None]]] = [_super_pods]
 """Each reads what a job asks of one policy; None if it asks nothing of that. The first one that is asked for applies.
 
 Raises a Refusal if what the job asks is invalid.

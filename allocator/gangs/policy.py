@@ -63,6 +63,7 @@ class GangRequest(msgspec.Struct, frozen=True):
         limits: the most of these members on a node, by name of the node; a node that is missing has no limit.
         peers: names of the nodes with other pods of the job: members that are spread are not placed there.
         record: where pods of the job are or were, by rank; only for policies with blocks.
+        neighbours: how many pods of other jobs to which it prefers to be near each SuperPod has.
     """
 
     job: JobKey
@@ -72,6 +73,7 @@ class GangRequest(msgspec.Struct, frozen=True):
     limits: Mapping[str, int] = {}
     peers: Collection[str] = ()
     record: Mapping[int, Peer] = {}
+    neighbours: Mapping[int, int] = {}
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""
@@ -87,6 +89,14 @@ class Policy(Protocol):
 
         Then pods exchange their seats within a block only, and a rank is not sent back to its previous node alone.
         """
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether the pods of the job communicate over the network of their chips."""
+
+    @property
+    def near(self) -> Mapping[str, str]:
+        """The labels of the pods of other jobs to which the job prefers to be near; empty for none."""
 
     def fewest(self, gang: GangRequest, needed: int) -> int:
         """How many members are tried next if not all fit, at least ``needed``: a block is placed whole or not."""

@@ -1,9 +1,11 @@
-"""Where the pods of a job with blocks are, and where those that have ended were."""
+"""Where the pods of a job with blocks are, where those that have ended were, and what is near."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 from allocator.gangs.policy import Peer
 from allocator.state.block_record import BlockRecord
+from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.annotations import read_block
@@ -27,3 +29,20 @@ def read_record(job: Job, members: Collection[str], ledger: Ledger, past: BlockR
             elif pod.spec.node_name and (block := read_block(pod.metadata.annotations)) is not None:
                 record[job.rank_of(pod)] = Peer(pod.spec.node_name, block)
     return record
+
+
+def count_neighbours(job: Job, labels: Mapping[str, str], cluster: Cluster) -> Counter[int]:
+    """Count the live pods of other jobs with these labels in each SuperPod.
+
+    Pods are counted, on all nodes of the SuperPod (docs/spec/inference.md#mindie-jobs).
+    """
+    wanted, location = labels.items(), cluster.index.topology.location
+    return Counter(
+        number
+        for pod in cluster.pods.values()
+        if pod.spec.node_name
+        and pod.is_live
+        and pod.uid not in job.pods
+        and wanted <= pod.metadata.labels.items()
+        and (number := location(pod.spec.node_name).super_pod) >= 0
+    )

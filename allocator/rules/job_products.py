@@ -9,7 +9,7 @@ memory and network. On a cluster of several products such a job names its produc
 jobs that don't (``default_product``). A job with placed pods stays on their product.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from ascend.errors import Refusal
@@ -21,6 +21,10 @@ from ascend.rules.identity import ACCELERATOR_TYPE, product_of_type
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 SUB_HEALTH_STRATEGY = "subHealthyStrategy"
 SUPER_POD_BLOCK = "sp-block"
+SUPER_POD_AFFINITY = "super-pod-affinity"
+"""The label that says whether blocks may be split: ``soft``; any other value means that they may not."""
+SUPER_POD_FIT = "sp-fit"
+"""The annotation that says which SuperPods a MindIE job prefers: ``idlest``; any other value means the fullest."""
 
 _UNSUPPORTED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
 """Policies of the reference without a rule here."""
@@ -93,10 +97,14 @@ def avoids_sub_healthy(pod: Pod) -> bool:
 
 def wants_super_pod(pod: Pod) -> bool:
     """Whether a pod's job requests blocks of nodes of one SuperPod (docs/spec/superpod.md#which-jobs-have-blocks)."""
-    annotations = pod.metadata.annotations
+    return names_blocks(pod.metadata.annotations, pod.spec.node_selector)
+
+
+def names_blocks(annotations: Mapping[str, str], node_selector: Mapping[str, str]) -> bool:
+    """The same for the annotations and the node selector of a pod."""
     return (
         SUPER_POD_BLOCK in annotations
-        or pod.spec.node_selector.get(ACCELERATOR_TYPE, "").endswith(_SUPER_POD)
+        or node_selector.get(ACCELERATOR_TYPE, "").endswith(_SUPER_POD)
         or annotations.get(SCHEDULE_POLICY, "").endswith(_SUPER_POD_POLICY)
     )
 

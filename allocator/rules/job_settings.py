@@ -10,7 +10,13 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from allocator.rules.job import JobKey, minimum_from
-from allocator.rules.job_products import SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK
+from allocator.rules.job_products import (
+    SCHEDULE_POLICY,
+    SUB_HEALTH_STRATEGY,
+    SUPER_POD_AFFINITY,
+    SUPER_POD_BLOCK,
+    SUPER_POD_FIT,
+)
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.job_objects import JobFacts
@@ -18,7 +24,10 @@ from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY
 from ascend.reasons import Reason
 
-DECIDING: Final = frozenset({SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, NETWORK_TOPOLOGY, "tor-affinity"})
+DECIDING: Final = frozenset({
+    SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
+    "tor-affinity",
+})  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 
 _EMPTY: Final = "''"

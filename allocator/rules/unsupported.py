@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from allocator.rules.job_products import SUPER_POD_BLOCK, names_blocks
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -21,7 +22,6 @@ from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.reasons import Reason
 
 _VENDOR: Final = "huawei.com/"
-_SP_BLOCK: Final = "sp-block"
 _TOR_AFFINITY: Final = "tor-affinity"
 _NOTHING: Final = frozenset({"", "null"})
 
@@ -42,6 +42,7 @@ class Asking(msgspec.Struct, frozen=True):
         resources: names of the resources of its containers, without those whose quantity is 0.
         chips: the number of chips of a pod that is a job of its own; None for the pods of other jobs.
         minimum: the minimum of the job that counts before one in an annotation; None without one.
+        has_blocks: whether it asks for blocks of nodes of one SuperPod.
     """
 
     labels: Mapping[str, str]
@@ -49,6 +50,7 @@ class Asking(msgspec.Struct, frozen=True):
     resources: frozenset[str] = frozenset()
     chips: int | None = None
     minimum: int | None = None
+    has_blocks: bool = False
 
 
 Stated: TypeAlias = Sequence[JobFacts | None]
@@ -84,7 +86,7 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
         chips: the number of its chips, if it is a job of its own; else None.
     """
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
-    if _TOR_AFFINITY not in labels and _SP_BLOCK not in annotations and NETWORK_TOPOLOGY not in annotations:
+    if _TOR_AFFINITY not in labels and SUPER_POD_BLOCK not in annotations and NETWORK_TOPOLOGY not in annotations:
         return None  # called by every decision
     asked = Asking(labels, annotations, chips=chips)
     for row in UNSUPPORTED:
@@ -103,7 +105,8 @@ def without_effect(pod: Pod, job: Stated = ()) -> tuple[str, ...]:
     (labels, annotations), resources = _marks(pod, job), _resources(pod)
     if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
         return ()
-    asked = Asking(labels, annotations, resources, minimum=_first_minimum(job))
+    has_blocks = names_blocks(annotations, pod.spec.node_selector)
+    asked = Asking(labels, annotations, resources, minimum=_first_minimum(job), has_blocks=has_blocks)
     return tuple(
         f"{found}: {row.sentence}"
         for row in UNSUPPORTED
@@ -193,10 +196,10 @@ def _outweighed(asked: Asking) -> str | None:
 
 def _wrong_block(asked: Asking) -> str | None:
     """A block that no job may have (docs/spec/superpod.md#block-size)."""
-    text = asked.annotations.get(_SP_BLOCK)
+    text = asked.annotations.get(SUPER_POD_BLOCK)
     if text is None or (asked.chips is None and _is_number(text)) or text == str(asked.chips):
         return None
-    return f"annotation {_SP_BLOCK}={text}"
+    return f"annotation {SUPER_POD_BLOCK}={text}"
 
 
 def _is_number(text: str) -> bool:
@@ -231,6 +234,10 @@ def _labels(*keys: str) -> Finder:
         return f"labels {' and '.join(f'{key}={labels[key]}' for key in keys)}" if labels.keys() >= set(keys) else None
 
     return find
+
+
+def _without_blocks(finder: Finder) -> Finder:
+    return lambda asked: None if asked.has_blocks else finder(asked)
 
 
 _SHARE: Final = "huawei.com/scheduler.softShareDev."
@@ -283,25 +290,33 @@ UNSUPPORTED: Final = (
         "[settings](jobs.md#settings-of-jobs), written as the other kind of mark",
         Outcome.TOLD, "these labels count as annotations only, and these annotations as labels only: write "
         "it as the other one",
-        _any_of(_label("huawei.com/schedule_policy"), _label(MIN_AVAILABLE), _label(_SP_BLOCK),
+        _any_of(_label("huawei.com/schedule_policy"), _label(MIN_AVAILABLE), _label(SUPER_POD_BLOCK),
                 _annotation("subHealthyStrategy"), _annotation(_TOR_AFFINITY))),
     Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "
         "`minAvailable` of its operator's object",
         "how many pods start together ([gangs](jobs.md#gangs))",
         Outcome.TOLD, "the minimum of the PodGroup counts if it is above 1, else that of the operator's object",
         _outweighed),
-    Unsupported("labels `app` and `jobID` together",
+    Unsupported("labels `app` and `jobID` together, of a job without [blocks](jobs.md#superpods)",
         "the pods of a MindIE service near each other ([MindIE](spec/inference.md#mindie-jobs))",
         Outcome.TOLD, "pods of one service are not kept near each other, except by affinity that the scheduler applies",
-        _labels("app", "jobID")),
-    Unsupported("label `inferserviceid`, annotation `huawei.com/infer_service_schedule`",
+        _without_blocks(_labels("app", "jobID"))),
+    Unsupported("label `inferserviceid`, of a job without [blocks](jobs.md#superpods)",
         "instances of an inference service near each other ([services](spec/inference.md#inference-services))",
-        Outcome.TOLD, "instances of one service are not kept near each other",
-        _any_of(_label("inferserviceid"), _annotation("huawei.com/infer_service_schedule"))),
-    Unsupported("annotations `sp-fit`, `ra-block`; label `super-pod-affinity`",
-        "which SuperPod or rack is chosen",
-        Outcome.TOLD, "nodes are chosen regardless of SuperPods and racks",
-        _any_of(_annotation("sp-fit"), _annotation("ra-block"), _label("super-pod-affinity"))),
+        Outcome.TOLD, "instances of one service are not kept near each other without blocks of nodes (sp-block)",
+        _without_blocks(_label("inferserviceid"))),
+    Unsupported("annotation `huawei.com/infer_service_schedule`",
+        "instances of an inference service near each other",
+        Outcome.TOLD, "instances of one service are near each other by the label inferserviceid, and sp-block",
+        _annotation("huawei.com/infer_service_schedule")),
+    Unsupported("annotation `sp-fit`, label `super-pod-affinity`, of a job without [blocks](jobs.md#superpods)",
+        "which SuperPod is chosen",
+        Outcome.TOLD, "nodes are chosen regardless of SuperPods for a job without blocks of nodes (sp-block)",
+        _without_blocks(_any_of(_annotation("sp-fit"), _label("super-pod-affinity")))),
+    Unsupported("annotation `ra-block`",
+        "which rack is chosen",
+        Outcome.TOLD, "nodes are chosen regardless of racks",
+        _annotation("ra-block")),
     Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job with the mode `soft`",
         "nodes that are near to each other in the network, if possible",
         Outcome.TOLD, "nodes are chosen regardless of the network between them",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from allocator.rules.job import JobKey
-from allocator.rules.job_products import wanted_products, wants_super_pod
+from allocator.rules.job_products import wanted_products
 from allocator.rules.request import requested_chips
 from allocator.rules.unsupported import refused_demand
 from ascend.chips import RESOURCE
@@ -37,7 +37,6 @@ class JobShape(msgspec.Struct, frozen=True):
         pods: the number of pods that request chips; if it is unknown, 2 stands for several.
         products: names of the products that the job may use; None for any.
         vnpus: the number of vNPUs that its pods request.
-        super_pod: it requests blocks of nodes of one SuperPod.
     """
 
     key: str
@@ -45,7 +44,6 @@ class JobShape(msgspec.Struct, frozen=True):
     pods: int = 1
     products: frozenset[str] | None = None
     vnpus: int = 0
-    super_pod: bool = False
 
 
 def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
@@ -68,7 +66,7 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
         products = wanted if products is None else products & wanted
     if products is not None and not products:
         raise Refusal(Reason.POLICY_MISMATCH, f"{key}: its pods are for different products")
-    return JobShape(key, sizes, len(requesting), products, vnpus, any(map(wants_super_pod, requesting)))
+    return JobShape(key, sizes, len(requesting), products, vnpus)
 
 
 def requested_vnpus(pod: Pod) -> int:
@@ -105,12 +103,6 @@ def invalidity(shape: JobShape) -> Refusal | None:
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests both whole chips and vNPUs")
     if shape.vnpus > 1:
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; a job may have one")
-    if shape.super_pod and shape.pods > 1:
-        return Refusal(
-            Reason.UNSUPPORTED_POLICY,
-            f"{shape.key} requests nodes of one SuperPod (annotation sp-block, a policy that ends in -sp, or a node "
-            "selector that ends in -super-pod), which is not supported for several pods; remove it",
-        )
     if _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
         return None
     products = list(_among(shape.products))

@@ -1,6 +1,6 @@
 """The front end for any scheduler: the calls of ``ascend.allocator.v1.Allocator``."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import chain
 from typing import Final
 
@@ -11,7 +11,9 @@ from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
 from allocator.decision.preemption import Preemption
 from allocator.decision.victim_set import VictimSet
+from allocator.gangs.policies import policy_of
 from allocator.observe.journal import Journal
+from allocator.rules.asked import Asked, JobDefaults
 from allocator.rules.unsupported import without_effect
 from allocator.rules.validity import invalidity, job_shape
 from allocator.serving.node_states import NodeStates, refusal_message
@@ -74,11 +76,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     async def ValidateJob(self, request: pb.ValidateJobRequest, context: Context) -> pb.ValidateJobResponse:  # noqa: ARG002 - the servicer's signature
         """Whether the request of a job is valid at all."""
-        pods = _pods_of(request)
-        refusal = _job_refusal(f"job {request.job or '(without a name)'}", pods)
+        templates = _templates_of(request)
+        refusal = _job_refusal(f"job {request.job or '(without a name)'}", templates, self._engine.defaults)
         return pb.ValidateJobResponse(
             refusal=refusal_message(refusal) if refusal is not None else None,
-            without_effect=dict.fromkeys(chain.from_iterable(map(without_effect, pods))),
+            without_effect=dict.fromkeys(chain.from_iterable(without_effect(pod) for pod, _ in templates)),
         )
 
     async def Filter(self, request: pb.FilterRequest, context: Context) -> pb.FilterResponse:
@@ -250,19 +252,34 @@ def _hold_s(remaining_s: float | None) -> float | None:
     return None if remaining_s is None else max(remaining_s - ANSWER_TIMEOUT_S, remaining_s / 2)
 
 
-def _job_refusal(job: str, pods: Iterable[Pod]) -> Refusal | None:
-    """Why a job is invalid on every node; None if it is valid, or requests no chips."""
+def _job_refusal(job: str, templates: Sequence[tuple[Pod, int]], defaults: JobDefaults) -> Refusal | None:
+    """Why a job is invalid on every node; None if it is valid, or requests no chips.
+
+    Args:
+        job: the job, as in ``job default/train``.
+        templates: its pods, each with the number of equal ones.
+        defaults: what an administrator has set for all jobs.
+    """
     try:
-        shape = job_shape(job, pods)
-    except Refusal as refusal:
-        return refusal
-    return invalidity(shape) if shape.sizes or shape.vnpus else None
+        # For the number of chips two pods are equivalent to thousands.
+        shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, 2))])
+        if not shape.sizes and not shape.vnpus:
+            return None
+        if (refusal := invalidity(shape)) is not None:
+            return refusal
+        requesting = [(pod, number) for pod, number in templates if pod.requests_chips]
+        if requesting:
+            pods = sum(number for _, number in requesting)
+            policy_of(Asked(job, requesting[0][0], max(shape.sizes), pods, shape.products, defaults))
+    except Refusal as refused:
+        return refused
+    return None
 
 
-def _pods_of(job: pb.ValidateJobRequest) -> list[Pod]:
-    """The pods of a job that a caller describes before they exist."""
+def _templates_of(job: pb.ValidateJobRequest) -> list[tuple[Pod, int]]:
+    """The pods of a job that a caller describes before they exist, each with the number of equal ones."""
     namespace, _, name = job.job.rpartition("/")
-    pods: list[Pod] = []
+    templates: list[tuple[Pod, int]] = []
     for request in job.pods:
         resources = {resource: str(count) for resource, count in request.resources.items()}
         metadata = Metadata(
@@ -270,9 +287,8 @@ def _pods_of(job: pb.ValidateJobRequest) -> list[Pod]:
         )
         containers = (Container("main", Resources(limits=resources)),)
         spec = PodSpec(node_selector=dict(request.node_selector), containers=containers)
-        # For validity two pods are equivalent to thousands.
-        pods += [Pod(metadata=metadata, spec=spec)] * min(max(request.replicas, 1), 2)
-    return pods
+        templates.append((Pod(metadata=metadata, spec=spec), max(request.replicas, 1)))
+    return templates
 
 
 def _explained(filtered: Filtered) -> pb.ExplainResponse:

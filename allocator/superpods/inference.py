@@ -6,14 +6,15 @@ docs/spec/inference.md.
 import heapq
 from collections.abc import Collection, Mapping
 
-from allocator.superpods.shares import Limits, Share
+from allocator.rules.asked import SuperPodLimits
+from allocator.superpods.shares import Share
 
 
 def place_mind_ie(
     free: Mapping[int, int],
     size: int,
     need: int,
-    limits: Limits,
+    limits: SuperPodLimits,
     *,
     idlest: bool = False,
     near: Mapping[int, int] | None = None,

@@ -10,7 +10,8 @@ from itertools import islice
 
 import msgspec
 
-from allocator.superpods.shares import Limits, Share
+from allocator.rules.asked import SuperPodLimits
+from allocator.superpods.shares import Share
 
 
 class _Cell(msgspec.Struct, frozen=True, gc=False):
@@ -20,7 +21,7 @@ class _Cell(msgspec.Struct, frozen=True, gc=False):
     column: int
 
 
-def place_blocks(free: Mapping[int, int], size: int, need: int, limits: Limits) -> list[Share]:
+def place_blocks(free: Mapping[int, int], size: int, need: int, limits: SuperPodLimits) -> list[Share]:
     """Choose a SuperPod for each of some blocks.
 
     Args:
@@ -38,7 +39,7 @@ def place_blocks(free: Mapping[int, int], size: int, need: int, limits: Limits) 
     return [Share(number, size) for number in chosen]
 
 
-def place_parts(free: Mapping[int, int], size: int, nodes: int, limits: Limits) -> list[Share]:
+def place_parts(free: Mapping[int, int], size: int, nodes: int, limits: SuperPodLimits) -> list[Share]:
     """Choose SuperPods for a job whose blocks may be split: whole blocks first, then as few parts as possible.
 
     docs/spec/superpod.md#soft-affinity.

@@ -1,6 +1,6 @@
 """Carries out ``npuctl plan`` and lays out its answer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 from rich.console import Group as Stack
@@ -9,11 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from allocator.state.kinds import KINDS
+from ascend.annotations import BLOCK, BLOCK_SUPER_POD
 from ascend.daemon.run import EXIT_USAGE
 from ascend.errors import InvalidValue
 from ascend.grammar import count, some
 from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, warn
-from npuctl.plan.placement import PendingPod, PlacementPlan, PlannedJob, plan_pods
+from npuctl.plan.placement import PendingPod, Placement, PlacementPlan, PlannedJob, plan_pods
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import Reading, Unsubmitted
 from npuctl.reading.objects import ClusterObjects
@@ -89,19 +90,14 @@ def _render(plan: PlacementPlan) -> RenderableType:
     if not plan.pods and not plan.pending and not plan.unplanned:
         parts.append(Text("no pod waits for chips"))
     if plan.pods:
-        table = FittingTable(("POD", "JOB", "NODE", "CHIPS"), drop=("JOB",))
-        for pod in plan.pods:
-            table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, numbers(pod.chips))
-            for each in pod.candidates or ():
-                chips = f"{numbers(each.chips)} (score {each.score})"
-                table.add_row("", "", f"{each.rank}. {each.node}", chips, style="dim")
-        parts.append(table)
+        parts.append(_placements(plan.pods))
     alike: dict[object, list[PendingPod]] = {}
     for waiting in plan.pending:
         nodes = tuple((each.reason, each.nodes) for each in group(waiting.nodes))
         alike.setdefault((waiting.job, waiting.reason, waiting.message, nodes), []).append(waiting)
     parts += map(_pending, alike.values())
     parts += [Text(f"job {each.job}: {_start(each)}") for each in plan.jobs]
+    parts += [Text(f"job {each.job}: {sentence}") for each in plan.jobs for sentence in each.blocks]
     parts += [
         Text(f"{each.kind} {each.namespace}/{each.name} requests chips, but was not planned: {each.message}", "yellow")
         for each in plan.unplanned
@@ -111,6 +107,23 @@ def _render(plan: PlacementPlan) -> RenderableType:
         for each in plan.without_effect
     ]
     return Stack(*parts)
+
+
+def _placements(pods: Iterable[Placement]) -> RenderableType:
+    blocks = ("BLOCK",) if any(BLOCK in pod.annotations for pod in pods) else ()
+    table = FittingTable(("POD", "JOB", "NODE", *blocks, "CHIPS"), drop=("JOB",))
+    for pod in pods:
+        own = (_block(pod.annotations),) if blocks else ()
+        table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, *own, numbers(pod.chips))
+        for each in pod.candidates or ():
+            chips = f"{numbers(each.chips)} (score {each.score})"
+            table.add_row("", "", f"{each.rank}. {each.node}", *("" for _ in blocks), chips, style="dim")
+    return table
+
+
+def _block(annotations: Mapping[str, str]) -> str:
+    """The block of a pod, and its SuperPod."""
+    return f"{annotations[BLOCK]}, SuperPod {annotations.get(BLOCK_SUPER_POD, '?')}" if BLOCK in annotations else ""
 
 
 def _pending(pods: Sequence[PendingPod]) -> RenderableType:

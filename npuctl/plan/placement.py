@@ -5,7 +5,7 @@ expires, and the clock stands still, so the same objects give the same answer by
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -15,6 +15,9 @@ from allocator.binding.annotations import Stamper
 from allocator.rules.job import JobKey, own_rank
 from allocator.settings import Settings
 from allocator.state.reservation import Stage
+from allocator.superpods.choice import describe
+from allocator.superpods.demand import Demand
+from ascend.annotations import BLOCK_SUPER_POD, read_block
 from ascend.chips import chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -89,11 +92,13 @@ class PlannedJob(msgspec.Struct, frozen=True):
         job: ``namespace/name``.
         pods: the number of its pods, with those that have a place already or request no chips.
         together: how many of its pods must be placed together; 1 if each may be placed alone.
+        blocks: sentences about the SuperPods of its blocks, and why not others; none for a job without blocks.
     """
 
     job: str
     pods: int
     together: int
+    blocks: tuple[str, ...] = ()
 
 
 class PlacementPlan(msgspec.Struct, frozen=True):
@@ -119,11 +124,13 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
     pending: list[PendingPod] = []
     ignored: dict[tuple[str, str], WithoutEffect] = {}
     ordered = _in_order(objects.pods, allocator)
-    jobs = _several(ordered, allocator)
+    asked: dict[str, tuple[Demand, dict[int, int]]] = {}
     for pod in ordered:
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
         for sentence in allocator.engine.without_effect(pod):
             ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
+        if job not in asked and (found := allocator.free_for_blocks(pod)) is not None:
+            asked[job] = found
         offered = find_candidates(allocator, pod) if candidates else msgspec.UNSET
         try:
             reservation = allocator.place(pod)
@@ -136,6 +143,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         allocator.cluster.pod_applied(_bound(pod, stamped.node, annotations))
         chips = tuple(map(chip_name, stamped.chips))
         placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))
+    jobs = _several(ordered, allocator, {job: _blocks_of(job, placed, *each) for job, each in asked.items()})
     unplanned = tuple(
         UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(allocator.engine.without_effect(pod)))
         for pod in objects.pods
@@ -146,10 +154,22 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
     )
 
 
-def _several(pods: Iterable[Pod], allocator: OfflineAllocator) -> tuple[PlannedJob, ...]:
+def _blocks_of(job: str, placed: Iterable[Placement], demand: Demand, free: Mapping[int, int]) -> tuple[str, ...]:
+    """What is said about the blocks of a job that was placed."""
+    blocks: dict[int, list[int]] = {}
+    for each in placed:
+        block, super_pod = read_block(each.annotations), each.annotations.get(BLOCK_SUPER_POD)
+        if each.job == job and block is not None and super_pod is not None:
+            blocks.setdefault(block, []).append(int(super_pod))
+    return describe(free, blocks, demand.size, demand.limits) if blocks else ()
+
+
+def _several(
+    pods: Iterable[Pod], allocator: OfflineAllocator, blocks: Mapping[str, tuple[str, ...]]
+) -> tuple[PlannedJob, ...]:
     """The jobs of several pods among those of these pods, in this order."""
     jobs = dict.fromkeys(allocator.job_of(pod) for pod in pods)
-    found = (PlannedJob(str(job.key), job.present, job.min_available) for job in jobs)
+    found = (PlannedJob(str(job.key), job.present, job.min_available, blocks.get(str(job.key), ())) for job in jobs)
     return tuple(each for each in found if each.pods > 1 or each.together > 1)
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.decision.engine import DecisionEngine
+from allocator.rules.asked import DEFAULT_SUPER_PODS, JobDefaults, SuperPodLimits
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -162,6 +163,7 @@ class World:
         ttl_s: float = 30.0,
         default_product: str = "",
         sharing_products: tuple[str, ...] = (),
+        super_pods: SuperPodLimits = DEFAULT_SUPER_PODS,
         earmark_share: float = 0.0,
     ) -> None:
         self.now_s = 100.0
@@ -170,8 +172,7 @@ class World:
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,
-            default_product=default_product,
-            sharing_products=sharing_products,
+            defaults=JobDefaults(default_product, sharing_products, super_pods),
             earmark_share=earmark_share,
             now_s=lambda: self.now_s,
         )

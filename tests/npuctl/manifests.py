@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
+from ascend.annotations import (
+    BASE_DEVICE_INFOS,
+    SERVER_INDEX,
+    SUPER_POD_ID,
+    ChipAddress,
+    Grant,
+    write_base_device_infos,
+)
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
 
@@ -27,6 +34,16 @@ def node(
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
         },
     }
+
+
+def super_pod_node(super_pod: int, index: int) -> Json:
+    """Return the A3 server ``<super pod>-<index>`` of a SuperPod."""
+    made = node(f"{super_pod}-{index}", chips=16, kind="module-a3-16-super-pod")
+    infos = write_base_device_infos({chip: ChipAddress() for chip in range(16)})
+    made["metadata"]["annotations"] = {
+        BASE_DEVICE_INFOS: infos, SUPER_POD_ID: str(super_pod), SERVER_INDEX: str(index)
+    }  # fmt: skip
+    return made
 
 
 def pod(

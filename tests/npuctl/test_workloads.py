@@ -11,7 +11,7 @@ from allocator.rules.job_kinds import VOLCANO
 from npuctl.cli import app
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
-from tests.npuctl.manifests import Json, as_list, node, pod
+from tests.npuctl.manifests import Json, as_list, node, pod, super_pod_node
 
 NOW = "2026-01-01T00:00:00Z"
 RESOURCE = "huawei.com/Ascend910"
@@ -411,8 +411,13 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
     "example", sorted(each.name for each in EXAMPLES.glob("*.yaml") if each.name != "cluster.yaml"), ids=str
 )
 def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example: str) -> None:
+    def servers(number: int) -> Json:
+        if example == "superpod-job.yaml":
+            return as_list(*(super_pod_node(0, index) for index in range(number)))
+        return as_list(*(node(f"n{index}") for index in range(number)))
+
     path = tmp_path / "nodes.json"
-    path.write_text(json.dumps(as_list(*(node(f"n{number}") for number in range(16)))))
+    path.write_text(json.dumps(servers(16)))
     files = ["-f", str(path), "-f", str(EXAMPLES / example)]
     done = CliRunner().invoke(app, ["plan", *files, "--now", NOW, "-o", "json"])
     answer = json.loads(done.stdout)
@@ -420,10 +425,30 @@ def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example
     assert answer["pods"]
     # With one server fewer, something waits.
     too_few = tmp_path / "too-few.json"
-    servers = {each["node"] for each in answer["pods"]}
-    too_few.write_text(json.dumps(as_list(*(node(f"n{number}") for number in range(len(servers) - 1)))))
+    used = {each["node"] for each in answer["pods"]}
+    too_few.write_text(json.dumps(servers(len(used) - 1)))
     done = CliRunner().invoke(
         app, ["plan", "-f", str(too_few), "-f", str(EXAMPLES / example), "--now", NOW, "-o", "json"]
     )
     assert done.exit_code == 3
     assert json.loads(done.stdout)["pending"]
+
+
+def test_the_super_pods_of_blocks_are_shown_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    sizes = {0: 1, 1: 4, 2: 3, 3: 9, 4: 4}
+    path.write_text(json.dumps(as_list(*(super_pod_node(at, index) for at, n in sizes.items() for index in range(n)))))
+    files = ["-f", str(path), "-f", str(EXAMPLES / "superpod-job.yaml")]
+    done = CliRunner().invoke(app, ["plan", *files, "--now", NOW], terminal_width=200)
+    assert done.exit_code == 0, done.stderr
+    assert "0, SuperPod 1" in done.stdout
+    assert "1, SuperPod 4" in done.stdout
+    told = " ".join(done.stdout.split())
+    for sentence in (
+        "job default/train: block 0 in SuperPod 1: 2 of its 4 free servers, its reserve of 2 is kept",
+        "job default/train: block 1 in SuperPod 4: 2 of its 4 free servers, its reserve of 2 is kept",
+        "job default/train: not SuperPod 0 (1 free): fewer free servers than the 2 of a block",
+        "job default/train: not SuperPod 2 (3 free): a block there would use the reserve of 2",
+        "job default/train: not SuperPod 3 (9 free): more servers would be left over there",
+    ):
+        assert sentence in told

@@ -19,7 +19,7 @@ from ascend.chips import chip_set, parse_names
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import Conflict, NotFound
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import NODES, PODS, Pod
+from ascend.kube.objects import NODES, PODS, JsonObject, Pod
 from tests.bench.fake_cluster import fake_node
 from tests.cluster import controllers
 from tests.cluster.api import HTTPError, collection
@@ -61,10 +61,18 @@ class Workloads:
     async def add_nodes(self, count: int) -> None:
         """Add 910A servers without a kubelet."""
         for _ in range(count):
-            self._nodes.append(f"fake-{len(self._nodes)}")
-            node = fake_node(self._nodes[-1])
+            node = fake_node(f"fake-{len(self._nodes)}")
             node["status"]["allocatable"]["ephemeral-storage"] = "1Ti"  # an operator's init container requests some
-            await self.client.create(NODES, node)
+            await self.add(node)
+
+    async def add(self, node: JsonObject) -> None:
+        """Add a server without a kubelet."""
+        self._nodes.append(node["metadata"]["name"])
+        await self.client.create(NODES, node)
+
+    async def cordon(self, name: str) -> None:
+        """Cordon a node."""
+        await self.client.patch(NODES, name, {"spec": {"unschedulable": True}})
 
     async def create(self, objects: Sequence[dict[str, Any]]) -> None:
         """Create objects, as `kubectl apply` does."""

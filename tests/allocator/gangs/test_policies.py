@@ -1,13 +1,13 @@
 """Another placement policy is a class and a line in the table: here blocks of pods, each of which needs one rack."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import pytest
 
 from allocator.gangs import policies
-from allocator.gangs.policies import Asked
 from allocator.gangs.policy import GangRequest, Member
+from allocator.rules.asked import Asked
 from allocator.state.index import NodeIndex
 from allocator.state.location import Level
 from allocator.state.reservation import InBlock, Seat, Stage
@@ -30,6 +30,14 @@ class RackBlocks(msgspec.Struct, frozen=True):
     @property
     def has_blocks(self) -> bool:
         return True
+
+    @property
+    def needs_network(self) -> bool:
+        return True
+
+    @property
+    def near(self) -> Mapping[str, str]:
+        return {}
 
     def fewest(self, gang: GangRequest, needed: int) -> int:
         last = gang.members[needed - 1].rank // self.size

@@ -60,12 +60,12 @@ def test_a_policy_on_the_pod_group_is_checked_as_on_the_pod() -> None:
 
 def test_blocks_on_the_pod_group_are_not_ignored() -> None:
     made = world(A3, A3)
-    grouped(made, annotations={"sp-block": "32", SCHEDULE_POLICY: "chip2-node16-sp"})
+    grouped(made, annotations={"sp-block": "48", SCHEDULE_POLICY: "chip2-node16-sp"})
     pods = members(request=16)
     made.add(*pods)
     refusal = made.refusal(pods[0])
-    assert refusal.reason is Reason.UNSUPPORTED_POLICY
-    assert "annotation sp-block" in str(refusal)
+    assert refusal.reason is Reason.INVALID_REQUEST
+    assert "sp-block=48" in str(refusal)
 
 
 @pytest.mark.parametrize(("block", "is_placed"), [("4", True), ("16", False), ("abc", False)])

@@ -117,7 +117,7 @@ def test_a_block_of_one_pod_of_several_is_not_compared_with_its_chips() -> None:
     world.cluster.jobs.owner_applied(stateful_set(1))
     assert world.engine.place(owned_by(pod("one", 8, annotations={"sp-block": "8"}), "StatefulSet")).node == "n0"
     replica = owned_by(pod("replica", 8, annotations={"sp-block": "16"}), "ReplicaSet")
-    assert "requests nodes of one SuperPod" not in str(world.engine.place(replica))
+    assert "say how many of its pods start together" in world.refusal(replica).message
 
 
 def test_a_minimum_that_another_one_outweighs_is_told() -> None:

@@ -279,19 +279,3 @@ def test_pods_of_a_job_with_contradicting_products_are_refused() -> None:
     assert refused.value.reason is Reason.POLICY_MISMATCH
     shape = job_shape("job", [requesting("a", 8, policy="chip4-node8"), requesting("b", 8, selector=of_type("module"))])
     assert (shape.products, shape.pods, shape.sizes) == (frozenset({"910A"}), 2, frozenset({8}))
-
-
-@pytest.mark.parametrize(
-    "super_pod",
-    [
-        {"annotations": {"sp-block": "16"}},
-        {"policy": "chip2-node16-sp"},
-        {"selector": of_type("module-a3-16-super-pod")},
-    ],
-)
-def test_a_job_of_several_pods_in_one_superpod_is_refused(super_pod: dict[str, Any]) -> None:
-    pods = [requesting(name, 16, **super_pod) for name in ("a", "b")]
-    refusal = invalidity(job_shape("job default/train", pods))
-    assert refusal is not None
-    assert refusal.reason is Reason.UNSUPPORTED_POLICY
-    assert invalidity(job_shape("job default/train", pods[:1])) is None

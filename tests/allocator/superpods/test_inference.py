@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.rules.asked import SuperPodLimits
 from allocator.superpods.inference import place_mind_ie, place_service
-from allocator.superpods.shares import Limits
 from tests.allocator.superpods.cases import of_area
 
 rooms = st.dictionaries(st.integers(0, 6), st.integers(0, 20), max_size=6)
@@ -24,7 +24,7 @@ def test_a_mind_ie_job_is_placed_as_in_the_cases(case: dict[str, Any]) -> None:
         numbers(given["free_nodes"]),
         given["block_nodes"],
         given["logical_super_pods"],
-        Limits(48, given["reserve_nodes"]),
+        SuperPodLimits(48, given["reserve_nodes"]),
         idlest=given.get("sp_fit") == "idlest",
         near=numbers(near) if near is not None else None,
     )
@@ -35,7 +35,7 @@ def test_a_mind_ie_job_is_placed_as_in_the_cases(case: dict[str, Any]) -> None:
 
 
 def test_the_reserve_comes_before_nearness_and_that_before_room() -> None:
-    limits = Limits(48, 2)
+    limits = SuperPodLimits(48, 2)
 
     def first(free: dict[int, int], near: dict[int, int] | None = None, *, idlest: bool = False) -> int:
         return place_mind_ie(free, 2, 1, limits, idlest=idlest, near=near)[0].super_pod
@@ -48,7 +48,7 @@ def test_the_reserve_comes_before_nearness_and_that_before_room() -> None:
 
 
 def test_a_job_that_wants_to_be_near_stays_where_its_first_block_is() -> None:
-    shares = place_mind_ie({0: 8, 1: 9}, 2, 3, Limits(48, 2), idlest=True, near={})
+    shares = place_mind_ie({0: 8, 1: 9}, 2, 3, SuperPodLimits(48, 2), idlest=True, near={})
     assert [share.super_pod for share in shares] == [1, 1, 1]
 
 
@@ -78,8 +78,8 @@ def test_all_blocks_are_placed_if_there_is_room(
 ) -> None:
     room = min(need, sum(nodes // size for nodes in free.values()))
     for shares in (
-        place_mind_ie(free, size, need, Limits(48, reserve), idlest=idlest),
-        place_mind_ie(free, size, need, Limits(48, reserve), idlest=idlest, near={1: 2}),
+        place_mind_ie(free, size, need, SuperPodLimits(48, reserve), idlest=idlest),
+        place_mind_ie(free, size, need, SuperPodLimits(48, reserve), idlest=idlest, near={1: 2}),
         place_service(free, size, need, (1, 9)),
     ):
         assert len(shares) == room

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.rules.asked import SuperPodLimits
 from allocator.superpods.repair import Lack, Nodes, Place, Plan, Slot, Verdict, place_job
-from allocator.superpods.shares import Limits
 from allocator.superpods.stages import place_blocks, place_parts
 from tests.allocator.superpods.cases import of_area
 
-LIMITS = Limits(10, 2)
+LIMITS = SuperPodLimits(10, 2)
 
 
 def super_pod_of(node: str) -> int:

@@ -3,11 +3,16 @@
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.superpods.shares import Limits, Share
+from allocator.rules.asked import SuperPodLimits
+from allocator.settings import Settings
+from allocator.superpods.shares import Share
 from allocator.superpods.stages import place_blocks, place_parts
+from ascend.daemon.settings import fixed_settings
+from ascend.errors import InvalidValue
 from tests.allocator.superpods.cases import of_area
 
 _LETTERS = "ABCDE"
@@ -40,7 +45,7 @@ def total(shares: list[Share]) -> dict[int, int]:
 )
 def test_blocks_are_placed_as_in_the_cases(case: dict[str, Any]) -> None:
     given, expected = case["given"], case["expect"]
-    limits = Limits.of(given["super_pod_size"], given["reserve_nodes"])
+    limits = SuperPodLimits.of(given["super_pod_size"], given["reserve_nodes"])
     need = given["logical_super_pods"]
     shares = place_blocks(numbered(given["free_nodes"]), given["block_nodes"], need, limits)
     if "error" in expected:
@@ -51,23 +56,23 @@ def test_blocks_are_placed_as_in_the_cases(case: dict[str, Any]) -> None:
 
 
 def test_a_block_is_never_split_and_a_plan_never_incomplete() -> None:
-    limits = Limits(10, 3)
+    limits = SuperPodLimits(10, 3)
     assert total(place_blocks({0: 3, 1: 4}, 2, 3, limits)) == {1: 4, 0: 2}
     assert total(place_blocks({0: 3}, 1, 3, limits)) == {0: 3}
 
 
 def test_parts_are_as_few_and_as_small_as_possible() -> None:
-    assert place_parts({0: 1, 1: 1, 2: 2}, 2, 4, Limits(10, 2)) == [Share(2, 2), Share(0, 1), Share(1, 1)]
+    assert place_parts({0: 1, 1: 1, 2: 2}, 2, 4, SuperPodLimits(10, 2)) == [Share(2, 2), Share(0, 1), Share(1, 1)]
     for reserve in (0, 2):
-        assert place_parts({0: 1, 1: 3, 2: 2}, 4, 4, Limits(10, reserve)) == [Share(1, 3), Share(0, 1)]
-    assert place_parts({0: 3, 1: 3, 2: 3}, 4, 8, Limits(10, 2)) == [Share(0, 3), Share(1, 3), Share(2, 2)]
+        assert place_parts({0: 1, 1: 3, 2: 2}, 4, 4, SuperPodLimits(10, reserve)) == [Share(1, 3), Share(0, 1)]
+    assert place_parts({0: 3, 1: 3, 2: 3}, 4, 8, SuperPodLimits(10, 2)) == [Share(0, 3), Share(1, 3), Share(2, 2)]
 
 
 @given(rooms, sizes, reserves, needs)
 def test_all_blocks_are_placed_if_there_is_room_for_them(
     free: dict[int, int], size: int, reserve: int, need: int
 ) -> None:
-    shares = place_blocks(free, size, need, Limits(48, reserve))
+    shares = place_blocks(free, size, need, SuperPodLimits(48, reserve))
     assert len(shares) == min(need, sum(nodes // size for nodes in free.values()))
     assert all(share.nodes == size for share in shares)
     assert all(nodes <= free[super_pod] for super_pod, nodes in total(shares).items())
@@ -77,7 +82,7 @@ def test_all_blocks_are_placed_if_there_is_room_for_them(
 def test_reserves_are_used_for_no_more_blocks_than_needed(
     free: dict[int, int], size: int, reserve: int, need: int
 ) -> None:
-    shares = place_blocks(free, size, need, Limits(48, reserve))
+    shares = place_blocks(free, size, need, SuperPodLimits(48, reserve))
     beside = {super_pod: max(0, nodes - reserve) // size for super_pod, nodes in free.items()}
     using = sum(max(0, nodes // size - beside[super_pod]) for super_pod, nodes in total(shares).items())
     assert using == max(0, len(shares) - sum(beside.values()))
@@ -89,7 +94,7 @@ def test_the_order_of_the_input_changes_nothing(
 ) -> None:
     items = list(free.items())
     random.shuffle(items)
-    limits = Limits(48, reserve)
+    limits = SuperPodLimits(48, reserve)
     assert place_blocks(dict(items), size, need, limits) == place_blocks(free, size, need, limits)
     assert place_parts(dict(items), size, need, limits) == place_parts(free, size, need, limits)
 
@@ -98,7 +103,7 @@ def test_the_order_of_the_input_changes_nothing(
 def test_another_super_pod_never_takes_room_away(
     free: dict[int, int], size: int, reserve: int, need: int, more: int
 ) -> None:
-    limits = Limits(48, reserve)
+    limits = SuperPodLimits(48, reserve)
     before = place_blocks(free, size, need, limits)
     assert len(place_blocks({**free, 99: more}, size, need, limits)) >= len(before)
 
@@ -107,7 +112,7 @@ def test_another_super_pod_never_takes_room_away(
 def test_parts_have_exactly_the_nodes_that_are_needed(
     free: dict[int, int], size: int, reserve: int, nodes: int
 ) -> None:
-    shares = place_parts(free, size, nodes, Limits(48, reserve))
+    shares = place_parts(free, size, nodes, SuperPodLimits(48, reserve))
     assert sum(share.nodes for share in shares) == min(nodes, sum(free.values()))
     assert all(0 < share.nodes <= size for share in shares)
     assert all(taken <= free[super_pod] for super_pod, taken in total(shares).items())
@@ -115,11 +120,20 @@ def test_parts_have_exactly_the_nodes_that_are_needed(
     assert whole >= min(nodes // size, sum(each // size for each in free.values()))
 
 
-@of_area("config")
+@of_area("config", without=("grace-conf-3", "grace-conf-5", "grace-conf-6", "grace-conf-7", "config-3", "config-4"))
 def test_the_limits_that_settings_mean(case: dict[str, Any]) -> None:
-    settings, expected = case["given"].get("init-params", {}), case["expect"]
-    if "super_pod_size" not in expected:
-        return
-    size, reserve = settings.get("super-pod-size"), settings.get("reserve-nodes")
-    limits = Limits.of(int(size or 0), int(reserve) if reserve is not None else None)
+    given, expected = case["given"]["init-params"], case["expect"]
+    settings = {key.replace("-", "_"): int(value) for key, value in given.items()}
+    limits = fixed_settings(Settings, None, settings).job_defaults.super_pods
     assert (limits.size, limits.reserve) == (expected["super_pod_size"], expected["reserve_nodes"])
+
+
+@pytest.mark.parametrize("name", ["super_pod_size", "reserve_nodes"])
+def test_a_setting_that_is_no_number_of_nodes_is_refused(name: str) -> None:
+    """The reference takes its default instead (cases config-3 and config-4)."""
+    with pytest.raises(InvalidValue, match=name):
+        fixed_settings(Settings, None, {name: -1})
+
+
+def test_there_may_be_no_reserve() -> None:
+    assert fixed_settings(Settings, None, {"reserve_nodes": 0}).job_defaults.super_pods == SuperPodLimits(48, 0)

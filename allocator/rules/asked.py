@@ -1,0 +1,75 @@
+"""What a job asks for, and what an administrator has set for all jobs: the input of placement policies."""
+
+from collections.abc import Collection, Container
+from typing import Final
+
+import msgspec
+
+from ascend.kube.objects import Pod
+
+DEFAULT_SUPER_POD_SIZE: Final = 48
+DEFAULT_RESERVE_NODES: Final = 2
+
+
+class SuperPodLimits(msgspec.Struct, frozen=True):
+    """The SuperPods of a cluster (docs/spec/superpod.md#superpod-settings).
+
+    Attributes:
+        size: the most nodes of a SuperPod.
+        reserve: how many nodes of each SuperPod are kept free, where possible, to replace faulty ones.
+    """
+
+    size: int = DEFAULT_SUPER_POD_SIZE
+    reserve: int = DEFAULT_RESERVE_NODES
+
+    @classmethod
+    def of(cls, size: int, reserve: int) -> "SuperPodLimits":
+        """The limits that settings mean: a reserve that is no smaller than a SuperPod is the default, or none.
+
+        Args:
+            size: the setting ``super_pod_size``, above 0.
+            reserve: the setting ``reserve_nodes``; 0 for no reserve, which the reference can't express.
+        """
+        if reserve < size:
+            return cls(size, reserve)
+        return cls(size, DEFAULT_RESERVE_NODES if size > DEFAULT_RESERVE_NODES else 0)
+
+
+DEFAULT_SUPER_PODS: Final = SuperPodLimits()
+
+
+class JobDefaults(msgspec.Struct, frozen=True):
+    """What an administrator has set for all jobs.
+
+    Attributes:
+        product: name of the product for jobs of several pods that name none; empty for none.
+        sharing_products: names of products whose servers may take several pods of one job of several pods.
+        super_pods: the size of SuperPods, and their reserve.
+    """
+
+    product: str = ""
+    sharing_products: Container[str] = ()
+    super_pods: SuperPodLimits = DEFAULT_SUPER_PODS
+
+
+NO_DEFAULTS: Final = JobDefaults()
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a job asks for, as far as its policy depends on it.
+
+    Attributes:
+        job: the job, for sentences, as in ``job default/train``.
+        pod: one of its pods, as if all settings of the job were written on it.
+        chips: how many chips the pod requests.
+        pods: how many pods of the job request chips.
+        products: names of the products that the job may use; None for any.
+        defaults: what an administrator has set.
+    """
+
+    job: str
+    pod: Pod
+    chips: int
+    pods: int
+    products: Collection[str] | None = None
+    defaults: JobDefaults = NO_DEFAULTS

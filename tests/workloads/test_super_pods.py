@@ -1,0 +1,102 @@
+"""A job with blocks, made by its real controller and placed through the real kube-scheduler."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from ascend.annotations import (
+    BASE_DEVICE_INFOS,
+    BLOCK,
+    BLOCK_SUPER_POD,
+    RANK,
+    SERVER_INDEX,
+    SUPER_POD_ID,
+    ChipAddress,
+    write_base_device_infos,
+)
+from ascend.chips import RESOURCE
+from ascend.kube.objects import PODS, JsonObject, Pod
+from tests.bench.fake_cluster import fake_node
+from tests.workloads.world import Workloads, example
+
+CONTROLLERS = ()
+DEFINITIONS = ()
+
+pytestmark = pytest.mark.real
+
+CHIPS = 16
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def server(super_pod: int, index: int) -> JsonObject:
+    """Return the A3 server ``a3-<super pod>-<index>``."""
+    node = fake_node(f"a3-{super_pod}-{index}")
+    node["metadata"]["labels"]["accelerator-type"] = "module-a3-16-super-pod"
+    node["metadata"]["annotations"] = {
+        BASE_DEVICE_INFOS: write_base_device_infos({chip: ChipAddress() for chip in range(CHIPS)}),
+        SUPER_POD_ID: str(super_pod),
+        SERVER_INDEX: str(index),
+    }
+    for quantities in (node["status"]["capacity"], node["status"]["allocatable"]):
+        quantities[RESOURCE] = str(CHIPS)
+    return node
+
+
+async def add_super_pods(workloads: Workloads, *sizes: int) -> None:
+    """Add SuperPods of so many servers without a kubelet."""
+    for super_pod, size in enumerate(sizes):
+        for index in range(size):
+            node = server(super_pod, index)
+            await workloads.add(node)
+
+
+def rank(pod: Pod) -> int:
+    return int(pod.metadata.annotations[RANK])
+
+
+def by_rank(pods: Sequence[Pod]) -> list[Pod]:
+    return sorted(pods, key=rank)
+
+
+def super_pods(pods: Sequence[Pod]) -> list[str]:
+    """The SuperPods of pods by rank, as their nodes and their annotations say."""
+    for pod in pods:
+        assert pod.metadata.annotations[BLOCK_SUPER_POD] == pod.spec.node_name.split("-")[1]
+        assert pod.metadata.annotations[BLOCK] == str(rank(pod) // 2)
+        assert pod.metadata.annotations[INDEX] == pod.metadata.annotations[RANK]
+    return [pod.metadata.annotations[BLOCK_SUPER_POD] for pod in by_rank(pods)]
+
+
+async def test_a_job_of_two_blocks_starts_and_a_pod_is_replaced_in_its_super_pod(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 1, 4, 3)
+    await workloads.create(example("superpod-job.yaml"))
+    pods = await workloads.bound(4)
+    placed = super_pods(pods)
+    assert placed[0] == placed[1] == "1"
+    assert placed[2] == placed[3]
+    await workloads.run(pods)
+
+    lost = by_rank(pods)[0]
+    await workloads.cordon(lost.spec.node_name)
+    await workloads.client.delete(PODS, lost.name, "default")
+    await workloads.end_terminating()
+    others = {pod.uid for pod in pods} - {lost.uid}
+
+    async def replaced() -> list[Pod] | None:
+        now = [pod for pod in await workloads.end_terminating() if pod.spec.node_name]
+        return now if len(now) == 4 and others < {pod.uid for pod in now} else None
+
+    after = by_rank(await workloads.eventually(replaced, "the pod is replaced"))
+    assert super_pods(after) == placed
+    assert after[0].spec.node_name != lost.spec.node_name
+    assert [pod.uid for pod in after[1:]] == [pod.uid for pod in by_rank(pods)[1:]]
+
+
+async def test_a_job_whose_blocks_do_not_fit_waits_as_a_whole_and_is_told_why(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 3, 1)
+    await workloads.create(example("superpod-job.yaml"))
+    pods = await workloads.refused(4)
+    conditions = [each.message for pod in pods for each in pod.status.conditions if each.type == "PodScheduled"]
+    assert any("2 blocks of 2 servers must be placed at once" in message for message in conditions), conditions
+    await workloads.add(server(1, 1))
+    assert super_pods(await workloads.bound(4)) in (["0", "0", "1", "1"], ["1", "1", "0", "0"])
