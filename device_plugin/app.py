@@ -55,10 +55,10 @@ from device_plugin.publish.shown_chips import ShownChips
 from device_plugin.reset.hot_reset import HotReset, Knowledge
 from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
-from device_plugin.serving.other_plugin import OtherPlugin
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.succession import Succession, kubelet_version
+from device_plugin.serving.unknown_plugin import OtherPlugins
 from device_plugin.settings import Settings
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
@@ -175,7 +175,7 @@ class Plugin:
             start("reconciler", pods.reconciler.run())
             start("fault notices", pods.fault_notices.run())
             start("shown chips", ShownChips(client, settings.node_name, self.order).run())
-            chips.reporter.gives_way = lambda: pods.registration.other.problem is not None
+            chips.reporter.gives_way = lambda: pods.registration.others.problem is not None
             start("report", chips.reporter.run())
             if settings.readmission == "manual":
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
@@ -223,7 +223,6 @@ class Plugin:
 
     def _chip_side(self, client: KubeClient, events: EventRecorder) -> ChipSide:
         settings = self._settings
-
         announce = node_announcer(events, settings.node_name)
         book = HealthBook(
             default_rules(),
@@ -332,13 +331,14 @@ class Plugin:
             lock.renew()  # its folder may have been recreated
             await reconciler.forget_lost()
 
+        folder, announce = settings.device_plugin_dir, node_announcer(events, settings.node_name)
         registration = Registration(
-            settings.device_plugin_dir,
+            folder,
             make_servicer,
             self.metrics,
             on_new_kubelet=meet_new_kubelet,
             succession=succession,
-            other=OtherPlugin(settings.device_plugin_dir, node_announcer(events, settings.node_name)),
+            others=OtherPlugins(folder, settings.pod_resources_socket, kubelet_pods.registrations, announce),
         )
         return PodSide(watch, claims, matcher, reconciler, fault_notices, lock, registration, succession)
 

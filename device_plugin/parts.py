@@ -109,7 +109,7 @@ class Probes:
             "node": lambda: chips.node_object.problem,
             "chips": lambda: None if snapshots.value is not None else "no chip has been judged yet",
             "lock": self.standby["lock"],
-            "kubelet": lambda: None if pods.registration.other.problem else self.standby["kubelet"](),
+            "kubelet": lambda: None if pods.registration.others.problem else self.standby["kubelet"](),
         }
 
     def add(

@@ -58,6 +58,23 @@ async def read_ledger(socket: Path) -> KubeletLedger:
     return ledger
 
 
+async def count_healthy(socket: Path) -> int:
+    """Return how many healthy devices of the resource the kubelet has, in use or not.
+
+    Raises:
+        Unreachable: the kubelet does not answer.
+    """
+    options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
+    async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
+        try:
+            answer = await pb_grpc.PodResourcesListerStub(channel).GetAllocatableResources(
+                pb.AllocatableResourcesRequest(), timeout=DEADLINE_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise unreachable(f"pod-resources on {socket}", error) from error
+    return sum(len(each.device_ids) for each in answer.devices if each.resource_name == RESOURCE)
+
+
 def _containers(pod: pb.PodResources) -> dict[str, tuple[int, ...]]:
     held: dict[str, set[int]] = {}
     for container in pod.containers:

@@ -1,14 +1,15 @@
-"""Lists the kubelet's own pods (``/pods`` on its port).
+"""Lists the kubelet's own pods (``/pods`` on its port), and counts the registrations it has received (``/metrics``).
 
 The kubelet adds a pod to that list right before it admits it, one at a time
 (docs/spec/kubelet.md#which-pod-is-being-admitted). Rights: ``get`` on ``nodes/proxy``, or on ``nodes/pods`` with the
-kubelet's fine-grained authorisation.
+kubelet's fine-grained authorisation; for the metrics on ``nodes/metrics``.
 """
 
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Self
+from urllib.parse import urljoin
 
 import aiohttp
 import msgspec
@@ -16,9 +17,11 @@ import msgspec
 from ascend.addresses import join_address
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
+from device_plugin.kubelet.registrations import Registrations, parse_registrations
 
 DEADLINE_S = 0.8
 """Short enough for a preferred allocation to use the documented rule in time if the kubelet is silent."""
+METRICS_DEADLINE_S = 2.0
 
 
 def pods_url(host: str) -> str:
@@ -53,9 +56,7 @@ class KubeletPods:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._ssl), timeout=aiohttp.ClientTimeout(total=DEADLINE_S)
-        )
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl))
         return self
 
     async def __aexit__(
@@ -70,17 +71,33 @@ class KubeletPods:
         Raises:
             Unreachable: there is no usable answer in time.
         """
-        if self._session is None:
-            raise Unreachable("the session is not open")
         url = self._url()
         try:
-            async with self._session.get(url, headers=await self._headers()) as response:
+            return msgspec.json.decode(await self._read(url, DEADLINE_S), type=_PodList).items or []
+        except (ValueError, RecursionError) as error:
+            # msgspec raises them, also for input that is not UTF-8 or too deeply nested.
+            raise Unreachable(f"{url}: {error}") from error
+
+    async def registrations(self) -> Registrations:
+        """Return how often plugins have registered the resource.
+
+        Raises:
+            Unreachable: there is no usable answer in time.
+        """
+        page = await self._read(urljoin(self._url().rstrip("/"), "metrics"), METRICS_DEADLINE_S)
+        return parse_registrations(page.decode(errors="replace"))
+
+    async def _read(self, url: str, deadline_s: float) -> bytes:
+        if self._session is None:
+            raise Unreachable("the session is not open")
+        limit = aiohttp.ClientTimeout(total=deadline_s)
+        try:
+            async with self._session.get(url, headers=await self._headers(), timeout=limit) as response:
                 body = await response.read()
                 if response.status != 200:  # noqa: PLR2004 - OK
                     raise Unreachable(f"{url} answered {response.status} {response.reason}")
-            return msgspec.json.decode(body, type=_PodList).items or []
-        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            # msgspec raises the last two, also for input that is not UTF-8 or too deeply nested.
+                return body
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
 
 

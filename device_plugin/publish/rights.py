@@ -43,6 +43,7 @@ RIGHTS = (
     Right("patch", "pods", "the claim: which chips a pod was given"),
     Right("get", "nodes", "this node's address and labels"),
     Right("patch", "nodes", "annotations and labels: which chips the node has"),
+    Right("get", "nodes", "the kubelet's count of registrations: another plugin's", subresource="metrics"),
     Right("get", "configmaps", "an earlier plugin's report, and the site's fault rules", namespace=NAMESPACE),
     Right("list", "configmaps", "operators' edits of the report and of the fault rules", namespace=NAMESPACE),
     Right("watch", "configmaps", "operators' edits of the report and of the fault rules", namespace=NAMESPACE),

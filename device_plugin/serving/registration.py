@@ -32,17 +32,16 @@ from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
-from device_plugin.serving.other_plugin import OtherPlugin
 from device_plugin.serving.servicer import DevicePluginServicer
+from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX
 from device_plugin.serving.succession import Succession
+from device_plugin.serving.unknown_plugin import OtherPlugins
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 API_VERSION = "v1beta1"
-KUBELET_SOCKET = "kubelet.sock"
-PREFIX = "ascend910-"
 
 POLL_S = 0.1
 REGISTER_DEADLINE_S = 2.0
@@ -74,7 +73,7 @@ class Registration:
         metrics: counts registrations.
         on_new_kubelet: called before the plugin registers with a kubelet that has restarted.
         succession: hands the kubelet over when this instance ends.
-        other: another plugin of the resource, to which this one gives way.
+        others: other plugins of the resource: this one gives way to MindCluster's, and is not ready beside any.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Registration:
         *,
         on_new_kubelet: Callable[[], Awaitable[None]],
         succession: Succession,
-        other: OtherPlugin,
+        others: OtherPlugins,
     ) -> None:
         self._directory = directory
         self._kubelet_socket = directory / KUBELET_SOCKET
@@ -93,7 +92,7 @@ class Registration:
         self._metrics = metrics
         self._on_new_kubelet = on_new_kubelet
         self._succession = succession
-        self.other = other
+        self.others = others
         # Not the process id: that of every container is 1, and two instances may serve at the same time.
         self._instance = secrets.token_hex(4)
         self._generation = 0
@@ -106,7 +105,7 @@ class Registration:
     def problem(self) -> str | None:
         """Why the kubelet does not see our devices; None while it does."""
         watched = self._servicer is not None and self._servicer.watched.is_set()
-        return None if watched else self._problem
+        return self.others.unknown.problem if watched else self._problem
 
     async def run(self) -> None:
         """Stay registered until cancelled. The instance lock is held."""
@@ -117,14 +116,18 @@ class Registration:
         known: Identity | None = None
         while True:
             raise_if_cancelled()
-            while await self.other.serves():
-                self._problem = self.other.problem or ""
+            gave_way = False
+            while await self.others.mindcluster.serves():
+                gave_way = True
+                self._problem = self.others.mindcluster.problem or ""
+                self.others.unknown.forget()
                 await asyncio.sleep(POLL_S)
             kubelet = await self._present_kubelet()
             if known is not None and kubelet != known:
                 backoff.reset()
                 self._watch_deadline_s = WATCH_DEADLINE_S
                 self._register_deadline_s = REGISTER_DEADLINE_S
+                self.others.unknown.meet_new_kubelet(others_count=not gave_way)
                 await self._on_new_kubelet()
             known, started_s = kubelet, loop.time()
             try:
@@ -134,7 +137,7 @@ class Registration:
                 self._metrics.registrations.labels(result="failed").inc()
             if loop.time() - started_s > STEADY_S:
                 backoff.reset()
-            if self.other.problem is not None:
+            if self.others.mindcluster.problem is not None:
                 continue
             wait_s = backoff.next_s()
             self._problem = cause
@@ -184,12 +187,14 @@ class Registration:
                 return KUBELET_RESTARTED
             if _identity(path) != own:
                 return "our socket is gone"
-            if await self.other.serves():
+            if await self.others.mindcluster.serves():
                 if not await self._succession.distinguishes():
                     await self._succession.detach(servicer, self._register_failing)
                 return "another plugin serves the resource"
             if servicer.broken.is_set():
                 return "the stream to the kubelet has ended"
+            if servicer.watched.is_set() and await self.others.unknown.has_ended(has_healthy=servicer.has_healthy):
+                return "the kubelet has lost the devices: another plugin had registered the resource, and has ended"
             wait_s = POLL_S
             if servicer.opened.is_set():
                 self._watch_deadline_s = WATCH_DEADLINE_S
@@ -271,7 +276,10 @@ class Registration:
             )
             try:
                 await pb_grpc.RegistrationStub(channel).Register(request, timeout=self._register_deadline_s)
+                self.others.unknown.count_own()
             except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    self.others.unknown.count_own()
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     self._register_deadline_s = min(2 * self._register_deadline_s, REGISTER_DEADLINE_LIMIT_S)
                 raise unreachable("the kubelet did not register us", error) from error

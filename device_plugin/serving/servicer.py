@@ -62,6 +62,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         """Set once the kubelet has opened the stream."""
         self.watched = asyncio.Event()
         """Set once the kubelet was sent the list of devices."""
+        self.has_healthy = False
+        """Whether the last list has healthy devices."""
         self.broken = asyncio.Event()
         """Set once the last stream has ended, or one has failed: the kubelet does not open another by itself."""
 
@@ -90,7 +92,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                     if sent is None:
                         self._matcher.begin()
                     yield message
-                    sent = message
+                    sent, self.has_healthy = message, bool(snapshot.sent_healthy)
                     self._order.sent(snapshot.sent_healthy)
                     self.watched.set()
                     self._on_watched()

@@ -104,7 +104,7 @@ class Kubelet:
     @property
     def registrations(self) -> int:
         """The number of Register calls since the kubelet's start, including refused ones."""
-        return self._running.plugins.registrations
+        return self._running.plugins.registrations.total()
 
     async def start(self) -> None:
         """Start the kubelet; return when it serves its sockets."""

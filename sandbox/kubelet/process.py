@@ -105,7 +105,11 @@ class KubeletProcess:
         )
         self._events = EventRecorder(dependencies.client, "kubelet", dependencies.node_name)
         self._pod_server = PodServer(
-            self.pod_store, dependencies.answer, dependencies.rng, changed=dependencies.changed
+            self.pod_store,
+            dependencies.answer,
+            dependencies.rng,
+            registrations=self.plugins.registrations,
+            changed=dependencies.changed,
         )
         self._servers: list[grpc.aio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []

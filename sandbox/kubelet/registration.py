@@ -7,6 +7,7 @@ the *new* client under that name and disconnects it. 1.37 distinguishes them.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -62,8 +63,8 @@ class Plugins(services.RegistrationServicer):
         self._opened: list[Endpoint] = []
         self._streams: set[asyncio.Task[None]] = set()
         self._purges: dict[str, asyncio.TimerHandle] = {}
-        self.registrations = 0
-        """Number of Register calls; like ``kubelet_device_plugin_registration_total``, counted before validation."""
+        self.registrations: Counter[str] = Counter()
+        """Register calls by resource; like ``kubelet_device_plugin_registration_total``, counted before validation."""
 
     def endpoint(self, resource: str) -> Endpoint | None:
         """Return the plugin of a resource; it may be stopped."""
@@ -78,7 +79,7 @@ class Plugins(services.RegistrationServicer):
 
         See docs/spec/kubelet.md#registration.
         """
-        self.registrations += 1
+        self.registrations[request.resource_name] += 1
         if request.version != VERSION:
             text = f'requested API version "{request.version}" is not supported by kubelet. Supported version is'
             await context.abort(grpc.StatusCode.UNKNOWN, f'{text} ["{VERSION}"]')

@@ -1,8 +1,9 @@
-"""The kubelet's HTTP server with ``GET /pods``, its own list of pods, and the faults that tests inject there."""
+"""The kubelet's HTTP server: ``/pods``, its own list of pods, with the faults that tests inject, and ``/metrics``."""
 
 import asyncio
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -48,25 +49,35 @@ class PodsAnswer:
 
 
 class PodServer:
-    """Serves ``/pods`` on 127.0.0.1.
+    """Serves ``/pods``, and the ``/metrics`` that the plugin reads, on 127.0.0.1.
 
     Args:
         pod_store: the pods.
         answer: how to answer.
         rng: shuffles the list, because the real one comes from a Go map.
+        registrations: how often each resource was registered.
         changed: called for every request.
     """
 
     def __init__(
-        self, pod_store: PodStore, answer: PodsAnswer, rng: random.Random, *, changed: Callable[[], None]
+        self,
+        pod_store: PodStore,
+        answer: PodsAnswer,
+        rng: random.Random,
+        *,
+        registrations: Mapping[str, int],
+        changed: Callable[[], None],
     ) -> None:
         self._pod_store = pod_store
         self._answer = answer
         self._rng = rng
+        self._registrations = registrations
         self._changed = changed
+        self._started_s = time.time()
         app = web.Application()
         app.router.add_get("/pods", self._pods)
         app.router.add_get("/pods/", self._pods)
+        app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
 
     async def start(self, port: int) -> int:
@@ -80,16 +91,37 @@ class PodServer:
         """Stop listening."""
         await self._runner.cleanup()
 
-    async def _pods(self, request: web.Request) -> web.Response:
+    def _refusal(self, request: web.Request) -> web.Response | None:
         answer = self._answer
-        answer.requests += 1
-        self._changed()
         if answer.token and request.headers.get("Authorization") != f"Bearer {answer.token}":
             return web.Response(status=401, text="Unauthorized")
         if answer.forbidden:
             return web.Response(
                 status=403, text="Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[proxy])"
             )
+        return None
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        await self._answer.wait()
+        lines = [
+            "# TYPE kubelet_device_plugin_registration_total counter",
+            *(
+                f'kubelet_device_plugin_registration_total{{resource_name="{resource}"}} {total}'
+                for resource, total in sorted(self._registrations.items())
+            ),
+            "# TYPE process_start_time_seconds gauge",
+            f"process_start_time_seconds {self._started_s:.11e}",
+        ]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def _pods(self, request: web.Request) -> web.Response:
+        answer = self._answer
+        answer.requests += 1
+        self._changed()
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         await answer.wait()
         pods = list(self._pod_store.pods.values())
         self._rng.shuffle(pods)

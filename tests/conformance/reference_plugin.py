@@ -27,10 +27,12 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
 
     Args:
         node: the node.
+        endpoint: the name of its socket.
     """
 
-    def __init__(self, node: PluginNode) -> None:
+    def __init__(self, node: PluginNode, endpoint: str = ENDPOINT) -> None:
         self._node = node
+        self._endpoint = endpoint
         self._next: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._ended = threading.Event()
 
@@ -76,7 +78,7 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
         pool = ThreadPoolExecutor(max_workers=4)
         server = grpc.server(pool)
         pb_grpc.add_DevicePluginServicer_to_server(self, server)
-        server.add_insecure_port(f"unix:{folder / ENDPOINT}")
+        server.add_insecure_port(f"unix:{folder / self._endpoint}")
         server.start()
         try:
             options = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
@@ -84,7 +86,7 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
                 pb_grpc.RegistrationStub(channel).Register(
                     pb.RegisterRequest(
                         version="v1beta1",
-                        endpoint=ENDPOINT,
+                        endpoint=self._endpoint,
                         resource_name=RESOURCE,
                         options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
                     ),

@@ -19,7 +19,8 @@ def test_it_gives_way_to_mindclusters_plugin_and_comes_back(node: PluginNode) ->
         node.wait_until(lambda: node.plugin_sockets() == [], "it has given way")
         reference.place("theirs", (2, 3), (4, 5))
         has(node, "ours", (0, 1), (0, 1))
-        found = [each for each in node.cluster.api.get(EVENTS)["items"] if each["reason"] == EVENT]
+        events = [each for each in node.cluster.api.get(EVENTS)["items"] if each["reason"] == EVENT]
+        found = [each for each in events if each["note"].startswith("MindCluster")]
         assert [each["regarding"]["kind"] for each in found] == ["Node"]
         assert not node.plugin.is_ready
         assert node.counts() == (8, 8)
@@ -29,3 +30,42 @@ def test_it_gives_way_to_mindclusters_plugin_and_comes_back(node: PluginNode) ->
     node.check("again", 6, 7)
     has(node, "theirs", (2, 3), (4, 5))
     has(node, "ours", (0, 1), (0, 1))
+
+
+def test_it_notices_a_plugin_of_another_name_and_comes_back(node: PluginNode) -> None:
+    node.place("ours", 0, 1)
+    node.check("ours", 0, 1)
+    other = ReferencePlugin(node, "vendor.sock")
+    with other.serving(node.node.device_plugin_dir):
+        node.wait_until(lambda: "another device plugin has registered" in node.plugin.problems(), "it says so")
+        assert "vendor.sock" in node.plugin.problems()
+        other.place("theirs", (2, 3), (4, 5))
+        has(node, "ours", (0, 1), (0, 1))
+        assert not node.plugin.is_ready
+        assert node.counts() == (8, 8)
+        found = [each for each in node.cluster.api.get(EVENTS)["items"] if each["reason"] == EVENT]
+        assert any("vendor.sock" in each["note"] for each in found)
+    node.wait_until_allocatable()
+    node.place("again", 6, 7)
+    node.check("again", 6, 7)
+    has(node, "theirs", (2, 3), (4, 5))
+
+
+def test_it_registers_again_after_a_plugin_of_another_name_that_has_ended_at_once(node: PluginNode) -> None:
+    """The end of either plugin makes all devices unhealthy, and the kubelet tells neither."""
+    with ReferencePlugin(node, "vendor.sock").serving(node.node.device_plugin_dir):
+        pass
+    node.wait_until(lambda: node.counts() == (8, 0), "the kubelet has lost the devices")
+    node.wait_until_allocatable()
+    node.place("again", 6, 7)
+    node.check("again", 6, 7)
+
+
+def test_a_plugin_of_another_name_that_registers_first_after_a_restart_is_noticed(node: PluginNode) -> None:
+    node.node.kubelet.kill()
+    node.plugin.process.pause()
+    node.node.start_kubelet()
+    with ReferencePlugin(node, "vendor.sock").serving(node.node.device_plugin_dir):
+        node.plugin.process.resume()
+        node.wait_until(lambda: "another device plugin has registered" in node.plugin.problems(), "it says so")
+    node.wait_until_allocatable()

@@ -548,6 +548,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
         ("ClusterRole", "nodes"): {"get", "patch"},
         ("ClusterRole", "nodes/pods"): {"get"},
+        ("ClusterRole", "nodes/metrics"): {"get"},
         ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},
         ("Role", "configmaps"): {"get", "list", "watch", "create", "patch"},
     }
@@ -650,7 +651,7 @@ def test_node_health_may_be_read_only_in_the_configured_namespace() -> None:
 def test_only_old_kubelets_need_the_nodes_proxy_right(version: str, wanted: str, subresource: str) -> None:
     items = helm.render("--kube-version", version, "--set", f"devicePlugin.kubelet.authorization={wanted}")
     granted = {resource for _, resource in _rights(items, "device-plugin") if resource.startswith("nodes/")}
-    assert granted == {subresource}
+    assert granted == {subresource, "nodes/metrics"}
 
 
 @pytest.mark.parametrize("options", [(), SIMULATED], ids=["dcmi", "simulated"])

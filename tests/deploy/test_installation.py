@@ -94,6 +94,7 @@ def test_the_plugin_may_list_its_kubelets_pods_but_not_exec(cluster: Cluster, ru
     node = cluster.node(cluster.wait_for_pod("two-chips")["spec"]["nodeName"])
     kubelet = Server(node.kubelet_url, running.plugin_token)
     assert "two-chips" in {item["metadata"]["name"] for item in kubelet.get("/pods")["items"]}
+    assert b"kubelet_device_plugin_registration_total{" in kubelet.request("GET", "/metrics")
     for method, path in (
         ("POST", "/run/default/two-chips/main?cmd=ls"),
         ("GET", "/containerLogs/default/two-chips/main"),

@@ -1,7 +1,7 @@
 """A node with the sandbox's kubelet and the parts of the plugin that face it; the test plays the rest."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -13,6 +13,7 @@ from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.kubelet.registrations import Registrations
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -21,10 +22,10 @@ from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.container_edits import make_edits
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.serving.instance_lock import InstanceLock
-from device_plugin.serving.other_plugin import OtherPlugin
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.succession import Succession
+from device_plugin.serving.unknown_plugin import OtherPlugins
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from tests.device_plugin.builders import snapshot
@@ -59,6 +60,7 @@ class Face:
             inject=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
+        self.registrations: Callable[[], Awaitable[Registrations]] | None = None
         self.servicers: list[DevicePluginServicer] = []
         self.new_kubelets = 0
         self.announced: list[tuple[str, str]] = []
@@ -68,7 +70,12 @@ class Face:
             self.metrics,
             on_new_kubelet=self._on_new_kubelet,
             succession=Succession(InstanceLock(directory), self._kubelet_version),
-            other=OtherPlugin(directory, lambda reason, sentence, _: self.announced.append((reason, sentence))),
+            others=OtherPlugins(
+                directory,
+                directory.parent / "pod-resources" / "kubelet.sock",
+                self._registrations,
+                lambda reason, sentence, _: self.announced.append((reason, sentence)),
+            ),
         )
 
     async def _on_new_kubelet(self) -> None:
@@ -79,6 +86,11 @@ class Face:
 
     async def _kubelet_pods(self) -> Sequence[Pod]:
         raise Unreachable("the kubelet lists no pods here")
+
+    async def _registrations(self) -> Registrations:
+        if self.registrations is None:
+            raise Unreachable("the kubelet has no metrics here")
+        return await self.registrations()
 
     async def _api_pods(self) -> Sequence[Pod]:
         return self.api_pods()

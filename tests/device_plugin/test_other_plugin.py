@@ -30,17 +30,17 @@ async def kubelet(client: RecordingClient, folder: Path) -> AsyncIterator[Kubele
 
 
 @asynccontextmanager
-async def another(kubelet: Kubelet) -> AsyncIterator[Face]:
-    """MindCluster's plugin, as far as the kubelet and this one see it."""
+async def another(kubelet: Kubelet, socket: str = SOCKET) -> AsyncIterator[Face]:
+    """Another plugin of the resource, by default MindCluster's, as far as the kubelet and this one see it."""
     face = Face(kubelet.socket_dir)
     server, servicer = grpc.aio.server(), face.servicer()
     services.add_DevicePluginServicer_to_server(servicer, server)
-    path = kubelet.socket_dir / SOCKET
+    path = kubelet.socket_dir / socket
     server.add_insecure_port(f"unix:{path}")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"unix:{kubelet.plugin_socket}", options=CHANNEL) as channel:
-            request = pb.RegisterRequest(version="v1beta1", endpoint=SOCKET, resource_name=RESOURCE)
+            request = pb.RegisterRequest(version="v1beta1", endpoint=socket, resource_name=RESOURCE)
             await services.RegistrationStub(channel).Register(request)
         await until(servicer.watched.is_set)
         yield face

@@ -1,0 +1,40 @@
+"""How often plugins have registered the resource, by the kubelet's own metrics (docs/spec/kubelet.md#registration)."""
+
+import re
+from dataclasses import dataclass
+
+from ascend.chips import RESOURCE
+from ascend.errors import Unreachable
+
+_TOTAL = re.compile(
+    rf'^kubelet_device_plugin_registration_total\{{resource_name="{re.escape(RESOURCE)}"\}} (\S+)', re.MULTILINE
+)
+_STARTED = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Registrations:
+    """The registrations of the resource that a kubelet process has received, accepted or not.
+
+    Attributes:
+        total: their number.
+        started_s: when the process was started; two readings may differ by a second.
+    """
+
+    total: int
+    started_s: float
+
+
+def parse_registrations(page: str) -> Registrations:
+    """Read them from a page of metrics.
+
+    Raises:
+        Unreachable: it is not the page of a kubelet.
+    """
+    total, started = _TOTAL.search(page), _STARTED.search(page)
+    try:
+        if started is not None:
+            return Registrations(0 if total is None else int(float(total[1])), float(started[1]))
+    except (ValueError, OverflowError) as error:
+        raise Unreachable(f"the kubelet's metrics: {error}") from error
+    raise Unreachable("the kubelet's metrics have no process_start_time_seconds")

@@ -1,0 +1,198 @@
+"""Notices that a device plugin other than MindCluster's has registered the same resource.
+
+Its socket can have any name, and the kubelet tells nobody that another plugin has registered. But it counts the
+registrations of a resource: those that this plugin has not made are another one's. The count is read after the kubelet
+has written its checkpoint, which it does for every list of devices; between that a look at the file is all.
+
+The kubelet calls the plugin that registered last, and both lists of devices count. Up to 1.36 the end of either stream
+makes all devices unhealthy for good, and neither plugin is told (docs/spec/kubelet.md#registration-race). So this one
+does not take the resource back from one that runs, but says so, is not ready and reports no free chips; once the other
+one has ended, it registers again. It also does if the kubelet has no healthy devices for any other reason.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from ascend.chips import RESOURCE
+from ascend.errors import Unreachable
+from device_plugin.kubelet.pod_resources import count_healthy
+from device_plugin.kubelet.registrations import Registrations
+from device_plugin.serving.other_plugin import EVENT, SOCKET, OtherPlugin, accepts_connections
+from device_plugin.serving.sockets import is_own
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+LOOK_S = 1.0
+READ_S = 5.0
+"""The shortest time between two readings of the count: a node with many pods writes its checkpoint all the time."""
+RETRY_S = 60.0
+"""The time after the second reading in a row that failed: a right may be missing."""
+ASK_S = 10.0
+"""The time between two looks at the kubelet's devices while no other plugin is known: one may have come and gone."""
+SAME_PROCESS_S = 2.0
+"""By how much two readings of the start of one process can differ."""
+
+
+class UnknownPlugin:
+    """The other plugin of the node, if there is one.
+
+    Args:
+        directory: the kubelet's device-plugin folder.
+        pod_resources_socket: the kubelet's, which lists its healthy devices.
+        registrations: reads how often the resource was registered.
+        announce: receives a reason (CamelCase), a sentence, and that it is a warning, when there is one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        pod_resources_socket: Path,
+        registrations: Callable[[], Awaitable[Registrations]],
+        announce: Callable[[str, str, bool], None],
+    ) -> None:
+        self._directory = directory
+        self._pod_resources_socket = pod_resources_socket
+        self._registrations = registrations
+        self._announce = announce
+        self.problem: str | None = None
+        """The sentence about the other plugin; None if none is known."""
+        self._made = 0
+        self._others: int | None = None
+        self._kubelet_is_new = False
+        self._started_s: float | None = None
+        self._seen: object = self
+        self._looked_s = self._read_s = self._asked_s = float("-inf")
+        self._failed = 0
+        self._was_empty = False
+
+    def count_own(self) -> None:
+        """Note that this plugin has made a registration that the kubelet has received."""
+        self._made += 1
+
+    def forget(self) -> None:
+        """Forget what is known of another plugin: its registrations so far don't count any more."""
+        self.problem, self._others, self._was_empty = None, None, False
+        self._seen, self._failed = self, 0
+        self._looked_s = self._read_s = float("-inf")
+        self._kubelet_is_new = False
+
+    def meet_new_kubelet(self, *, others_count: bool) -> None:
+        """Begin anew, because the kubelet seems to have restarted, and no plugin is registered with it yet.
+
+        Args:
+            others_count: whether each registration by another plugin is to be noticed.
+        """
+        self.forget()
+        self._made, self._kubelet_is_new = 0, others_count
+
+    async def has_ended(self, *, has_healthy: bool) -> bool:
+        """Look, at most once in ``LOOK_S``; return whether another plugin has registered and has ended since.
+
+        Args:
+            has_healthy: whether the list that this plugin has sent has healthy devices.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._looked_s + LOOK_S:
+            return False
+        self._looked_s = now_s
+        if self.problem is None:
+            await self._find(now_s)
+        is_gone = self.problem is not None and not await self._sockets()
+        if not is_gone and not (has_healthy and await self._kubelet_lost_it(now_s)):
+            return False
+        log.info("the other plugin has ended")
+        self.forget()
+        return True
+
+    async def _find(self, now_s: float) -> None:
+        wait_s = RETRY_S if self._failed > 1 else READ_S
+        checkpoint = _version(self._directory / CHECKPOINT)
+        if checkpoint == self._seen or now_s < self._read_s + wait_s:
+            return
+        self._read_s = now_s
+        try:
+            found = await self._registrations()
+        except Unreachable as error:
+            self._failed += 1
+            if self._failed == 1:
+                log.warning("can't read how often the kubelet's plugins have registered", error=error.message)
+            return
+        self._seen, self._failed = checkpoint, 0
+        if not self._has_another(found):
+            return
+        sockets = await self._sockets()
+        if SOCKET in sockets:
+            return  # OtherPlugin sees it
+        self.problem = (
+            f"another device plugin has registered {RESOURCE} on this node "
+            f"({_named(sockets)} in {self._directory}): remove one of the two"
+        )
+        log.warning("another plugin has registered the same resource", sockets=sockets)
+        self._announce(EVENT, self.problem, True)  # noqa: FBT003 - a warning
+
+    def _has_another(self, found: Registrations) -> bool:
+        others = max(found.total - self._made, 0)
+        if self._others is None:
+            earlier_s = self._started_s
+            is_fresh = earlier_s is not None and abs(found.started_s - earlier_s) > SAME_PROCESS_S
+            self._others = 0 if self._kubelet_is_new and is_fresh else others
+            self._started_s, self._kubelet_is_new = found.started_s, False
+        has_another = others > self._others
+        self._others = others
+        return has_another
+
+    async def _kubelet_lost_it(self, now_s: float) -> bool:
+        """Whether the kubelet has no healthy devices, in two looks: the first may be before it has got our list."""
+        if self.problem is None and not self._was_empty and now_s < self._asked_s + ASK_S:
+            return False
+        self._asked_s = now_s
+        try:
+            is_empty = await count_healthy(self._pod_resources_socket) == 0
+        except Unreachable as error:
+            log.info("can't read the kubelet's devices", error=error.message)
+            is_empty = False
+        was_empty, self._was_empty = self._was_empty, is_empty
+        return is_empty and was_empty
+
+    async def _sockets(self) -> list[str]:
+        """The names of the sockets that others serve in the folder."""
+        with contextlib.suppress(OSError):
+            paths = sorted(path for path in self._directory.glob("*") if not is_own(path.name))
+            return [path.name for path in paths if await accepts_connections(path)]
+        return []
+
+
+class OtherPlugins:
+    """The other plugins of the resource on this node; the arguments are those of ``UnknownPlugin``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        pod_resources_socket: Path,
+        registrations: Callable[[], Awaitable[Registrations]],
+        announce: Callable[[str, str, bool], None],
+    ) -> None:
+        self.mindcluster = OtherPlugin(directory, announce)
+        self.unknown = UnknownPlugin(directory, pod_resources_socket, registrations, announce)
+
+    @property
+    def problem(self) -> str | None:
+        """The sentence about another plugin; None if none is known."""
+        return self.mindcluster.problem or self.unknown.problem
+
+
+def _named(sockets: list[str]) -> str:
+    return f"socket {' or '.join(sockets)}" if sockets else "its socket is gone"
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return (stat.st_ino, stat.st_mtime_ns)
