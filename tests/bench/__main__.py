@@ -27,6 +27,7 @@ from tests.bench import (
     plugin,
     scheduler,
     startup,
+    super_pods,
     telemetry,
 )
 from tests.bench.outcome import Outcome, Run
@@ -34,6 +35,7 @@ from tests.bench.outcome import Outcome, Run
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "decisions": decisions.measure,
     "gangs": gangs.measure,
+    "super_pods": super_pods.measure,
     "fragmentation": fragmentation.measure,
     "fairness": fairness.measure,
     "allocate": allocate.measure,
