@@ -16,7 +16,7 @@ from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import pod
+from tests.allocator.builders import GROUP, pod
 from tests.allocator.superpods.world import CHIPS, SELECTOR, bind, job, placed, server, super_pod_of, super_pods
 
 
@@ -274,3 +274,20 @@ def test_whatever_fails_a_block_is_in_one_super_pod_and_running_pods_stay(
         assert all(len(nodes) == block for nodes in by_block.values())
         assert all(len(set(map(super_pod_of, nodes))) == 1 for nodes in by_block.values())
         assert max(Counter(each.spec.node_name for each in running.values()).values()) == 1
+
+
+def test_no_nodes_drain_for_a_job_with_blocks() -> None:
+    """They would be of any SuperPods, and of no use to it."""
+    world = super_pods(4, 4, earmark_share=1.0)
+    for name in ("0-0", "0-1", "0-2", "1-0", "1-1", "1-2"):
+        world.fill(name, range(CHIPS))
+    world.add(*(pods := job(2)))
+    assert world.refusal(pods[0]).reason is Reason.GANG_DOES_NOT_FIT
+    world.engine.earmarks.choose()
+    assert not world.ledger.promises
+    annotations = {**job(4)[0].metadata.annotations, GROUP: "plain"}
+    del annotations["sp-block"]
+    world.add(*(plain := [pod(f"plain-{at}", CHIPS, annotations=annotations | {RANK: str(at)}) for at in range(4)]))
+    assert world.refusal(plain[0]).reason is Reason.GANG_DOES_NOT_FIT
+    world.engine.earmarks.choose()
+    assert world.ledger.promises

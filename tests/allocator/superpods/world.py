@@ -21,9 +21,10 @@ def server(super_pod: int, index: int, **options: object) -> Node:
     return replace(made, metadata=replace(made.metadata, annotations=made.metadata.annotations | ids))
 
 
-def super_pods(*sizes: int, limits: SuperPodLimits | None = None) -> World:
+def super_pods(*sizes: int, limits: SuperPodLimits | None = None, earmark_share: float = 0.0) -> World:
     """SuperPods with the ids 0, 1, … and so many free servers each."""
-    world = World(super_pods=limits if limits is not None else SuperPodLimits(10, 2))
+    limits = limits if limits is not None else SuperPodLimits(10, 2)
+    world = World(super_pods=limits, earmark_share=earmark_share)
     world.add(*(server(number, index) for number, size in enumerate(sizes) for index in range(size)))
     return world
 
