@@ -291,3 +291,30 @@ def test_no_nodes_drain_for_a_job_with_blocks() -> None:
     assert world.refusal(plain[0]).reason is Reason.GANG_DOES_NOT_FIT
     world.engine.earmarks.choose()
     assert world.ledger.promises
+
+
+def test_blocks_are_placed_where_the_scheduler_offers_nodes() -> None:
+    world = super_pods(4, 4)
+    world.add(*(pods := job(4)))
+    offered = ["0-3", "1-0", "1-1", "1-2", "1-3"]
+    assert [world.engine.place(each, offered).node for each in pods] == ["1-0", "1-1", "1-2", "1-3"]
+
+
+def test_a_job_that_has_stepped_back_is_placed_where_every_pod_may_be() -> None:
+    world = super_pods(4, 4, 4)
+    world.add(*(pods := job(4)))
+    assert placed(world, pods) == ["0-0", "0-1", "1-0", "1-1"]
+    gang = world.cluster.jobs.job_of(pods[0])
+    world.engine.gangs.step_back(gang, [pods[0].uid], "pod default/train-0 was refused")
+    # Its scheduler finds no CPU on 0-0 for the first pod, and none in SuperPod 1 for the last one.
+    offers = [[f"{number}-{index}" for number in range(3) for index in range(4)] for _ in pods]
+    offers[0].remove("0-0")
+    offers[3] = [name for name in offers[3] if not name.startswith("1-")]
+    for each, names in zip(pods[:3], offers[:3], strict=True):
+        assert world.refusal(each, names).reason is Reason.GANG_STEPPED_BACK
+    nodes = [world.engine.place(each, names).node for each, names in reversed(list(zip(pods, offers, strict=True)))][
+        ::-1
+    ]
+    assert "0-0" not in nodes
+    assert all(super_pod_of(name) in {0, 2} for name in nodes)
+    assert all(len(set(map(super_pod_of, block))) == 1 for block in blocks_of(nodes, 2))
