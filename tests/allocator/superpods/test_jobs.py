@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.binding.annotations import Stamper
+from allocator.decision.preemption import Preemption
+from allocator.decision.victim_set import Suggestion
 from allocator.rules.asked import SuperPodLimits
 from allocator.rules.job import JobKey
 from allocator.rules.job_kinds import VOLCANO
@@ -318,3 +320,32 @@ def test_a_job_that_has_stepped_back_is_placed_where_every_pod_may_be() -> None:
     assert "0-0" not in nodes
     assert all(super_pod_of(name) in {0, 2} for name in nodes)
     assert all(len(set(map(super_pod_of, block))) == 1 for block in blocks_of(nodes, 2))
+
+
+async def test_a_large_job_is_planned_piece_by_piece() -> None:
+    world = super_pods(40, 40, limits=SuperPodLimits(48, 2))
+    world.add(*(pods := job(72, 8)))
+    await world.engine.prepare(pods[5])
+    assert len(world.ledger) == len(pods)
+    nodes = placed(world, pods)
+    assert len(set(nodes)) == len(pods)
+    assert all(len(set(map(super_pod_of, block))) == 1 for block in blocks_of(nodes, 8))
+    assert Counter(map(super_pod_of, nodes)) == {0: 40, 1: 32}
+
+
+async def test_a_job_with_blocks_evicts_only_where_its_blocks_fit_then() -> None:
+    """One server is free in each SuperPod: in the second one a single victim makes room for the block."""
+    world = super_pods(3, 3)
+    holds = {"0-0": 9, "0-1": 1, "0-2": 0, "1-0": 1, "1-1": 9, "1-2": 0}
+    for name, priority in holds.items():
+        if priority:
+            world.add(pod(f"on-{name}", CHIPS, priority=priority, node=name, chips=range(CHIPS), phase="Running"))
+    world.add(server(0, 2, cordoned=True))
+    pods = [replace(each, spec=replace(each.spec, priority=5)) for each in job(2)]
+    world.add(*pods)
+    assert world.refusal(pods[0]).reason is Reason.GANG_DOES_NOT_FIT
+    preemption = Preemption(world.cluster, world.ledger, world.engine)
+    suggested = dict.fromkeys(world.cluster.nodes, Suggestion())
+    chosen = [await preemption.improve(each, suggested) for each in pods]
+    victims = {victim.uid for each in chosen if each is not None for victim in each.victims}
+    assert victims == {"uid-on-1-0"}
