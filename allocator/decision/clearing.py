@@ -5,9 +5,13 @@ without all of them, to know whether preemption helps; then without those up to 
 these, nodes are cleared one after the other, the one with the fewest ending pods per seat first, until the gang fits;
 at last every pod that can stay is reprieved, the most important first. A pod of a running gang counts as its whole
 gang, because a gang that loses a pod can't work.
+
+Nodes where this violates a PodDisruptionBudget are cleared last, and their pods reprieved first, whatever the priority
+of the other pods: kube-scheduler compares the violations of two nodes before the priorities, too.
 """
 
 import heapq
+from collections.abc import Collection
 
 from allocator.decision.trial import Trial, Unit
 from allocator.gangs.policy import GangRequest
@@ -33,8 +37,14 @@ class Fitting:
         return not isinstance(await self.seats(), Refusal)
 
 
-async def clear(fitting: Fitting, trial: Trial, request: ChipRequest) -> None:
+async def clear(fitting: Fitting, trial: Trial, request: ChipRequest, disrupted: Collection[str]) -> None:
     """Let units end so that the gang fits: the least important, and as few as possible.
+
+    Args:
+        fitting: the gang.
+        trial: the cluster.
+        request: what a pod of the gang requests of a node.
+        disrupted: names of the nodes where this violates a PodDisruptionBudget.
 
     Raises:
         Refusal: it does not fit even if all end.
@@ -46,30 +56,34 @@ async def clear(fitting: Fitting, trial: Trial, request: ChipRequest) -> None:
     seats = await fitting.seats()
     if isinstance(seats, Refusal):
         raise Refusal(seats.reason, f"{seats.message}; also without the pods of lower priority")
-    for highest in sorted({unit.priority for unit in units}):
+    shielded = {unit for unit in units if unit.occupants.keys() & disrupted} or set(units)
+    for highest in sorted({unit.priority for unit in shielded}):
         await trial.restore(trial.gone)
-        pool = [unit for unit in units if unit.priority <= highest]
+        pool = [unit for unit in units if unit.priority <= highest or unit not in shielded]
         await trial.turn.share()
         await trial.end(pool)
         if await fitting.check():
             break
     await trial.restore(pool)
-    await _end_cheapest(fitting, trial, pool, request)
-    await _reprieve(fitting, trial, sorted(trial.gone, key=_importance))
+    await _end_cheapest(fitting, trial, pool, request, disrupted)
+    await _reprieve(fitting, trial, sorted(trial.gone, key=lambda unit: (unit not in shielded, *_importance(unit))))
 
 
-async def _end_cheapest(fitting: Fitting, trial: Trial, pool: list[Unit], request: ChipRequest) -> None:
+async def _end_cheapest(
+    fitting: Fitting, trial: Trial, pool: list[Unit], request: ChipRequest, disrupted: Collection[str]
+) -> None:
     """Clear nodes until the gang fits, the one with the fewest ending pods per seat first."""
 
-    def price(node: str) -> tuple[float, int, str] | None:
+    def price(node: str) -> tuple[bool, float, int, str] | None:
         ending = [unit for unit in trial.units_on(node) if unit in allowed and not trial.is_gone(unit)]
         gain = trial.capacity(node, request, ending) - trial.capacity(node, request) if ending else 0
         if gain <= 0:
             return None
-        return sum(unit.pods for unit in ending) / gain, sum(unit.total for unit in ending), node
+        pods, total = sum(unit.pods for unit in ending), sum(unit.total for unit in ending)
+        return node in disrupted, pods / gain, total, node
 
     allowed = set(pool)
-    heap: list[tuple[float, int, str]] = []
+    heap: list[tuple[bool, float, int, str]] = []
     for node in trial.nodes_of(pool):
         if (found := price(node)) is not None:
             heap.append(found)
@@ -78,7 +92,7 @@ async def _end_cheapest(fitting: Fitting, trial: Trial, pool: list[Unit], reques
     while heap:
         await trial.turn.share()
         cost = heapq.heappop(heap)
-        node = cost[2]
+        node = cost[3]
         now = price(node)
         if now != cost:
             if now is not None:

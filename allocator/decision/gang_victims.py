@@ -132,13 +132,13 @@ class GangVictims:
             nodes.update(*(each.suggested for each in known))
             undisrupted.update(*(each.undisrupted for each in known))
         try:
-            plan = await self._choose_on(undisrupted, pod, request, job, is_disrupting=False)
+            plan = await self._choose_on(undisrupted, pod, request, job)
         except RetryError:
             raise
         except Refusal:
             if len(undisrupted) == len(nodes):
                 raise
-            plan = await self._choose_on(nodes, pod, request, job, is_disrupting=True)
+            plan = await self._choose_on(nodes, pod, request, job, frozenset(nodes) - undisrupted)
         given = {each.uid: each.node for each in answered}
         for peer in job.pods.values():  # another leader may have answered
             if peer.waits_for_chips and (node := peer.status.nominated_node_name):
@@ -196,7 +196,12 @@ class GangVictims:
         return self._gangs.planner.request(members, pod, job)
 
     async def _choose_on(
-        self, nodes: Collection[str], pod: Pod, request: ChipRequest, job: Job, *, is_disrupting: bool
+        self,
+        nodes: Collection[str],
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        disrupted: frozenset[str] = frozenset(),
     ) -> Plan:
         waiting = [pod, *(each for each in job.pods.values() if each.waits_for_chips)]
         priority = min(each.priority for each in waiting)
@@ -204,10 +209,11 @@ class GangVictims:
         trial = Trial(self._cluster, self._ledger, owner=job.key.plan, priority=priority, terminating_only=never)
         version, held = job.version, self._offered.held(job)
         await trial.read(nodes)
-        steps = self._gang(nodes, pod, request, job, is_disrupting=is_disrupting)
+        steps = self._gang(nodes, pod, request, job, is_disrupting=bool(disrupted))
         gang = await trial.turn.share_between(steps)
         fitting = Fitting(gang, trial)
-        await clear(fitting, trial, max((each.request for each in gang.members), key=lambda each: each.chips))
+        largest = max((each.request for each in gang.members), key=lambda each: each.chips)
+        await clear(fitting, trial, largest, disrupted)
         seats = await fitting.seats()
         if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it
             raise seats

@@ -259,6 +259,19 @@ async def test_victims_of_a_gang_are_on_suggested_nodes_only() -> None:
     assert {place for promise in world.ledger.promises for place in promise.chips} == {"n0", "n1"}
 
 
+@pytest.mark.parametrize(("size", "violations"), [(1, 0), (2, 0), (3, 1), (4, 2), (6, 4)])
+async def test_a_gang_violates_no_more_disruption_budgets_than_it_needs(size: int, violations: int) -> None:
+    # Those on n3 and n4 are the most important ones.
+    lows = [holder(f"low-{number}", f"n{number}", range(8), 1 + (number in {3, 4})) for number in range(6)]
+    pods = gang(size)
+    world, preemption = world_of(6, *lows, *pods)
+    suggested = {f"n{number}": Suggestion(pdb_violations=number not in {3, 4}) for number in range(6)}
+    assert await preemption.improve(pods[0], suggested)
+    (promise,) = world.ledger.promises
+    assert len(promise.chips) == size
+    assert len(promise.chips.keys() - {"n3", "n4"}) == violations
+
+
 async def test_a_nominated_pod_of_a_gang_waits_for_the_victims_of_its_peers() -> None:
     pods = gang(2)
     world, preemption = world_of(2, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(2)), *pods)
