@@ -10,6 +10,7 @@ import pytest
 
 from ascend.products import PRODUCTS
 from docs.generate.pages import PAGES, render
+from docs.generate.pictures import PICTURES
 from docs.generate.support import marks
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +95,11 @@ def test_every_module_the_architecture_names_exists() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_generated_part_is_current(page: Path) -> None:
     assert render(page) == page.read_text()
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_every_picture_is_current(picture: Path) -> None:
+    assert PICTURES[picture]() == picture.read_text()
 
 
 def test_every_product_is_in_the_table_of_the_spec() -> None:

@@ -3,12 +3,13 @@
 import sys
 
 from docs.generate.pages import PAGES, ROOT, render
+from docs.generate.pictures import PICTURES
 
 
 def main() -> None:
-    """Write all pages; with ``--check`` exit with status 1 if one is not current."""
-    rendered = {path: render(path) for path in PAGES}
-    stale = {path: text for path, text in rendered.items() if text != path.read_text()}
+    """Write all pages and pictures; with ``--check`` exit with status 1 if one is not current."""
+    rendered = {path: render(path) for path in PAGES} | {path: draw() for path, draw in PICTURES.items()}
+    stale = {path: text for path, text in rendered.items() if not path.exists() or text != path.read_text()}
     if sys.argv[1:] == ["--check"]:
         if stale:
             sys.exit(f"{', '.join(str(path.relative_to(ROOT)) for path in stale)}: not current; run `make docs`")
