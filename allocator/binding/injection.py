@@ -126,7 +126,7 @@ class Injector:
                 # call is cancelled if the scheduler or the API server has ended.
                 if isinstance(error, Refusal) and error.reason is not Reason.GANG_STEPPED_BACK:
                     self._note_refusal(gang)
-                self._engine.gangs.release_unused(gang)
+                self._engine.gangs.release_unused(gang, pod)
             raise
 
     async def _reserve(self, pod: Pod, gang: Job | None, node: str) -> Reservation:

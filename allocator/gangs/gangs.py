@@ -158,16 +158,19 @@ class Gangs:
             Refusal: it is incomplete, or they don't fit.
         """
         for pod in job.pods.values():
+            if (incomplete := self._progress.incomplete(job, pod)) is not None:
+                raise incomplete
             if pod.waits_for_chips and self._ledger.get(pod.uid) is None:
-                if (incomplete := self._progress.incomplete(job, pod)) is not None:
-                    raise incomplete
                 self.planner.plan(pod, self.request_of(pod), job, None)
                 return
 
-    def release_unused(self, job: Job) -> None:
-        """Release the seats of a gang that has not started, and of which no Binding is held."""
-        if not self._ledger.held(job.key.plan) and self._progress.find_started(job) is None:
-            self._ledger.drop_plan(job.key.plan)
+    def release_unused(self, job: Job, refused: Pod | None = None) -> None:
+        """Release the seats of a gang of which no Binding is held; once it has started, only that of ``refused``."""
+        if self._progress.find_started(job) is None:
+            if not self._ledger.held(job.key.plan):
+                self._ledger.drop_plan(job.key.plan)
+        elif refused and (seat := self._ledger.get(refused.uid)) and seat.stage is Stage.PLANNED:
+            self._ledger.release(refused.uid)
 
     def step_back(self, job: Job, refused: Collection[str], why: str) -> None:
         """Release all seats of a gang that its scheduler does not let start; it tries again in its turn.

@@ -111,6 +111,19 @@ async def test_gangs_that_do_not_fit_delay_one_that_fits_by_seconds() -> None:
         each.cancel()
 
 
+async def test_a_gang_that_lacks_a_pod_delays_others_by_seconds() -> None:
+    x, y = gang("x", 3), gang("y")
+    running = [
+        pod(each.name, 8, node=f"n{n}", chips=range(8), annotations=each.metadata.annotations)
+        for n, each in enumerate(x[:2], start=1)
+    ]
+    webhook = Webhook(*running, x[2], *y)
+    assert reasons(await webhook.together({"n1": x[2]})) == [Reason.PEER_ON_NODE]
+    webhook.rig.world.cluster.pod_deleted(x[2])
+    took_s = await asyncio.gather(post_until_bound(webhook, y[0], "n3"), post_until_bound(webhook, y[1], "n4"))
+    assert max(took_s) <= 2 * ROOM_S
+
+
 async def test_the_gang_of_the_highest_priority_is_served_first() -> None:
     low, high = gang("low", 3, since=OLD), gang("high", 3, since=NEW, priority=10)
     webhook = Webhook(*low, *high)
@@ -120,6 +133,18 @@ async def test_the_gang_of_the_highest_priority_is_served_first() -> None:
     answers = await webhook.together({"n2": high[1], "n3": high[2], "n4": low[1]})
     assert reasons(answers) == ["", "", Reason.GANG_STEPPED_BACK]
     assert await held
+
+
+async def test_a_gang_that_has_started_in_part_and_does_not_fit_keeps_no_chips_from_others() -> None:
+    x, y = gang("x", 4), gang("y")
+    running = [
+        pod(each.name, 8, node=f"n{number}", chips=range(8), annotations=each.metadata.annotations)
+        for number, each in enumerate((*x[:2], y[0]), start=1)
+    ]
+    webhook = Webhook(*running, *x[2:], y[1])
+    assert reasons(await webhook.together({"n4": x[2]})) == [Reason.GANG_DOES_NOT_FIT]
+    assert len(webhook.rig.world.ledger) == 0
+    assert await post_until_bound(webhook, y[1], "n4") <= 2 * ROOM_S
 
 
 async def test_single_pods_are_bound_while_gangs_wait() -> None:
