@@ -86,27 +86,18 @@ class SuperPods(msgspec.Struct, frozen=True):
         ]
 
     def _blocks(self, gang: GangRequest) -> dict[int, list[Slot]]:
-        """The slots of the blocks that have a member."""
-        size, members = self.demand.size, {member.rank for member in gang.members}
-        past = gang.record
-        if not self.demand.may_split:
-            touched = {rank // size for rank in members}
-            ranks = sorted(members.union(rank for rank in past if rank // size in touched and past[rank].stays))
-            blocks: defaultdict[int, list[Slot]] = defaultdict(list)
-            for rank in ranks:
-                blocks[rank // size].append(self._slot(rank, past, members))
-            return blocks
-        # Parts of blocks have the ids that were written on the pods; new ranks are cut into parts when they are placed.
-        fresh = max((peer.block for peer in past.values()), default=-1) + 1
-        by_id: defaultdict[int, list[Slot]] = defaultdict(list)
-        for rank in sorted(members.union(rank for rank, peer in past.items() if peer.stays)):
-            by_id[past[rank].block if rank in past else fresh].append(self._slot(rank, past, members))
-        return by_id
-
-    @staticmethod
-    def _slot(rank: int, past: Mapping[int, object], members: Collection[int]) -> Slot:
-        peer = past.get(rank)
-        return Slot(rank, getattr(peer, "node", ""), rank not in members)
+        """The slots of the members, and of the pods that stay, by block."""
+        record, size, may_split = gang.record, self.demand.size, self.demand.may_split
+        # Parts of blocks have the ids that are written on the pods; ranks without one are new.
+        fresh = max((peer.block for peer in record.values()), default=-1) + 1
+        members = {member.rank for member in gang.members}
+        staying = {rank for rank, peer in record.items() if peer.stays}
+        blocks: defaultdict[int, list[Slot]] = defaultdict(list)
+        for rank in sorted(members | staying):
+            peer = record.get(rank)
+            block = rank // size if not may_split else peer.block if peer is not None else fresh
+            blocks[block].append(Slot(rank, peer.node if peer is not None else "", rank not in members))
+        return blocks
 
     def _choose(self, free: Mapping[int, int], need: int, gang: GangRequest) -> Sequence[Share]:
         """Choose SuperPods for so many new blocks, or nodes if blocks may be split."""
