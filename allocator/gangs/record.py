@@ -20,7 +20,9 @@ def read_record(job: Job, members: Collection[str], ledger: Ledger, past: BlockR
         ledger: the reservations.
         past: where pods that have ended were.
     """
-    record = {rank: Peer(spot.node, spot.block, stays=False) for rank, spot in past.of(job.key).items()}
+    spots = past.of(job.key)
+    owners = {owner.uid for pod in job.pods.values() if (owner := pod.metadata.controller) is not None} if spots else ()
+    record = {rank: Peer(spot.node, spot.block, stays=False) for rank, spot in spots.items() if spot.owner in owners}
     for uid in job.placed:
         if uid not in members:
             pod, held = job.pods[uid], ledger.get(uid)

@@ -22,10 +22,12 @@ class Spot(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         node: the name of its node.
         block: the id of its block.
+        owner: the uid of its controller: what another object of the same name makes is another job.
     """
 
     node: str
     block: int
+    owner: str
 
 
 class BlockRecord:

@@ -237,8 +237,9 @@ class Cluster:
         rank = job.rank_of(pod)
         if self.previous is not None:
             self.previous.remember(job.key, rank, pod.spec.node_name, now_s)
-        if block is not None:
-            self.blocks.remember(job.key, rank, Spot(pod.spec.node_name, block), now_s)
+        owner = pod.metadata.controller
+        if block is not None and owner is not None:  # nobody makes other pods anew
+            self.blocks.remember(job.key, rank, Spot(pod.spec.node_name, block, owner.uid), now_s)
 
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""

@@ -118,7 +118,7 @@ def build_previous(folder: Path) -> Image:
 def _built(source: Path, commit: str, platform: str) -> Image:
     tag = _digest(source, platform)
     archive = _FOLDER / f"{tag}.tar"
-    with _locked():
+    with locked():
         if not archive.exists():
             _build(source, f"{NAME}:{tag}", archive, platform)
         os.utime(archive)  # the oldest are removed
@@ -146,9 +146,10 @@ def _digest(source: Path, platform: str) -> str:
 
 
 def _build(source: Path, name: str, archive: Path, platform: str) -> None:
+    remove_unfinished()
     base, build_base = _base(source, "base", platform), _base(source, "build", "")
-    if len(_buildah("images", "--filter", "dangling=true", "--quiet").split()) > _KEPT:
-        _buildah("rmi", "--prune")  # layers of earlier builds
+    if len(buildah("images", "--filter", "dangling=true", "--quiet").split()) > _KEPT:
+        buildah("rmi", "--prune")  # layers of earlier builds
     mounts = [f"{_CERTIFICATES}:{_CERTIFICATES}:ro"] if _CERTIFICATES.is_dir() else []
     for path, content in _SETTINGS.items() if mounts else ():
         file = _FOLDER / Path(path).name
@@ -166,16 +167,22 @@ def _build(source: Path, name: str, archive: Path, platform: str) -> None:
     _run([str(source / "deploy" / "image" / "build.sh"), name, *options], **environment)
     unfinished = archive.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
-    _buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
-    _buildah("rmi", name)
+    buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
+    buildah("rmi", name)
     unfinished.rename(archive)
+
+
+def remove_unfinished() -> None:
+    """Remove the containers of builds that were killed: their images can't be removed. Call it with the lock."""
+    if buildah("containers", "--quiet").strip():
+        buildah("rm", "--all")
 
 
 def _base(source: Path, kind: str, platform: str) -> str:
     """Make a base with deploy/image/base.sh once per content of that file; return its name in buildah's store."""
     script = source / "deploy" / "image" / "base.sh"
     name = f"localhost/{kind}{platform}:{hashlib.sha256(script.read_bytes()).hexdigest()[:16]}"
-    if name in _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
+    if name in buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
         return name
     with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
         archive = str(Path(folder) / "rootfs.tar")
@@ -183,17 +190,18 @@ def _base(source: Path, kind: str, platform: str) -> str:
             _run([str(script), *(["--build"] if kind == "build" else []), archive, *([platform] if platform else [])])
         except ClusterError as error:
             raise UnmetRequirement(str(error)) from error
-        container = _buildah("from", "scratch").strip()
-        _buildah("add", "--quiet", container, archive, "/")
-        _buildah("config", "--env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin", container)
-        _buildah("commit", "--quiet", "--rm", container, name)
+        container = buildah("from", "scratch").strip()
+        buildah("add", "--quiet", container, archive, "/")
+        buildah("config", "--env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin", container)
+        buildah("commit", "--quiet", "--rm", container, name)
     return name
 
 
 _BUILDAH: Final = ("buildah", "--root", str(_FOLDER / "store"), "--runroot", str(_FOLDER / "run"))
 
 
-def _buildah(*arguments: str) -> str:
+def buildah(*arguments: str) -> str:
+    """Run buildah with a store of its own; return what it prints."""
     return _run([*_BUILDAH, *arguments])
 
 
@@ -220,7 +228,7 @@ def _architecture() -> str:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def locked() -> Iterator[None]:
     """Only one process builds."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / ".lock").open("w") as lock:

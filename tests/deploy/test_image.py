@@ -39,6 +39,15 @@ def run(root: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("built_image")
+def test_a_build_that_was_killed_does_not_keep_later_ones_from_removing_its_layers() -> None:
+    with image.locked():
+        image.buildah("from", "scratch")
+        assert image.buildah("containers", "--quiet").strip()
+        image.remove_unfinished()
+        assert not image.buildah("containers", "--quiet").strip()
+
+
 def test_the_image_is_small_and_an_upgrade_pulls_only_the_programs(built_image: image.Image) -> None:
     base, dependencies, programs = built_image.layers().values()
     assert base < 75 * MEGABYTE

@@ -32,7 +32,7 @@ from tests.e2e.service import Service
 R = TypeVar("R")
 
 TIMEOUT_S = 40.0
-LEASE_S = 3
+LEASE_S = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,3 +100,32 @@ async def test_a_job_whose_blocks_do_not_fit_waits_as_a_whole_and_is_told_why(wo
     assert any("2 blocks of 2 servers must be placed at once" in message for message in conditions), conditions
     await workloads.add(server(1, 1))
     assert super_pods(await workloads.bound(4)) in (["0", "0", "1", "1"], ["1", "1", "0", "0"])
+
+
+def labelled(**labels: str) -> list[JsonObject]:
+    """The example with labels on its pods."""
+    (job,) = example("superpod-job.yaml")
+    job["spec"]["template"]["metadata"]["labels"] = labels
+    return [job]
+
+
+async def test_soft_blocks_are_split_where_they_must_be(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 1, 1, 2)
+    await workloads.create(labelled(**{"super-pod-affinity": "soft"}))
+    pods = by_rank(await workloads.bound(4))
+    written = [(pod.metadata.annotations[BLOCK], pod.metadata.annotations[BLOCK_SUPER_POD]) for pod in pods]
+    assert written == [("0", "2"), ("0", "2"), ("1", "0"), ("2", "1")]
+
+
+@pytest.mark.parametrize(
+    ("labels", "chosen"),
+    [({"app": "ie", "jobID": "1"}, {"0"}), ({"inferserviceid": "s"}, {"1"})],
+    ids=["MindIE", "service"],
+)
+async def test_inference_jobs_prefer_their_own_super_pods(
+    workloads: Workloads, labels: dict[str, str], chosen: set[str]
+) -> None:
+    """MindIE: the fullest SuperPod that keeps its reserve; a new service: the one with most free servers."""
+    await add_super_pods(workloads, 6, 7)
+    await workloads.create(labelled(**labels))
+    assert set(super_pods(await workloads.bound(4))) == chosen

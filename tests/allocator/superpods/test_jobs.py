@@ -16,7 +16,7 @@ from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
 from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod
+from ascend.kube.objects import OwnerReference, Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, pod
 from tests.allocator.superpods.world import CHIPS, SELECTOR, bind, job, placed, server, super_pod_of, super_pods
@@ -177,21 +177,42 @@ def test_a_block_without_room_waits_while_its_other_pods_run() -> None:
     assert "1 pod of block 0 must join the others of the block in SuperPod 1, which has room for 0" in message
 
 
+def made_by(uid: str, each: Pod) -> Pod:
+    """The pod, made by the object with this uid."""
+    owner = OwnerReference("example.com/v1", "Train", "train", uid, controller=True)
+    return replace(each, metadata=replace(each.metadata, owner_references=(owner,)))
+
+
 def test_a_job_that_is_made_again_returns_to_its_undamaged_blocks() -> None:
     world = super_pods(4, 4, 4)
-    world.add(*(pods := job(6)))
+    world.add(*(pods := [made_by("u1", each) for each in job(6)]))
     bound = [bind(world, each) for each in pods]
     nodes = [each.spec.node_name for each in bound]
     for each in bound:
         world.cluster.pod_deleted(each)
     world.add(server(super_pod_of(nodes[2]), int(nodes[2][-1]), ready=False))
-    world.add(*(new := [again(each) for each in bound]))
+    world.add(*(new := [made_by("u1", again(each)) for each in bound]))
     after = placed(world, new)
     assert after[:2] == nodes[:2]
     assert after[4:] == nodes[4:]
     assert after[3] == nodes[3]
     assert after[2] != nodes[2]
     assert super_pod_of(after[2]) == super_pod_of(nodes[2])
+
+
+def test_another_job_of_the_same_name_is_placed_as_a_new_one() -> None:
+    world = super_pods(4, 4)
+    world.add(*(pods := [made_by("u1", each) for each in job(2)]))
+    bound = [bind(world, each) for each in pods]
+    assert {super_pod_of(each.spec.node_name) for each in bound} == {0}
+    for each in bound:
+        world.cluster.pod_deleted(each)
+    world.fill("0-3")
+    world.fill("1-3")
+    world.fill("1-2")  # now SuperPod 1 is the better one: no server is left over beside its reserve
+    world.add(server(0, 4), server(0, 5), server(1, 4), server(1, 5))
+    world.add(*(new := [made_by("u2", again(each)) for each in bound]))
+    assert {super_pod_of(name) for name in placed(world, new)} == {1}
 
 
 def test_an_unstarted_plan_is_dropped_when_a_server_of_it_is_lost() -> None:

@@ -68,5 +68,6 @@ def bind(world: World, each: Pod) -> Pod:
         each.name, CHIPS, node=held.node, chips=held.chips, phase="Running",
         labels=each.metadata.labels, annotations=annotations, selector=SELECTOR,
     )  # fmt: skip
+    bound = replace(bound, metadata=replace(bound.metadata, owner_references=each.metadata.owner_references))
     world.add(bound)
     return bound
