@@ -45,6 +45,15 @@ def test_every_row_of_the_failure_table_names_a_test() -> None:
         assert _NAMED.search(cells[4]), row
 
 
+def test_the_table_of_events_has_every_event_of_the_device_plugin() -> None:
+    sources = (path.read_text() for path in (ROOT / "device_plugin").rglob("*.py"))
+    posted = {reason for source in sources for reason in re.findall(r'"(NPU[A-Z][A-Za-z]+)"', source)}
+    assert len(posted) > 15
+    page = (ROOT / "docs" / "device-plugin.md").read_text().partition("\n## Events\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ((?:`NPU\w+`(?:, )?)+) [|(]", page, re.MULTILINE)
+    assert sorted(reason for row in rows for reason in re.findall(r"NPU\w+", row)) == sorted(posted)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_file_that_is_linked_exists(document: str) -> None:
     path = ROOT / document

@@ -95,7 +95,7 @@ async def check_plugin(directory: Path) -> Sequence[Finding]:
         advice = "run only one: each registers in place of the other"
         findings.append(problem(f"several plugins serve: {names}", advice))
     else:
-        advice = "check its pod: `kubectl get pods -A -l app.kubernetes.io/component=device-plugin -o wide`"
+        advice = "check its pod: `kubectl get pods -A -l app.kubernetes.io/name=ascend-affinity -o wide`"
         findings.append(problem("no ascend-device-plugin serves here", advice))
     if dead := [path.name for path in sockets if path not in serving]:
         advice = "a plugin that was killed left them; the next one removes them when it starts"

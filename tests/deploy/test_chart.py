@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import textwrap
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -353,6 +354,44 @@ def test_without_our_plugin_the_writer_of_its_annotations_has_to_be_named() -> N
     with pytest.raises(helm.HelmError, match="name the user of the device plugin that runs instead"):
         helm.render("--set", "devicePlugin.enabled=false")
     helm.render("--set", "devicePlugin.enabled=false,allocator.policies.enabled=false")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "devicePlugin.driver.scanPeriodSeconds=6",
+        "devicePlugin.health.staleSeconds=1",
+        "devicePlugin.pools.a3.health.staleSeconds=1",
+        "devicePlugin.driver.scanPeriodSeconds=2,devicePlugin.pools.a3.health.staleSeconds=3",
+    ],
+)
+def test_readings_too_rare_for_the_stale_time_are_refused_before_a_plugin_refuses_them(values: str) -> None:
+    with pytest.raises(
+        helm.HelmError, match=r"driver\.scanPeriodSeconds \(\d\) is more than half of health\.staleSeconds"
+    ):
+        helm.render("--set", values)
+    helm.render("--set", "devicePlugin.driver.scanPeriodSeconds=5")
+    helm.render(
+        "--set-json", 'devicePlugin.pools={"a3":{"driver":{"scanPeriodSeconds":2.5},"health":{"staleSeconds":5}}}'
+    )
+
+
+def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_other_plugin(tmp_path: Path) -> None:
+    page = (helm.REPOSITORY / "docs" / "migration.md").read_text()
+    (block,) = re.findall(r"```yaml\n( *# migration\.yaml\n.*?)```", page, re.DOTALL)
+    values = tmp_path / "migration.yaml"
+    values.write_text(textwrap.dedent(block.rstrip() + "\n"))
+    items = helm.render("--values", str(values))
+    selector = helm.find(items, "DaemonSet", "device-plugin")["spec"]["template"]["spec"]["nodeSelector"]
+    assert selector == {"accelerator": "huawei-Ascend910", "npu-plugin": "ascend-affinity"}
+    (policy,) = (
+        item
+        for item in items
+        if item["kind"] == "ValidatingAdmissionPolicy" and item["metadata"]["name"].endswith("-annotations")
+    )
+    (condition,) = policy["spec"]["matchConditions"]
+    assert "system:serviceaccount:kube-system:ascend-device-plugin-sa" in condition["expression"]
+    assert "system:serviceaccount:volcano-system:volcano-scheduler" in condition["expression"]
 
 
 def test_a_chart_without_both_halves_is_refused() -> None:

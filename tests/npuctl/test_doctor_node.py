@@ -119,6 +119,8 @@ async def test_a_missing_folder_of_the_kubelet_is_named(whole: Whole) -> None:
     assert ("kubelet's folder", "problem") in bad(found)
     assert "/nowhere/device-plugins does not exist" in said(found, "kubelet's folder")
     assert "no ascend-device-plugin serves here" in said(found, "device plugin")
+    # The component of a pool's pods is device-plugin-<pool>.
+    assert "-l app.kubernetes.io/name=ascend-affinity " in said(found, "device plugin")
 
 
 async def test_sockets_without_a_server_and_files_that_are_no_socket_are_named(whole: Whole, folder: Path) -> None:
