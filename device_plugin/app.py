@@ -160,7 +160,7 @@ class Plugin:
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
-            self._prepare()
+            self._prepare(self._injector)
             await pods.reconciler.restore()
             if settings.choose_chips:
                 pods.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
@@ -200,8 +200,9 @@ class Plugin:
 
         def apply(settings: Settings) -> None:
             self._settings = settings
-            self._injector = _make_injector(settings)
-            self._prepare()
+            # During an upgrade to CDI this pod still lacks the mounted folder of CDI files: its way goes on.
+            if self._prepare(injector := _make_injector(settings)):
+                self._injector = injector
             chips.scanner.period_s = settings.scan_period_s
             chips.meter.interval_s = settings.telemetry_interval_s
             chips.health.tune(hold_s=settings.recovery_hold_s, stale_s=settings.stale_s)
@@ -213,13 +214,15 @@ class Plugin:
         reload = SettingsReload(self._source, self._settings, apply, count=count)
         await reload.run()
 
-    def _prepare(self) -> None:
+    def _prepare(self, injector: Injector) -> bool:
+        """Return whether containers can get chips this way; until they can, each is refused with the same sentence."""
         snapshot = self.snapshots.value
         try:
-            self._injector.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
+            injector.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
         except Refusal as refusal:
-            # Until it succeeds, every container is refused with this sentence.
-            log.warning("containers can't get chips yet", reason=refusal.reason, error=refusal.message)
+            log.warning("containers can't get chips this way yet", reason=refusal.reason, error=refusal.message)
+            return False
+        return True
 
     def _chip_side(self, client: KubeClient, events: EventRecorder) -> ChipSide:
         settings = self._settings

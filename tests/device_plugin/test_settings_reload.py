@@ -61,6 +61,24 @@ async def test_a_changed_file_changes_injection_and_recovery(folder: Path) -> No
             await until(lambda: plugin.order.advertised.value == 0xFF)
 
 
+async def test_a_way_of_injection_that_does_not_work_yet_replaces_none_that_does(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        file = folder / "settings.yaml"
+        # As in a pod that began without the node's folder of CDI files: its file system is read-only.
+        not_mounted = folder / "not-mounted"
+        not_mounted.touch()
+        write(file, whole, injection="runtime", cdi_dir=str(not_mounted / "cdi"))
+        source = SettingsSource(Settings, "p", ["--config", str(file)])
+        plugin = Plugin(source.read(), source=source)
+        async with running(plugin.run()):
+            await until(lambda: whole.node.kubelet.allocatable("huawei.com/Ascend910") == 8)
+            write(file, whole, injection="cdi", cdi_dir=str(not_mounted / "cdi"))
+            await until(lambda: count(plugin, "applied"))
+            await whole.bind("train", 0, 1)
+            await whole.claimed("train")
+            assert whole.visible("train") == (0, 1)
+
+
 async def test_a_shorter_interval_of_the_telemetry_takes_effect_at_once(folder: Path) -> None:
     async with whole_node(folder) as whole:
         file = folder / "settings.yaml"
