@@ -253,7 +253,9 @@ class Reconciler:
         return None
 
     def _adopted(self, pod: NodePod, held: dict[str, tuple[int, ...]], *, admitted: bool) -> HandOver | None:
-        if any(each.uid != pod.uid and each.pod == pod.key and explains(each, held) for each in self._handovers):
+        # Of a pod that is not seen admitted yet, the entry may be that of an earlier pod whose deletion has been seen.
+        others = [*self._handovers, *(() if admitted else self._handovers.answers.values())]
+        if any(each.uid != pod.uid and each.pod == pod.key and explains(each, held) for each in others):
             return None  # the entry belongs to an earlier or later pod of the name
         if admitted and (lacking := without_chips(pod, held)):
             self._announce_without(pod, lacking)

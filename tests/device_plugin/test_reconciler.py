@@ -577,6 +577,24 @@ async def test_a_waiting_pod_is_not_mistaken_for_a_running_one_of_its_name(folde
         assert books.entries == {"default/one": ((6, 7), (0, 1))}
 
 
+async def test_a_waiting_pod_with_the_chips_of_its_predecessor_does_not_adopt_its_entry(folder: Path) -> None:
+    """The kubelet's ledger has names, not uids, and shows the predecessor for a moment after its deletion is seen."""
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        part = Part("main", keeps=True, chips=(0, 1), kubelet_ids=(0, 1))
+        books.handovers.give(HandOver("uid-earlier", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
+        books.handovers.drop("uid-earlier")
+        books.pods.applied(pod("one", 2, 0, 1, time=5, uid="uid-again"))
+        await books.reconciler.restore()
+        assert books.entries == {}
+        # Its own call is answered with the same ids.
+        books.handovers.give(HandOver("uid-again", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
+        books.pods.applied(pod("one", 2, 0, 1, time=5, uid="uid-again", started=True))
+        await books.reconciler.restore()
+        assert books.entries == {"default/one": ((0, 1), (0, 1))}
+
+
 async def test_a_hand_over_to_a_replaced_pod_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     async with whole_node(folder) as whole:

@@ -87,8 +87,8 @@ async def test_pods_that_come_right_after_their_kind_is_installed_are_a_gang(
         await server.create(group("train", 2))
         jobs.pod_applied(each)
         assert jobs.lacks_group(jobs.job_of(each))
-        await until(lambda: jobs.job_of(each).min_available == 2)
-        assert not jobs.lacks_group(jobs.job_of(each))
+        await until(lambda: not jobs.lacks_group(jobs.job_of(each)))
+        assert jobs.job_of(each).min_available == 2
 
 
 async def test_groups_of_the_coscheduling_plugin_are_watched(tmp_path: Path) -> None:
