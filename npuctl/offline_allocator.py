@@ -20,7 +20,6 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.kinds import fill
 from allocator.state.ledger import Ledger
-from allocator.state.location import Level
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.promises import Promise
 from allocator.state.reservation import Reservation
@@ -28,6 +27,7 @@ from allocator.superpods.demand import Demand
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.turn import at_once
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 
 
@@ -83,16 +83,16 @@ class OfflineAllocator:
 
         None for a job without blocks, and for an invalid one.
         """
+        job = self.engine.gang_of(pod)
+        if job is None or self.engine.gangs.incomplete(job, pod) is not None:
+            return None
         try:
-            policy, request = self.engine.gangs.policy_of(pod), self.engine.request_of(pod)
+            gang, _ = at_once(self.engine.gangs.gang_request(pod, self.engine.request_of(pod), job, None))
         except Refusal:
             return None
-        if not isinstance(policy, SuperPods):
+        if not isinstance(gang.policy, SuperPods):
             return None
-        index = self.cluster.index
-        verdict = index.ranking(request).verdict
-        places = index.topology.places(Level.SUPER_POD)
-        return policy.demand, {number: place.room(verdict) for number, place in places.items()}
+        return gang.policy.demand, at_once(gang.policy.free(gang, self.cluster.index)).rooms
 
     def holdups(self, pod: Pod) -> tuple[str, ...]:
         """Which pods keep the gang of a pod from starting, as far as their schedulers say; a sentence for each."""

@@ -68,7 +68,7 @@ class Gangs:
         self._ledger = ledger
         self._ttl_s = ttl_s
         self._progress = Progress(cluster, ledger)
-        self.request_of, self.policy_of = request_of, policy_of
+        self.request_of = request_of
         self.planner = Planner(cluster, ledger, request_of, policy_of)
         self.incomplete = self._progress.incomplete
         self.find_started = self._progress.find_started

@@ -36,15 +36,17 @@ def read_record(job: Job, members: Collection[str], ledger: Ledger, past: BlockR
 def count_neighbours(job: Job, labels: Mapping[str, str], cluster: Cluster) -> Counter[int]:
     """Count the live pods of other jobs with these labels in each SuperPod.
 
-    Pods are counted, on all nodes of the SuperPod (docs/spec/inference.md#mindie-jobs).
+    ``labels`` has at least one. Pods are counted, on all nodes of the SuperPod (docs/spec/inference.md#mindie-jobs).
     """
-    wanted, location = labels.items(), cluster.index.topology.location
+    (first, value), *others = labels.items()
+    location = cluster.index.topology.location
     return Counter(
         number
         for pod in cluster.pods.values()
-        if pod.spec.node_name
+        if pod.metadata.labels.get(first) == value  # few pods have it, and there may be many pods
+        and all(pod.metadata.labels.get(key) == wanted for key, wanted in others)
+        and pod.spec.node_name
         and pod.is_live
         and pod.uid not in job.pods
-        and wanted <= pod.metadata.labels.items()
         and (number := location(pod.spec.node_name).super_pod) >= 0
     )

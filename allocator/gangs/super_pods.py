@@ -5,7 +5,8 @@ has. A block of n nodes has n pods of consecutive ranks, each on a whole server.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from allocator.state.index import NodeIndex
 from allocator.state.location import Level
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import InBlock, Seat
+from allocator.state.topology import Place
 from allocator.superpods.demand import Demand, Kind
 from allocator.superpods.inference import place_mind_ie, place_service
 from allocator.superpods.repair import Lack, Nodes, Slot, place_job
@@ -26,8 +28,8 @@ from ascend.grammar import count
 from ascend.reasons import Reason
 from ascend.turn import Steps
 
-_STEP: Final = 512
-"""After so many nodes there is a pause."""
+_STEP: Final = 64
+"""After so many SuperPods there is a pause."""
 _MOST_NAMED: Final = 6
 """SuperPods in a sentence."""
 
@@ -65,25 +67,33 @@ class SuperPods(msgspec.Struct, frozen=True):
 
     def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Find a node for each member, or say why there is none."""
-        fits = _Fits(gang, index)
-        free = yield from fits.read()
-        largest = max(free, key=lambda each: len(free[each]), default=None)
-        if largest is not None and len(free[largest]) > self.demand.limits.size:
-            return _too_large(largest, len(free[largest]), self.demand.limits.size)
+        free = yield from self.free(gang, index)
+        largest = max(free.rooms, key=free.rooms.__getitem__, default=None)
+        if largest is not None and free.rooms[largest] > self.demand.limits.size:
+            return _too_large(largest, free.rooms[largest], self.demand.limits.size)
         topology = index.topology
-        nodes = Nodes(free, lambda name: topology.location(name).super_pod)
+        nodes = Nodes(free.rooms, free.names, lambda name: topology.location(name).super_pod)
         blocks = self._blocks(gang)
         yield
         found = place_job(
-            blocks, nodes, lambda free, need: self._choose(free, need, gang), may_split=self.demand.may_split
+            blocks, nodes, lambda rooms, need: self._choose(rooms, need, gang), may_split=self.demand.may_split
         )
         if isinstance(found, Lack):
-            return self._refuse(gang, found, free)
+            return self._refuse(gang, found, free.rooms)
         placed = [(member, found.placed[member.rank]) for member in gang.members]
         return [
-            Seat(member.uid, member.pod, at.node, fits.chips[at.node], InBlock(at.block, member.rank))
+            Seat(member.uid, member.pod, at.node, free.chips(at.node), InBlock(at.block, member.rank))
             for member, at in placed
         ]
+
+    def free(self, gang: GangRequest, index: NodeIndex) -> "Steps[FreeServers]":
+        """The servers of SuperPods that are free for all members of a gang."""
+        servers = FreeServers(gang, index)
+        for number, place in enumerate(index.topology.places(Level.SUPER_POD).items(), start=1):
+            servers.read(*place)
+            if not number % _STEP:
+                yield
+        return servers
 
     def _blocks(self, gang: GangRequest) -> dict[int, list[Slot]]:
         """The slots of the members, and of the pods that stay, by block."""
@@ -111,72 +121,81 @@ class SuperPods(msgspec.Struct, frozen=True):
             return place_parts(free, demand.size, need, demand.limits)
         return place_blocks(free, demand.size, need, demand.limits)
 
-    def _refuse(self, gang: GangRequest, lack: Lack, free: Mapping[int, Sequence[str]]) -> Refusal:
+    def _refuse(self, gang: GangRequest, lack: Lack, rooms: Mapping[int, int]) -> Refusal:
         size = self.demand.size
         if lack.block is not None:
-            where = f"SuperPod {lack.super_pod}" if lack.super_pod >= 0 else "a node that is in no SuperPod"
-            what = (
-                f"{count(lack.needed, 'pod')} of block {lack.block} must join the others of the block in {where}, which"
-                f" has room for {lack.found}"
-            )
+            what = f"{count(lack.needed, 'pod')} of block {lack.block} must join the others of the block "
+            if lack.super_pod >= 0:
+                what += f"in SuperPod {lack.super_pod}, which has room for {lack.found}"
+            else:
+                what += "on nodes whose SuperPod is unknown"
         elif self.demand.may_split:
             what = f"{count(lack.needed, 'server')} of SuperPods are needed, {lack.found} are free"
         else:
             blocks = f"{count(lack.needed, 'block')} of {count(size, 'server')}"
             what = f"{blocks} must be placed at once, each in one SuperPod; there is room for {lack.found}"
-        return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what}; {_rooms(free)}")
+        return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what}; {_rooms(rooms)}")
 
 
-class _Fits:
-    """The nodes on which the members of a gang fit.
+class FreeServers:
+    """The servers of SuperPods that are free for all members of a gang. They are sorted only where they are used.
+
+    Args:
+        gang: the gang.
+        index: the nodes.
 
     Attributes:
-        chips: the chips that a pod takes on each node.
+        rooms: how many servers each SuperPod has free, by its id.
     """
 
     def __init__(self, gang: GangRequest, index: NodeIndex) -> None:
-        self.chips: dict[str, tuple[int, ...]] = {}
-        self._gang = gang
-        self._topology = index.topology
+        self.rooms: dict[int, int] = {}
         self._request = gang.members[0].request
-        self._ranking = index.ranking(self._request)
+        self._verdict_on = index.ranking(self._request).verdict
+        self._index = index
         self._allowed = _common(gang, gang.members)
+        self._excluded = {name for name, most in gang.limits.items() if most <= 0}.union(gang.peers)
+        self._free: dict[int, list[tuple[bool, frozenset[str]]]] = {}
 
-    def read(self) -> Steps[dict[int, list[str]]]:
-        """The free nodes of each SuperPod, those that are not sub-healthy first, then by server index and name."""
-        free: dict[int, list[str]] = {}
-        read = 0
-        for number, place in sorted(self._topology.places(Level.SUPER_POD).items()):
-            names = sorted(self._usable(place.fitting(self._verdict)))
-            if names:
-                free[number] = [name for *_, name in names]
-            read += len(names)
-            if read >= _STEP:
-                read = 0
-                yield
-        return free
+    def read(self, number: int, place: Place) -> None:
+        """Read the free servers of a SuperPod."""
+        free = [(bucket.vacancy.sub_healthy, self._usable(names)) for bucket, names in place.fitting(self._verdict)]
+        if (room := sum(len(names) for _, names in free)) > 0:
+            self.rooms[number], self._free[number] = room, free
 
-    def _usable(self, fitting: Iterator[tuple[str, Bucket]]) -> Iterator[tuple[bool, int, str]]:
-        allowed, gang = self._allowed, self._gang
-        for name, bucket in fitting:
-            if (allowed is None or name in allowed) and gang.limits.get(name, 1) > 0 and name not in gang.peers:
-                fit = self._ranking.verdict(bucket)
-                if isinstance(fit, Fit):
-                    self.chips[name] = fit.chips
-                    yield bucket.vacancy.sub_healthy, self._topology.location(name).server_index, name
+    def names(self, number: int) -> list[str]:
+        """The free servers of a SuperPod, those that are not sub-healthy first, then by server index and name."""
+        location = self._index.topology.location
+        ordered = (
+            (is_degraded, location(name).server_index, name)
+            for is_degraded, names in self._free.get(number, ())
+            for name in names
+        )
+        return [name for *_, name in sorted(ordered)]
+
+    def chips(self, name: str) -> tuple[int, ...]:
+        """The chips that a pod takes on a free server."""
+        bucket = self._index.entries[name]
+        fit = self._verdict_on(bucket) if isinstance(bucket, Bucket) else None
+        assert isinstance(fit, Fit)  # noqa: S101 - else it would not be among the free ones
+        return fit.chips
+
+    def _usable(self, names: AbstractSet[str]) -> frozenset[str]:
+        found = names if self._allowed is None else names & self._allowed
+        return frozenset(found - self._excluded)
 
     def _verdict(self, bucket: Bucket) -> Verdict:
         """Like the ranking's; a pod of a block takes a whole server."""
         if bucket.vacancy.product.chips != self._request.chips:
             return Refusal(Reason.NOT_ENOUGH_CHIPS, "a pod of a block takes a whole server")
-        return self._ranking.verdict(bucket)
+        return self._verdict_on(bucket)
 
 
-def _common(gang: GangRequest, members: Sequence[Member]) -> Collection[str] | None:
+def _common(gang: GangRequest, members: Sequence[Member]) -> frozenset[str] | None:
     """The names of the nodes on which every member may be; None for every node."""
     distinct = {id(allowed): allowed for member in members if (allowed := gang.allowed(member)) is not None}
-    first, *others = distinct.values() or (None,)
-    return frozenset(first).intersection(*others) if first is not None and others else first
+    first, *others = map(frozenset, distinct.values()) if distinct else (None,)
+    return first.intersection(*others) if first is not None else None
 
 
 def _too_large(number: int, nodes: int, most: int) -> Refusal:
@@ -184,11 +203,11 @@ def _too_large(number: int, nodes: int, most: int) -> Refusal:
     return Refusal(Reason.GANG_DOES_NOT_FIT, sentence)
 
 
-def _rooms(free: Mapping[int, Sequence[str]]) -> str:
+def _rooms(rooms: Mapping[int, int]) -> str:
     """How many whole servers each SuperPod has free, as a part of a sentence."""
-    ordered = sorted(free, key=lambda each: (-len(free[each]), each))
+    ordered = sorted(rooms, key=lambda each: (-rooms[each], each))
     if not ordered:
         return "no server of a SuperPod is free for it"
-    named = ", ".join(f"{len(free[each])} in SuperPod {each}" for each in ordered[:_MOST_NAMED])
+    named = ", ".join(f"{rooms[each]} in SuperPod {each}" for each in ordered[:_MOST_NAMED])
     others = len(ordered) - _MOST_NAMED
     return f"servers that are free for it: {named}" + (f", and fewer in {others} others" if others > 0 else "")

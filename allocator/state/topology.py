@@ -6,6 +6,7 @@ node. A location is not part of a vacancy: then every bucket would be one node.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from allocator.rules.vacancy import Fit, Verdict
 from allocator.state.location import NOWHERE, Level, Location
@@ -34,16 +35,9 @@ class Place:
         if not names:
             del self._nodes[bucket]
 
-    def room(self, verdict: Callable[[Bucket], Verdict]) -> int:
-        """The number of nodes on which a request fits, by its verdict on their buckets."""
-        return sum(len(names) for bucket, names in self._nodes.items() if isinstance(verdict(bucket), Fit))
-
-    def fitting(self, verdict: Callable[[Bucket], Verdict]) -> Iterator[tuple[str, Bucket]]:
-        """The nodes on which a request fits, in no order, each with its bucket."""
-        for bucket, names in self._nodes.items():
-            if isinstance(verdict(bucket), Fit):
-                for name in names:
-                    yield name, bucket
+    def fitting(self, verdict: Callable[[Bucket], Verdict]) -> Iterator[tuple[Bucket, AbstractSet[str]]]:
+        """The buckets on which a request fits, each with the names of its nodes here."""
+        return ((bucket, names) for bucket, names in self._nodes.items() if isinstance(verdict(bucket), Fit))
 
 
 class Topology:

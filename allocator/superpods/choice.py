@@ -5,25 +5,24 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from allocator.rules.asked import SuperPodLimits
+from allocator.superpods.demand import Demand, Kind
 from ascend.grammar import count, some
 
 _MOST_NAMED: Final = 5
 
 
-def describe(
-    free: Mapping[int, int], blocks: Mapping[int, Sequence[int]], size: int, limits: SuperPodLimits
-) -> tuple[str, ...]:
+def describe(free: Mapping[int, int], blocks: Mapping[int, Sequence[int]], demand: Demand) -> tuple[str, ...]:
     """Describe a placement (docs/spec/superpod.md#selection).
 
     Args:
         free: how many servers each SuperPod had free for the job before, by its id.
         blocks: the ids of the SuperPods of each block, one for each of its servers, by the block's id.
-        size: how many servers a whole block has.
-        limits: the size of a SuperPod, and its reserve.
+        demand: what the job asks for.
 
     Returns:
         A sentence for each SuperPod that is used, then one for each reason for which others are not.
     """
+    limits = demand.limits
     used: defaultdict[int, int] = defaultdict(int)
     hosted: defaultdict[int, list[int]] = defaultdict(list)
     for block, super_pods in sorted(blocks.items()):
@@ -39,7 +38,7 @@ def describe(
     others: defaultdict[str, list[int]] = defaultdict(list)
     for number in sorted(free):
         if number not in used:
-            others[_why_not(free[number], size, limits)].append(number)
+            others[_why_not(free[number], demand)].append(number)
     for why, numbers in others.items():
         named = some([f"{number} ({free[number]} free)" for number in numbers], _MOST_NAMED)
         sentences.append(f"not SuperPod {named}: {why}")
@@ -57,9 +56,13 @@ def _reserve(left: int, limits: SuperPodLimits) -> str:
     return f"its reserve of {limits.reserve} {kept}"
 
 
-def _why_not(free: int, size: int, limits: SuperPodLimits) -> str:
-    if free < size:
-        return f"fewer free servers than the {size} of a block"
-    if free - limits.reserve < size:
-        return f"a block there would use the reserve of {limits.reserve}"
+def _why_not(free: int, demand: Demand) -> str:
+    if free < demand.size:
+        return f"fewer free servers than the {demand.size} of a block"
+    if demand.kind is Kind.SERVICE:
+        return "others have instances of the service, or more free servers"
+    if free - demand.limits.reserve < demand.size:
+        return f"a block there would use the reserve of {demand.limits.reserve}"
+    if demand.kind is Kind.MIND_IE:
+        return f"others are nearer to what the job names, or {'idler' if demand.idlest else 'fuller'}"
     return "more servers would be left over there, or its room is larger than the job needs"

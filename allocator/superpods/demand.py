@@ -14,7 +14,7 @@ import msgspec
 from allocator.rules.asked import Asked, SuperPodLimits
 from allocator.rules.job_products import SUPER_POD_AFFINITY, SUPER_POD_BLOCK, SUPER_POD_FIT, wants_super_pod
 from ascend.errors import Refusal
-from ascend.grammar import count
+from ascend.grammar import a, count
 from ascend.kube.objects import Pod, whole_number
 from ascend.products import ASCEND_A3_8, ASCEND_A3_16, Product
 from ascend.reasons import Reason
@@ -72,7 +72,7 @@ def read_demand(asked: Asked) -> Demand | None:
     product = _product_for(job, chips, [each for each in PRODUCTS if products is None or each.name in products])
     block = _read_block(job, pod, chips * pods)
     if block % product.chips:
-        what = f"is no multiple of the {product.chips} chips of {_a(product)}"
+        what = f"is no multiple of the {product.chips} chips of {a(f'{product.name} server')}"
         raise _invalid(job, f"{SUPER_POD_BLOCK}={block} {what}")
     if (chips * pods) % block:
         total = f"the {chips * pods} chips of its {pods} pods are no multiple of it"
@@ -120,10 +120,6 @@ def _read_block(job: str, pod: Pod, total: int) -> int:
 
 def _invalid(job: str, rest: str) -> Refusal:
     return Refusal(Reason.INVALID_REQUEST, f"{job} requests blocks of nodes of one SuperPod: {rest}")
-
-
-def _a(product: Product) -> str:
-    return f"an {product.name} server"
 
 
 class _Selector(msgspec.Struct, rename="camel", frozen=True):

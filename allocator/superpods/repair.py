@@ -6,9 +6,9 @@ complete is placed anew, as the blocks of a new job are. Pods that run never cha
 blocks, unless blocks may be split.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import count
+from itertools import count, islice
 from typing import TypeAlias
 
 import msgspec
@@ -44,15 +44,17 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """The nodes of a cluster, for one job.
+    """The nodes of a cluster, for one job; names are asked for only where they are needed.
 
     Attributes:
-        free: the nodes that each SuperPod has free, by its id, the preferred ones first.
+        rooms: how many nodes each SuperPod has free, by its id.
+        names: the free nodes of a SuperPod, the preferred ones first; none of one that is not in ``rooms``.
         super_pod_of: the SuperPod of a node; negative if it is in none.
         faulty: names of nodes to be used last, since pods of the job have failed there.
     """
 
-    free: Mapping[int, Sequence[str]]
+    rooms: Mapping[int, int]
+    names: Callable[[int], Sequence[str]]
     super_pod_of: Callable[[str], int]
     faulty: Collection[str] = ()
 
@@ -127,7 +129,8 @@ class _Repair:
             if (slots := [slot for slot in each if not slot.stays])
         }
         self._taken = {slot.node for slots in blocks.values() for slot in slots if slot.stays}
-        self._free = {node for each in nodes.free.values() for node in each}
+        self._used_in = {nodes.super_pod_of(node) for node in self._taken}
+        self._free_in: dict[int, list[str]] = {}
         self._anew: list[int] = []
 
     def patch(self, *, may_split: bool) -> Lack | None:
@@ -135,10 +138,7 @@ class _Repair:
         running = [number for number in self._open if any(slot.stays for slot in self._blocks[number])]
         ended = [number for number in self._open if number not in running and self._home(number) >= 0]
         self._anew = [number for number in self._open if number not in running and number not in ended]
-        pins = {number: self._pins(number) for number in (*running, *ended)}
-        for number in ended:
-            if len(pins[number]) == len(self._open[number]):
-                self._settle(number, list(pins.pop(number).values()), Verdict.KEPT)
+        pins = self._pins((*running, *ended))
         # Those that can't move come first, and may use what others would only like to keep.
         for number in running:
             if not self._complete(number, pins) and not self._complete(number, {each: pins[each] for each in running}):
@@ -146,7 +146,7 @@ class _Repair:
                     return self._lack(number)
                 self._anew.append(number)
         for number in ended:
-            if number in pins and not self._complete(number, pins):
+            if not self._complete(number, pins):
                 self._anew.append(number)
                 del pins[number]
         return None
@@ -155,14 +155,12 @@ class _Repair:
         """Place the other blocks, each in one SuperPod; returns why they can't be."""
         if not self._anew:
             return None
-        left = self._left()
-        shares = place({super_pod: len(nodes) for super_pod, nodes in left.items()}, len(self._anew))
+        shares = place(self._rooms(), len(self._anew))
         if len(shares) < len(self._anew):
             return Lack(len(self._anew), len(shares))
         for number, share in zip(sorted(self._anew), shares, strict=False):
             verdict = Verdict.MOVED if self._home(number) >= 0 else Verdict.NEW
-            chosen = _cut(left[share.super_pod], share.nodes)  # a scheduler may ask for one pod of a block
-            self._settle(number, chosen[: len(self._open[number])], verdict)
+            self._settle(number, self._take(share)[: len(self._open[number])], verdict)  # perhaps one pod of a block
         return None
 
     def split_anew(self, place: Place) -> Lack | None:
@@ -170,15 +168,14 @@ class _Repair:
         slots = [slot for number in sorted(self._anew) for slot in self._open[number]]
         if not slots:
             return None
-        left = self._left()
-        shares = place({super_pod: len(nodes) for super_pod, nodes in left.items()}, len(slots))
+        shares = place(self._rooms(), len(slots))
         if (found := sum(share.nodes for share in shares)) < len(slots):
             return Lack(len(slots), found)
         numbers = self._unused_numbers()
         rest = iter(slots)
         for share in shares:
             number = next(numbers)
-            for node in _cut(left[share.super_pod], share.nodes):
+            for node in self._take(share):
                 self._put(next(rest).rank, node, number)
             self.plan.verdicts[number] = (
                 Verdict.MOVED if number in self._blocks and self._home(number) >= 0 else Verdict.NEW
@@ -190,12 +187,24 @@ class _Repair:
         yield from (number for number in sorted(self._anew) if not any(slot.stays for slot in self._blocks[number]))
         yield from count(max(self._blocks) + 1)
 
-    def _left(self) -> dict[int, list[str]]:
-        """The nodes that each SuperPod has left, those on which pods have failed last."""
-        return {
-            super_pod: sorted((node for node in nodes if node not in self._taken), key=self._nodes.faulty.__contains__)
-            for super_pod, nodes in self._nodes.free.items()
-        }
+    def _rooms(self) -> dict[int, int]:
+        """How many nodes each SuperPod has left."""
+        rooms = dict(self._nodes.rooms)
+        for number in self._used_in & rooms.keys():
+            rooms[number] = sum(map(self._is_usable, self._names(number)))
+        return rooms
+
+    def _names(self, number: int) -> list[str]:
+        """The free nodes of a SuperPod, those on which pods have failed last."""
+        if number not in self._free_in:
+            self._free_in[number] = sorted(self._nodes.names(number), key=self._nodes.faulty.__contains__)
+        return self._free_in[number]
+
+    def _take(self, share: Share) -> list[str]:
+        """Take the nodes of a share for what is placed anew."""
+        taken = list(islice(filter(self._is_usable, self._names(share.super_pod)), share.nodes))
+        self._taken.update(taken)
+        return taken
 
     def _home(self, number: int) -> int:
         """The SuperPod of a block: that of a pod that stays, else that of the first node it had; negative for none."""
@@ -203,33 +212,35 @@ class _Repair:
         found = (self._nodes.super_pod_of(slot.node) for slot in slots if slot.node)
         return next((number for number in found if number >= 0), -1)
 
-    def _pins(self, number: int) -> dict[int, str]:
-        """The nodes that a block keeps where it can, by rank."""
-        home = self._home(number)
-        return {
-            slot.rank: slot.node
-            for slot in self._open[number]
-            if self._is_usable(slot.node)
-            and slot.node not in self._nodes.faulty
-            and self._nodes.super_pod_of(slot.node) == home
-        }
+    def _pins(self, numbers: Iterable[int]) -> dict[int, dict[int, str]]:
+        """The nodes that blocks keep where they can, by rank; each node once, whatever is remembered."""
+        pins: dict[int, dict[int, str]] = {}
+        pinned: set[str] = set()
+        for number in numbers:
+            home, own = self._home(number), pins.setdefault(number, {})
+            for slot in self._open[number]:
+                is_kept = self._is_usable(slot.node) and slot.node not in self._nodes.faulty
+                if is_kept and slot.node not in pinned and self._nodes.super_pod_of(slot.node) == home:
+                    own[slot.rank] = slot.node
+                    pinned.add(slot.node)
+        return pins
 
     def _complete(self, number: int, pins: Mapping[int, Mapping[int, str]]) -> bool:
         """Complete a block in its SuperPod, if that has enough nodes beside those that other blocks keep."""
-        home = self._nodes.free.get(self._home(number), ())
         kept = {node for nodes in pins.values() for node in nodes.values()}
-        spare = [node for node in home if self._is_usable(node) and node not in kept]
-        spare.sort(key=self._nodes.faulty.__contains__)
+        spare = [node for node in self._names(self._home(number)) if self._is_usable(node) and node not in kept]
         own = {rank: node for rank, node in pins[number].items() if self._is_usable(node)}
-        if len(own) + len(spare) < len(self._open[number]):
+        slots = self._open[number]
+        if len(own) + len(spare) < len(slots):
             return False
+        is_whole = len(own) == len(slots) == len(self._blocks[number])
         others = iter(spare)
-        chosen = [own[slot.rank] if slot.rank in own else next(others) for slot in self._open[number]]
-        self._settle(number, chosen, Verdict.PATCHED)
+        chosen = [own[slot.rank] if slot.rank in own else next(others) for slot in slots]
+        self._settle(number, chosen, Verdict.KEPT if is_whole else Verdict.PATCHED)
         return True
 
     def _is_usable(self, node: str) -> bool:
-        return node in self._free and node not in self._taken
+        return bool(node) and node not in self._taken and node in self._names(self._nodes.super_pod_of(node))
 
     def _settle(self, number: int, chosen: Sequence[str], verdict: Verdict) -> None:
         for slot, node in zip(self._open[number], chosen, strict=True):
@@ -239,15 +250,8 @@ class _Repair:
     def _put(self, rank: int, node: str, number: int) -> None:
         self.plan.placed[rank] = Placed(node, number)
         self._taken.add(node)
+        self._used_in.add(self._nodes.super_pod_of(node))
 
     def _lack(self, number: int) -> Lack:
         home = self._home(number)
-        found = sum(self._is_usable(node) for node in self._nodes.free.get(home, ()))
-        return Lack(len(self._open[number]), found, number, home)
-
-
-def _cut(nodes: list[str], number: int) -> list[str]:
-    """Take the first nodes of a list."""
-    taken = nodes[:number]
-    del nodes[:number]
-    return taken
+        return Lack(len(self._open[number]), sum(map(self._is_usable, self._names(home))), number, home)

@@ -82,7 +82,6 @@ class _Table:
 
     def __init__(self, free: Mapping[int, int], size: int, reserve: int) -> None:
         self._size = size
-        self._reserve = reserve
         self._left = {number: nodes for number, nodes in sorted(free.items()) if nodes >= size}
         self._cells: dict[_Cell, list[int]] = {}
         for number, nodes in self._left.items():

@@ -33,7 +33,7 @@ def super_pod_repair() -> str:
         for name in everywhere:
             if name not in without:
                 names[_super_pod(name)].append(name)
-        return Nodes(names, _super_pod)
+        return Nodes({number: len(each) for number, each in names.items()}, names.__getitem__, _super_pod)
 
     def place(room: Mapping[int, int], need: int) -> Sequence[Share]:
         return place_blocks(room, _SIZE, need, limits)

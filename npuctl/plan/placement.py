@@ -161,7 +161,7 @@ def _blocks_of(job: str, placed: Iterable[Placement], demand: Demand, free: Mapp
         block, super_pod = read_block(each.annotations), each.annotations.get(BLOCK_SUPER_POD)
         if each.job == job and block is not None and super_pod is not None:
             blocks.setdefault(block, []).append(int(super_pod))
-    return describe(free, blocks, demand.size, demand.limits) if blocks else ()
+    return describe(free, blocks, demand) if blocks else ()
 
 
 def _several(

@@ -119,7 +119,7 @@ def _node(name: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]
     yield from _differs(f"node {name}", "location", here, there)
     for level, number in here.places:
         entry, place = cluster.index.entries.get(name), cluster.index.topology.places(level).get(number)
-        is_there = place is not None and name in dict(place.fitting(lambda _bucket: _ANYTHING))
+        is_there = place is not None and any(name in names for _, names in place.fitting(lambda _bucket: _ANYTHING))
         yield from _differs(f"node {name}", f"is in {level} {number}", is_there, isinstance(entry, Bucket))
     yield from _differs(f"node {name}", "offer without reservations", assess(replace(mine), {}), other.offer)
 

@@ -102,7 +102,8 @@ def _repairable(world: World, running: list[Pod], chance: random.Random) -> list
     verdict = world.cluster.index.ranking(ChipRequest(CHIPS)).verdict
     places = world.cluster.index.topology.places(Level.SUPER_POD)
     by_super_pod = {super_pod_of(each.spec.node_name): each for each in chance.sample(running, len(running))}
-    return [each for number, each in by_super_pod.items() if places[number].room(verdict)][:_FAULTS]
+    with_room = {number for number, place in places.items() if any(names for _, names in place.fitting(verdict))}
+    return [each for number, each in by_super_pod.items() if number in with_room][:_FAULTS]
 
 
 def _timed(world: World, pods: Iterable[Pod]) -> float:

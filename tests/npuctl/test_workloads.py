@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from allocator.rules.job_kinds import VOLCANO
@@ -452,3 +453,39 @@ def test_the_super_pods_of_blocks_are_shown_with_the_reason(tmp_path: Path) -> N
         "job default/train: not SuperPod 3 (9 free): more servers would be left over there",
     ):
         assert sentence in told
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "chosen", "sentence"),
+    [
+        ({"inferserviceid": "s"}, {}, 1, "not SuperPod 0 (6 free): others have instances of the service, or more free"),
+        (
+            {"app": "a", "jobID": "1"},
+            {},
+            0,
+            "not SuperPod 1 (7 free): others are nearer to what the job names, or fuller",
+        ),
+        (
+            {"app": "a", "jobID": "1"},
+            {"sp-fit": "idlest"},
+            1,
+            "not SuperPod 0 (6 free): others are nearer to what the job",
+        ),
+    ],
+)
+def test_the_reason_for_a_super_pod_is_that_of_the_jobs_own_rule(
+    tmp_path: Path, labels: dict[str, str], annotations: dict[str, str], chosen: int, sentence: str
+) -> None:
+    (made,) = yaml.safe_load_all((EXAMPLES / "superpod-job.yaml").read_text())
+    metadata = made["spec"]["template"]["metadata"]
+    metadata["labels"] = labels
+    metadata["annotations"] |= annotations | {"sp-block": "64"}
+    path = tmp_path / "objects.json"
+    nodes = [super_pod_node(at, index) for at, size in ((0, 6), (1, 7)) for index in range(size)]
+    nodes[0]["metadata"]["labels"]["accelerator-type"] = "module-a3-16"  # its node selector does not match
+    nodes.append(super_pod_node(0, 9))
+    path.write_text(json.dumps(as_list(*nodes, made)))
+    done = CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW], terminal_width=200)
+    told = " ".join(done.stdout.split())
+    assert (done.exit_code, f"0, SuperPod {chosen}" in told) == (0, True), done.stdout
+    assert sentence in told

@@ -54,7 +54,7 @@ class RackBlocks(msgspec.Struct, frozen=True):
             verdict = index.ranking(members[0].request).verdict
             racks = {index.topology.location(peer.node).rack for peer in gang.record.values() if peer.block == block}
             for number, rack in sorted(index.topology.places(Level.RACK).items()):
-                names = sorted({name for name, _ in rack.fitting(verdict)} - used)
+                names = sorted({name for _, there in rack.fitting(verdict) for name in there} - used)
                 if (not racks or number in racks) and len(names) >= len(members):
                     used.update(names[: len(members)])
                     seats += [

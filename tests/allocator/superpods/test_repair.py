@@ -29,7 +29,12 @@ def nodes_of(*names: str, faulty: Sequence[str] = ()) -> Nodes:
     free: dict[int, list[str]] = {}
     for name in sorted(names):
         free.setdefault(super_pod_of(name), []).append(name)
-    return Nodes(free, super_pod_of, faulty)
+    rooms = {number: len(each) for number, each in free.items()}
+    return Nodes(rooms, lambda number: free.get(number, ()), super_pod_of, faulty)
+
+
+def free_nodes(nodes: Nodes) -> set[str]:
+    return {name for number in nodes.rooms for name in nodes.names(number)}
 
 
 def job(*nodes: Sequence[str], staying: Sequence[str] = ()) -> dict[int, list[Slot]]:
@@ -163,7 +168,7 @@ def damaged_jobs(draw: st.DrawFn) -> tuple[int, dict[int, list[Slot]], Nodes]:
 def test_a_repair_keeps_all_that_it_can(damaged: tuple[int, dict[int, list[Slot]], Nodes]) -> None:
     size, blocks, nodes = damaged
     plan = place_job(blocks, nodes, blocks_of(size))
-    free = {name for each in nodes.free.values() for name in each}
+    free = free_nodes(nodes)
     if isinstance(plan, Lack):
         return
     found = result(blocks, plan)
@@ -203,7 +208,7 @@ def test_a_repair_changes_nothing_where_nothing_is_faulty(damaged: tuple[int, di
         for number, slots in blocks.items()
     }
     taken = {name for each in found.values() for name in each}
-    repeated = place_job(again, nodes_of(*(taken | {n for each in nodes.free.values() for n in each})), blocks_of(size))
+    repeated = place_job(again, nodes_of(*(taken | free_nodes(nodes))), blocks_of(size))
     assert isinstance(repeated, Plan)
     assert result(again, repeated) == found
 
@@ -215,3 +220,19 @@ def test_the_order_of_the_blocks_changes_nothing(order: int) -> None:
     plan = place_job(ordered, nodes_of("a0", "b0", "c0", "c1", "c2", "c3"), blocks_of(2))
     assert isinstance(plan, Plan)
     assert result(blocks, plan) == {0: ["c0", "c1"], 1: ["c2", "c3"]}
+
+
+def test_a_node_that_two_ranks_remember_is_used_once() -> None:
+    """A rank's pod ended on it, another rank's was placed there and ended before the first one was made again."""
+    for blocks in (job(["a0", "a1"], ["a0", "a2"]), job(["a0", "a0"], ["a1", "a2"])):
+        plan = place_job(blocks, nodes_of(*(f"a{index}" for index in range(6))), blocks_of(2))
+        assert isinstance(plan, Plan)
+        everywhere = [name for names in result(blocks, plan).values() for name in names]
+        assert len(everywhere) == len(set(everywhere)) == 4
+
+
+def test_an_undamaged_block_moves_rather_than_keep_a_running_one_waiting() -> None:
+    blocks = job(["a0", "a1"], ["a2", "a3"], staying=["a0"])
+    plan = place_job(blocks, nodes_of("a2", "a3", "b0", "b1"), blocks_of(2))
+    assert isinstance(plan, Plan)
+    assert result(blocks, plan) == {0: ["a0", "a2"], 1: ["b0", "b1"]}
