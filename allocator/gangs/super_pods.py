@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from allocator.gangs.policy import GangRequest, Member
-from allocator.rules.vacancy import Fit, Verdict
+from allocator.rules.vacancy import Fit
 from allocator.state.index import NodeIndex
 from allocator.state.location import Level
 from allocator.state.ranking import Bucket
@@ -113,7 +113,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         """Choose SuperPods for so many new blocks, or nodes if blocks may be split."""
         demand = self.demand
         if demand.kind is Kind.SERVICE:
-            return place_service(free, demand.size, need, [each for each, pods in gang.neighbours.items() if pods])
+            return place_service(free, demand.size, need, gang.neighbours.keys())
         if demand.kind is Kind.MIND_IE:
             near = gang.neighbours if demand.near else None
             return place_mind_ie(free, demand.size, need, demand.limits, idlest=demand.idlest, near=near)
@@ -140,6 +140,9 @@ class SuperPods(msgspec.Struct, frozen=True):
 class FreeServers:
     """The servers of SuperPods that are free for all members of a gang. They are sorted only where they are used.
 
+    Each pod takes a whole server of the job's one product (``allocator/superpods/demand.py``), so a server with a peer
+    is never free.
+
     Args:
         gang: the gang.
         index: the nodes.
@@ -154,12 +157,12 @@ class FreeServers:
         self._verdict_on = index.ranking(self._request).verdict
         self._index = index
         self._allowed = _common(gang, gang.members)
-        self._excluded = {name for name, most in gang.limits.items() if most <= 0}.union(gang.peers)
+        self._excluded = {name for name, most in gang.limits.items() if most <= 0}
         self._free: dict[int, list[tuple[bool, frozenset[str]]]] = {}
 
     def read(self, number: int, place: Place) -> None:
         """Read the free servers of a SuperPod."""
-        free = [(bucket.vacancy.sub_healthy, self._usable(names)) for bucket, names in place.fitting(self._verdict)]
+        free = [(bucket.vacancy.sub_healthy, self._usable(names)) for bucket, names in place.fitting(self._verdict_on)]
         if (room := sum(len(names) for _, names in free)) > 0:
             self.rooms[number], self._free[number] = room, free
 
@@ -183,12 +186,6 @@ class FreeServers:
     def _usable(self, names: AbstractSet[str]) -> frozenset[str]:
         found = names if self._allowed is None else names & self._allowed
         return frozenset(found - self._excluded)
-
-    def _verdict(self, bucket: Bucket) -> Verdict:
-        """Like the ranking's; a pod of a block takes a whole server."""
-        if bucket.vacancy.product.chips != self._request.chips:
-            return Refusal(Reason.NOT_ENOUGH_CHIPS, "a pod of a block takes a whole server")
-        return self._verdict_on(bucket)
 
 
 def _common(gang: GangRequest, members: Sequence[Member]) -> frozenset[str] | None:

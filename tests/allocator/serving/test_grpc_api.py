@@ -352,6 +352,18 @@ async def test_watch_sends_every_node_and_then_the_changed_ones(allocator: Alloc
         ),
         (pb.PodRequest(resources={RESOURCE: 8}, labels={"tor-affinity": "normal-schema"}), Reason.UNSUPPORTED_POLICY),
         (pb.PodRequest(resources={RESOURCE: 4}, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
+        *(
+            (
+                pb.PodRequest(
+                    resources={RESOURCE: 16},
+                    replicas=4,
+                    annotations={"sp-block": block},
+                    node_selector={"accelerator-type": "module-a3-16-super-pod"},
+                ),
+                reason,
+            )
+            for block, reason in (("32", ""), ("48", Reason.INVALID_REQUEST))
+        ),
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from allocator.binding.annotations import Stamper
 from allocator.decision.preemption import Preemption
 from allocator.decision.victim_set import Suggestion
+from allocator.gangs.record import count_neighbours
 from allocator.rules.asked import SuperPodLimits
 from allocator.rules.job import JobKey
 from allocator.rules.job_kinds import VOLCANO
@@ -18,7 +19,8 @@ from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK
 from ascend.errors import Refusal
 from ascend.kube.objects import OwnerReference, Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import GROUP, pod
+from ascend.turn import at_once
+from tests.allocator.builders import GROUP, owned_by, pod, stateful_set
 from tests.allocator.superpods.world import CHIPS, SELECTOR, bind, job, placed, server, super_pod_of, super_pods
 
 
@@ -125,6 +127,8 @@ def test_a_job_of_one_block_may_use_chips_whose_network_is_unhealthy() -> None:
 def test_a_job_whose_minimum_fits_starts_with_whole_blocks() -> None:
     world = super_pods(3, 3)
     world.add(*(pods := job(6, minimum=3)))
+    world.engine.place(pods[0])
+    assert len(world.ledger) == 4
     assert placed(world, pods[:4]) == ["0-0", "0-1", "1-0", "1-1"]
     assert world.refusal(pods[4]).reason is Reason.GANG_DOES_NOT_FIT
     # A block joins later, when there is room for it.
@@ -370,3 +374,70 @@ async def test_a_job_with_blocks_evicts_only_where_its_blocks_fit_then() -> None
     chosen = [await preemption.improve(each, suggested) for each in pods]
     victims = {victim.uid for each in chosen if each is not None for victim in each.victims}
     assert victims == {"uid-on-1-0"}
+
+
+def test_the_server_index_decides_before_the_name() -> None:
+    world = super_pods(12, limits=SuperPodLimits(12, 0))
+    world.add(*(pods := job(12, 12)))
+    assert placed(world, pods) == [f"0-{index}" for index in range(12)]
+
+
+def test_nodes_that_are_left_to_others_are_not_used() -> None:
+    world = super_pods(4)
+    world.add(*(pods := job(2)))
+    gang = world.cluster.jobs.job_of(pods[0])
+    request, _ = at_once(world.engine.gangs.gang_request(pods[0], world.engine.request_of(pods[0]), gang, None))
+    found = at_once(request.policy.place(replace(request, limits={"0-0": 0, "0-2": 1}), world.cluster.index))
+    assert not isinstance(found, Refusal)
+    assert [seat.node for seat in found] == ["0-1", "0-2"]
+
+
+def test_a_block_that_may_be_split_needs_the_network() -> None:
+    world = super_pods(4)
+    world.add(*(pods := job(2, labels={"super-pod-affinity": "soft"})))
+    assert world.engine.request_of(pods[0]).needs_network
+
+
+def test_a_mind_ie_job_without_preference_is_spread_over_the_idlest_super_pods() -> None:
+    world = super_pods(8, 7)
+    world.add(*(pods := job(6, labels={"app": "ie", "jobID": "1"}, annotations={"sp-fit": "idlest"})))
+    assert [super_pod_of(name) for name in placed(world, pods)] == [0, 0, 1, 1, 0, 0]
+
+
+def test_neighbours_are_live_pods_of_other_jobs_with_all_labels() -> None:
+    world = super_pods(2, 2, 2)
+    own = job(2)
+    labels = {"tier": "cache", "app": "a"}
+    world.add(
+        pod("there", 1, node="0-0", chips=[0], phase="Running", labels=labels),
+        pod("too", 1, node="0-1", chips=[0], phase="Running", labels=labels | {"more": "x"}),
+        pod("ended", 1, node="1-0", chips=[0], phase="Succeeded", labels=labels),
+        pod("other", 1, node="1-1", chips=[0], phase="Running", labels=labels | {"app": "b"}),
+        pod("waiting", 1, labels=labels),
+        *(replace(each, metadata=replace(each.metadata, labels=labels)) for each in own),
+    )
+    bound = pod("train-0", CHIPS, node="2-0", chips=range(CHIPS), phase="Running", labels=labels,
+                annotations=own[0].metadata.annotations)  # fmt: skip
+    world.add(bound)
+    gang = world.cluster.jobs.job_of(bound)
+    assert count_neighbours(gang, labels, world.cluster) == {0: 2}
+
+
+def test_a_job_is_tried_again_once_its_nodes_have_super_pods() -> None:
+    world = super_pods()
+    world.add(*(server(-1, index) for index in range(2)), *(pods := job(2)))
+    assert world.refusal(pods[0]).reason is Reason.GANG_DOES_NOT_FIT
+    for index in range(2):
+        there = server(3, index)
+        world.add(replace(there, metadata=replace(there.metadata, name=f"-1-{index}")))
+    assert placed(world, pods) == ["-1-0", "-1-1"]
+
+
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_job_of_known_size_without_a_minimum_is_told_what_it_lacks(block: int | None) -> None:
+    world = super_pods(4)
+    world.cluster.jobs.owner_applied(stateful_set(4))
+    annotations = {"sp-block": str(block * CHIPS)} if block is not None else {}
+    each = owned_by(pod("train-0", CHIPS, annotations=annotations, selector=SELECTOR), "StatefulSet")
+    world.add(each)
+    assert world.refusal(each).reason is Reason.INVALID_MIN_AVAILABLE

@@ -236,3 +236,10 @@ def test_an_undamaged_block_moves_rather_than_keep_a_running_one_waiting() -> No
     plan = place_job(blocks, nodes_of("a2", "a3", "b0", "b1"), blocks_of(2))
     assert isinstance(plan, Plan)
     assert result(blocks, plan) == {0: ["a0", "a2"], 1: ["b0", "b1"]}
+
+
+def test_a_block_is_where_its_running_pods_are() -> None:
+    blocks = job(["b0", "a1", "a2"], staying=["a1", "a2"])
+    plan = place_job(blocks, nodes_of("b0", "b1", "a3"), blocks_of(3))
+    assert isinstance(plan, Plan)
+    assert plan.placed[0].node == "a3"
