@@ -467,7 +467,7 @@ def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
     assert [(part.container, part.chips) for part in restored.parts] == [("left", (0, 1)), ("right", (2,))]
 
 
-def test_a_pod_whose_calls_were_taken_for_another_one_holds_what_the_init_container_of_that_had() -> None:
+def test_a_pod_whose_calls_were_taken_for_anothers_holds_what_its_init_container_had() -> None:
     real = read_pod(pod("real", 0, 0, 1, time=1, init={"prepare": 2}, asks={"main": 1}), 1)
     prepare = Part("prepare", keeps=False, chips=(4, 5), kubelet_ids=(4, 5))
     main = Part("main", keeps=True, chips=(5,), kubelet_ids=(5,))

@@ -260,7 +260,7 @@ async def test_a_gang_whose_group_is_deleted_releases_its_chips_and_starts_when_
     assert scheduler.posted == 3
 
 
-async def test_running_pods_whose_group_is_deleted_keep_their_chips_and_wait_for_it_with_their_successors() -> None:
+async def test_running_pods_keep_their_chips_while_their_group_is_deleted_and_successors_wait() -> None:
     pods = [pod(f"a-{rank}", 8, node=f"n{rank + 1}", chips=range(8), annotations={GROUP: "a"}) for rank in range(2)]
     rig, group = rig_of_group(*pods)
     cluster = rig.world.cluster
