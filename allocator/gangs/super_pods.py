@@ -4,17 +4,18 @@ docs/spec/superpod.md#selection; which SuperPods and nodes is decided by ``alloc
 has. A block of n nodes has n pods of consecutive ranks, each on a whole server.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.vacancy import Fit
 from allocator.state.index import NodeIndex
-from allocator.state.location import Level
+from allocator.state.location import Level, Location
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import InBlock, Seat
 from allocator.state.topology import Place
@@ -66,7 +67,12 @@ class SuperPods(msgspec.Struct, frozen=True):
         return sum(member.rank // self.demand.size <= last for member in gang.members)
 
     def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
-        """Find a node for each member, or say why there is none."""
+        """Find a node for each member, or say why there is none.
+
+        A single member with a single node, as in a Binding that names it, is placed there if its block fits then.
+        """
+        if len(gang.members) == 1 and len(only := gang.allowed(gang.members[0]) or ()) == 1:
+            return (yield from self._place_on(next(iter(only)), gang, index))
         free = yield from self.free(gang, index)
         largest = max(free.rooms, key=free.rooms.__getitem__, default=None)
         if largest is not None and free.rooms[largest] > self.demand.limits.size:
@@ -85,6 +91,36 @@ class SuperPods(msgspec.Struct, frozen=True):
             Seat(member.uid, member.pod, at.node, free.chips(at.node), InBlock(at.block, member.rank))
             for member, at in placed
         ]
+
+    def _place_on(self, node: str, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        (member,) = gang.members
+        elsewhere = replace(gang, members=(replace(member, candidates=None),), candidates=None)
+        free = yield from self.free(elsewhere, index)
+        location = index.topology.location
+        here = location(node).super_pod
+        block, lack = self._block_on(here, member.rank, gang, free.rooms, location)
+        if lack is not None:
+            return self._refuse(gang, lack, free.rooms)
+        if node not in free.names(here):
+            return self._refuse(gang, Lack(1, 0, block, here), free.rooms)
+        return [Seat(member.uid, member.pod, node, free.chips(node), InBlock(block, member.rank))]
+
+    def _block_on(
+        self, here: int, rank: int, gang: GangRequest, rooms: Mapping[int, int], location: Callable[[str], Location]
+    ) -> tuple[int, Lack | None]:
+        """The block of a rank that is placed in a SuperPod, and why it can't be there."""
+        size = self.demand.size
+        staying = [(peer.block, location(peer.node).super_pod) for peer in gang.record.values() if peer.stays]
+        if self.demand.may_split:
+            parts = Counter(block for block, super_pod in staying if super_pod == here)
+            fresh = max((peer.block for peer in gang.record.values()), default=-1) + 1
+            return min((block for block, pods in parts.items() if pods < size), default=fresh), None
+        own = rank // size
+        home = next((super_pod for block, super_pod in staying if block == own), None)
+        if home is None:
+            room = rooms.get(here, 0)
+            return own, None if room >= size else Lack(size, room, None, here)
+        return own, None if home == here else Lack(1, rooms.get(home, 0), own, home)
 
     def free(self, gang: GangRequest, index: NodeIndex) -> "Steps[FreeServers]":
         """The servers of SuperPods that are free for all members of a gang."""
@@ -123,7 +159,10 @@ class SuperPods(msgspec.Struct, frozen=True):
 
     def _refuse(self, gang: GangRequest, lack: Lack, rooms: Mapping[int, int]) -> Refusal:
         size = self.demand.size
-        if lack.block is not None:
+        if lack.block is None and lack.super_pod >= 0:
+            where = f"SuperPod {lack.super_pod} has {lack.found} free"
+            what = f"a block of {count(size, 'server')} must be in one SuperPod; {where}"
+        elif lack.block is not None:
             what = f"{count(lack.needed, 'pod')} of block {lack.block} must join the others of the block "
             if lack.super_pod >= 0:
                 what += f"in SuperPod {lack.super_pod}, which has room for {lack.found}"

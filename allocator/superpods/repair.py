@@ -91,7 +91,8 @@ class Lack(msgspec.Struct, frozen=True):
         found: for how many of them there is room.
         block: the block that its SuperPod can't complete, and that can't move because pods of it run; None if there is
             no room for what is placed anew.
-        super_pod: the SuperPod of that block; negative if it is unknown.
+        super_pod: the SuperPod of that block, or the only one in which a new block may be; negative if it is unknown,
+            or there is no such one.
     """
 
     needed: int

@@ -20,7 +20,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import OwnerReference, Pod
 from ascend.reasons import Reason
 from ascend.turn import at_once
-from tests.allocator.builders import GROUP, owned_by, pod, stateful_set
+from tests.allocator.builders import GROUP, World, owned_by, pod, stateful_set
 from tests.allocator.superpods.world import CHIPS, SELECTOR, bind, job, placed, server, super_pod_of, super_pods
 
 
@@ -441,3 +441,35 @@ def test_a_job_of_known_size_without_a_minimum_is_told_what_it_lacks(block: int 
     each = owned_by(pod("train-0", CHIPS, annotations=annotations, selector=SELECTOR), "StatefulSet")
     world.add(each)
     assert world.refusal(each).reason is Reason.INVALID_MIN_AVAILABLE
+
+
+def on(world: World, each: Pod, name: str) -> str:
+    """The node of a pod whose Binding names it, as a scheduler behind the webhook posts it."""
+    return world.engine.place_on(each, name).node
+
+
+@pytest.mark.parametrize("labels", [{}, {"super-pod-affinity": "soft"}])
+def test_bindings_that_name_their_nodes_are_served_where_a_block_has_room(labels: dict[str, str]) -> None:
+    world = super_pods(1, 3, 3)
+    world.add(*(pods := job(4, labels=labels)))
+    if not labels:
+        with pytest.raises(Refusal, match="a block of 2 servers must be in one SuperPod; SuperPod 0 has 1 free"):
+            on(world, pods[0], "0-0")
+    assert on(world, pods[0], "1-2") == "1-2"
+    if not labels:
+        with pytest.raises(Refusal, match="1 pod of block 0 must join the others of the block in SuperPod 1"):
+            on(world, pods[1], "2-0")
+    assert on(world, pods[1], "1-0") == "1-0"
+    assert on(world, pods[2], "2-0") == "2-0"
+    assert on(world, pods[3], "2-2") == "2-2"
+    parts = [held.part for each in pods if (held := world.ledger.get(each.uid)) is not None]
+    assert [part.block for part in parts if part is not None] == [0, 0, 1, 1]
+
+
+def test_a_binding_to_a_node_without_room_is_refused_with_the_reason_of_the_node() -> None:
+    world = super_pods(3)
+    world.fill("0-1", [0])
+    world.add(*(pods := job(2)))
+    with pytest.raises(Refusal) as refused:
+        on(world, pods[0], "0-1")
+    assert refused.value.reason is Reason.NOT_ENOUGH_CHIPS
