@@ -87,6 +87,10 @@ class Unreachable(AscendError):
     """No usable answer from a server: connection refused, timeout, broken stream, or invalid content."""
 
 
+class TimedOut(Unreachable):
+    """A server has not answered in time; it may answer when it is asked again."""
+
+
 class LeadershipLost(AscendError):
     """The lease was taken by another process, or could not be renewed in time."""
 

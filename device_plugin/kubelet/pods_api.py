@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from ascend.addresses import join_address
-from ascend.errors import Unreachable
+from ascend.errors import TimedOut, Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.kubelet.registrations import Registrations, parse_registrations
 
@@ -69,7 +69,8 @@ class KubeletPods:
         """Return the pods that the kubelet knows now.
 
         Raises:
-            Unreachable: there is no usable answer in time.
+            TimedOut: there is no answer in time.
+            Unreachable: there is no usable answer.
         """
         url = self._url()
         try:
@@ -97,6 +98,8 @@ class KubeletPods:
                 if response.status != 200:  # noqa: PLR2004 - OK
                     raise Unreachable(f"{url} answered {response.status} {response.reason}")
                 return body
+        except TimeoutError as error:
+            raise TimedOut(f"{url} has not answered within {deadline_s} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
 

@@ -11,7 +11,7 @@ import structlog
 
 from ascend.chips import count_chips
 from ascend.daemon.observable import wait_for_change
-from ascend.errors import ApiError, Refusal, Unreachable
+from ascend.errors import ApiError, Refusal, TimedOut, Unreachable
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from device_plugin.ledger.admission import Candidate, Listing, candidates, newest, oldest_decision
@@ -67,17 +67,19 @@ class AdmittedPodFinder:
 
         Args:
             count: how many chips the kubelet requests.
-            limit_s: how long to wait for a pod that the call fits; without the kubelet's list, the node's pods are then
-                listed once.
+            limit_s: how long to wait for a pod that the call fits, and to ask a kubelet again that does not answer in
+                time; without the kubelet's list, the node's pods are then listed once.
 
         Raises:
             Refusal: there is no such container.
         """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + limit_s
         try:
-            candidate = await self._by_kubelet(count, limit_s)
+            candidate = await self._by_kubelet(count, until_s)
         except Unreachable as error:
             log.warning("can't ask the kubelet which pod it admits", error=error.message)
-            return await self._by_guess(count, limit_s)
+            return await self._by_guess(count, until_s - loop.time())
         if candidate is None or self._pods.has_moved_on(candidate.pod.uid):
             raise _no_such_pod(count)
         return Found(candidate)
@@ -90,8 +92,8 @@ class AdmittedPodFinder:
         waiting = self._candidates([pod] if pod is not None else [], earlier.ask.count, skips=True)
         return next((each for each in waiting if each.ask == earlier.ask), None)
 
-    async def _by_kubelet(self, count: int, limit_s: float) -> Candidate | None:
-        """Find it by the kubelet's list; None if that has no such container within the limit.
+    async def _by_kubelet(self, count: int, until_s: float) -> Candidate | None:
+        """Find it by the kubelet's list; None if that has no such container until then.
 
         Raises:
             Refusal: it is a container of a static pod.
@@ -99,10 +101,15 @@ class AdmittedPodFinder:
         """
         sources = (self._pods.changes, self._handovers.changes)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + limit_s
         while True:
             versions = [source.version for source in sources]
-            listed = await self._kubelet_pods()
+            try:
+                listed = await self._kubelet_pods()
+            except TimedOut as error:
+                if loop.time() >= until_s:
+                    raise
+                log.info("asking the kubelet again which pod it admits", error=error.message)
+                continue
             self._readings += 1
             self._listings = {pod.uid: self._listing(pod) for pod in listed}
             if fits := self._candidates(self._in_admission(listed), count, skips=True):

@@ -32,6 +32,7 @@ from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
+from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX
 from device_plugin.serving.succession import Succession
@@ -51,7 +52,8 @@ REGISTER_DEADLINE_LIMIT_S = 10.0
 WATCH_DEADLINE_S = 0.5
 """After the registration a kubelet opens the stream at once. One that does not gets more time with every attempt."""
 WATCH_DEADLINE_LIMIT_S = 8.0
-STOP_GRACE_S = 0.5
+STOP_GRACE_S = CAP_S
+"""A call in progress is answered: one that is cut off fails the admission of its pod."""
 STEADY_S = 10.0
 """A registration that lasted this long resets the waiting time before the next one."""
 FIRST_WAIT_S = 0.05

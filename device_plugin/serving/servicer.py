@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 import structlog
@@ -56,6 +57,10 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self._metrics = metrics
         self._ending = Observable(False)  # noqa: FBT003 - a value
         self._streams = 0
+        self._calls = 0
+        self.idle = asyncio.Event()
+        """Set while no call about a pod is being answered."""
+        self.idle.set()
         self.failure = ""
         """If set, a registration with this service fails with this text."""
         self.opened = asyncio.Event()
@@ -113,11 +118,23 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         context: Context,
     ) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()
-        await self._prepare()
-        for each in request.container_requests:
-            ids = await self._prefer(each)
-            answer.container_responses.add(deviceIDs=ids)
+        with self._answering():
+            await self._prepare()
+            for each in request.container_requests:
+                ids = await self._prefer(each)
+                answer.container_responses.add(deviceIDs=ids)
         return answer
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        self._calls += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self.idle.set()
 
     async def _prepare(self) -> None:
         if self._before_first_call is not None:
@@ -138,6 +155,10 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         return ids
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+        with self._answering():
+            return await self._allocate(request, context)
+
+    async def _allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         started_s = time.perf_counter()
         try:
             answer = pb.AllocateResponse()

@@ -25,6 +25,7 @@ import structlog
 from ascend.errors import AscendError
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, KubeObject, Resource
+from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.servicer import DevicePluginServicer
 
@@ -34,6 +35,7 @@ BY_SOCKET = (1, 37)
 """The first version of the kubelet that distinguishes two plugins of a resource."""
 LIMIT_S = 5.0
 """How long the successor may take to register; a pod's grace period is 10 s."""
+CALLS_LIMIT_S = CAP_S
 POLL_S = 0.02
 VERSION_LIMIT_S = 1.0
 STREAM_END_S = 0.5
@@ -98,6 +100,7 @@ class Succession:
         self._kubelet_version = kubelet_version
         self._successor: str | None = None
         self._server: AsyncExitStack | None = None
+        self._servicer: DevicePluginServicer | None = None
         self._register_again: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -127,7 +130,7 @@ class Succession:
         log.info("handing the kubelet over to another instance")
         if not await self.distinguishes() and await self.detach(servicer, register_failing):
             self._register_again = register_again
-        self._server = server.pop_all()
+        self._server, self._servicer = server.pop_all(), servicer
 
     async def distinguishes(self) -> bool:
         """Return whether the kubelet distinguishes two plugins of a resource."""
@@ -162,6 +165,14 @@ class Succession:
                 async with self._server:
                     # In a task of its own: calls in one that is cancelled end as cancelled.
                     await asyncio.create_task(self._wait())
+                    await asyncio.create_task(self._finish_calls())
+
+    async def _finish_calls(self) -> None:
+        """Answer the calls that came before the successor was registered: the end of the stream would cut them off."""
+        if self._servicer is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALLS_LIMIT_S):
+                    await self._servicer.idle.wait()
 
     async def _wait(self) -> None:
         try:

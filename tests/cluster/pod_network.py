@@ -53,7 +53,9 @@ class PodNetwork:
         if number is None:
             raise ClusterError("no network of 10.64.0.0/10 is free for pods")
         network = cls(f"{_PREFIX}{os.getpid()}", number)
-        _ip("link", "add", network._name, "type", "bridge")
+        # Without an address of its own it takes the lowest one of its ports, and changes it with every pod: connections
+        # to it hang until the others have noticed.
+        _ip("link", "add", network._name, "address", f"02:00:0a:{number:02x}:00:01", "type", "bridge")
         _ip("link", "set", network._name, "up")
         _ip("address", "add", f"{network._address(0, 1)}/16", "dev", network._name)
         return network

@@ -8,10 +8,11 @@ import pytest
 
 from ascend.chips import chip_name
 from ascend.daemon.observable import Observable
-from ascend.errors import Refusal, Unreachable
+from ascend.errors import Refusal, TimedOut, Unreachable
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.kubelet.pods_api import DEADLINE_S
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.pods.admission_matcher import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, AdmissionMatcher
@@ -369,6 +370,35 @@ async def test_without_any_pod_the_call_is_refused_within_the_cap() -> None:
     with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
         await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])
     assert loop.time() - started_s <= CAP_S
+
+
+async def test_a_kubelet_that_is_late_is_asked_again_before_a_pod_is_guessed() -> None:
+    node = Node()
+    node.pods.applied(pod("early", 2, 0, 1, time=1))
+    node.pods.applied(late := pod("late", 2, 2, 3, time=2))
+    answers_from_s = asyncio.get_running_loop().time() + 1.5
+
+    async def busy() -> Sequence[Pod]:
+        await asyncio.sleep(DEADLINE_S)
+        if asyncio.get_running_loop().time() < answers_from_s:
+            raise TimedOut("the kubelet has not answered within 0.8 s")
+        return [late]
+
+    node.finder._kubelet_pods = busy
+    assert (await node.matcher.allocate(["Ascend910-2", "Ascend910-3"])).handover.pod == "default/late"
+
+
+async def test_a_kubelet_that_stays_silent_leaves_time_for_a_guess() -> None:
+    node = Node()
+    node.pods.applied(pod("early", 2, 0, 1, time=1))
+    node.pods.applied(pod("late", 2, 2, 3, time=2))
+
+    async def silent() -> Sequence[Pod]:
+        await asyncio.sleep(DEADLINE_S)
+        raise TimedOut("the kubelet has not answered within 0.8 s")
+
+    node.finder._kubelet_pods = silent
+    assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/early"
 
 
 async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from ascend.chips import RESOURCE
-from ascend.errors import Unreachable
+from ascend.errors import TimedOut, Unreachable
 from ascend.kube.objects import PODS
 from ascend.slices import ContainerRequest
 from device_plugin.app import Plugin
@@ -69,7 +69,7 @@ async def test_a_kubelet_that_does_not_answer_in_time_is_unreachable(
     monkeypatch.setattr(pods_api, "DEADLINE_S", 0.05)
     kubelet.pods_answer.hold()
     async with KubeletPods(lambda: kubelet.pods_url, identified) as pods:
-        with pytest.raises(Unreachable, match="Timeout"):
+        with pytest.raises(TimedOut, match=r"has not answered within 0.05 s"):
             await pods.list()
         kubelet.pods_answer.release()
         assert len(await pods.list()) == 1

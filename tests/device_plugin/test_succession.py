@@ -9,6 +9,8 @@ import pytest
 
 from ascend.chips import RESOURCE
 from device_plugin.app import Plugin
+from device_plugin.kubelet import pods_api
+from device_plugin.pods import admission_matcher
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.serving import succession
 from device_plugin.serving.succession import distinguishes_plugins
@@ -85,6 +87,27 @@ async def test_pods_that_come_during_an_upgrade_get_their_chips(folder: Path, *,
             await whole.bind(f"pod-{chip}", chip)
         for chip in range(8):
             check_hand_over(whole, await whole.claimed(f"pod-{chip}"))
+        await asyncio.wait([old])
+
+
+@KUBELETS
+async def test_a_call_that_the_old_instance_still_answers_is_not_cut_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, race: bool
+) -> None:
+    monkeypatch.setattr(pods_api, "DEADLINE_S", 10.0)
+    monkeypatch.setattr(admission_matcher, "PREFER_CAP_S", 10.0)
+    async with two(folder, race=race) as (whole, old, new):
+        kubelet = whole.node.kubelet
+        kubelet.pods_answer.hold()
+        asked = kubelet.pods_answer.requests
+        await whole.bind("train", 0, 1)
+        await until(lambda: kubelet.pods_answer.requests > asked)
+        old.cancel()
+        await until(lambda: is_registered(new))
+        registered_s = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() > registered_s + 1.0)
+        kubelet.pods_answer.release()
+        check_hand_over(whole, await whole.claimed("train"))
         await asyncio.wait([old])
 
 
