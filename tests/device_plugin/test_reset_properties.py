@@ -261,7 +261,7 @@ class Resets(RuleBasedStateMachine):
     def teardown(self) -> None:
         """In the end every chip is back in use, or left to people."""
         for turn in range(24):
-            if turn >= 12 and not self.withheld:  # noqa: PLR2004 - half of them
+            if turn >= 12 and not self.withheld:
                 break  # a limit per hour may end, and another reset begin, at any time
             if self.node.resetting:
                 self.the_driver_returns("", ends_fault=True, stays_down=True)
