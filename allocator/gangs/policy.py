@@ -43,12 +43,13 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         node: the name of the node.
-        block: the id of its block.
+        block: the id of its block; None if it is unknown, because another program has placed the pod, or the job had no
+            blocks then.
         stays: whether it is there; else it has ended, and its successor may be placed elsewhere.
     """
 
     node: str
-    block: int
+    block: int | None
     stays: bool = True
 
 

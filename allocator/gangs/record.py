@@ -28,8 +28,8 @@ def read_record(job: Job, members: Collection[str], ledger: Ledger, past: BlockR
             pod, held = job.pods[uid], ledger.get(uid)
             if held is not None and held.part is not None:
                 record[job.rank_of(pod)] = Peer(held.node, held.part.block)
-            elif pod.spec.node_name and (block := read_block(pod.metadata.annotations)) is not None:
-                record[job.rank_of(pod)] = Peer(pod.spec.node_name, block)
+            elif pod.spec.node_name:
+                record[job.rank_of(pod)] = Peer(pod.spec.node_name, read_block(pod.metadata.annotations))
     return record
 
 

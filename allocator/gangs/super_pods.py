@@ -5,7 +5,7 @@ has. A block of n nodes has n pods of consecutive ranks, each on a whole server.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -24,6 +24,7 @@ from allocator.superpods.inference import place_mind_ie, place_service
 from allocator.superpods.repair import Lack, Nodes, Slot, place_job
 from allocator.superpods.shares import Share
 from allocator.superpods.stages import place_blocks, place_parts
+from ascend.annotations import RANK
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Reason
@@ -71,6 +72,8 @@ class SuperPods(msgspec.Struct, frozen=True):
 
         A single member with a single node, as in a Binding that names it, is placed there if its block fits then.
         """
+        if (refusal := self._contradiction(gang, index.topology.location)) is not None:
+            return refusal
         if len(gang.members) == 1 and len(only := gang.allowed(gang.members[0]) or ()) == 1:
             return (yield from self._place_on(next(iter(only)), gang, index))
         free = yield from self.free(gang, index)
@@ -110,13 +113,12 @@ class SuperPods(msgspec.Struct, frozen=True):
     ) -> tuple[int, Lack | None]:
         """The block of a rank that is placed in a SuperPod, and why it can't be there."""
         size = self.demand.size
-        staying = [(peer.block, location(peer.node).super_pod) for peer in gang.record.values() if peer.stays]
+        staying = [(at, peer.block, location(peer.node).super_pod) for at, peer in gang.record.items() if peer.stays]
         if self.demand.may_split:
-            parts = Counter(block for block, super_pod in staying if super_pod == here)
-            fresh = max((peer.block for peer in gang.record.values()), default=-1) + 1
-            return min((block for block, pods in parts.items() if pods < size), default=fresh), None
+            parts = Counter(block for _, block, super_pod in staying if super_pod == here and block is not None)
+            return min((block for block, pods in parts.items() if pods < size), default=_unused(gang)), None
         own = rank // size
-        home = next((super_pod for block, super_pod in staying if block == own), None)
+        home = next((super_pod for at, _, super_pod in staying if at // size == own), None)
         if home is None:
             room = rooms.get(here, 0)
             return own, None if room >= size else Lack(size, room, None, here)
@@ -135,15 +137,35 @@ class SuperPods(msgspec.Struct, frozen=True):
         """The slots of the members, and of the pods that stay, by block."""
         record, size, may_split = gang.record, self.demand.size, self.demand.may_split
         # Parts of blocks have the ids that are written on the pods; ranks without one are new.
-        fresh = max((peer.block for peer in record.values()), default=-1) + 1
+        fresh = _unused(gang)
         members = {member.rank for member in gang.members}
         staying = {rank for rank, peer in record.items() if peer.stays}
         blocks: defaultdict[int, list[Slot]] = defaultdict(list)
         for rank in sorted(members | staying):
             peer = record.get(rank)
-            block = rank // size if not may_split else peer.block if peer is not None else fresh
+            known = peer.block if peer is not None else None
+            block = rank // size if not may_split else known if known is not None else fresh
             blocks[block].append(Slot(rank, peer.node if peer is not None else "", rank not in members))
         return blocks
+
+    def _contradiction(self, gang: GangRequest, location: Callable[[str], Location]) -> Refusal | None:
+        """Why ranks and running pods make no whole blocks, each in one SuperPod; None if they do."""
+        size = self.demand.size
+        if self.demand.may_split:
+            return None
+        staying = {rank: peer for rank, peer in gang.record.items() if peer.stays}
+        for rank, peer in staying.items():
+            if peer.block is not None and peer.block != rank // size:
+                return _changed(gang, rank, peer.block, rank // size)
+        affected = {member.rank // size for member in gang.members}
+        blocks = affected | {rank // size for rank in staying}
+        if len(blocks) > self.demand.blocks:
+            return _misnumbered(gang, len(blocks), self.demand)
+        homes: defaultdict[int, set[int]] = defaultdict(set)
+        for rank, peer in staying.items():
+            if rank // size in affected and (super_pod := location(peer.node).super_pod) >= 0:
+                homes[rank // size].add(super_pod)
+        return next((_torn(gang, block, there) for block, there in homes.items() if len(there) > 1), None)
 
     def _choose(self, free: Mapping[int, int], need: int, gang: GangRequest) -> Sequence[Share]:
         """Choose SuperPods for so many new blocks, or nodes if blocks may be split."""
@@ -232,6 +254,35 @@ def _common(gang: GangRequest, members: Sequence[Member]) -> frozenset[str] | No
     distinct = {id(allowed): allowed for member in members if (allowed := gang.allowed(member)) is not None}
     first, *others = map(frozenset, distinct.values()) if distinct else (None,)
     return first.intersection(*others) if first is not None else None
+
+
+def _unused(gang: GangRequest) -> int:
+    """The id of a block that no pod of a gang is or was in."""
+    return max((peer.block for peer in gang.record.values() if peer.block is not None), default=-1) + 1
+
+
+def _changed(gang: GangRequest, rank: int, old: int, new: int) -> Refusal:
+    sentence = (
+        f"rank {rank} runs in block {old}, but would be in block {new} now; make sp-block and super-pod-affinity again "
+        "what they were when the job started, or delete the pods of the job"
+    )
+    return Refusal(Reason.INVALID_REQUEST, f"job {gang.job}: {sentence}")
+
+
+def _misnumbered(gang: GangRequest, found: int, demand: Demand) -> Refusal:
+    sentence = (
+        f"its ranks would be in {count(found, 'block')} of {count(demand.size, 'server')}, but its pods fill "
+        f"{demand.blocks}; number the pods that request chips from 0 without gaps ({RANK}, or the index of the pod)"
+    )
+    return Refusal(Reason.INVALID_REQUEST, f"job {gang.job}: {sentence}")
+
+
+def _torn(gang: GangRequest, block: int, there: Collection[int]) -> Refusal:
+    numbers = " and ".join(map(str, sorted(there)))
+    sentence = (
+        f"the pods of block {block} that run are in the SuperPods {numbers}, so no other pod can join all of them"
+    )
+    return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {sentence}")
 
 
 def _too_large(number: int, nodes: int, most: int) -> Refusal:

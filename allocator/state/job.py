@@ -234,9 +234,9 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return sorted(ranked, key=lambda each: (each[0], each[1].name))
 
     def assign_ranks(self) -> Steps[None]:
-        """Assign a rank to every present pod without one."""
+        """Assign a rank to every present pod with chips that has none."""
         ranks = self._ranks
-        unread = [pod for pod in self._pods.values() if not ranks.is_given(pod.uid)]
+        unread = [pod for pod in self._pods.values() if pod.requests_chips and not ranks.is_given(pod.uid)]
         parts = tuple(part.name for part in self.source.parts) if self.source is not None else ()
         keys = []
         for number, pod in enumerate(unread, start=1):
@@ -315,7 +315,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
         vnpus = requested_vnpus(pod) if pod.is_live else 0
         if vnpus:
             self._vnpus[pod.uid] = vnpus
-        self._ranks.put(pod)
+        if pod.requests_chips:  # the others have no place in a block, and nobody reads their ranks
+            self._ranks.put(pod)
 
     def remove(self, uid: str) -> None:
         """Remove a pod that is no longer present."""
