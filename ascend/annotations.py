@@ -52,6 +52,9 @@ DISTRIBUTED = "distributed-job"
 RANK = "hccl/rankIndex"
 """On a pod, by its author, an operator or the allocator: its rank within its job."""
 
+BACKUP_SOURCE = "backupSourcePodName"
+"""On the backup pod of a hot switch: the name of the pod that it replaces."""
+
 BLOCK = "super-pod-rank"
 """On a pod, by the allocator: the id of its block, for a job whose nodes form blocks."""
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from allocator.gangs.policy import GangRequest, Member
+from allocator.gangs.policy import GangRequest, Member, Peer
 from allocator.rules.vacancy import Fit
 from allocator.state.index import NodeIndex
 from allocator.state.location import Level, Location
@@ -74,6 +74,8 @@ class SuperPods(msgspec.Struct, frozen=True):
         """
         if (refusal := self._contradiction(gang, index.topology.location)) is not None:
             return refusal
+        if len(gang.members) == 1 and (replaced := gang.record.get(gang.members[0].rank)) and replaced.stays:
+            return (yield from self._place_beside(replaced, gang, index))
         if len(gang.members) == 1 and len(only := gang.allowed(gang.members[0]) or ()) == 1:
             return (yield from self._place_on(next(iter(only)), gang, index))
         free = yield from self.free(gang, index)
@@ -94,6 +96,19 @@ class SuperPods(msgspec.Struct, frozen=True):
             Seat(member.uid, member.pod, at.node, free.chips(at.node), InBlock(at.block, member.rank))
             for member, at in placed
         ]
+
+    def _place_beside(self, replaced: Peer, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """Place the backup of a running pod, which has the rank of that, in the SuperPod of that."""
+        (member,) = gang.members
+        free = yield from self.free(gang, index)
+        here = index.topology.location(replaced.node).super_pod
+        block = (
+            member.rank // self.demand.size if not self.demand.may_split or replaced.block is None else replaced.block
+        )
+        names = free.names(here)
+        if not names:
+            return self._refuse(gang, Lack(1, 0, block, here), free.rooms)
+        return [Seat(member.uid, member.pod, names[0], free.chips(names[0]), InBlock(block, member.rank))]
 
     def _place_on(self, node: str, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         (member,) = gang.members

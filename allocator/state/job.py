@@ -14,7 +14,6 @@ import msgspec
 
 from allocator.rules.job import (
     JobKey,
-    filling_order,
     is_later,
     job_of_owner,
     stated_replicas,
@@ -23,15 +22,13 @@ from allocator.rules.job import (
 from allocator.rules.job_settings import Place, places
 from allocator.rules.validity import requested_vnpus
 from allocator.state.owned import Owned
-from allocator.state.ranks import Ranks
+from allocator.state.pod_ranks import PodRanks
 from allocator.state.statements import Statements, annotated_minimum
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, at_once
 
 _VERSIONS: Final = count(1)
-_STEP: Final = 64
-"""After so many pods there may be a pause."""
 
 
 class Cooperation(NamedTuple):
@@ -82,7 +79,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     _on: dict[str, int] = {}
     _vnpus: dict[str, int] = {}
     _gated: dict[str, None] = {}
-    _ranks: Ranks = msgspec.field(default_factory=Ranks)
+    _ranks: PodRanks = msgspec.field(default_factory=PodRanks)
 
     def __post_init__(self) -> None:
         self.first_version = self.version
@@ -224,29 +221,21 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return requested_vnpus(pod) + sum(vnpus for uid, vnpus in self._vnpus.items() if uid != pod.uid)
 
     def rank_of(self, pod: Pod) -> int:
-        """The pod's rank: its own, else the lowest free one; a present pod keeps it, and no other one has it."""
+        """The pod's rank: its own, else the lowest free one; a present pod keeps it, and no other one has it.
+
+        Only the backup of a pod that runs has that pod's rank.
+        """
         return self._ranks.rank_of(pod)
 
     def ranked(self) -> list[tuple[int, Pod]]:
         """Its present pods in the order of their ranks; assigns a rank to those without one."""
         at_once(self.assign_ranks())
-        ranked = ((self._ranks.rank_of(pod), pod) for pod in self._pods.values())
+        ranked = ((self.rank_of(pod), pod) for pod in self._pods.values())
         return sorted(ranked, key=lambda each: (each[0], each[1].name))
 
     def assign_ranks(self) -> Steps[None]:
         """Assign a rank to every present pod with chips that has none."""
-        ranks = self._ranks
-        unread = [pod for pod in self._pods.values() if pod.requests_chips and not ranks.is_given(pod.uid)]
-        parts = tuple(part.name for part in self.source.parts) if self.source is not None else ()
-        keys = []
-        for number, pod in enumerate(unread, start=1):
-            keys.append((not ranks.wants(pod.uid), filling_order(pod, parts), pod))
-            if not number % _STEP:
-                yield
-                if any(each.uid not in self._pods for each in unread[number:]):
-                    return  # the pods have changed: the next call assigns them
-        for *_, pod in sorted(keys, key=lambda each: each[:2]):
-            ranks.rank_of(pod)
+        yield from self._ranks.assign()
 
     @property
     def gated(self) -> int:
@@ -343,7 +332,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return owned.size if owned is not None else None
 
     def _requesting_with(self, pod: Pod) -> int:
-        return self.size + (pod.uid not in self._pods and pod.requests_chips)
+        return self.size + (pod.uid not in self._pods and pod.requests_chips) - self._ranks.backups
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:
