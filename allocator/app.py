@@ -28,6 +28,10 @@ from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
 from allocator.observe.notices import Notices, log_ignored
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
+from allocator.rescheduling.actions import Actions
+from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.rescheduler import Options as RescheduleOptions
+from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.serving.clients import AllowedClients, guards
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService
@@ -269,6 +273,15 @@ class AllocatorApp:
             self.grpc_address = grpc_server.address
             # First of all at the end: the servers wait for the calls that it holds.
             stack.callback(self._barrier.close, Refusal(Reason.NOT_LEADER, "this allocator is stopping"))
+            rescheduler = Rescheduler(
+                self.cluster,
+                Actions(client, self._settings.lease_namespace, evicts=self._settings.reschedule_by == "evict"),
+                _rescheduling_options(self._settings),
+                announcer=Announcer(events.publish),
+                metrics=metrics,
+                leads=leadership.leads,
+                now_s=lambda: self._now_ns() / 1e9,
+            )
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -282,6 +295,7 @@ class AllocatorApp:
                     tasks.create_task(self._lead(grpc_server, preemption), name="leadership"),
                     tasks.create_task(self.gauges.run(metrics.registry, informers.synced), name="gauges"),
                     tasks.create_task(self._nominate(nominations), name="nominations"),
+                    tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                 ]
                 if certificates is not None:
@@ -309,6 +323,10 @@ class AllocatorApp:
         await self._leadership.opened()
         await nominations.run()
 
+    async def _reschedule(self, rescheduler: Rescheduler) -> None:
+        await self._leadership.opened()
+        await rescheduler.run()
+
     async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
@@ -321,6 +339,17 @@ class AllocatorApp:
             notices.post()
             self._barrier.check()
             await binder.verify()
+
+
+def _rescheduling_options(settings: Settings) -> RescheduleOptions:
+    return RescheduleOptions(
+        mode=settings.reschedule,
+        not_ready_s=settings.reschedule_not_ready_s,
+        grace_s=settings.reschedule_grace_s,
+        per_minute=settings.reschedule_pods_per_minute,
+        per_hour=settings.reschedules_per_hour,
+        faulty_share=settings.reschedule_faulty_share,
+    )
 
 
 def _nomination_options(settings: Settings) -> NominationOptions:

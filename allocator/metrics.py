@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -70,6 +70,17 @@ class AllocatorMetrics(Collector):
             " limit (it has waited for the limit), refused (its scheduler has refused pods of its gang), invalid (no"
             " node can ever take it), off (pods are not gated any more)",
             ["why"],
+        )
+        self.rescheduled = counter(
+            "ascend_allocator_rescheduled_pods_total",
+            "Pods deleted to be created anew, by the fault (NodeUnhealthy, CardUnhealthy, SubHealthFault,"
+            " RelationFaultSeparate, pod-failed; peer: with a faulty pod of their job)",
+            ["reason"],
+        )
+        self.rescheduling_stopped = Gauge(
+            "ascend_allocator_rescheduling_stopped",
+            "1 while so many nodes have faults that no pods are deleted",
+            registry=self.registry,
         )
         self.registry.register(self)
 

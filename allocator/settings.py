@@ -180,6 +180,43 @@ class Settings(DaemonSettings):
         " an AscendJob, Volcano Job, PyTorchJob, TFJob or MPIJob that names one of scheduler_names: their operators"
         " create no pods before",
     )
+    reschedule: Literal["off", "dry-run", "on"] = setting(
+        default="off",
+        description="delete pods whose chip or node has failed, so that their controllers create them anew, as their"
+        " jobs ask for (label fault-scheduling); dry-run: only say which; off where MindCluster's Volcano plugin does"
+        " it",
+    )
+    reschedule_by: Literal["delete", "evict"] = setting(
+        default="delete",
+        description="how pods are rescheduled: delete, also where a PodDisruptionBudget would not allow it, because"
+        " the job has failed already; evict, by the eviction API, which heeds these budgets",
+    )
+    reschedule_not_ready_s: float = setting(
+        default=30.0,
+        ge=0,
+        description="seconds for which a node may be missing or not Ready before its pods are rescheduled",
+    )
+    reschedule_grace_s: float = setting(
+        default=900.0,
+        ge=2,
+        le=3600,
+        description="seconds after which a rescheduled pod that is still there is deleted without its kubelet",
+    )
+    reschedule_pods_per_minute: int = setting(
+        default=200,
+        gt=0,
+        description="how many pods are rescheduled in a minute at most; one job of any size always may be",
+    )
+    reschedules_per_hour: int = setting(
+        default=6, gt=0, description="how often pods of one job are rescheduled in an hour at most"
+    )
+    reschedule_faulty_share: float = setting(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="nothing is rescheduled while a larger share of the nodes has faults (and more than 3 nodes): that"
+        " is taken for a wrong report",
+    )
     leader_election: bool = setting(
         default=False,
         description="elect a leader among several allocators, by a lease; without it only one may run",

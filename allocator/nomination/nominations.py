@@ -76,7 +76,7 @@ class Nominations:
     async def run(self) -> None:
         """Nominate pods, and lift gates, until cancelled. Call it once this allocator leads."""
         self.nominator.freed = self.gates.look
-        self._cluster.follow_pods(self._applied, self._deleted)
+        self._cluster.followers.add(self._applied, self._deleted)
         turn = Turn()
         for uid in tuple(self._cluster.pods):
             if (pod := self._cluster.pods.get(uid)) is not None:

@@ -8,12 +8,15 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.block_record import BlockRecord, Spot
 from allocator.state.changes import Changes
+from allocator.state.followers import PodFollowers
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.location import NOWHERE, read_location
 from allocator.state.node import (
+    Holding,
     NodeRecord,
+    has_same_infos,
     ignored_devices,
     read_holding,
     read_server,
@@ -27,7 +30,8 @@ from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_a
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
 from allocator.state.waiting import WaitingPods
-from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, read_block, read_predicate_time
+from ascend.annotations import CLAIMED, read_block, read_predicate_time
+from ascend.chips import ChipSet
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Node, Pod
@@ -81,14 +85,30 @@ class Cluster:
         self.jobs = Jobs()
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
         self.waiting = WaitingPods()
-        self._pod_applied: Callable[[Pod], None] = lambda _pod: None
-        self._pod_deleted: Callable[[Pod], None] = lambda _pod: None
+        self.followers = PodFollowers()
+        self._lingering: set[str] = set()
         ledger.subscribe(self._reserved)
         ledger.promises.subscribe(self._promised)
 
-    def follow_pods(self, applied: Callable[[Pod], None], deleted: Callable[[Pod], None]) -> None:
-        """Set the callbacks for pods: called after each change of a pod, when the state includes it."""
-        self._pod_applied, self._pod_deleted = applied, deleted
+    def linger(self, uid: str, node: str, pod: str, chips: ChipSet) -> None:
+        """Let a pod hold its chips although it is deleted: its containers may still run.
+
+        Args:
+            uid: its uid.
+            node: its node.
+            pod: ``namespace/name``.
+            chips: its chips.
+        """
+        self._lingering.add(uid)
+        self._record(node).holdings.setdefault(uid, Holding(pod, chips, chips.bit_count()))
+        self._refresh(node)
+
+    def let_go(self, uid: str, node: str) -> None:
+        """End what ``linger`` began."""
+        self._lingering.discard(uid)
+        record = self._records.get(node)
+        if record is not None and uid not in self._pods and record.holdings.pop(uid, None) is not None:
+            self._drop_if_empty(node)
 
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
@@ -133,8 +153,7 @@ class Cluster:
         self._refresh(node.name)
 
     def _note_ignored(self, record: NodeRecord, node: Node) -> None:
-        infos = node.metadata.annotations.get(BASE_DEVICE_INFOS)
-        if record.node is not None and record.node.metadata.annotations.get(BASE_DEVICE_INFOS) == infos:
+        if record.node is not None and has_same_infos(record.node, node):
             return
         ignored = ignored_devices(node)
         if ignored and ignored != record.ignored and self._ignored is not None:
@@ -226,7 +245,7 @@ class Cluster:
         nominated = pod.status.nominated_node_name
         if nominated and (old is None or old.status.nominated_node_name != nominated):
             self.nominated(pod)
-        self._pod_applied(pod)
+        self.followers.applied(pod)
 
     def _remember(self, pod: Pod) -> None:
         """Record for its successor where a pod is that was bound."""
@@ -257,7 +276,7 @@ class Cluster:
         self._ledger.vacate(pod.uid)
         self._ledger.promises.drop(pod.uid)
         self._drop_plan(self.jobs.pod_deleted(pod))
-        self._pod_deleted(pod)
+        self.followers.deleted(pod)
 
     def _drop_plan(self, job: JobKey | None) -> None:
         if job is not None:
@@ -266,7 +285,9 @@ class Cluster:
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)
-        if record is not None and record.holdings.pop(pod.uid, None) is not None:
+        if record is None or pod.uid in self._lingering:
+            return
+        if record.holdings.pop(pod.uid, None) is not None:
             self._drop_if_empty(record.name)
 
     def _set_product(self, record: NodeRecord, product: Product | None) -> None:

@@ -213,13 +213,27 @@ class Jobs:
 
     def owner_applied(self, owner: StatefulSet | BatchJob) -> None:
         """Add or update an owner of pods."""
-        limit_s, started = None, ""
-        if isinstance(owner, BatchJob):
-            limit_s, started = owner.spec.active_deadline_seconds, owner.status.start_time
         metadata = owner.metadata
         written = (("label", metadata.labels), ("annotation", metadata.annotations))
         settings = tuple((what, key) for what, keys in written for key in sorted(_SETTINGS.intersection(keys)))
-        self._owners[_owned(owner)] = Owned(owner.size, owner.is_one_by_one, owner.uid, limit_s, started, settings)
+        owned = Owned(owner.size, owner.is_one_by_one, owner.uid, settings=settings)
+        if isinstance(owner, BatchJob):
+            owned = owned._replace(
+                limit_s=owner.spec.active_deadline_seconds,
+                started=owner.status.start_time,
+                failures_left=owner.failures_left,
+                ignores_disruptions=owner.ignores_disruptions,
+            )
+        self._owners[_owned(owner)] = owned
+
+    def owned_by(self, pod: Pod) -> Owned | None:
+        """What the StatefulSet or Job of a pod says of its pods; None for other controllers, or if it is not known."""
+        controller = pod.metadata.controller
+        kind = _CORE_OWNERS.get((controller.api_version, controller.kind)) if controller is not None else None
+        if controller is None or kind is None:
+            return None
+        owned = self._owners.get(JobKey(pod.metadata.namespace, controller.name, kind))
+        return owned if owned is not None and owned.uid == controller.uid else None
 
     def end_of(self, pod: Pod, now_s: float) -> float:
         """When a pod has to have ended, Unix seconds; infinite if that is unknown."""

@@ -170,6 +170,12 @@ def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Pr
         return None
 
 
+def has_same_infos(one: Node, other: Node) -> bool:
+    """Whether two versions of a Node name the same chips."""
+    named = one.metadata.annotations.get(BASE_DEVICE_INFOS)
+    return named == other.metadata.annotations.get(BASE_DEVICE_INFOS)
+
+
 def ignored_devices(node: Node) -> tuple[str, ...]:
     """The names in a Node's annotation that are not whole chips; none if it is missing or malformed."""
     try:

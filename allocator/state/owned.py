@@ -18,6 +18,8 @@ class Owned(NamedTuple):
         limit_s: the time after its start at which its pods are ended; None for no limit.
         started: when it started, as the API server writes it; empty if that is unknown.
         settings: the keys of settings of its job that are written on itself, each as a label or an annotation.
+        failures_left: how many more pods of a Job may fail; None if that is not limited.
+        ignores_disruptions: whether a Job does not count failed pods with the condition DisruptionTarget.
     """
 
     size: int
@@ -26,6 +28,8 @@ class Owned(NamedTuple):
     limit_s: int | None = None
     started: str = ""
     settings: tuple[tuple[str, str], ...] = ()
+    failures_left: int | None = None
+    ignores_disruptions: bool = False
 
 
 def end_of(pod: Pod, owner: Owned | None, source: JobFacts | None, now_s: float) -> float:

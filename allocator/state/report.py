@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from ascend.annotations import UNKNOWN
-from ascend.chips import ChipSet
-from ascend.deviceinfo import SWITCH_INFO, decode_report
-from ascend.errors import UNREADABLE, InvalidReport, Refusal
+from ascend.chips import ChipSet, chip_ids, parse_chip_or_vnpu
+from ascend.deviceinfo import SWITCH_INFO, DeviceReport, decode_report
+from ascend.errors import UNREADABLE, InvalidReport, InvalidValue, Refusal
 from ascend.faults import read_pre_separate
 from ascend.kube.objects import ConfigMap
 from ascend.reasons import Reason
@@ -26,6 +26,8 @@ HEALTH_ANNOTATION: Final = "NodeHealthyStatus"
 """A node annotation, written by its agent or an operator: the health of the node as a whole."""
 
 _SUB_HEALTH_FAULT = "SubHealthFault"
+_UNKNOWN_LEVEL = "SeparateNPU"
+"""With it, an entry without a code stands for a chip about which nothing is known."""
 
 
 class NodeHealth(IntEnum):
@@ -53,6 +55,8 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
         updated_s: when it was written, Unix seconds; None if there is no report.
         health: the health of the node, from the state of its switches and from faults of level SubHealthFault.
         pre_separate: the chips with a fault of level PreSeparateNPU: a pod that holds one keeps it, no new pod gets it.
+        faults: the chips in the list of unhealthy ones, with their fault codes. Not those about which the device plugin
+            only knows nothing (docs/deviations.md).
         listed: every chip in one of its lists; chips that pods hold may be missing.
         super_pod: the id of the node's SuperPod; negative if it is unknown, or the node is in none.
         server_index: the node's index within it.
@@ -63,6 +67,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
     updated_s: int | None
     health: NodeHealth = NodeHealth.HEALTHY
     pre_separate: ChipSet = 0
+    faults: dict[int, str] = {}
     listed: ChipSet = 0
     super_pod: int = UNKNOWN
     server_index: int = UNKNOWN
@@ -100,10 +105,38 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
         decoded.update_time_s,
         max(read_health(switches.NodeStatus), NodeHealth.SUB_HEALTHY if is_degraded else NodeHealth.HEALTHY),
         pre_separate,
+        _faults(decoded),
         decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | pre_separate,
         decoded.super_pod_id,
         decoded.server_index,
     )
+
+
+def _faults(report: DeviceReport) -> dict[int, str]:
+    """The unhealthy chips with their fault codes, without those about which nothing is known.
+
+    This project's device plugin lists a chip that is silent or recovers with the level SeparateNPU and no code.
+    """
+    if not report.unhealthy:
+        return {}
+    codes: dict[int, list[str]] = {}
+    unknown = 0
+    for fault in report.faults:
+        try:
+            chip = parse_chip_or_vnpu(fault.npu_name)
+        except InvalidValue:
+            continue  # the list of unhealthy chips counts
+        if fault.of_network:
+            continue
+        if fault.fault_code or fault.fault_level != _UNKNOWN_LEVEL:
+            codes.setdefault(chip, []).append(fault.fault_code or fault.fault_level)
+        else:
+            unknown |= 1 << chip
+    return {
+        chip: ",".join(codes.get(chip, ()))
+        for chip in chip_ids(report.unhealthy)
+        if chip in codes or not unknown >> chip & 1
+    }
 
 
 def node_of_health(config_map: str) -> str | None:

@@ -233,9 +233,24 @@ class KubeClient:
         answer = await self.request("PATCH", path, body=body, content_type=content_type, timeout_s=timeout_s)
         return decode(answer, resource.type)
 
-    async def delete(self, resource: Resource[T], name: str, namespace: str = "") -> None:
-        """Delete an object."""
-        await self.request("DELETE", resource.path(namespace=namespace, name=name))
+    async def delete(
+        self, resource: Resource[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        """Delete an object.
+
+        Args:
+            resource: its kind.
+            name: its name.
+            namespace: its namespace.
+            uid: the uid that it must have, else ``Conflict`` is raised; empty for any.
+            grace_s: the grace period of a pod; None for its own.
+        """
+        options: JsonObject = {}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        await self.request("DELETE", resource.path(namespace=namespace, name=name), body=options or None)
 
     async def may(
         self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = ""

@@ -40,13 +40,14 @@ _MAX_NAME = 236
 _MORE = "…".encode()
 
 
-class Regarding(msgspec.Struct, frozen=True, omit_defaults=True):
+class Regarding(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
     """The object an Event is about."""
 
     kind: str
     name: str
     namespace: str = ""
     uid: str = ""
+    api_version: str = "v1"
 
 
 @dataclass(slots=True)

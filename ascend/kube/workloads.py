@@ -13,13 +13,17 @@ NETWORK_TOPOLOGY = "spec.networkTopology"
 TASK_MINIMA = "spec.minTaskMember"
 """Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
 
+DISRUPTION_TARGET: Final = "DisruptionTarget"
+"""The condition of a pod that is ended by something other than itself, as the eviction API sets it."""
+_BACKOFF_LIMIT: Final = 6
+
 RAY_GANG: Final = "ray.io/gang-scheduling-enabled"
 
 _PREFIX: Final = "huawei.com/"
 _SETTINGS: Final = frozenset({
     "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity", RAY_GANG,
-    "fault-scheduling", "fault-retry-times", "pod-rescheduling", "process-recover-enable", "inferserviceid", "app",
-    "jobID",
+    "fault-scheduling", "fault-retry-times", "pod-rescheduling", "process-recover-enable", "elastic-scheduling",
+    "ProcessRecoverStrategy", "ome.io/inferenceservice", "inferserviceid", "app", "jobID",
 })  # fmt: skip
 """Labels and annotations without a prefix that decide how a job is placed, or would where that is supported."""
 
@@ -98,18 +102,42 @@ class StatefulSet(PodOwner, frozen=True, kw_only=True):
         return self.spec.pod_management_policy == "OrderedReady"
 
 
+class PodConditionPattern(msgspec.Struct, frozen=True, gc=False):
+    """A condition of failed pods that a rule of a Job is about."""
+
+    type: str = ""
+    status: str = "True"
+
+
+class PodFailureRule(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """What a Job does about failed pods."""
+
+    action: str = ""
+    on_pod_conditions: tuple[PodConditionPattern, ...] = ()
+
+
+class PodFailurePolicy(msgspec.Struct, frozen=True, gc=False):
+    """The rules of a Job about failed pods."""
+
+    rules: tuple[PodFailureRule, ...] = ()
+
+
 class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A Job's spec."""
 
     parallelism: int = 1
     completions: int | None = None
     active_deadline_seconds: int | None = None
+    backoff_limit: int | None = None
+    backoff_limit_per_index: int | None = None
+    pod_failure_policy: PodFailurePolicy | None = None
 
 
 class BatchJobStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """What of a Job's status says when it has to have ended."""
+    """What of a Job's status says when it has to have ended, and how many of its pods have failed."""
 
     start_time: str = ""
+    failed: int = 0
 
 
 class BatchJob(PodOwner, frozen=True, kw_only=True):
@@ -125,6 +153,23 @@ class BatchJob(PodOwner, frozen=True, kw_only=True):
         return self.spec.parallelism if completions is None else min(self.spec.parallelism, completions)
 
     is_one_by_one = False
+
+    @property
+    def failures_left(self) -> int:
+        """How many more pods may fail before it fails; the limit of an index is taken for that of all."""
+        limit = self.spec.backoff_limit_per_index
+        if limit is None:
+            limit = _BACKOFF_LIMIT if self.spec.backoff_limit is None else self.spec.backoff_limit
+        return max(limit - self.status.failed, 0)
+
+    @property
+    def ignores_disruptions(self) -> bool:
+        """Whether failed pods with the condition DisruptionTarget don't count."""
+        rules = self.spec.pod_failure_policy.rules if self.spec.pod_failure_policy is not None else ()
+        return any(
+            rule.action == "Ignore" and any(each.type == DISRUPTION_TARGET for each in rule.on_pod_conditions)
+            for rule in rules
+        )
 
 
 STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets")

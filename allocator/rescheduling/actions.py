@@ -1,0 +1,142 @@
+"""The requests of rescheduling: pods are deleted or evicted, marked, and what is remembered is stored."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from allocator.rescheduling import memory as memories
+from allocator.rescheduling.memory import Memory
+from ascend.errors import ApiError, Conflict, NotFound
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, PODS, JsonObject, Pod
+from ascend.kube.workloads import DISRUPTION_TARGET
+
+STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
+CONDITION_REASON: Final = "DeletionByAscendAffinity"
+POD_STATUS: Final = "huawei.com/pod-status"
+"""An annotation of faulty pods that another program deletes: ``Unhealthy-`` and the kind of the fault."""
+
+
+class Actions:
+    """Sends the requests; each names the uid of its pod, so that a pod created anew is never changed.
+
+    Args:
+        client: the API server.
+        namespace: of the ConfigMap with what is remembered.
+        evicts: whether pods are evicted, which heeds PodDisruptionBudgets, instead of deleted.
+    """
+
+    def __init__(self, client: KubeClient, namespace: str, *, evicts: bool) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._evicts = evicts
+
+    async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
+        """Delete or evict a pod; one that is gone needs nothing.
+
+        Its condition DisruptionTarget says why, so that a Job can tell it from a failure of its own.
+
+        Args:
+            pod: the pod.
+            why: a sentence.
+            grace_s: the grace period; None for its own.
+
+        Raises:
+            ApiError: the API server refuses, as if a PodDisruptionBudget does not allow the eviction.
+            Unreachable: it does not answer.
+        """
+        try:
+            if self._evicts:
+                await self._evict(pod, grace_s)
+            else:
+                await self._mark(pod, why)
+                await self._client.delete(PODS, pod.name, pod.metadata.namespace, uid=pod.uid, grace_s=grace_s)
+        except (NotFound, Conflict):
+            return
+
+    async def delete_by_force(self, pod: Pod) -> None:
+        """Delete a pod without waiting for its kubelet.
+
+        Raises:
+            ApiError: the API server refuses.
+            Unreachable: it does not answer.
+        """
+        try:
+            await self._client.delete(PODS, pod.name, pod.metadata.namespace, uid=pod.uid, grace_s=0)
+        except (NotFound, Conflict):
+            return
+
+    async def annotate(self, pod: Pod, status: str) -> None:
+        """Write on a pod that it is faulty.
+
+        Raises:
+            ApiError: the API server refuses.
+            Unreachable: it does not answer.
+        """
+        body: JsonObject = {"metadata": {"uid": pod.uid, "annotations": {POD_STATUS: status}}}
+        try:
+            await self._client.patch(PODS, pod.name, body, namespace=pod.metadata.namespace)
+        except (NotFound, Conflict):
+            return
+
+    async def load(self) -> Memory:
+        """Read what is remembered.
+
+        Raises:
+            InvalidValue: it is malformed.
+            ApiError: the API server refuses.
+            Unreachable: it does not answer.
+        """
+        try:
+            return memories.decode((await self._client.get(CONFIG_MAPS, memories.NAME, self._namespace)).data)
+        except NotFound:
+            return Memory()
+
+    async def save(self, memory: Memory) -> None:
+        """Store what is remembered.
+
+        Raises:
+            ApiError: the API server refuses.
+            Unreachable: it does not answer.
+        """
+        data = memories.encode(memory)
+        try:
+            await self._client.patch(CONFIG_MAPS, memories.NAME, {"data": data}, namespace=self._namespace)
+        except NotFound:
+            body: JsonObject = {"metadata": {"name": memories.NAME, "namespace": self._namespace}, "data": data}
+            await self._client.create(CONFIG_MAPS, body, self._namespace)
+
+    async def _mark(self, pod: Pod, why: str) -> None:
+        condition = {
+            "type": DISRUPTION_TARGET,
+            "status": "True",
+            "reason": CONDITION_REASON,
+            "message": why,
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body: JsonObject = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        await self._client.patch(
+            PODS,
+            pod.name,
+            body,
+            namespace=pod.metadata.namespace,
+            subresource="status",
+            content_type=STRATEGIC_MERGE_PATCH,
+        )
+
+    async def _evict(self, pod: Pod, grace_s: int | None) -> None:
+        options: JsonObject = {"preconditions": {"uid": pod.uid}}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        body: JsonObject = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.metadata.namespace},
+            "deleteOptions": options,
+        }
+        path = PODS.path(namespace=pod.metadata.namespace, name=pod.name, subresource="eviction")
+        await self._client.request("POST", path, body=body)
+
+
+def is_refusal_for_now(error: ApiError) -> bool:
+    """Return whether a PodDisruptionBudget does not allow an eviction at the moment."""
+    return error.status == 429  # noqa: PLR2004 - Too Many Requests

@@ -1,0 +1,79 @@
+"""Says what rescheduling does, and why it does not: in the log, and in Events on pods and on what creates them."""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from allocator.observe.refusal_events import Publish
+from allocator.rescheduling.decision import Choice, Member, job_reason
+from allocator.state.job import Job
+from ascend.kube.events import Regarding
+from ascend.kube.objects import Pod
+
+log = structlog.get_logger()
+
+DELETED: Final = "NPURescheduled"
+PLANNED: Final = "NPUReschedulingPlanned"
+HELD: Final = "NPUReschedulingHeld"
+"""The reasons of the Events."""
+_ACTION: Final = "Reschedule"
+_NAMED: Final = 10
+
+
+class Announcer:
+    """Says it, the same about a job only once.
+
+    Args:
+        publish: posts an Event soon.
+    """
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._said: dict[str, str] = {}
+
+    def deleted(self, member: Member, sentence: str) -> None:
+        """Say that a pod was deleted."""
+        pod, kind = member.pod, member.fault.kind if member.fault is not None else "peer"
+        log.warning(
+            "deleted a pod", pod=pod.key, pod_uid=pod.uid, node=pod.spec.node_name, reason=str(kind), error=sentence
+        )
+        self._publish(_regarding(pod), DELETED, f"deleted, to be created anew: {sentence}", action=_ACTION)
+
+    def rescheduled(self, job: Job, choice: Choice, why: str) -> None:
+        """Say on the controller of a job which of its pods were deleted."""
+        self._said.pop(job.key.plan, None)
+        faults = [each.fault for each in choice.pods if each.fault is not None]
+        log.warning("rescheduled a job", job=str(job.key), kind=job.kind, pods=len(choice.pods), faulty=len(faults),
+                    reason=str(job_reason(faults) or "waiting"), stage=choice.stage.name, at_once=choice.at_once,
+                    error=why)  # fmt: skip
+        owner = choice.pods[0].pod.metadata.controller
+        if owner is not None:
+            about = Regarding(owner.kind, owner.name, job.key.namespace, owner.uid, owner.api_version)
+            sentence = f"{len(choice.pods)} of its pods were deleted, {len(faults)} of them faulty: {why}"
+            self._publish(about, DELETED, sentence, action=_ACTION)
+
+    def plan(self, job: Job, choice: Choice, why: str) -> None:
+        """Say which pods would be deleted."""
+        names = ", ".join(each.pod.name for each in choice.pods[:_NAMED])
+        more = f" and {len(choice.pods) - _NAMED} more" if len(choice.pods) > _NAMED else ""
+        self._say(job, choice.pods[0].pod, PLANNED, f"dry run: of job {job.key}, {names}{more} would be deleted: {why}")
+
+    def hold(self, job: Job, pod: Pod, why: str) -> None:
+        """Say why the pods of a job with a fault are not deleted."""
+        self._say(job, pod, HELD, why)
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Forget what was said about jobs that are gone, given by the names of their plans."""
+        for plan in list(filter(is_gone, self._said)):
+            del self._said[plan]
+
+    def _say(self, job: Job, pod: Pod, reason: str, sentence: str) -> None:
+        if self._said.get(job.key.plan) != sentence:
+            self._said[job.key.plan] = sentence
+            log.warning("a job has faulty pods", job=str(job.key), pod=pod.key, reason=reason, error=sentence)
+            self._publish(_regarding(pod), reason, sentence, action=_ACTION)
+
+
+def _regarding(pod: Pod) -> Regarding:
+    return Regarding("Pod", pod.name, pod.metadata.namespace, pod.uid)

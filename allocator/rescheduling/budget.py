@@ -1,0 +1,59 @@
+"""How many pods may be deleted: a wrong report must not empty a cluster."""
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+WINDOW_S: Final = 60.0
+HOUR_S: Final = 3600.0
+Spent: TypeAlias = tuple[float, int]
+"""When pods were deleted, Unix seconds, and how many."""
+FEW: Final = 3
+"""So many nodes may fail at one time in a cluster of any size."""
+
+
+class Budget:
+    """Limits deletions within a minute, and those of each job within an hour.
+
+    Args:
+        per_minute: how many pods may be deleted in a minute. One job may always be: it is restarted as a whole.
+        per_hour: how often pods of one job may be deleted in an hour.
+    """
+
+    def __init__(self, per_minute: int, per_hour: int) -> None:
+        self._per_minute = per_minute
+        self._per_hour = per_hour
+
+    def why_not(self, pods: int, recent: Iterable[Spent], earlier: Iterable[float], now_s: float) -> str | None:
+        """Return why pods of a job may not be deleted now, a sentence; None if they may.
+
+        Args:
+            pods: how many.
+            recent: what was deleted before.
+            earlier: when pods of the job were deleted before, Unix seconds.
+            now_s: the present, Unix seconds.
+        """
+        times = sum(each > now_s - HOUR_S for each in earlier)
+        if times >= self._per_hour:
+            return f"its pods were deleted {times} times within the last hour, and the limit is {self._per_hour}"
+        used = sum(number for at_s, number in recent if at_s > now_s - WINDOW_S)
+        if used and used + pods > self._per_minute:
+            return f"{used} pods were deleted within the last minute, and the limit is {self._per_minute}"
+        return None
+
+    def spend(self, pods: int, recent: Iterable[Spent], now_s: float) -> list[Spent]:
+        """Return what was deleted within the last minute after pods are deleted now."""
+        return [*(each for each in recent if each[0] > now_s - WINDOW_S), (now_s, pods)]
+
+
+def too_many_faults(faulty: int, nodes: int, share: float) -> str | None:
+    """Return why nothing is deleted at all, a sentence; None if that is not so.
+
+    Args:
+        faulty: the number of nodes with faults.
+        nodes: the number of nodes with chips.
+        share: the largest share of nodes that may be faulty at one time.
+    """
+    limit = max(FEW, int(share * nodes))
+    if faulty <= limit:
+        return None
+    return f"{faulty} of {nodes} nodes have faults at one time, and more than {limit} are taken for a wrong report"

@@ -1,0 +1,137 @@
+"""Which pods of a job are deleted after a fault: docs/spec/rescheduling.md#which-pods-are-deleted."""
+
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from allocator.rescheduling.faults import Fault, FaultKind
+from allocator.rescheduling.switches import Mode, Reach, Strategy, Switches
+from ascend.annotations import RANK
+from ascend.kube.objects import Pod
+
+BLOCKS_AFTER_S: Final = 6.0
+"""For so long a successor waits for chips in its block before all pods of the block go."""
+JOB_AFTER_S: Final = 12.0
+"""The same, before all pods of the job go. The reference counts sessions of about one second."""
+
+
+class Stage(IntEnum):
+    """How far the deletion reaches."""
+
+    PODS = 0
+    BLOCKS = 1
+    JOB = 2
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """A bound pod of a job.
+
+    Attributes:
+        pod: the pod.
+        fault: why it is faulty; None if it is not.
+        block: the id of its block; None if its job has none.
+        is_master: whether the others can't go on without it.
+    """
+
+    pod: Pod
+    fault: Fault | None = None
+    block: int | None = None
+    is_master: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """What is done about a job.
+
+    Attributes:
+        pods: the pods to delete, the faulty ones first.
+        reason: the kind of fault that counts for the job; None if no pod of it is faulty now.
+        at_once: whether they are deleted without their grace period.
+        stage: how far the deletion reaches.
+    """
+
+    pods: tuple[Member, ...] = ()
+    reason: FaultKind | None = None
+    at_once: bool = False
+    stage: Stage = Stage.PODS
+
+
+def is_master(pod: Pod) -> bool:
+    """Return whether the other pods of a job can't go on without this one."""
+    is_worker = pod.metadata.labels.get("training.kubeflow.org/replica-type") == "worker"
+    return pod.requests_chips and pod.metadata.annotations.get(RANK) == "0" and not is_worker
+
+
+def stage_after(waits_s: float, switches: Switches, *, has_blocks: bool) -> Stage:
+    """Return how far the deletion reaches after a successor has waited for chips.
+
+    Args:
+        waits_s: how long it has, seconds.
+        switches: what the job says.
+        has_blocks: whether the job has blocks.
+    """
+    if switches.reach is not Reach.WIDER:
+        return Stage.PODS
+    if waits_s >= JOB_AFTER_S:
+        return Stage.JOB
+    return Stage.BLOCKS if has_blocks and waits_s >= BLOCKS_AFTER_S else Stage.PODS
+
+
+def job_reason(faults: Collection[Fault]) -> FaultKind | None:
+    """Return the kind of fault that counts for a job; None without any."""
+    kinds = {each.kind for each in faults}
+    return next((kind for kind in FaultKind if kind in kinds), None)
+
+
+def may_restart(reason: FaultKind | None, switches: Switches, retries_used: int) -> bool:
+    """Return whether pods of a job may be deleted: failed pods only as often as it says.
+
+    Args:
+        reason: the kind of fault that counts for the job.
+        switches: what the job says.
+        retries_used: how often pods were deleted because one had failed.
+    """
+    if reason is None or switches.mode is Mode.OFF or switches.mode.is_external:
+        return False
+    return reason is not FaultKind.POD or retries_used < switches.retries
+
+
+def choose(members: Sequence[Member], switches: Switches, stage: Stage, damaged: Collection[int]) -> Choice:
+    """Choose the pods of a job to delete.
+
+    Args:
+        members: its bound pods that are not being deleted.
+        switches: what the job says.
+        stage: how far the deletion reaches by now.
+        damaged: the blocks in which pods were faulty since the job was whole.
+    """
+    faulty = [each for each in members if each.fault is not None]
+    blocks = {*damaged, *(each.block for each in faulty if each.block is not None)}
+    widened = stage is not Stage.PODS
+    if not faulty and not widened:
+        return Choice()
+    reason = job_reason([each.fault for each in faulty if each.fault is not None])
+    chosen = [each for each in members if _goes(each, members, switches, stage, blocks)]
+    chosen.sort(key=lambda each: each.fault is None)
+    at_once = switches.mode is Mode.FORCE
+    if reason is FaultKind.SUB_HEALTH:
+        at_once = switches.strategy is not Strategy.GRACE_EXIT
+    return Choice(tuple(chosen), reason, at_once, stage)
+
+
+def _goes(member: Member, members: Sequence[Member], switches: Switches, stage: Stage, blocks: Collection[int]) -> bool:
+    if member.fault is not None:
+        return True
+    if switches.reach is Reach.POD:
+        return False
+    widened = stage is not Stage.PODS
+    if any(each.is_master and (each.fault is not None or (widened and each.block in blocks)) for each in members):
+        return True
+    match switches.reach:
+        case Reach.PROCESSES:
+            return False
+        case Reach.WIDER:
+            return stage is Stage.JOB or (stage is Stage.BLOCKS and member.block in blocks)
+        case _:
+            return True

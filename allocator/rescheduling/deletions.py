@@ -1,0 +1,148 @@
+"""Deletes the pods of a decision, and follows them until they are gone and their chips are free."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from allocator.metrics import AllocatorMetrics
+from allocator.rescheduling.actions import Actions, is_refusal_for_now
+from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.decision import Choice, Member
+from allocator.rescheduling.fault_watch import FaultWatch
+from allocator.rescheduling.memory import Deleted, Memory
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from ascend.chips import chip_ids, chip_set
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.objects import Pod
+
+log = structlog.get_logger()
+
+AT_ONCE: Final = 16
+"""Requests to delete pods at the same time."""
+LINGER_S: Final = 60.0
+"""For so long the chips of a pod that was deleted without its kubelet stay held after its node is Ready again: longer
+than a kubelet takes to see the deletion and to end the containers."""
+FORCED_GRACE_S: Final = 1
+"""The grace period of a deletion at once. With 0 the API server would forget the pod before its containers have ended,
+and another pod could be given their chips."""
+
+
+class Deletions:
+    """Deletes pods.
+
+    Args:
+        cluster: nodes and pods.
+        actions: the requests.
+        watch: knows the nodes whose kubelets are lost.
+        announcer: says what was deleted.
+        metrics: counts it.
+        grace_s: after so many seconds a deleted pod that is still there is deleted by force.
+        now_s: the wall clock, Unix seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        actions: Actions,
+        watch: FaultWatch,
+        *,
+        announcer: Announcer,
+        metrics: AllocatorMetrics,
+        grace_s: float,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._actions = actions
+        self._watch = watch
+        self._announcer = announcer
+        self._metrics = metrics
+        self._grace_s = grace_s
+        self._now_s = now_s
+        self._lost_s: dict[str, float] = {}
+
+    def note(self, pod: Pod) -> Deleted:
+        """Return what is remembered of a pod that is deleted now."""
+        record = self._cluster.nodes.get(pod.spec.node_name)
+        held = record.holdings.get(pod.uid) if record is not None else None
+        chips = list(chip_ids(held.chips)) if held is not None else []
+        return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips)
+
+    async def carry_out(self, job: Job, choice: Choice, why: str, memory: Memory) -> None:
+        """Delete the pods of a decision; one that can't be deleted is looked at again.
+
+        Args:
+            job: their job.
+            choice: the decision, which ``memory`` has already.
+            why: what has failed, a sentence.
+            memory: what is remembered.
+        """
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def delete(member: Member) -> None:
+            async with limit:
+                sentence = member.fault.sentence if member.fault is not None else f"with the others of its job: {why}"
+                try:
+                    await self._delete(member.pod, sentence, choice, memory)
+                except (ApiError, Unreachable) as error:
+                    memory.jobs[job.key.plan].deleted.pop(member.pod.uid, None)
+                    verb = "evicted" if isinstance(error, ApiError) and is_refusal_for_now(error) else "deleted"
+                    self._announcer.hold(job, member.pod, f"pod {member.pod.key} can't be {verb} yet: {error}")
+                    return
+                kind = str(member.fault.kind) if member.fault is not None else "peer"
+                self._metrics.rescheduled.labels(reason=kind).inc()
+                self._announcer.deleted(member, sentence)
+
+        await asyncio.gather(*map(delete, choice.pods))
+        self._announcer.rescheduled(job, choice, why)
+
+    async def _delete(self, pod: Pod, sentence: str, choice: Choice, memory: Memory) -> None:
+        if not choice.at_once:
+            await self._actions.delete(pod, sentence, None)
+        elif self._watch.is_lost(pod.spec.node_name):
+            await self._delete_by_force(pod, memory)
+        else:
+            await self._actions.delete(pod, sentence, FORCED_GRACE_S)
+
+    async def follow(self, memory: Memory) -> None:
+        """Delete pods by force that are still there after the time for their end; free chips of those deleted so.
+
+        Raises:
+            ApiError: the API server refuses.
+            Unreachable: it does not answer.
+        """
+        now_s, is_changed = self._now_s(), False
+        for episode in memory.jobs.values():
+            for uid, each in list(episode.deleted.items()):
+                pod = self._cluster.pods.get(uid)
+                if pod is None:
+                    del episode.deleted[uid]
+                    is_changed = True
+                elif each.at_s + self._grace_s <= now_s or self._has_no_node(pod):
+                    await self._delete_by_force(pod, memory)
+                    log.warning("deleted a pod by force", pod=each.pod, pod_uid=uid, node=each.node)
+        for uid, each in list(memory.lingering.items()):
+            if self._watch.is_lost(each.node):
+                self._lost_s[uid] = now_s
+            is_gone = each.node not in self._cluster.nodes or self._lost_s.setdefault(uid, now_s) + LINGER_S <= now_s
+            if is_gone and uid not in self._cluster.pods:
+                self._cluster.let_go(uid, each.node)
+                del memory.lingering[uid]
+                self._lost_s.pop(uid, None)
+                is_changed = True
+        if is_changed:
+            await self._actions.save(memory)
+
+    async def _delete_by_force(self, pod: Pod, memory: Memory) -> None:
+        """Delete a pod without its kubelet; its chips stay held until that has been Ready again for a while."""
+        if pod.uid not in memory.lingering:
+            each = memory.lingering[pod.uid] = self.note(pod)
+            self._cluster.linger(pod.uid, each.node, each.pod, chip_set(each.chips))
+            await self._actions.save(memory)
+        await self._actions.delete_by_force(pod)
+
+    def _has_no_node(self, pod: Pod) -> bool:
+        record = self._cluster.nodes.get(pod.spec.node_name)
+        return record is None or record.node is None

@@ -1,0 +1,123 @@
+"""Which nodes have faults, and for how long; which pods have failed. Kept current from the state of the cluster."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from allocator.rescheduling.faults import FAULT_TYPE, NO_FAULTS, NodeFaults, read_node
+from allocator.state.cluster import Cluster
+from allocator.state.node import NodeRecord
+from ascend.kube.objects import Pod
+from ascend.turn import Turn
+
+CONFIRM_S: Final = 2.0
+"""A fault of a node counts once it has lasted so long: faults that many nodes report at once are then all known."""
+NOT_READY: Final = "NotReady"
+
+
+class _Seen(msgspec.Struct):
+    faults: NodeFaults
+    since_s: float
+
+
+class FaultWatch:
+    """Follows the nodes and the pods.
+
+    Args:
+        cluster: nodes, reports and pods.
+        not_ready_s: how long a node may be missing or not Ready before its pods are faulty.
+        now_s: the clock, in seconds.
+    """
+
+    def __init__(self, cluster: Cluster, not_ready_s: float, now_s: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._not_ready_s = not_ready_s
+        self._now_s = now_s
+        self._revision: int | None = None
+        self._seen: dict[str, _Seen] = {}
+        self._lost_s: dict[str, float] = {}
+        self.suspects: dict[str, Pod] = {}
+        """The bound pods that have failed, or are marked as faulty by another program, by uid."""
+        cluster.followers.add(self._applied, self._deleted)
+
+    @property
+    def faulty_nodes(self) -> int:
+        """The number of nodes with chips that have failed, or all of whose pods are faulty."""
+        return sum(bool(each.faults.whole or each.faults.chips) for each in self._seen.values())
+
+    @property
+    def npu_nodes(self) -> int:
+        """The number of nodes with chips."""
+        return sum(record.product is not None or bool(record.holdings) for record in self._cluster.nodes.values())
+
+    def of(self, node: str) -> NodeFaults:
+        """What has failed on a node, if that has lasted."""
+        seen = self._seen.get(node)
+        is_confirmed = seen is not None and seen.since_s + CONFIRM_S <= self._now_s()
+        return seen.faults if seen is not None and is_confirmed else NO_FAULTS
+
+    def is_lost(self, node: str) -> bool:
+        """Whether the kubelet of a node can't confirm that a pod has ended."""
+        return _why_lost(self._cluster.nodes.get(node), node) is not None
+
+    def pods(self) -> Iterator[Pod]:
+        """Yield the pods on nodes with faults, and those that have failed."""
+        yield from list(self.suspects.values())
+        for node in list(self._seen):
+            record = self._cluster.nodes.get(node)
+            if record is not None and self.of(node) is not NO_FAULTS:
+                for uid in list(record.holdings):
+                    if (pod := self._cluster.pods.get(uid)) is not None and uid not in self.suspects:
+                        yield pod
+
+    async def look(self) -> None:
+        """Take over what has changed since the last look."""
+        if self._revision is None:
+            for pod in list(self._cluster.pods.values()):
+                self._applied(pod)
+        changes = self._cluster.changes
+        changed = changes.since(self._revision) if self._revision is not None else None
+        self._revision = changes.revision
+        names = set(self._cluster.nodes) if changed is None else set(changed)
+        turn = Turn()
+        for name in names | set(self._lost_s) | set(self._seen):
+            self._look_at(name)
+            await turn.share()
+
+    def _look_at(self, name: str) -> None:
+        record = self._cluster.nodes.get(name)
+        if record is None:
+            self._lost_s.pop(name, None)
+            self._seen.pop(name, None)
+            return
+        now_s, lost = self._now_s(), _why_lost(record, name)
+        if lost is None:
+            self._lost_s.pop(name, None)
+        is_over = lost is not None and self._lost_s.setdefault(name, now_s) + self._not_ready_s <= now_s
+        faults = NO_FAULTS
+        if lost is None or is_over:
+            faults = read_node(record, name, lost or "")
+        if faults is NO_FAULTS:
+            self._seen.pop(name, None)
+        elif (seen := self._seen.get(name)) is not None:
+            seen.faults = faults
+        else:
+            # The time for which a node may be not Ready has confirmed that already.
+            self._seen[name] = _Seen(faults, now_s - (CONFIRM_S if is_over else 0.0))
+
+    def _applied(self, pod: Pod) -> None:
+        failed = pod.status.phase == "Failed" or pod.metadata.labels.get(FAULT_TYPE) == "Separate"
+        if failed and pod.spec.node_name and pod.requests_chips and not pod.is_terminating:
+            self.suspects[pod.uid] = pod
+        else:
+            self.suspects.pop(pod.uid, None)
+
+    def _deleted(self, pod: Pod) -> None:
+        self.suspects.pop(pod.uid, None)
+
+
+def _why_lost(record: NodeRecord | None, name: str) -> str | None:
+    if record is None or record.node is None:
+        return f"node {name} does not exist"
+    return None if record.node.is_ready else f"node {name} is not Ready"

@@ -1,0 +1,103 @@
+"""What is remembered of jobs with faults, also by the next leader: in a ConfigMap, as JSON."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from allocator.rescheduling.decision import Stage
+from ascend.errors import UNREADABLE, InvalidValue
+
+NAME: Final = "ascend-affinity-rescheduling"
+KEY: Final = "memory"
+MAX_BYTES: Final = 900 * 1024
+"""A ConfigMap has at most 1 MiB."""
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """A pod that was deleted, and is not gone yet.
+
+    Attributes:
+        pod: ``namespace/name``.
+        node: its node.
+        at_s: when it was deleted, Unix seconds.
+        chips: the chips it held.
+    """
+
+    pod: str
+    node: str
+    at_s: float
+    chips: list[int] = []
+
+
+class Spot(msgspec.Struct, frozen=True):
+    """Where the pod of a rank of a job with blocks was."""
+
+    node: str
+    block: int
+    owner: str
+
+
+class Episode(msgspec.Struct):
+    """A job from the first deletion until all of its pods are placed again; afterwards its counts.
+
+    Attributes:
+        owner: the uid of the controller of its pods: another job of the name starts anew.
+        changed_s: when it was changed last, Unix seconds.
+        is_open: whether pods of it are still to be placed.
+        waits_since_s: since when a successor waits for chips, Unix seconds; None while none does.
+        stage: how far the deletion has reached.
+        damaged: the blocks in which pods were faulty.
+        deleted: the pods that are not gone yet, by uid.
+        times_s: when pods were deleted, Unix seconds, the last ten times.
+        retries: how often pods were deleted because one had failed.
+        spots: where the pods of its ranks were, if it has blocks.
+    """
+
+    owner: str
+    changed_s: float = 0.0
+    is_open: bool = True
+    waits_since_s: float | None = None
+    stage: Stage = Stage.PODS
+    damaged: list[int] = []
+    deleted: dict[str, Deleted] = {}
+    times_s: list[float] = []
+    retries: int = 0
+    spots: dict[int, Spot] = {}
+
+
+class Memory(msgspec.Struct):
+    """All jobs with faults, by the name of their plan, and the chips that forced deletions have left in use.
+
+    Attributes:
+        jobs: the jobs.
+        lingering: pods that were deleted without their kubelet, by uid: their containers may still run.
+        recent: when pods were deleted within the last minute, Unix seconds, and how many.
+    """
+
+    jobs: dict[str, Episode] = {}
+    lingering: dict[str, Deleted] = {}
+    recent: list[tuple[float, int]] = []
+
+
+def encode(memory: Memory) -> dict[str, str]:
+    """Return a memory as the data of a ConfigMap; jobs that changed longest ago are left out if it is too large."""
+    kept = dict(sorted(memory.jobs.items(), key=lambda each: (not each[1].is_open, -each[1].changed_s)))
+    while True:
+        text = msgspec.json.encode(Memory(kept, memory.lingering, memory.recent))
+        if len(text) <= MAX_BYTES or not kept:
+            return {KEY: text.decode()}
+        for name in list(kept)[len(kept) - max(1, len(kept) // 10) :]:
+            del kept[name]
+
+
+def decode(data: Mapping[str, str]) -> Memory:
+    """Read the data of a ConfigMap.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    try:
+        return msgspec.json.decode(data.get(KEY) or "{}", type=Memory)
+    except UNREADABLE as error:
+        raise InvalidValue(f"key {KEY}: {error}") from error

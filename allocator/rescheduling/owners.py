@@ -1,0 +1,54 @@
+"""Who creates a deleted pod anew: the one table of it. A pod that nobody creates anew is never deleted."""
+
+from typing import Final
+
+from allocator.rules.job_kinds import LEADER_WORKER_SET
+from allocator.state.job import Job
+from allocator.state.owned import Owned
+from ascend.kube.objects import Pod
+
+_CORE: Final = frozenset({"apps/v1 StatefulSet", "apps/v1 ReplicaSet", "v1 ReplicationController"})
+_OPERATORS: Final = frozenset({
+    "batch.volcano.sh Job", "mindxdl.gitee.com AscendJob", "ray.io RayCluster",
+    "kubeflow.org PyTorchJob", "kubeflow.org TFJob", "kubeflow.org MPIJob",
+})  # fmt: skip
+_JOB: Final = "batch/v1 Job"
+
+
+def goes_together(job: Job) -> bool:
+    """Return whether the controller itself deletes all pods of a job when one is deleted."""
+    return job.kind == LEADER_WORKER_SET
+
+
+def why_nobody(pod: Pod, owned: Owned | None, pods: int) -> str | None:
+    """Return why nobody would create a pod anew, a sentence; None if its controller would.
+
+    Args:
+        pod: the pod.
+        owned: what its controller says, if it is a StatefulSet or a Job, and known.
+        pods: how many pods of the controller are deleted together.
+    """
+    owner = pod.metadata.controller
+    if owner is None:
+        return f"pod {pod.key} has no controller"
+    named = f"{owner.kind} {pod.metadata.namespace}/{owner.name}"
+    if f"{owner.api_version} {owner.kind}" == _JOB:
+        return _job(named, owned, pods)
+    group = owner.api_version.partition("/")[0]
+    if f"{owner.api_version} {owner.kind}" in _CORE or f"{group} {owner.kind}" in _OPERATORS:
+        return None
+    if owner.kind == "DaemonSet":
+        return f"{named} would create pod {pod.key} anew on the same node"
+    return f"it is not known whether {named} would create pod {pod.key} anew"
+
+
+def _job(named: str, owned: Owned | None, pods: int) -> str | None:
+    """Each deleted pod of a Job counts as a failure, unless its ``podFailurePolicy`` ignores disruptions."""
+    if owned is None:
+        return f"{named} is not known"
+    if owned.ignores_disruptions or owned.failures_left is None or pods <= owned.failures_left:
+        return None
+    return (
+        f"{named} would fail: deleted pods count as failures, {pods} would be deleted, and its backoffLimit leaves "
+        f"{owned.failures_left}; let its podFailurePolicy ignore pods with the condition DisruptionTarget"
+    )

@@ -1,0 +1,304 @@
+"""Looks for jobs with faulty pods once a second, decides about each, and carries the decision out.
+
+Only the leader does, and from this one loop. What is remembered of a job is stored before its pods are deleted, so that
+the next leader knows of every deletion.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
+
+import structlog
+from msgspec.structs import replace
+
+from allocator.metrics import AllocatorMetrics
+from allocator.rescheduling.actions import Actions
+from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.budget import Budget, too_many_faults
+from allocator.rescheduling.decision import Choice, Member, Stage, choose, is_master, may_restart, stage_after
+from allocator.rescheduling.deletions import Deletions
+from allocator.rescheduling.fault_watch import FaultWatch
+from allocator.rescheduling.faults import FaultKind, fault_of
+from allocator.rescheduling.memory import Episode, Memory, Spot
+from allocator.rescheduling.owners import goes_together, why_nobody
+from allocator.rescheduling.switches import Mode, Reach, Switches, read_switches
+from allocator.rules.job import JobKey, works_alone
+from allocator.state.block_record import Spot as PastSpot
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from ascend.annotations import read_block
+from ascend.chips import chip_set
+from ascend.errors import ApiError, InvalidValue, Unreachable
+from ascend.kube.objects import Pod
+
+log = structlog.get_logger()
+
+PERIOD_S: Final = 1.0
+FORGET_S: Final = 24 * 3600.0
+"""How long the counts of a job without pods are kept."""
+_KEPT_TIMES: Final = 10
+
+
+class Options(NamedTuple):
+    """The settings of rescheduling.
+
+    Attributes:
+        mode: whether pods are deleted, or it is only said which would be.
+        not_ready_s: how long a node may be not Ready.
+        grace_s: after so many seconds a deleted pod that is still there is deleted by force.
+        per_minute: how many pods may be deleted in a minute.
+        per_hour: how often pods of one job may be deleted in an hour.
+        faulty_share: the largest share of nodes that may have faults at one time.
+    """
+
+    mode: Literal["off", "dry-run", "on"]
+    not_ready_s: float
+    grace_s: float
+    per_minute: int
+    per_hour: int
+    faulty_share: float
+
+
+class Rescheduler:
+    """Reschedules jobs.
+
+    Args:
+        cluster: nodes, reports, pods and jobs.
+        actions: the requests.
+        options: the settings.
+        announcer: says what is done, and why something is not.
+        metrics: counts deletions and what is held back.
+        leads: whether this allocator leads.
+        now_s: the wall clock, Unix seconds.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        actions: Actions,
+        options: Options,
+        *,
+        announcer: Announcer,
+        metrics: AllocatorMetrics,
+        leads: Callable[[], bool],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._actions = actions
+        self._options = options
+        self._announcer = announcer
+        self._metrics = metrics
+        self._leads = leads
+        self._now_s = now_s
+        self._watch = FaultWatch(cluster, options.not_ready_s, now_s)
+        self._budget = Budget(options.per_minute, options.per_hour)
+        self._marked: dict[str, str] = {}
+        self.memory = Memory()
+        self._deletions = Deletions(
+            cluster,
+            actions,
+            self._watch,
+            announcer=announcer,
+            metrics=metrics,
+            grace_s=options.grace_s,
+            now_s=now_s,
+        )
+
+    async def run(self) -> None:
+        """Reschedule until cancelled; this allocator leads."""
+        if self._options.mode == "off":
+            return
+        await self._load()
+        while True:
+            if self._leads():
+                await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Look once, and do what has to be done."""
+        await self._watch.look()
+        try:
+            await self._deletions.follow(self.memory)
+            for job, pods in self._jobs().items():
+                await self._judge(job, pods)
+            self._forget()
+        except (ApiError, Unreachable) as error:
+            log.warning("rescheduling is delayed", error=str(error))
+
+    async def _load(self) -> None:
+        while True:
+            try:
+                self.memory = await self._actions.load()
+                break
+            except InvalidValue as error:
+                log.warning("what is remembered of faults can't be read, and is replaced", error=error.message)
+                break
+            except (ApiError, Unreachable) as error:
+                log.warning("can't read what is remembered of faults yet", error=str(error))
+                await asyncio.sleep(PERIOD_S)
+        now_s = self._now_s()
+        for uid, each in self.memory.lingering.items():
+            self._cluster.linger(uid, each.node, each.pod, chip_set(each.chips))
+        for plan, episode in self.memory.jobs.items():
+            key = JobKey.of_plan(plan)
+            known = self._cluster.blocks.of(key)
+            for rank, spot in episode.spots.items():
+                if rank not in known:
+                    self._cluster.blocks.remember(key, rank, PastSpot(spot.node, spot.block, spot.owner), now_s)
+
+    # Which jobs.
+
+    def _jobs(self) -> dict[Job, list[Pod]]:
+        """The jobs to look at, with their bound pods that request chips and are not being deleted."""
+        found: dict[JobKey, Job] = {}
+        failed: dict[JobKey, list[Pod]] = {}
+        for pod in self._watch.pods():
+            job = self._cluster.jobs.job_of(pod)
+            found[job.key] = job
+            if pod.uid not in job.pods and not pod.is_terminating:
+                failed.setdefault(job.key, []).append(pod)
+        for plan, episode in self.memory.jobs.items():
+            if episode.is_open and (known := self._cluster.jobs.by_key.get(JobKey.of_plan(plan))) is not None:
+                found[known.key] = known
+        return {
+            job: [*failed.get(key, ()), *(each for each in job.pods.values() if each.spec.node_name and each.is_live)]
+            for key, job in sorted(found.items())
+        }
+
+    async def _judge(self, job: Job, pods: list[Pod]) -> None:
+        pods = [pod for pod in pods if pod.requests_chips]
+        if not pods:
+            return
+        try:
+            switches = read_switches(job.facts, pods)
+        except InvalidValue as error:
+            self._announcer.hold(job, pods[0], f"job {job.key} is not rescheduled: {error.message}")
+            return
+        if switches.mode is Mode.OFF:
+            return
+        if goes_together(job):
+            switches = replace(switches, reach=Reach.JOB)
+        members = [self._member(pod, switches) for pod in pods]
+        if switches.mode.is_external:
+            await self._mark(members)
+        elif works_alone(pods[0], job.key) and not job.is_gang:
+            for member in members:
+                if member.fault is not None:
+                    await self._decide(job, [member], switches)
+        else:
+            await self._decide(job, members, switches)
+
+    def _member(self, pod: Pod, switches: Switches) -> Member:
+        record = self._cluster.nodes.get(pod.spec.node_name)
+        held = record.holdings.get(pod.uid) if record is not None else None
+        fault = fault_of(pod, held.chips if held is not None else 0, self._watch.of(pod.spec.node_name), switches)
+        return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
+
+    async def _mark(self, members: list[Member]) -> None:
+        """Mark faulty pods that another program deletes."""
+        for member in members:
+            if member.fault is None:
+                continue
+            status = f"Unhealthy-{member.fault.kind}"
+            if self._marked.get(member.pod.uid) != status and self._options.mode == "on":
+                await self._actions.annotate(member.pod, status)
+                self._marked[member.pod.uid] = status
+                log.warning("marked a faulty pod", pod=member.pod.key, pod_uid=member.pod.uid, status=status)
+
+    # What is done about a job.
+
+    async def _decide(self, job: Job, members: list[Member], switches: Switches) -> None:
+        now_s = self._now_s()
+        owner = _owner_uid(members[0].pod)
+        episode = self.memory.jobs.get(job.key.plan)
+        if episode is None or episode.owner != owner:
+            episode = Episode(owner, is_open=False)
+        self._note_waiting(job, episode, now_s)
+        stage = Stage.PODS
+        if episode.waits_since_s is not None:
+            has_blocks = any(each.block is not None for each in members)
+            stage = stage_after(now_s - episode.waits_since_s, switches, has_blocks=has_blocks)
+        choice = choose(members, switches, stage if stage > episode.stage else Stage.PODS, episode.damaged)
+        if not choice.pods:
+            self._end_if_whole(job, episode)
+            return
+        if choice.reason is not None and not may_restart(choice.reason, switches, episode.retries):
+            why = f"a pod has failed, and fault-retry-times is {switches.retries}: it has been replaced so often"
+            self._announcer.hold(job, choice.pods[0].pod, why)
+            return
+        if (why_not := self._why_not(choice, episode, now_s)) is not None:
+            self._announcer.hold(job, choice.pods[0].pod, why_not)
+            return
+        await self._carry_out(job, choice, episode)
+
+    def _why_not(self, choice: Choice, episode: Episode, now_s: float) -> str | None:
+        """Return why the pods must not be deleted now, a sentence; None if they may."""
+        by_owner: dict[str, int] = {}
+        for member in choice.pods:
+            uid = _owner_uid(member.pod)
+            by_owner[uid] = by_owner.get(uid, 0) + 1
+        for member in choice.pods:
+            owned = self._cluster.jobs.owned_by(member.pod)
+            if (nobody := why_nobody(member.pod, owned, by_owner[_owner_uid(member.pod)])) is not None:
+                return f"nothing is deleted: {nobody}"
+        faulty = self._watch.faulty_nodes
+        stopped = too_many_faults(faulty, self._watch.npu_nodes, self._options.faulty_share)
+        self._metrics.rescheduling_stopped.set(stopped is not None)
+        if stopped is not None:
+            return f"nothing is deleted: {stopped}"
+        return self._budget.why_not(len(choice.pods), self.memory.recent, episode.times_s, now_s)
+
+    async def _carry_out(self, job: Job, choice: Choice, episode: Episode) -> None:
+        why = next((each.fault.sentence for each in choice.pods if each.fault is not None), "")
+        why = why or "its job waits for chips since other pods of it were deleted after a fault"
+        if self._options.mode == "dry-run":
+            self._announcer.plan(job, choice, why)
+            return
+        now_s = self._now_s()
+        episode.is_open, episode.changed_s, episode.stage = True, now_s, max(choice.stage, episode.stage)
+        episode.times_s = [*episode.times_s, now_s][-_KEPT_TIMES:]
+        episode.retries += choice.reason is FaultKind.POD
+        damaged = {each.block for each in choice.pods if each.fault is not None and each.block is not None}
+        episode.damaged = sorted({*episode.damaged, *damaged})
+        record = self._cluster.blocks.of(job.key)
+        episode.spots = {rank: Spot(spot.node, spot.block, spot.owner) for rank, spot in record.items()}
+        for each in choice.pods:
+            episode.deleted[each.pod.uid] = self._deletions.note(each.pod)
+        self.memory.jobs[job.key.plan] = episode
+        self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
+        await self._actions.save(self.memory)
+        await self._deletions.carry_out(job, choice, why, self.memory)
+
+    # The end of an episode.
+
+    def _note_waiting(self, job: Job, episode: Episode, now_s: float) -> None:
+        waits = episode.is_open and any(pod.waits_for_chips for pod in job.pods.values())
+        if not waits:
+            episode.waits_since_s = None
+        elif episode.waits_since_s is None:
+            episode.waits_since_s = now_s
+
+    def _end_if_whole(self, job: Job, episode: Episode) -> None:
+        """End the episode of a job once what was deleted is gone, and all of its pods are placed."""
+        if not episode.is_open or episode.deleted or any(not pod.spec.node_name for pod in job.pods.values()):
+            return
+        if job.size < job.min_available:
+            return
+        episode.is_open, episode.waits_since_s, episode.stage, episode.damaged = False, None, Stage.PODS, []
+        episode.spots, episode.changed_s = {}, self._now_s()
+        log.info("a job is whole again", job=str(job.key))
+
+    def _forget(self) -> None:
+        now_s = self._now_s()
+        for plan, episode in list(self.memory.jobs.items()):
+            is_there = JobKey.of_plan(plan) in self._cluster.jobs.by_key
+            if not is_there and not episode.deleted and episode.changed_s + FORGET_S <= now_s:
+                del self.memory.jobs[plan]
+        self._announcer.forget(lambda plan: JobKey.of_plan(plan) not in self._cluster.jobs.by_key)
+        for uid in [uid for uid in self._marked if uid not in self._cluster.pods]:
+            del self._marked[uid]
+
+
+def _owner_uid(pod: Pod) -> str:
+    owner = pod.metadata.controller
+    return owner.uid if owner is not None else pod.uid

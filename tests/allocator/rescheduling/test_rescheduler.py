@@ -1,0 +1,396 @@
+"""Jobs with faults are rescheduled, on a clock that the test sets; deletions are applied to the state at once."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from allocator.metrics import AllocatorMetrics
+from allocator.rescheduling.actions import Actions
+from allocator.rescheduling.announcer import DELETED, HELD, PLANNED, Announcer
+from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
+from allocator.rescheduling.deletions import FORCED_GRACE_S, LINGER_S
+from allocator.rescheduling.fault_watch import CONFIRM_S
+from allocator.rescheduling.memory import Memory, decode, encode
+from allocator.rescheduling.rescheduler import Options, Rescheduler
+from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
+from ascend.chips import chip_set
+from ascend.errors import ApiError
+from ascend.kube.events import Regarding
+from ascend.kube.objects import Metadata, Pod
+from ascend.kube.workloads import BatchJob, BatchJobSpec, PodConditionPattern, PodFailurePolicy, PodFailureRule
+from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
+
+OPTIONS = Options("on", not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
+
+
+class Scene(Actions):
+    """A rescheduler whose requests are applied to a small cluster.
+
+    Attributes:
+        deleted: name and grace period of each deleted pod, in order; 0 for a deletion by force.
+        marked: what was written on pods.
+        said: reason and sentence of each Event.
+        stored: what is stored in the ConfigMap.
+        stuck: the names of pods whose kubelet does not end them.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.world = World()
+        self.deleted: list[tuple[str, int | None]] = []
+        self.marked: dict[str, str] = {}
+        self.said: list[tuple[str, str]] = []
+        self.about: list[Regarding] = []
+        self.stored = encode(Memory())
+        self.stuck: set[str] = set()
+        self.refuses: ApiError | None = None
+        self._options = OPTIONS._replace(**options)
+        self.rescheduler = self.start()
+
+    def start(self) -> Rescheduler:
+        """Start a rescheduler, as a new leader does, without reading what is stored."""
+        cluster, ledger = self.world.cluster, self.world.ledger
+        return Rescheduler(
+            cluster,
+            self,
+            self._options,
+            announcer=Announcer(self._publish),
+            metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
+            leads=lambda: True,
+            now_s=lambda: self.world.now_s,
+        )
+
+    async def succeed(self) -> None:
+        """Let a new leader take over."""
+        self.rescheduler = self.start()
+        await self.rescheduler._load()
+
+    def _publish(self, regarding: Regarding, reason: str, note: str, **_more: Any) -> bool:
+        self.said.append((reason, note))
+        self.about.append(regarding)
+        return True
+
+    def reasons(self) -> list[str]:
+        """The reasons of the Events, each once."""
+        return list(dict.fromkeys(reason for reason, _ in self.said))
+
+    async def look(self, after_s: float = 0.0) -> list[str]:
+        """Look after a while; return the names of the pods that are deleted then."""
+        self.world.now_s += after_s
+        before = len(self.deleted)
+        await self.rescheduler.look()
+        return sorted(name for name, _ in self.deleted[before:])
+
+    async def settle(self) -> list[str]:
+        """Look twice, so that a fault lasts long enough."""
+        await self.look()
+        return await self.look(CONFIRM_S)
+
+    async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
+        assert why
+        assert pod.uid in decode(self.stored).jobs[self.world.cluster.jobs.job_of(pod).key.plan].deleted
+        if self.refuses is not None:
+            raise self.refuses
+        self.deleted.append((pod.name, grace_s))
+        if pod.name in self.stuck:
+            gone = replace(pod.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
+            self.world.cluster.pod_applied(replace(pod, metadata=gone))
+        else:
+            self.world.cluster.pod_deleted(pod)
+
+    async def delete_by_force(self, pod: Pod) -> None:
+        self.deleted.append((pod.name, 0))
+        self.world.cluster.pod_deleted(pod)
+
+    async def annotate(self, pod: Pod, status: str) -> None:
+        self.marked[pod.name] = status
+
+    async def load(self) -> Memory:
+        return decode(self.stored)
+
+    async def save(self, memory: Memory) -> None:
+        self.stored = encode(memory)
+
+
+def job(
+    pods: int,
+    *,
+    name: str = "train",
+    first_node: int = 1,
+    kind: str = "StatefulSet",
+    api_version: str = "apps/v1",
+    blocks: int = 0,
+    chips: Iterable[int] = range(8),
+    is_gang: bool = True,
+    **labels: str,
+) -> list[Pod]:
+    """The running pods of a gang, each on a node of its own; by default it is rescheduled by force."""
+    said = {"fault-scheduling": "force"} | {key.replace("_", "-"): value for key, value in labels.items()}
+    held = list(chips)
+    return [
+        owned_by(
+            pod(
+                f"{name}-{rank}", len(held), node=f"n{first_node + rank}", chips=held, phase="Running", labels=said,
+                annotations={RANK: str(rank)}
+                | ({GROUP: name, MIN_AVAILABLE: str(pods)} if is_gang else {})
+                | ({BLOCK: str(rank // blocks)} if blocks else {}),
+            ),
+            kind, api_version, name=name,
+        )
+        for rank in range(pods)
+    ]  # fmt: skip
+
+
+def scene(pods: list[Pod], *, nodes: int = 40, **options: Any) -> Scene:
+    """A cluster of so many nodes, with a job."""
+    made = Scene(**options)
+    made.world.add(*(node(f"n{number}") for number in range(1, nodes + 1)), *pods)
+    return made
+
+
+async def test_all_pods_of_a_job_go_when_a_chip_of_one_fails() -> None:
+    stage = scene(job(3))
+    assert await stage.settle() == []
+    stage.world.add(report("n2", unhealthy=[5]))
+    assert await stage.settle() == ["train-0", "train-1", "train-2"]
+    assert {grace_s for _, grace_s in stage.deleted} == {FORCED_GRACE_S}
+    assert (DELETED, "deleted, to be created anew: node n2 reports a fault of its chips: Ascend910-5") in stage.said
+    assert stage.about[-1] == Regarding("StatefulSet", "train", "default", "u", "apps/v1")
+    assert stage.said[-1][1].startswith("3 of its pods were deleted, 1 of them faulty: node n2 reports")
+    assert await stage.look(1.0) == []
+
+
+async def test_a_fault_that_passes_at_once_deletes_nothing() -> None:
+    stage = scene(job(1))
+    stage.world.add(report("n1", unhealthy=[0]))
+    await stage.look()
+    stage.world.add(report("n1"))
+    assert await stage.look(CONFIRM_S) == []
+
+
+async def test_a_fault_of_a_free_chip_deletes_nothing() -> None:
+    stage = scene(job(1, chips=[0, 1]))
+    stage.world.add(report("n1", unhealthy=[4]))
+    assert await stage.settle() == []
+
+
+async def test_a_job_that_does_not_ask_for_it_is_left_alone() -> None:
+    stage = scene(job(2, fault_scheduling="off"))
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert stage.said == []
+
+
+async def test_a_job_in_grace_ends_in_its_own_time_and_by_force_after_the_limit() -> None:
+    stage = scene(job(2, fault_scheduling="grace"))
+    stage.stuck = {"train-0", "train-1"}
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0", "train-1"]
+    assert {grace_s for _, grace_s in stage.deleted} == {None}
+    assert await stage.look(899.0) == []
+    assert await stage.look(1.0) == ["train-0", "train-1"]
+    assert stage.deleted[-1][1] == 0
+
+
+async def test_only_the_faulty_pod_of_a_deployment_goes() -> None:
+    stage = scene(job(3, kind="ReplicaSet", is_gang=False))
+    stage.world.add(report("n2", unhealthy=[5]))
+    assert await stage.settle() == ["train-1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "api_version", "said"),
+    [
+        ("DaemonSet", "apps/v1", "DaemonSet default/train would create pod default/train-0 anew on the same node"),
+        ("Mystery", "example.com/v1", "it is not known whether Mystery default/train would create pod default/train-0"),
+    ],
+)
+async def test_a_pod_that_nobody_creates_anew_elsewhere_stays(kind: str, api_version: str, said: str) -> None:
+    stage = scene(job(2, kind=kind, api_version=api_version))
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert await stage.look(10.0) == []
+    assert [reason for reason, _ in stage.said] == [HELD]
+    assert said in stage.said[0][1]
+
+
+async def test_a_pod_without_a_controller_stays() -> None:
+    stage = scene([replace(each, metadata=replace(each.metadata, owner_references=())) for each in job(1)])
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert stage.said[0][1] == "nothing is deleted: pod default/train-0 has no controller"
+
+
+IGNORES = PodFailurePolicy((PodFailureRule("Ignore", (PodConditionPattern("DisruptionTarget"),)),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "goes"),
+    [
+        (BatchJobSpec(2, 2), True),
+        (BatchJobSpec(2, 2, backoff_limit=1), False),
+        (BatchJobSpec(2, 2, backoff_limit=0, pod_failure_policy=IGNORES), True),
+        (BatchJobSpec(2, 2, backoff_limit_per_index=1), False),
+    ],
+)
+async def test_pods_of_a_job_that_would_fail_stay(spec: BatchJobSpec, *, goes: bool) -> None:
+    stage = scene(job(2, kind="Job", api_version="batch/v1"))
+    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == (["train-0", "train-1"] if goes else [])
+    if not goes:
+        assert "Job default/train would fail: deleted pods count as failures, 2 would be deleted" in stage.said[0][1]
+
+
+async def test_a_dry_run_says_once_what_would_go() -> None:
+    stage = scene(job(2), mode="dry-run")
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert await stage.look(1.0) == []
+    why = "node n1 reports a fault of its chips: Ascend910-0"
+    assert stage.said == [(PLANNED, f"dry run: of job default/train, train-0, train-1 would be deleted: {why}")]
+    assert decode(stage.stored) == Memory()
+
+
+async def test_contradictory_switches_delete_nothing() -> None:
+    one, two = job(2)
+    stage = scene([one, replace(two, metadata=replace(two.metadata, labels={"fault-scheduling": "grace"}))])
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert "fault-scheduling is 'force' on some of its pods, but 'grace'" in stage.said[0][1]
+
+
+async def test_a_plague_of_reports_deletes_nothing_and_stops_with_a_reason() -> None:
+    pods = [each for number in range(30) for each in job(1, name=f"j{number}", first_node=1 + number)]
+    stage = scene(pods, nodes=100)
+    for number in range(30):
+        stage.world.add(report(f"n{1 + number}", unhealthy=[0]))
+        assert await stage.look(1.0 / 30) == []
+    assert await stage.look(CONFIRM_S) == []
+    assert {reason for reason, _ in stage.said} == {HELD}
+    assert "30 of 100 nodes have faults at one time, and more than 10 are taken for a wrong report" in stage.said[0][1]
+    for number in range(5, 30):
+        stage.world.add(report(f"n{1 + number}"))
+    assert len(await stage.look(1.0)) == 5
+
+
+async def test_no_more_pods_go_within_a_minute_than_the_budget_has() -> None:
+    pods = [each for number in range(3) for each in job(9, name=f"j{number}", first_node=1 + 9 * number)]
+    stage = scene(pods)
+    for number in range(3):
+        stage.world.add(report(f"n{1 + 9 * number}", unhealthy=[0]))
+    assert len(await stage.settle()) == 18
+    await stage.succeed()
+    assert await stage.settle() == []
+    assert "18 pods were deleted within the last minute, and the limit is 20" in stage.said[-1][1]
+    assert len(await stage.look(60.0)) == 9
+
+
+async def test_one_job_of_any_size_may_go() -> None:
+    stage = scene(job(30))
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert len(await stage.settle()) == 30
+
+
+async def test_a_job_that_fails_again_and_again_is_left_after_the_limit() -> None:
+    pods = job(1)
+    stage = scene(pods)
+    stage.world.add(report("n1", unhealthy=[0]))
+    await stage.look()
+    for _ in range(3):
+        assert await stage.look(CONFIRM_S) == ["train-0"]
+        stage.world.add(*pods)
+    assert await stage.look(CONFIRM_S) == []
+    assert "deleted 3 times within the last hour, and the limit is 3" in stage.said[-1][1]
+
+
+async def test_failed_pods_are_replaced_as_often_as_the_job_says_also_by_the_next_leader() -> None:
+    (one,) = job(1, fault_retry_times="2")
+    stage = scene([one])
+    failed = replace(one, status=replace(one.status, phase="Failed", reason="Error"))
+    for _ in range(2):
+        stage.world.add(failed)
+        assert await stage.look(1.0) == ["train-0"]
+        stage.world.add(one)
+        await stage.succeed()
+    stage.world.add(failed)
+    assert await stage.look(1.0) == []
+    assert "a pod has failed, and fault-retry-times is 2" in stage.said[-1][1]
+
+
+def lost(name: str) -> Any:
+    return node(name, ready=False)
+
+
+async def test_a_node_may_be_not_ready_for_a_while() -> None:
+    stage = scene(job(2))
+    stage.world.add(lost("n1"))
+    assert await stage.settle() == []
+    stage.world.add(node("n1"))
+    assert await stage.look(29.0) == []
+    stage.world.add(lost("n1"))
+    assert await stage.look(1.0) == []
+    assert await stage.look(29.0) == []
+    assert await stage.look(1.0) == ["train-0", "train-1"]
+
+
+async def test_chips_of_a_pod_that_its_kubelet_may_still_run_stay_held() -> None:
+    stage = scene(job(1, chips=[0, 1]))
+    stage.world.add(lost("n1"))
+    await stage.look()
+    assert await stage.look(30.0) == ["train-0"]
+    assert stage.deleted == [("train-0", 0)]
+    stage.world.add(node("n1"))
+    assert stage.world.vacancy("n1").free == 0xFF & ~chip_set([0, 1])
+    await stage.look()
+    await stage.succeed()
+    await stage.look(LINGER_S - 1.0)
+    assert stage.world.vacancy("n1").free == 0xFF & ~chip_set([0, 1])
+    await stage.look(LINGER_S)
+    assert stage.world.vacancy("n1").free == 0xFF
+    assert decode(stage.stored).lingering == {}
+
+
+async def test_after_a_while_the_block_goes_and_then_the_job() -> None:
+    pods = job(4, blocks=2, pod_rescheduling="on", fault_scheduling="grace")
+    stage = scene(pods)
+    stage.world.add(report("n4", unhealthy=[0]))
+    assert await stage.settle() == ["train-3"]
+    unbound = pods[3].spec
+    waiting = replace(pods[3], spec=replace(unbound, node_name=""), status=replace(pods[3].status, phase="Pending"))
+    waiting = replace(waiting, metadata=replace(waiting.metadata, uid="again"))
+    stage.world.add(waiting)
+    assert await stage.look(1.0) == []
+    assert await stage.look(BLOCKS_AFTER_S) == ["train-2"]
+    assert await stage.look(1.0) == []
+    assert await stage.look(JOB_AFTER_S - BLOCKS_AFTER_S) == ["train-0", "train-1"]
+
+
+async def test_a_job_that_is_whole_again_starts_anew() -> None:
+    pods = job(2, pod_rescheduling="on", fault_scheduling="grace")
+    stage = scene(pods)
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == ["train-1"]
+    stage.world.add(report("n2"), replace(pods[1], metadata=replace(pods[1].metadata, uid="again")))
+    await stage.look(1.0)
+    (episode,) = stage.rescheduler.memory.jobs.values()
+    assert not episode.is_open
+    assert len(episode.times_s) == 1
+
+
+async def test_pods_that_another_program_deletes_are_only_marked() -> None:
+    stage = scene(job(2, fault_scheduling="external-force"))
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert stage.marked == {"train-1": "Unhealthy-CardUnhealthy"}
+
+
+async def test_a_pod_that_can_not_be_deleted_is_tried_again() -> None:
+    stage = scene(job(1))
+    stage.refuses = ApiError("Cannot evict pod as it would violate the pod's disruption budget", status=429)
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert "pod default/train-0 can't be evicted yet: Cannot evict pod" in "".join(note for _, note in stage.said)
+    stage.refuses = None
+    assert await stage.look(1.0) == ["train-0"]
