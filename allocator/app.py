@@ -95,6 +95,7 @@ class AllocatorApp:
             previous=PreviousNodes() if settings.prefer_previous_node else None,
             ignored=log_ignored,
         )
+        self.cluster.jobs.reschedules = settings.reschedule == "on"
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,
@@ -275,7 +276,7 @@ class AllocatorApp:
             stack.callback(self._barrier.close, Refusal(Reason.NOT_LEADER, "this allocator is stopping"))
             rescheduler = Rescheduler(
                 self.cluster,
-                Actions(client, self._settings.lease_namespace, evicts=self._settings.reschedule_by == "evict"),
+                _rescheduling_actions(client, self._settings),
                 _rescheduling_options(self._settings),
                 announcer=Announcer(events.publish),
                 metrics=metrics,
@@ -339,6 +340,11 @@ class AllocatorApp:
             notices.post()
             self._barrier.check()
             await binder.verify()
+
+
+def _rescheduling_actions(client: KubeClient, settings: Settings) -> Actions:
+    name = f"{settings.lease_name}-faults"
+    return Actions(client, settings.lease_namespace, name, evicts=settings.reschedule_by == "evict")
 
 
 def _rescheduling_options(settings: Settings) -> RescheduleOptions:

@@ -22,12 +22,14 @@ class Actions:
     Args:
         client: the API server.
         namespace: of the ConfigMap with what is remembered.
+        name: its name.
         evicts: whether pods are evicted, which heeds PodDisruptionBudgets, instead of deleted.
     """
 
-    def __init__(self, client: KubeClient, namespace: str, *, evicts: bool) -> None:
+    def __init__(self, client: KubeClient, namespace: str, name: str, *, evicts: bool) -> None:
         self._client = client
         self._namespace = namespace
+        self._name = name
         self._evicts = evicts
 
     async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
@@ -87,7 +89,7 @@ class Actions:
             Unreachable: it does not answer.
         """
         try:
-            return memories.decode((await self._client.get(CONFIG_MAPS, memories.NAME, self._namespace)).data)
+            return memories.decode((await self._client.get(CONFIG_MAPS, self._name, self._namespace)).data)
         except NotFound:
             return Memory()
 
@@ -100,9 +102,9 @@ class Actions:
         """
         data = memories.encode(memory)
         try:
-            await self._client.patch(CONFIG_MAPS, memories.NAME, {"data": data}, namespace=self._namespace)
+            await self._client.patch(CONFIG_MAPS, self._name, {"data": data}, namespace=self._namespace)
         except NotFound:
-            body: JsonObject = {"metadata": {"name": memories.NAME, "namespace": self._namespace}, "data": data}
+            body: JsonObject = {"metadata": {"name": self._name, "namespace": self._namespace}, "data": data}
             await self._client.create(CONFIG_MAPS, body, self._namespace)
 
     async def _mark(self, pod: Pod, why: str) -> None:

@@ -8,7 +8,6 @@ import msgspec
 from allocator.rescheduling.decision import Stage
 from ascend.errors import UNREADABLE, InvalidValue
 
-NAME: Final = "ascend-affinity-rescheduling"
 KEY: Final = "memory"
 MAX_BYTES: Final = 900 * 1024
 """A ConfigMap has at most 1 MiB."""

@@ -68,6 +68,7 @@ class Unsupported(msgspec.Struct, frozen=True):
         sentence: what is missing here, and what helps; without the pod.
         find: how a pod states it, as in ``label tor-affinity=normal-schema``; None if it does not.
         reason: the reason of the refusal, if pods are refused.
+        is_done_by_rescheduling: whether the allocator does it if it reschedules.
     """
 
     what: str
@@ -76,6 +77,7 @@ class Unsupported(msgspec.Struct, frozen=True):
     sentence: str
     find: Finder
     reason: Reason = Reason.UNSUPPORTED_POLICY
+    is_done_by_rescheduling: bool = False
 
 
 def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
@@ -95,12 +97,13 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
     return None
 
 
-def without_effect(pod: Pod, job: Stated = ()) -> tuple[str, ...]:
+def without_effect(pod: Pod, job: Stated = (), *, reschedules: bool = False) -> tuple[str, ...]:
     """What a pod asks for without effect, one sentence for each.
 
     Args:
         pod: the pod.
         job: what its pod group and the object of its job say.
+        reschedules: whether pods are rescheduled after faults.
     """
     (labels, annotations), resources = _marks(pod, job), _resources(pod)
     if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
@@ -110,7 +113,9 @@ def without_effect(pod: Pod, job: Stated = ()) -> tuple[str, ...]:
     return tuple(
         f"{found}: {row.sentence}"
         for row in UNSUPPORTED
-        if row.outcome is Outcome.TOLD and (found := row.find(asked)) is not None
+        if row.outcome is Outcome.TOLD
+        and not (reschedules and row.is_done_by_rescheduling)
+        and (found := row.find(asked)) is not None
     )
 
 
@@ -241,7 +246,10 @@ def _without_blocks(finder: Finder) -> Finder:
 
 
 _SHARE: Final = "huawei.com/scheduler.softShareDev."
-_FAULTS: Final = "jobs are not rescheduled after faults; the job's own controller replaces pods that have ended"
+_FAULTS: Final = (
+    "jobs are rescheduled after faults only if the allocator's setting reschedule is on; otherwise the job's own "
+    "controller replaces pods that have ended"
+)
 _COUNTED: Final = (
     "the allocator does not place it; its scheduler only counts it, and a device plugin has to offer and assign it"
 )
@@ -280,11 +288,12 @@ UNSUPPORTED: Final = (
         Outcome.TOLD, _FAULTS,
         _any_of(_label("fault-scheduling", but=frozenset({"", "off"})), _label("pod-rescheduling"),
                 _label("process-recover-enable"), _label("fault-retry-times", but=frozenset({"", "0"})),
-                _annotation("huawei.com/recover_policy_path"))),
+                _annotation("huawei.com/recover_policy_path")), is_done_by_rescheduling=True),
     Unsupported("label `subHealthyStrategy`, unless `ignore`",
         "to avoid sub-healthy nodes, and to leave a node that becomes sub-healthy",
-        Outcome.TOLD, "no new pod is placed on a sub-healthy node, but pods that run on one are left alone",
-        _label("subHealthyStrategy", but=frozenset({"", "ignore"}))),
+        Outcome.TOLD, "no new pod is placed on a sub-healthy node, but pods that run on one leave it only if the "
+        "allocator's setting reschedule is on",
+        _label("subHealthyStrategy", but=frozenset({"", "ignore"})), is_done_by_rescheduling=True),
     Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}` and `sp-block`; annotations "
         "`subHealthyStrategy` and `tor-affinity`",
         "[settings](jobs.md#settings-of-jobs), written as the other kind of mark",

@@ -40,6 +40,8 @@ class Jobs:
         self._made_from: dict[JobKey, set[JobKey]] = {}
         self._watched: set[str] = set()
         self.discovery = Discovery()
+        self.reschedules = False
+        """Whether pods are rescheduled after faults."""
         self.losses = 0
         """Incremented when a pod group, or an object from which pods are created, is deleted."""
 
@@ -85,7 +87,7 @@ class Jobs:
 
     def without_effect(self, pod: Pod) -> tuple[str, ...]:
         """What a pod or its job asks for without effect, one sentence for each."""
-        return (*without_effect(pod, self.job_of(pod).facts), *self._misplaced(pod))
+        return (*without_effect(pod, self.job_of(pod).facts, reschedules=self.reschedules), *self._misplaced(pod))
 
     def _misplaced(self, pod: Pod) -> Iterator[str]:
         """Settings on the Job or StatefulSet of a pod, whose pods only have what is in their template."""

@@ -126,7 +126,7 @@ def test_wrong_replica_counts_are_found() -> None:
     jobs._owners[WEB] = Owned(99)
     jobs.owner_deleted(OWNERS[1])
     assert differences_of_jobs(world) == [
-        ("Indexed Job default/batch", "None", str(Owned(1))),
+        ("Indexed Job default/batch", "None", str(Owned(1, failures_left=6))),
         ("StatefulSet default/web", str(Owned(99)), str(Owned(2))),
     ]
 

@@ -646,6 +646,34 @@ def test_pod_groups_may_be_written_only_if_they_are_admitted_to_the_queue() -> N
     assert "--enqueue-pod-groups=true" in container["args"]
 
 
+_STORED = {
+    ("Role", "configmaps"): {"create"},
+    ("Role", f"configmaps {helm.RELEASE}-allocator-faults"): {"get", "patch"},
+}
+_DELETE = {("ClusterRole", "pods"): {"delete"}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "by", "more"),
+    [
+        ("off", "delete", {}),
+        ("dry-run", "delete", _STORED),
+        ("on", "delete", _STORED | _DELETE),
+        ("on", "evict", _STORED | _DELETE | {("ClusterRole", "pods/eviction"): {"create"}}),
+    ],
+)
+def test_pods_may_be_deleted_only_if_jobs_are_rescheduled(
+    mode: str, by: str, more: dict[tuple[str, str], set[str]]
+) -> None:
+    before = _rights(helm.render(), "allocator")
+    items = helm.render("--set-string", f"allocator.rescheduling.mode={mode},allocator.rescheduling.by={by}")
+    rights = _rights(items, "allocator")
+    expected = {key: before.get(key, set()) | more.get(key, set()) for key in {*before, *more}}
+    assert rights == expected
+    container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
+    assert {f"--reschedule={mode}", f"--reschedule-by={by}"} <= set(container["args"])
+
+
 @pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])
 def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace: str) -> None:
     items = helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}")

@@ -131,6 +131,18 @@ class Workloads:
                 await self._remove(pod)
         return [pod for pod in pods if not pod.is_terminating]
 
+    async def end_terminated(self) -> None:
+        """Remove the terminating pods whose end is reported and which their controllers have let go, as kubelets do."""
+        for pod in await self.client.list_objects(PODS, "default"):
+            if pod.is_terminating and not pod.is_live:
+                with suppress(NotFound, Conflict):
+                    path = f"{PODS.path(namespace=pod.metadata.namespace, name=pod.name)}?gracePeriodSeconds=0"
+                    await self.client.request("DELETE", path)
+
+    async def read_job(self, name: str) -> dict[str, Any]:
+        """Read a Job."""
+        return await asyncio.to_thread(self.cluster.api.get, f"/apis/batch/v1/namespaces/default/jobs/{name}")
+
     async def _remove(self, pod: Pod) -> None:
         if pod.is_terminating:  # a controller keeps it, perhaps until a kubelet reports its end
             body = {"metadata": {"finalizers": None}}

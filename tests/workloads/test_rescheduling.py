@@ -1,0 +1,108 @@
+"""Pods are deleted after faults, made anew by their real controllers, and placed by the real kube-scheduler."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from ascend.annotations import BLOCK_SUPER_POD
+from ascend.chips import RESOURCE, chip_set
+from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
+from ascend.faults import FaultTime, chip_fault
+from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, JsonObject, Pod
+from tests.workloads.test_super_pods import add_super_pods, by_rank
+from tests.workloads.world import Workloads, example
+
+CONTROLLERS = ()
+DEFINITIONS = ()
+SETTINGS = {"reschedule": "on", "reschedule_faulty_share": 1.0, "reschedule_not_ready_s": 1.0}
+
+pytestmark = pytest.mark.real
+
+
+async def report(workloads: Workloads, node: str, *, faulty: Iterable[int] = (), chips: int = 16) -> None:
+    """Report the chips of a node, as its device plugin would."""
+    bad = chip_set(faulty)
+    faults = tuple(chip_fault(chip_id=chip, level="SeparateNPU", codes={"80E01801": FaultTime(1, "SeparateNPU")})
+                   for chip in faulty)  # fmt: skip
+    data = encode_report(DeviceReport((1 << chips) - 1 & ~bad, bad, 0, 1, faults=faults))
+    name = config_map_name(node)
+    body: JsonObject = {"metadata": {"name": name, "labels": LABELS}, "data": data}
+    await workloads.client.create(CONFIG_MAPS, body, NAMESPACE)
+
+
+async def end_as_kubelets_do(workloads: Workloads) -> None:
+    """Report terminating pods as failed, and delete them once their controller has seen that."""
+    for pod in await workloads.client.list_objects(PODS, "default"):
+        if pod.is_terminating and pod.is_live:
+            # Its conditions stay, also DisruptionTarget, which is not the kubelet's own.
+            await workloads.client.patch(
+                PODS, pod.name, {"status": {"phase": "Failed"}}, namespace="default", subresource="status"
+            )
+    await workloads.end_terminated()
+
+
+async def replaced(workloads: Workloads, before: list[Pod], lost: set[str]) -> list[Pod]:
+    """Wait until exactly the pods with these names were replaced, and all are bound."""
+    stay = {pod.uid for pod in before if pod.name not in lost}
+
+    async def check() -> list[Pod] | None:
+        await end_as_kubelets_do(workloads)
+        now = [pod for pod in await workloads.pods() if pod.spec.node_name and pod.is_live]
+        return now if len(now) == len(before) and stay == {p.uid for p in now} & {p.uid for p in before} else None
+
+    return await workloads.eventually(check, f"{sorted(lost)} are replaced")
+
+
+def super_pod_job(**labels: str) -> list[JsonObject]:
+    """The example of a job with blocks, which is rescheduled; it would fail with its first own failure."""
+    (job,) = example("superpod-job.yaml")
+    job["spec"]["template"]["metadata"]["labels"] = labels
+    job["spec"]["backoffLimit"] = 0
+    rule = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    job["spec"]["podFailurePolicy"] = {"rules": [rule]}
+    return [job]
+
+
+async def test_a_pod_whose_chip_fails_is_replaced_in_its_super_pod_and_its_job_goes_on(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 4, 4)
+    await workloads.create(super_pod_job(**{"fault-scheduling": "force", "pod-rescheduling": "on"}))
+    pods = by_rank(await workloads.bound(4))
+    await workloads.run(pods)
+    lost = pods[3]
+    await report(workloads, lost.spec.node_name, faulty=[5])
+    after = by_rank(await replaced(workloads, pods, {lost.name}))
+    assert after[3].spec.node_name != lost.spec.node_name
+    assert [pod.metadata.annotations[BLOCK_SUPER_POD] for pod in after] == [
+        pod.metadata.annotations[BLOCK_SUPER_POD] for pod in pods
+    ]
+    job = await workloads.read_job("train")
+    assert job["status"].get("failed", 0) == 0
+    assert not job["status"].get("conditions")
+
+
+async def test_all_pods_of_a_stateful_set_leave_with_one_whose_node_is_lost(workloads: Workloads) -> None:
+    await workloads.add_nodes(4)
+    template = {
+        "metadata": {
+            "labels": {"app": "train", "fault-scheduling": "force"},
+            "annotations": {"huawei.com/schedule_minAvailable": "2"},
+        },
+        "spec": {
+            "containers": [{"name": "main", "image": "train", "resources": {"limits": {RESOURCE: "8"}}}],
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
+    spec = {
+        "replicas": 2, "podManagementPolicy": "Parallel", "serviceName": "train",
+        "selector": {"matchLabels": {"app": "train"}}, "template": template,
+    }  # fmt: skip
+    await workloads.create(
+        [{"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "set"}, "spec": spec}]
+    )
+    pods = await workloads.bound(2)
+    await workloads.run(pods)
+    lost = pods[0].spec.node_name
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+    await workloads.client.patch(NODES, lost, ready, subresource="status")
+    after = await replaced(workloads, pods, {pod.name for pod in pods})
+    assert lost not in {pod.spec.node_name for pod in after}
