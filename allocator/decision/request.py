@@ -96,7 +96,7 @@ class RequestReader:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
         stated = with_settings(pod, job.settings)
         together = job.cooperation_with(pod)
-        is_job = together.known == 1 and (job.kind == SINGLE or not works_alone(pod, job.key))
+        is_job = together.known == 1 and (job.kind == SINGLE or job.is_gang or not works_alone(pod, job.key))
         chips = requested_chips(pod)
         if (unsupported := refused_demand(stated, chips if is_job else None)) is not None:
             raise unsupported

@@ -25,6 +25,9 @@ SUPER_POD_AFFINITY = "super-pod-affinity"
 """The label that says whether blocks may be split: ``soft``; any other value means that they may not."""
 SUPER_POD_FIT = "sp-fit"
 """The annotation that says which SuperPods a MindIE job prefers: ``idlest``; any other value means the fullest."""
+SERVICE: Final = "inferserviceid"
+"""The label with the id of the inference service that a job is an instance of."""
+_MIND_IE: Final = ("app", "jobID")
 
 _UNSUPPORTED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
 """Policies of the reference without a rule here."""
@@ -107,6 +110,11 @@ def names_blocks(annotations: Mapping[str, str], node_selector: Mapping[str, str
         or node_selector.get(ACCELERATOR_TYPE, "").endswith(_SUPER_POD)
         or annotations.get(SCHEDULE_POLICY, "").endswith(_SUPER_POD_POLICY)
     )
+
+
+def is_mind_ie(labels: Mapping[str, str]) -> bool:
+    """Whether a job with these labels is one of MindIE: it has both, with any value, and no inference service's."""
+    return SERVICE not in labels and all(key in labels for key in _MIND_IE)
 
 
 def _by_type(pod: Pod, node_type: str) -> frozenset[str]:

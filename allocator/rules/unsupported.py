@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from allocator.rules.job_products import SUPER_POD_BLOCK, names_blocks
+from allocator.rules.job_products import SUPER_POD_BLOCK, is_mind_ie, names_blocks
+from allocator.rules.request import requested_chips
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -43,6 +44,7 @@ class Asking(msgspec.Struct, frozen=True):
         chips: the number of chips of a pod that is a job of its own; None for the pods of other jobs.
         minimum: the minimum of the job that counts before one in an annotation; None without one.
         has_blocks: whether it asks for blocks of nodes of one SuperPod.
+        total: the chips of all pods of its job; None if unknown.
     """
 
     labels: Mapping[str, str]
@@ -51,6 +53,7 @@ class Asking(msgspec.Struct, frozen=True):
     chips: int | None = None
     minimum: int | None = None
     has_blocks: bool = False
+    total: int | None = None
 
 
 Stated: TypeAlias = Sequence[JobFacts | None]
@@ -97,19 +100,23 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
     return None
 
 
-def without_effect(pod: Pod, job: Stated = (), *, reschedules: bool = False) -> tuple[str, ...]:
+def without_effect(
+    pod: Pod, job: Stated = (), pods: int | None = None, *, reschedules: bool = False
+) -> tuple[str, ...]:
     """What a pod asks for without effect, one sentence for each.
 
     Args:
         pod: the pod.
         job: what its pod group and the object of its job say.
+        pods: the number of pods of its job that request chips; None if unknown.
         reschedules: whether pods are rescheduled after faults.
     """
     (labels, annotations), resources = _marks(pod, job), _resources(pod)
     if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
         return ()
     has_blocks = names_blocks(annotations, pod.spec.node_selector)
-    asked = Asking(labels, annotations, resources, minimum=_first_minimum(job), has_blocks=has_blocks)
+    total = pods * requested_chips(pod) if pods is not None else None
+    asked = Asking(labels, annotations, resources, minimum=_first_minimum(job), has_blocks=has_blocks, total=total)
     return tuple(
         f"{found}: {row.sentence}"
         for row in UNSUPPORTED
@@ -205,6 +212,17 @@ def _wrong_block(asked: Asking) -> str | None:
     if text is None or (asked.chips is None and _is_number(text)) or text == str(asked.chips):
         return None
     return f"annotation {SUPER_POD_BLOCK}={text}"
+
+
+def _blocks_of_mind_ie(asked: Asking) -> str | None:
+    """Several blocks of a MindIE job; its documents give it one.
+
+    See docs/spec/superpod.md#how-the-reference-follows-the-documents.
+    """
+    text, labels = asked.annotations.get(SUPER_POD_BLOCK), asked.labels
+    if text is None or asked.total is None or text == str(asked.total) or not is_mind_ie(labels):
+        return None
+    return f"annotation {SUPER_POD_BLOCK}={text} of a MindIE job of {asked.total} chips"
 
 
 def _is_number(text: str) -> bool:
@@ -310,6 +328,15 @@ UNSUPPORTED: Final = (
         "the pods of a MindIE service near each other ([MindIE](spec/inference.md#mindie-jobs))",
         Outcome.TOLD, "pods of one service are not kept near each other, except by affinity that the scheduler applies",
         _without_blocks(_labels("app", "jobID"))),
+    Unsupported("annotation `sp-block` of a MindIE job, unless the chips of the job",
+        "one block for the whole job ([MindIE](spec/inference.md#mindie-jobs))",
+        Outcome.TOLD, "the documents of MindIE give a job one block, its chips; with this one it gets "
+        "several blocks, which may be in different SuperPods",
+        _blocks_of_mind_ie),
+    Unsupported("label `podgroup-sched-enable`, if `true`",
+        "all pods of a job are placed in one step",
+        Outcome.TOLD, "the pods of a gang are always placed in one step, in the order of their ranks",
+        _label("podgroup-sched-enable", but=frozenset({"", "false"}))),
     Unsupported("label `inferserviceid`, of a job without [blocks](jobs.md#superpods)",
         "instances of an inference service near each other ([services](spec/inference.md#inference-services))",
         Outcome.TOLD, "instances of one service are not kept near each other without blocks of nodes (sp-block)",

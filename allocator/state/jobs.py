@@ -8,6 +8,7 @@ import msgspec
 
 from allocator.rules.job import JobKey, find_job, find_object, is_group
 from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
+from allocator.rules.job_products import is_mind_ie
 from allocator.rules.job_settings import DECIDING
 from allocator.rules.unsupported import without_effect
 from allocator.state.discovery import Discovery
@@ -87,7 +88,10 @@ class Jobs:
 
     def without_effect(self, pod: Pod) -> tuple[str, ...]:
         """What a pod or its job asks for without effect, one sentence for each."""
-        return (*without_effect(pod, self.job_of(pod).facts, reschedules=self.reschedules), *self._misplaced(pod))
+        job = self.job_of(pod)
+        pods = job.cooperation_with(pod).known if is_mind_ie(pod.metadata.labels) else None  # called for every new pod
+        said = without_effect(pod, job.facts, pods, reschedules=self.reschedules)
+        return (*said, *self._misplaced(pod))
 
     def _misplaced(self, pod: Pod) -> Iterator[str]:
         """Settings on the Job or StatefulSet of a pod, whose pods only have what is in their template."""

@@ -12,17 +12,19 @@ from typing import Final
 import msgspec
 
 from allocator.rules.asked import Asked, SuperPodLimits
-from allocator.rules.job_products import SUPER_POD_AFFINITY, SUPER_POD_BLOCK, SUPER_POD_FIT, wants_super_pod
+from allocator.rules.job_products import (
+    SERVICE,
+    SUPER_POD_AFFINITY,
+    SUPER_POD_BLOCK,
+    SUPER_POD_FIT,
+    is_mind_ie,
+    wants_super_pod,
+)
 from ascend.errors import Refusal
 from ascend.grammar import a, count
 from ascend.kube.objects import Pod, whole_number
 from ascend.products import ASCEND_A3_8, ASCEND_A3_16, Product
 from ascend.reasons import Reason
-
-SERVICE: Final = "inferserviceid"
-"""The label with the id of the inference service that a job is an instance of."""
-MIND_IE: Final = ("app", "jobID")
-"""The labels of the pods of a MindIE job: it has both, with any value."""
 
 PRODUCTS: Final = (ASCEND_A3_16, ASCEND_A3_8)
 """The products whose servers form SuperPods."""
@@ -85,7 +87,7 @@ def read_demand(asked: Asked) -> Demand | None:
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
     if (service := labels.get(SERVICE)) is not None:
         return msgspec.structs.replace(demand, kind=Kind.SERVICE, near=((SERVICE, service),))
-    if all(key in labels for key in MIND_IE):
+    if is_mind_ie(labels):
         near = _preferred_labels(pod)
         return msgspec.structs.replace(
             demand, kind=Kind.MIND_IE, idlest=annotations.get(SUPER_POD_FIT) == "idlest", near=near

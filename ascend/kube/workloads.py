@@ -23,7 +23,7 @@ _PREFIX: Final = "huawei.com/"
 _SETTINGS: Final = frozenset({
     "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity", RAY_GANG,
     "fault-scheduling", "fault-retry-times", "pod-rescheduling", "process-recover-enable", "elastic-scheduling",
-    "ProcessRecoverStrategy", "ome.io/inferenceservice", "inferserviceid", "app", "jobID",
+    "ProcessRecoverStrategy", "ome.io/inferenceservice", "inferserviceid", "app", "jobID", "podgroup-sched-enable",
 })  # fmt: skip
 """Labels and annotations without a prefix that decide how a job is placed, or would where that is supported."""
 

@@ -1,5 +1,6 @@
 """A job with blocks, made by its real controller and placed through the real kube-scheduler."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -129,3 +130,61 @@ async def test_inference_jobs_prefer_their_own_super_pods(
     await add_super_pods(workloads, 6, 7)
     await workloads.create(labelled(**labels))
     assert set(super_pods(await workloads.bound(4))) == chosen
+
+
+def named(name: str) -> JsonObject:
+    """The example with another name."""
+    (job,) = example("superpod-job.yaml")
+    job["metadata"]["name"] = name
+    return job
+
+
+async def test_of_two_jobs_for_the_same_super_pods_one_starts_whole_and_then_the_other(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 3, 3)
+    await workloads.create([named("one"), named("two")])
+    first = await workloads.bound(4)
+    assert len({pod.metadata.labels["job-name"] for pod in first}) == 1
+    super_pods(first)
+    other = {"one": "two", "two": "one"}[first[0].metadata.labels["job-name"]]
+
+    async def said() -> bool:
+        pods = [pod for pod in await workloads.pods() if pod.metadata.labels["job-name"] == other]
+        messages = [each.message for pod in pods for each in pod.status.conditions if each.type == "PodScheduled"]
+        return any("2 blocks of 2 servers must be placed at once" in message for message in messages)
+
+    await workloads.eventually(said, "the other job is told why it waits")
+    assert len([pod for pod in await workloads.pods() if pod.spec.node_name]) == 4
+    name = first[0].metadata.labels["job-name"]
+    path = f"/apis/batch/v1/namespaces/default/jobs/{name}?propagationPolicy=Background"
+    await asyncio.to_thread(workloads.cluster.api.delete, path)
+    for pod in first:  # no garbage collector runs here
+        await workloads.client.delete(PODS, pod.name, "default")
+
+    async def started() -> list[Pod] | None:
+        pods = [pod for pod in await workloads.end_terminating() if pod.spec.node_name]
+        return pods if [pod.metadata.labels["job-name"] for pod in pods] == [other] * 4 else None
+
+    super_pods(await workloads.eventually(started, "the other job starts"))
+
+
+def without_cpu(name: str) -> JsonObject:
+    """A pod that takes all CPU of a node."""
+    resources = {"requests": {"cpu": "64"}}
+    spec = {"nodeName": name, "containers": [{"name": "c", "image": "x", "resources": resources}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"on-{name}", "namespace": "default"}, "spec": spec}
+
+
+async def test_a_block_whose_servers_have_no_cpu_is_placed_in_another_super_pod(workloads: Workloads) -> None:
+    """Only kube-scheduler knows that: it offers the other servers, and all pods are placed among them."""
+    await add_super_pods(workloads, 4, 6)
+    await workloads.create([without_cpu(f"a3-0-{index}") for index in (1, 2, 3)])
+    job = named("train")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["resources"]["requests"] = {"cpu": "1"}
+    await workloads.create([job])
+
+    async def placed() -> list[Pod] | None:
+        pods = [pod for pod in await workloads.pods() if pod.spec.node_name and not pod.name.startswith("on-")]
+        return pods if len(pods) == 4 else None
+
+    assert super_pods(await workloads.eventually(placed, "the job is placed")) == ["1", "1", "1", "1"]

@@ -43,6 +43,7 @@ TOLD = (
     pod("a", 8, annotations={"tor-affinity": "normal-schema"}),
     pod("a", 8, labels={"app": "mindie-ms-server", "jobID": "mindie"}),
     pod("a", 8, labels={"inferserviceid": "s"}),
+    pod("a", 8, labels={"podgroup-sched-enable": "true"}),
     pod("a", 8, annotations={"huawei.com/infer_service_schedule": "x"}),
     pod("a", 8, annotations={"sp-fit": "idlest"}),
     pod("a", 8, annotations={"ra-block": "16"}),
@@ -138,7 +139,11 @@ def test_a_minimum_that_another_one_outweighs_is_told() -> None:
 def test_every_row_is_shown_by_an_example() -> None:
     """A new row needs an example above."""
     shown: Mapping[Outcome, tuple[Pod, ...]] = {
-        Outcome.TOLD: (*TOLD, pod("a", 8, annotations={MIN_AVAILABLE: "3"})),
+        Outcome.TOLD: (
+            *TOLD,
+            pod("a", 8, annotations={MIN_AVAILABLE: "3"}),
+            pod("a", 8, labels={"app": "a", "jobID": "1"}, annotations={"sp-block": "8"}),
+        ),
         Outcome.REFUSED: tuple(each for each, _ in REFUSED),
     }
     for row in UNSUPPORTED:
@@ -149,6 +154,7 @@ def test_every_row_is_shown_by_an_example() -> None:
                 frozenset(name for one in each.spec.containers for name in one.resources.limits),
                 4,
                 minimum=2,
+                total=16,
             )
             for each in shown[row.outcome]
         ]

@@ -115,7 +115,7 @@ def test_the_block_is_written_on_each_pod() -> None:
 
 
 def test_a_job_of_one_block_may_use_chips_whose_network_is_unhealthy() -> None:
-    """Cases node-2 and node-3 of the reference."""
+    """The cases node-2 and node-3 have this rule with a node (test_nodes.py)."""
     for pods_of_job, fits in ((2, True), (4, False)):
         world = super_pods(4)
         world.add(*(pods := job(pods_of_job)))
@@ -402,6 +402,20 @@ def test_a_mind_ie_job_without_preference_is_spread_over_the_idlest_super_pods()
     world = super_pods(8, 7)
     world.add(*(pods := job(6, labels={"app": "ie", "jobID": "1"}, annotations={"sp-fit": "idlest"})))
     assert [super_pod_of(name) for name in placed(world, pods)] == [0, 0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("block", "told"), [(4, 0), (2, 1), (None, 0)])
+def test_a_mind_ie_job_with_several_blocks_is_told_so(block: int | None, told: int) -> None:
+    world = super_pods(8, 7)
+    world.add(*(pods := job(4, block, labels={"app": "ie", "jobID": "1"})))
+    for each in pods:
+        sentences = world.engine.without_effect(each)
+        assert len(sentences) == told
+        assert all(said.startswith("annotation sp-block=32 of a MindIE job of 64 chips: ") for said in sentences)
+    placed(world, pods)
+    for other in ({}, {"app": "ie", "jobID": "1", "inferserviceid": "s"}):
+        world.add(*(pods := job(4, 2, name="other", labels=other)))
+        assert not world.engine.without_effect(pods[0])
 
 
 def test_neighbours_are_live_pods_of_other_jobs_with_all_labels() -> None:
