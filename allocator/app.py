@@ -282,6 +282,7 @@ class AllocatorApp:
                 metrics=metrics,
                 leads=leadership.leads,
                 now_s=lambda: self._now_ns() / 1e9,
+                monotonic=self._monotonic,
             )
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:

@@ -22,7 +22,7 @@ _NAMED: Final = 10
 
 
 class Announcer:
-    """Says it, the same about a job only once.
+    """Says it, the same on a pod only once.
 
     Args:
         publish: posts an Event soon.
@@ -42,7 +42,8 @@ class Announcer:
 
     def rescheduled(self, job: Job, choice: Choice, why: str) -> None:
         """Say on the controller of a job which of its pods were deleted."""
-        self._said.pop(job.key.plan, None)
+        for each in choice.pods:
+            self._said.pop(each.pod.uid, None)
         faults = [each.fault for each in choice.pods if each.fault is not None]
         log.warning("rescheduled a job", job=str(job.key), kind=job.kind, pods=len(choice.pods), faulty=len(faults),
                     reason=str(job_reason(faults) or "waiting"), stage=choice.stage.name, at_once=choice.at_once,
@@ -64,13 +65,13 @@ class Announcer:
         self._say(job, pod, HELD, why)
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:
-        """Forget what was said about jobs that are gone, given by the names of their plans."""
-        for plan in list(filter(is_gone, self._said)):
-            del self._said[plan]
+        """Forget what was said on pods that are gone, given by their uids."""
+        for uid in list(filter(is_gone, self._said)):
+            del self._said[uid]
 
     def _say(self, job: Job, pod: Pod, reason: str, sentence: str) -> None:
-        if self._said.get(job.key.plan) != sentence:
-            self._said[job.key.plan] = sentence
+        if self._said.get(pod.uid) != sentence:
+            self._said[pod.uid] = sentence
             log.warning("a job has faulty pods", job=str(job.key), pod=pod.key, reason=reason, error=sentence)
             self._publish(_regarding(pod), reason, sentence, action=_ACTION)
 

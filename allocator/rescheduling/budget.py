@@ -56,4 +56,4 @@ def too_many_faults(faulty: int, nodes: int, share: float) -> str | None:
     limit = max(FEW, int(share * nodes))
     if faulty <= limit:
         return None
-    return f"{faulty} of {nodes} nodes have faults at one time, and more than {limit} are taken for a wrong report"
+    return f"more than {limit} of {nodes} nodes have faults at one time, which is taken for a wrong report"

@@ -25,6 +25,8 @@ AT_ONCE: Final = 16
 LINGER_S: Final = 60.0
 """For so long the chips of a pod that was deleted without its kubelet stay held after its node is Ready again: longer
 than a kubelet takes to see the deletion and to end the containers."""
+RESEND_S: Final = 10.0
+"""A pod that was to be deleted, and is still not terminating after so long, was not."""
 FORCED_GRACE_S: Final = 1
 """The grace period of a deletion at once. With 0 the API server would forget the pod before its containers have ended,
 and another pod could be given their chips."""
@@ -117,7 +119,8 @@ class Deletions:
         for episode in memory.jobs.values():
             for uid, each in list(episode.deleted.items()):
                 pod = self._cluster.pods.get(uid)
-                if pod is None:
+                is_lost = pod is not None and not pod.is_terminating and each.at_s + RESEND_S <= now_s
+                if pod is None or is_lost:  # gone, or the leader ended before it was deleted: it is decided anew
                     del episode.deleted[uid]
                     is_changed = True
                 elif each.at_s + self._grace_s <= now_s or self._has_no_node(pod):

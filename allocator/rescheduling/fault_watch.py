@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from allocator.rescheduling.budget import FEW, too_many_faults
 from allocator.rescheduling.faults import FAULT_TYPE, NO_FAULTS, NodeFaults, read_node
 from allocator.state.cluster import Cluster
 from allocator.state.node import NodeRecord
@@ -13,7 +14,6 @@ from ascend.turn import Turn
 
 CONFIRM_S: Final = 2.0
 """A fault of a node counts once it has lasted so long: faults that many nodes report at once are then all known."""
-NOT_READY: Final = "NotReady"
 
 
 class _Seen(msgspec.Struct):
@@ -27,13 +27,13 @@ class FaultWatch:
     Args:
         cluster: nodes, reports and pods.
         not_ready_s: how long a node may be missing or not Ready before its pods are faulty.
-        now_s: the clock, in seconds.
+        monotonic: the clock, in seconds.
     """
 
-    def __init__(self, cluster: Cluster, not_ready_s: float, now_s: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, not_ready_s: float, monotonic: Callable[[], float]) -> None:
         self._cluster = cluster
         self._not_ready_s = not_ready_s
-        self._now_s = now_s
+        self._monotonic = monotonic
         self._revision: int | None = None
         self._seen: dict[str, _Seen] = {}
         self._lost_s: dict[str, float] = {}
@@ -41,20 +41,22 @@ class FaultWatch:
         """The bound pods that have failed, or are marked as faulty by another program, by uid."""
         cluster.followers.add(self._applied, self._deleted)
 
-    @property
-    def faulty_nodes(self) -> int:
-        """The number of nodes with chips that have failed, or all of whose pods are faulty."""
-        return sum(bool(each.faults.whole or each.faults.chips) for each in self._seen.values())
+    def too_many(self, share: float) -> str | None:
+        """Return why so many nodes have faults that nothing may be deleted, a sentence; None if that is not so.
 
-    @property
-    def npu_nodes(self) -> int:
-        """The number of nodes with chips."""
-        return sum(record.product is not None or bool(record.holdings) for record in self._cluster.nodes.values())
+        Args:
+            share: the largest share of the nodes with chips that may have faults at one time.
+        """
+        faulty = sum(bool(each.faults.whole or each.faults.chips) for each in self._seen.values())
+        if faulty <= FEW:
+            return None
+        nodes = sum(record.product is not None or bool(record.holdings) for record in self._cluster.nodes.values())
+        return too_many_faults(faulty, nodes, share)
 
     def of(self, node: str) -> NodeFaults:
         """What has failed on a node, if that has lasted."""
         seen = self._seen.get(node)
-        is_confirmed = seen is not None and seen.since_s + CONFIRM_S <= self._now_s()
+        is_confirmed = seen is not None and seen.since_s + CONFIRM_S <= self._monotonic()
         return seen.faults if seen is not None and is_confirmed else NO_FAULTS
 
     def is_lost(self, node: str) -> bool:
@@ -91,7 +93,7 @@ class FaultWatch:
             self._lost_s.pop(name, None)
             self._seen.pop(name, None)
             return
-        now_s, lost = self._now_s(), _why_lost(record, name)
+        now_s, lost = self._monotonic(), _why_lost(record, name)
         if lost is None:
             self._lost_s.pop(name, None)
         is_over = lost is not None and self._lost_s.setdefault(name, now_s) + self._not_ready_s <= now_s

@@ -48,6 +48,7 @@ class Episode(msgspec.Struct):
         stage: how far the deletion has reached.
         damaged: the blocks in which pods were faulty.
         deleted: the pods that are not gone yet, by uid.
+        chosen: the uids of the pods that were to be deleted last.
         times_s: when pods were deleted, Unix seconds, the last ten times.
         retries: how often pods were deleted because one had failed.
         spots: where the pods of its ranks were, if it has blocks.
@@ -60,6 +61,7 @@ class Episode(msgspec.Struct):
     stage: Stage = Stage.PODS
     damaged: list[int] = []
     deleted: dict[str, Deleted] = {}
+    chosen: list[str] = []
     times_s: list[float] = []
     retries: int = 0
     spots: dict[int, Spot] = {}

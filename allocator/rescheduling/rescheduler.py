@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
-from allocator.rescheduling.budget import Budget, too_many_faults
+from allocator.rescheduling.budget import Budget
 from allocator.rescheduling.decision import Choice, Member, Stage, choose, is_master, may_restart, stage_after
 from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.fault_watch import FaultWatch
@@ -30,6 +30,7 @@ from ascend.annotations import read_block
 from ascend.chips import chip_set
 from ascend.errors import ApiError, InvalidValue, Unreachable
 from ascend.kube.objects import Pod
+from ascend.turn import Turn
 
 log = structlog.get_logger()
 
@@ -70,6 +71,7 @@ class Rescheduler:
         metrics: counts deletions and what is held back.
         leads: whether this allocator leads.
         now_s: the wall clock, Unix seconds.
+        monotonic: a clock that is not set, in seconds.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Rescheduler:
         metrics: AllocatorMetrics,
         leads: Callable[[], bool],
         now_s: Callable[[], float],
+        monotonic: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._actions = actions
@@ -90,9 +93,10 @@ class Rescheduler:
         self._metrics = metrics
         self._leads = leads
         self._now_s = now_s
-        self._watch = FaultWatch(cluster, options.not_ready_s, now_s)
+        self._watch = FaultWatch(cluster, options.not_ready_s, monotonic)
         self._budget = Budget(options.per_minute, options.per_hour)
         self._marked: dict[str, str] = {}
+        self._stopped: str | None = None
         self.memory = Memory()
         self._deletions = Deletions(
             cluster,
@@ -117,10 +121,14 @@ class Rescheduler:
     async def look(self) -> None:
         """Look once, and do what has to be done."""
         await self._watch.look()
+        self._stopped = self._watch.too_many(self._options.faulty_share)
+        self._metrics.rescheduling_stopped.set(self._stopped is not None)
         try:
             await self._deletions.follow(self.memory)
+            turn = Turn()
             for job, pods in self._jobs().items():
                 await self._judge(job, pods)
+                await turn.share()
             self._forget()
         except (ApiError, Unreachable) as error:
             log.warning("rescheduling is delayed", error=str(error))
@@ -166,8 +174,7 @@ class Rescheduler:
         }
 
     async def _judge(self, job: Job, pods: list[Pod]) -> None:
-        pods = [pod for pod in pods if pod.requests_chips]
-        if not pods:
+        if not any(pod.requests_chips for pod in pods):
             return
         try:
             switches = read_switches(job.facts, pods)
@@ -213,6 +220,7 @@ class Rescheduler:
         episode = self.memory.jobs.get(job.key.plan)
         if episode is None or episode.owner != owner:
             episode = Episode(owner, is_open=False)
+        members = [each for each in members if each.pod.uid not in episode.deleted]  # the watch may be late
         self._note_waiting(job, episode, now_s)
         stage = Stage.PODS
         if episode.waits_since_s is not None:
@@ -241,11 +249,8 @@ class Rescheduler:
             owned = self._cluster.jobs.owned_by(member.pod)
             if (nobody := why_nobody(member.pod, owned, by_owner[_owner_uid(member.pod)])) is not None:
                 return f"nothing is deleted: {nobody}"
-        faulty = self._watch.faulty_nodes
-        stopped = too_many_faults(faulty, self._watch.npu_nodes, self._options.faulty_share)
-        self._metrics.rescheduling_stopped.set(stopped is not None)
-        if stopped is not None:
-            return f"nothing is deleted: {stopped}"
+        if self._stopped is not None:
+            return f"nothing is deleted: {self._stopped}"
         return self._budget.why_not(len(choice.pods), self.memory.recent, episode.times_s, now_s)
 
     async def _carry_out(self, job: Job, choice: Choice, episode: Episode) -> None:
@@ -254,10 +259,14 @@ class Rescheduler:
         if self._options.mode == "dry-run":
             self._announcer.plan(job, choice, why)
             return
-        now_s = self._now_s()
+        if not self._leads():
+            return
+        now_s, uids = self._now_s(), [each.pod.uid for each in choice.pods]
         episode.is_open, episode.changed_s, episode.stage = True, now_s, max(choice.stage, episode.stage)
-        episode.times_s = [*episode.times_s, now_s][-_KEPT_TIMES:]
-        episode.retries += choice.reason is FaultKind.POD
+        if not set(uids) <= set(episode.chosen):  # else they could not be deleted before
+            episode.times_s = [*episode.times_s, now_s][-_KEPT_TIMES:]
+            episode.retries += choice.reason is FaultKind.POD
+        episode.chosen = uids
         damaged = {each.block for each in choice.pods if each.fault is not None and each.block is not None}
         episode.damaged = sorted({*episode.damaged, *damaged})
         record = self._cluster.blocks.of(job.key)
@@ -294,7 +303,7 @@ class Rescheduler:
             is_there = JobKey.of_plan(plan) in self._cluster.jobs.by_key
             if not is_there and not episode.deleted and episode.changed_s + FORGET_S <= now_s:
                 del self.memory.jobs[plan]
-        self._announcer.forget(lambda plan: JobKey.of_plan(plan) not in self._cluster.jobs.by_key)
+        self._announcer.forget(lambda uid: uid not in self._cluster.pods)
         for uid in [uid for uid in self._marked if uid not in self._cluster.pods]:
             del self._marked[uid]
 
