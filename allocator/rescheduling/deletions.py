@@ -25,6 +25,10 @@ AT_ONCE: Final = 16
 LINGER_S: Final = 60.0
 """For so long the chips of a pod that was deleted without its kubelet stay held after its node is Ready again: longer
 than a kubelet takes to see the deletion and to end the containers."""
+RETRY_S: Final = 10.0
+"""After so long a pod that could not be deleted is tried again."""
+FORCE_AGAIN_S: Final = 60.0
+"""The same for one that was deleted by force, and is still there: something else keeps it."""
 RESEND_S: Final = 10.0
 """A pod that was to be deleted, and is still not terminating after so long, was not."""
 FORCED_GRACE_S: Final = 1
@@ -89,7 +93,9 @@ class Deletions:
                 try:
                     await self._delete(member.pod, sentence, choice, memory)
                 except (ApiError, Unreachable) as error:
-                    memory.jobs[job.key.plan].deleted.pop(member.pod.uid, None)
+                    episode = memory.jobs[job.key.plan]
+                    episode.deleted.pop(member.pod.uid, None)
+                    episode.retry_at_s = self._now_s() + RETRY_S
                     verb = "evicted" if isinstance(error, ApiError) and is_refusal_for_now(error) else "deleted"
                     self._announcer.hold(job, member.pod, f"pod {member.pod.key} can't be {verb} yet: {error}")
                     return
@@ -124,8 +130,7 @@ class Deletions:
                     del episode.deleted[uid]
                     is_changed = True
                 elif each.at_s + self._grace_s <= now_s or self._has_no_node(pod):
-                    await self._delete_by_force(pod, memory)
-                    log.warning("deleted a pod by force", pod=each.pod, pod_uid=uid, node=each.node)
+                    await self._force(pod, memory)
         for uid, each in list(memory.lingering.items()):
             if self._watch.is_lost(each.node):
                 self._lost_s[uid] = now_s
@@ -137,6 +142,17 @@ class Deletions:
                 is_changed = True
         if is_changed:
             await self._actions.save(memory)
+
+    async def _force(self, pod: Pod, memory: Memory) -> None:
+        forced = memory.lingering.get(pod.uid)
+        if forced is not None and self._now_s() < forced.at_s + FORCE_AGAIN_S:
+            return
+        memory.lingering.pop(pod.uid, None)
+        try:
+            await self._delete_by_force(pod, memory)
+            log.warning("deleted a pod by force", pod=pod.key, pod_uid=pod.uid, node=pod.spec.node_name)
+        except (ApiError, Unreachable) as error:
+            log.warning("can't delete a pod by force yet", pod=pod.key, pod_uid=pod.uid, error=str(error))
 
     async def _delete_by_force(self, pod: Pod, memory: Memory) -> None:
         """Delete a pod without its kubelet; its chips stay held until that has been Ready again for a while."""

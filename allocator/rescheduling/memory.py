@@ -41,7 +41,7 @@ class Episode(msgspec.Struct):
     """A job from the first deletion until all of its pods are placed again; afterwards its counts.
 
     Attributes:
-        owner: the uid of the controller of its pods: another job of the name starts anew.
+        owners: the uids of the controllers of its pods: a job of the name with none of them starts anew.
         changed_s: when it was changed last, Unix seconds.
         is_open: whether pods of it are still to be placed.
         waits_since_s: since when a successor waits for chips, Unix seconds; None while none does.
@@ -49,12 +49,13 @@ class Episode(msgspec.Struct):
         damaged: the blocks in which pods were faulty.
         deleted: the pods that are not gone yet, by uid.
         chosen: the uids of the pods that were to be deleted last.
+        retry_at_s: not before this time pods are deleted that could not be, Unix seconds.
         times_s: when pods were deleted, Unix seconds, the last ten times.
         retries: how often pods were deleted because one had failed.
         spots: where the pods of its ranks were, if it has blocks.
     """
 
-    owner: str
+    owners: list[str]
     changed_s: float = 0.0
     is_open: bool = True
     waits_since_s: float | None = None
@@ -62,6 +63,7 @@ class Episode(msgspec.Struct):
     damaged: list[int] = []
     deleted: dict[str, Deleted] = {}
     chosen: list[str] = []
+    retry_at_s: float = 0.0
     times_s: list[float] = []
     retries: int = 0
     spots: dict[int, Spot] = {}

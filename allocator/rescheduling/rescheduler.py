@@ -38,6 +38,7 @@ PERIOD_S: Final = 1.0
 FORGET_S: Final = 24 * 3600.0
 """How long the counts of a job without pods are kept."""
 _KEPT_TIMES: Final = 10
+_KEPT_OWNERS: Final = 100
 
 
 class Options(NamedTuple):
@@ -189,9 +190,8 @@ class Rescheduler:
         if switches.mode.is_external:
             await self._mark(members)
         elif works_alone(pods[0], job.key) and not job.is_gang:
-            for member in members:
-                if member.fault is not None:
-                    await self._decide(job, [member], switches)
+            for member in [each for each in members if each.fault is not None] or members[:1]:
+                await self._decide(job, [member], switches)
         else:
             await self._decide(job, members, switches)
 
@@ -208,7 +208,11 @@ class Rescheduler:
                 continue
             status = f"Unhealthy-{member.fault.kind}"
             if self._marked.get(member.pod.uid) != status and self._options.mode == "on":
-                await self._actions.annotate(member.pod, status)
+                try:
+                    await self._actions.annotate(member.pod, status)
+                except (ApiError, Unreachable) as error:
+                    log.warning("can't mark a faulty pod yet", pod=member.pod.key, error=str(error))
+                    continue
                 self._marked[member.pod.uid] = status
                 log.warning("marked a faulty pod", pod=member.pod.key, pod_uid=member.pod.uid, status=status)
 
@@ -216,10 +220,7 @@ class Rescheduler:
 
     async def _decide(self, job: Job, members: list[Member], switches: Switches) -> None:
         now_s = self._now_s()
-        owner = _owner_uid(members[0].pod)
-        episode = self.memory.jobs.get(job.key.plan)
-        if episode is None or episode.owner != owner:
-            episode = Episode(owner, is_open=False)
+        episode = self._episode(job, members)
         members = [each for each in members if each.pod.uid not in episode.deleted]  # the watch may be late
         self._note_waiting(job, episode, now_s)
         stage = Stage.PODS
@@ -229,6 +230,7 @@ class Rescheduler:
         choice = choose(members, switches, stage if stage > episode.stage else Stage.PODS, episode.damaged)
         if not choice.pods:
             self._end_if_whole(job, episode)
+        if not choice.pods or now_s < episode.retry_at_s:
             return
         if choice.reason is not None and not may_restart(choice.reason, switches, episode.retries):
             why = f"a pod has failed, and fault-retry-times is {switches.retries}: it has been replaced so often"
@@ -238,6 +240,14 @@ class Rescheduler:
             self._announcer.hold(job, choice.pods[0].pod, why_not)
             return
         await self._carry_out(job, choice, episode)
+
+    def _episode(self, job: Job, members: list[Member]) -> Episode:
+        owners = sorted({_owner_uid(each.pod) for each in members})
+        episode = self.memory.jobs.get(job.key.plan)
+        if episode is None or set(owners).isdisjoint(episode.owners):
+            return Episode(owners, is_open=False)
+        episode.owners = sorted({*owners, *episode.owners})[:_KEPT_OWNERS]
+        return episode
 
     def _why_not(self, choice: Choice, episode: Episode, now_s: float) -> str | None:
         """Return why the pods must not be deleted now, a sentence; None if they may."""

@@ -9,7 +9,7 @@ from ascend.errors import InvalidValue
 
 def test_everything_is_read_back() -> None:
     episode = Episode(
-        "u",
+        ["u"],
         changed_s=1.5,
         waits_since_s=2.0,
         stage=Stage.BLOCKS,
@@ -32,7 +32,7 @@ def test_what_can_not_be_read_is_named(text: str) -> None:
 
 
 def test_of_too_many_jobs_those_that_changed_last_are_kept() -> None:
-    jobs = {f"StatefulSet d/{n}": Episode("u" * 36, float(n), is_open=n % 2 == 0) for n in range(8_000)}
+    jobs = {f"StatefulSet d/{n}": Episode(["u" * 36], float(n), is_open=n % 2 == 0) for n in range(8_000)}
     data = encode(Memory(jobs))
     assert len(data[KEY]) <= MAX_BYTES
     kept = decode(data).jobs

@@ -10,7 +10,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import DELETED, HELD, PLANNED, Announcer
 from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
-from allocator.rescheduling.deletions import FORCED_GRACE_S, LINGER_S, RESEND_S
+from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, LINGER_S, RESEND_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory, decode, encode
 from allocator.rescheduling.rescheduler import Options, Rescheduler
@@ -41,6 +41,7 @@ class Scene(Actions):
         refuses: what the API server answers.
         is_late: whether the watch does not show deletions.
         dies: whether the process ends before it deletes.
+        has_finalizers: whether a deletion by force leaves pods in place.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -52,7 +53,7 @@ class Scene(Actions):
         self.stored = encode(Memory())
         self.stuck: set[str] = set()
         self.refuses: ApiError | None = None
-        self.is_late = self.dies = False
+        self.is_late = self.dies = self.has_finalizers = False
         self._options = OPTIONS._replace(**options)
         self.rescheduler = self.start()
 
@@ -114,7 +115,8 @@ class Scene(Actions):
 
     async def delete_by_force(self, pod: Pod) -> None:
         self.deleted.append((pod.name, 0))
-        self.world.cluster.pod_deleted(pod)
+        if not self.has_finalizers:
+            self.world.cluster.pod_deleted(pod)
 
     async def annotate(self, pod: Pod, status: str) -> None:
         self.marked[pod.name] = status
@@ -207,8 +209,11 @@ async def test_a_job_in_grace_ends_in_its_own_time_and_by_force_after_the_limit(
     assert await stage.settle() == ["train-0", "train-1"]
     assert {grace_s for _, grace_s in stage.deleted} == {None}
     assert await stage.look(899.0) == []
+    stage.has_finalizers = True
     assert await stage.look(1.0) == ["train-0", "train-1"]
     assert stage.deleted[-1][1] == 0
+    assert await stage.look(FORCE_AGAIN_S - 1.0) == []
+    assert await stage.look(1.0) == ["train-0", "train-1"]
 
 
 async def test_only_the_faulty_pod_of_a_deployment_goes() -> None:
@@ -398,6 +403,28 @@ async def test_a_job_that_is_whole_again_starts_anew() -> None:
     assert len(episode.times_s) == 1
 
 
+async def test_pods_that_work_alone_are_whole_again_one_by_one() -> None:
+    pods = job(3, kind="ReplicaSet", is_gang=False)
+    stage = scene(pods)
+    stage.world.add(report("n2", unhealthy=[5]))
+    assert await stage.settle() == ["train-1"]
+    stage.world.add(report("n2"), anew(pods[1]))
+    await stage.look(1.0)
+    assert [each.is_open for each in stage.rescheduler.memory.jobs.values()] == [False]
+
+
+async def test_a_job_keeps_its_counts_whichever_of_its_controllers_is_seen() -> None:
+    one, two = job(2)
+    (owner,) = two.metadata.owner_references
+    two = replace(two, metadata=replace(two.metadata, owner_references=(replace(owner, uid="v", name="other"),)))
+    stage = scene([one, two], per_hour=1)
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == ["train-0", "train-1"]
+    stage.world.add(anew(two))
+    assert await stage.look(1.0) == []
+    assert "deleted 1 time within the last hour" in stage.said[-1][1]
+
+
 async def test_pods_that_another_program_deletes_are_only_marked() -> None:
     stage = scene(job(2, fault_scheduling="external-force"))
     stage.world.add(report("n2", unhealthy=[0]))
@@ -412,6 +439,7 @@ async def test_a_pod_that_can_not_be_deleted_is_tried_again() -> None:
     assert await stage.settle() == []
     assert "pod default/train-0 can't be evicted yet: Cannot evict pod" in "".join(note for _, note in stage.said)
     stage.refuses = None
+    assert await stage.look(RETRY_S - 1.0) == []
     assert await stage.look(1.0) == ["train-0"]
     (episode,) = stage.rescheduler.memory.jobs.values()
     assert len(episode.times_s) == 1
