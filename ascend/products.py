@@ -162,6 +162,17 @@ ASCEND_A3_16 = Product(
 )
 """Atlas 800/900 A3 with 8 cards of two dies."""
 
+ATLAS_850_8 = Product(
+    "850-8",
+    8,
+    Family.POOL,
+    linked=8,
+    node_types=("850-SuperPod-Atlas-8",),
+    policies=("chip8-node8-sp",),
+    distributed_requests=(8,),
+)
+"""Atlas 850 servers of a SuperPod: 8 chips, each linked with every other. A pod of a job of several takes all."""
+
 MESH_8 = Product("mesh-8", 8, Family.MESHES, linked=4, node_types=("chip4-node8",))
 """Atlas 350 with two meshes of 4."""
 
@@ -184,6 +195,7 @@ PRODUCTS: dict[str, Product] = {
         ASCEND_910B_16,
         ASCEND_A3_8,
         ASCEND_A3_16,
+        ATLAS_850_8,
         MESH_8,
         MESH_16,
         PLAIN_8,

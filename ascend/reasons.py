@@ -101,9 +101,9 @@ class Reason(StrEnum):
         "the annotation `huawei.com/schedule_policy` has an unknown value; the sentence lists the known ones",
         "correct it, or remove it")
     UNSUPPORTED_POLICY = ("UnsupportedPolicy", Category.REQUEST, Actor.AUTHOR,
-        "MindCluster knows the policy, but this allocator has no rule for it; or a job for other servers than A3 "
-        "requests nodes of one SuperPod (`sp-block`, a policy that ends in `-sp`, an `accelerator-type` that ends in "
-        "`-super-pod`); or a label requests something else that is missing here, as `tor-affinity` does",
+        "MindCluster knows the policy, but this allocator has no rule for it; or a job for other servers than A3 and "
+        "Atlas 850 requests nodes of one SuperPod (`sp-block`, a policy that ends in `-sp`, an `accelerator-type` that "
+        "ends in `-super-pod`); or a label requests something else that is missing here, as `tor-affinity` does",
         "remove it; without it the rule of the node decides")
     POLICY_MISMATCH = ("PolicyMismatch", Category.REQUEST, Actor.AUTHOR,
         "node selector and policy, or the pods of one job, name different products",

@@ -29,7 +29,7 @@ SERVICE: Final = "inferserviceid"
 """The label with the id of the inference service that a job is an instance of."""
 _MIND_IE: Final = ("app", "jobID")
 
-_UNSUPPORTED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
+_UNSUPPORTED = frozenset({"chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
 """Policies of the reference without a rule here."""
 
 _ONLY: Final = {name: frozenset({name}) for name in PRODUCTS}

@@ -23,10 +23,10 @@ from allocator.rules.job_products import (
 from ascend.errors import Refusal
 from ascend.grammar import a, count
 from ascend.kube.objects import Pod, whole_number
-from ascend.products import ASCEND_A3_8, ASCEND_A3_16, Product
+from ascend.products import ASCEND_A3_8, ASCEND_A3_16, ATLAS_850_8, Product
 from ascend.reasons import Reason
 
-PRODUCTS: Final = (ASCEND_A3_16, ASCEND_A3_8)
+PRODUCTS: Final = (ASCEND_A3_16, ASCEND_A3_8, ATLAS_850_8)
 """The products whose servers form SuperPods."""
 
 
@@ -101,7 +101,7 @@ def _product_for(job: str, chips: int, products: Iterable[Product]) -> Product:
         raise Refusal(
             Reason.UNSUPPORTED_POLICY,
             f"{job} requests nodes of one SuperPod (annotation sp-block, a policy that ends in -sp, or a node selector "
-            "that ends in -super-pod), which only A3 servers form; name an A3 server, or remove it",
+            "that ends in -super-pod), which only A3 and Atlas 850 servers form; name one of these, or remove it",
         )
     for each in allowed:
         if each.chips == chips:

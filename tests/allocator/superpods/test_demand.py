@@ -10,7 +10,7 @@ from allocator.rules.unsupported import refused_demand
 from allocator.superpods.demand import Demand, Kind, read_demand
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod, PodSpec
-from ascend.products import PRODUCTS
+from ascend.products import ATLAS_850_8, PRODUCTS
 from ascend.reasons import Reason
 from tests.allocator.builders import pod, selecting
 from tests.allocator.superpods.cases import of_area
@@ -39,6 +39,27 @@ def demand(*arguments: Any, **options: Any) -> Demand:
     found = read_demand(asked(*arguments, **options))
     assert found is not None
     return found
+
+
+# Case validate-850-7 has another answer here (docs/deviations.md): a block below a server is none.
+@of_area("superpod.validate.chip8-node8-sp", without=("validate-850-7",))
+def test_blocks_of_atlas_850_are_valid_as_in_the_cases(case: dict[str, Any]) -> None:
+    given = case["given"]
+    block, pods, chips = str(given["sp_block"]), given["npu_pods"], given["req_npus"] // given["npu_pods"]
+    servers = frozenset({ATLAS_850_8.name})
+    try:
+        read_demand(asked(block, chips=chips, pods=pods, products=servers, size=given["super_pod_size"]))
+        made = pod("p0", chips, annotations={"sp-block": block})
+        refused = refused_demand(made, chips if pods == 1 else None)
+        is_valid = refused is None and chips in ATLAS_850_8.allowed(distributed=pods > 1)
+    except Refusal:
+        is_valid = False
+    assert is_valid == case["expect"]["valid"]
+
+
+def test_a_block_below_an_atlas_850_server_is_refused() -> None:
+    with pytest.raises(Refusal, match="sp-block=4 is no multiple of the 8 chips of an 850-8 server"):
+        read_demand(asked("4", chips=8, pods=2, products=frozenset({"850-8"})))
 
 
 # Of a single pod the rules for its product and its block are elsewhere: it has no demand.
@@ -82,7 +103,7 @@ def test_an_invalid_block_is_refused_with_its_value(given: dict[str, Any], sente
 
 
 def test_only_a3_servers_form_super_pods() -> None:
-    with pytest.raises(Refusal, match="only A3 servers form") as refused:
+    with pytest.raises(Refusal, match="only A3 and Atlas 850 servers form") as refused:
         read_demand(asked(products=frozenset({"910B-8"})))
     assert refused.value.reason is Reason.UNSUPPORTED_POLICY
 

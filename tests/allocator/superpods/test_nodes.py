@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from allocator.rules.job_products import SCHEDULE_POLICY
+from ascend.annotations import MIN_AVAILABLE, RANK, SERVER_INDEX, SUPER_POD_ID
 from ascend.chips import chip_set, parse_names
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Metadata, Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import pod
+from tests.allocator.builders import GROUP, TYPE, node, pod
 from tests.allocator.superpods.cases import of_area
 from tests.allocator.superpods.test_ranks import annotated
 from tests.allocator.superpods.world import CHIPS, SELECTOR, bind, job, placed, server, super_pods
@@ -118,6 +120,20 @@ def test_a_pod_gets_another_node_where_its_scheduler_does_not_offer_the_planned_
     bind(world, pods[0])
     other = next(name for name in ("0-2", "1-2") if name not in nodes)
     assert world.engine.place(pods[1], [other]).node == other
+
+
+def test_the_blocks_of_the_policy_of_atlas_850_are_placed_on_such_servers() -> None:
+    world = super_pods(4)
+    for super_pod, size in ((1, 3), (2, 2)):
+        for index in range(size):
+            ids = {SUPER_POD_ID: str(super_pod), SERVER_INDEX: str(index)}
+            made = node(f"{super_pod}-{index}", labels={TYPE: "850-SuperPod-Atlas-8"})
+            world.add(replace(made, metadata=replace(made.metadata, annotations=made.metadata.annotations | ids)))
+    marks = {GROUP: "train", MIN_AVAILABLE: "4", SCHEDULE_POLICY: "chip8-node8-sp", "sp-block": "16"}
+    world.add(*(pods := [pod(f"p-{rank}", 8, annotations=marks | {RANK: str(rank)}) for rank in range(4)]))
+    nodes = placed(world, pods)
+    assert [name[0] for name in nodes] in (["1", "1", "2", "2"], ["2", "2", "1", "1"])
+    assert len(set(nodes)) == 4
 
 
 def test_a_single_pod_with_another_block_than_its_chips_is_refused() -> None:

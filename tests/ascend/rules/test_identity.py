@@ -52,6 +52,7 @@ ATLAS_A3 = {"accelerator": "huawei-Ascend910", "servertype": "Ascend910A3-24", C
         ({**ATLAS_A3, "accelerator-type": "module-a3-16-super-pod"}, range(16), "A3-16"),
         ({**ATLAS_A3, "accelerator-type": "module-a3-8-super-pod"}, range(8), "A3-8"),
         ({"accelerator-type": "chip4-node8"}, range(8), "mesh-8"),
+        ({"accelerator-type": "850-SuperPod-Atlas-8"}, range(8), "850-8"),
         ({"accelerator-type": "chip4-node16"}, range(16), "mesh-16"),
         ({"accelerator-type": "chip1-node16"}, range(16), "plain-16"),
     ],
