@@ -30,6 +30,7 @@ from allocator.observe.notices import Notices, log_ignored
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Options as RescheduleOptions
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.serving.clients import AllowedClients, guards
@@ -279,6 +280,9 @@ class AllocatorApp:
                 _rescheduling_actions(client, self._settings),
                 _rescheduling_options(self._settings),
                 announcer=Announcer(events.publish),
+                records=RecordWriter(client, self.cluster, self._monotonic)
+                if self._settings.reschedule_records
+                else None,
                 metrics=metrics,
                 leads=leadership.leads,
                 now_s=lambda: self._now_ns() / 1e9,

@@ -191,6 +191,12 @@ class Settings(DaemonSettings):
         description="how pods are rescheduled: delete, also where a PodDisruptionBudget would not allow it, because"
         " the job has failed already; evict, by the eviction API, which heeds these budgets",
     )
+    reschedule_records: bool = setting(
+        default=False,
+        description="write what MindCluster's programs read of rescheduling: job-reschedule-reason in mindx-dl, and the"
+        " retries that jobs have left, which its operator needs for fault-retry-times, in vcjob-fault-npu-cm in"
+        " volcano-system; both namespaces must exist",
+    )
     reschedule_not_ready_s: float = setting(
         default=30.0,
         ge=0,

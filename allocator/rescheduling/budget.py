@@ -36,7 +36,9 @@ class Budget:
         """
         times = sum(each > now_s - HOUR_S for each in earlier)
         if times >= self._per_hour:
-            return f"its pods were deleted {count(times, 'time')} within the last hour, and the limit is {self._per_hour}"
+            return (
+                f"its pods were deleted {count(times, 'time')} within the last hour, and the limit is {self._per_hour}"
+            )
         used = sum(number for at_s, number in recent if at_s > now_s - WINDOW_S)
         if used and used + pods > self._per_minute:
             return f"{used} pods were deleted within the last minute, and the limit is {self._per_minute}"

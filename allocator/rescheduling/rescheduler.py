@@ -21,6 +21,7 @@ from allocator.rescheduling.fault_watch import FaultWatch
 from allocator.rescheduling.faults import FaultKind, fault_of
 from allocator.rescheduling.memory import Episode, Memory, Spot
 from allocator.rescheduling.owners import goes_together, why_nobody
+from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.switches import Mode, Reach, Switches, read_switches
 from allocator.rules.job import JobKey, works_alone
 from allocator.state.block_record import Spot as PastSpot
@@ -69,6 +70,7 @@ class Rescheduler:
         actions: the requests.
         options: the settings.
         announcer: says what is done, and why something is not.
+        records: writes what other programs read; None if nothing does.
         metrics: counts deletions and what is held back.
         leads: whether this allocator leads.
         now_s: the wall clock, Unix seconds.
@@ -82,6 +84,7 @@ class Rescheduler:
         options: Options,
         *,
         announcer: Announcer,
+        records: RecordWriter | None,
         metrics: AllocatorMetrics,
         leads: Callable[[], bool],
         now_s: Callable[[], float],
@@ -91,6 +94,7 @@ class Rescheduler:
         self._actions = actions
         self._options = options
         self._announcer = announcer
+        self._records = records
         self._metrics = metrics
         self._leads = leads
         self._now_s = now_s
@@ -131,6 +135,8 @@ class Rescheduler:
                 await self._judge(job, pods)
                 await turn.share()
             self._forget()
+            if self._records is not None and self._options.mode == "on":
+                await self._records.count_retries(self.memory)
         except (ApiError, Unreachable) as error:
             log.warning("rescheduling is delayed", error=str(error))
 
@@ -287,6 +293,8 @@ class Rescheduler:
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
         await self._actions.save(self.memory)
         await self._deletions.carry_out(job, choice, why, self.memory)
+        if self._records is not None:
+            await self._records.rescheduled(job, choice, now_s)
 
     # The end of an episode.
 

@@ -118,7 +118,9 @@ def read_switches(job: Iterable[JobFacts | None], pods: Iterable[Pod]) -> Switch
     mode = _read(Mode, FAULT_SCHEDULING, said, Mode.OFF)
     if said.get(_ELASTIC) == "on" or _DELETED_ELSEWHERE in said:
         mode = Mode.OFF  # another program decides about its pods
-    return Switches(mode, _reach(said), _retries(said), _read(Strategy, _STRATEGY, said, Strategy.IGNORE))
+    return Switches(
+        mode, _reach(said), read_retries(said.get(RETRY_TIMES, "")), _read(Strategy, _STRATEGY, said, Strategy.IGNORE)
+    )
 
 
 def _take(said: dict[str, str], labels: Mapping[str, str], annotations: Mapping[str, str]) -> None:
@@ -136,8 +138,8 @@ def _reach(said: Mapping[str, str]) -> Reach:
     return Reach.PROCESSES if said.get(_PROCESS_RECOVERY) == "on" else Reach.JOB
 
 
-def _retries(said: Mapping[str, str]) -> int:
-    text = said.get(RETRY_TIMES, "0")
+def read_retries(text: str) -> int:
+    """Read how often failed pods are replaced; what is not a number means never."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0  # noqa: PLR2004 - no job has more
 
 

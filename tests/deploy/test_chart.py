@@ -674,6 +674,21 @@ def test_pods_may_be_deleted_only_if_jobs_are_rescheduled(
     assert {f"--reschedule={mode}", f"--reschedule-by={by}"} <= set(container["args"])
 
 
+def test_the_records_of_other_programs_may_be_written_only_if_they_are_wanted() -> None:
+    given = ("--set-string", "allocator.rescheduling.mode=on", "--set", "allocator.rescheduling.records=true")
+    roles = [item for item in helm.render(*given) if item["kind"] == "Role"]
+    found = {
+        item["metadata"]["namespace"]: [rule.get("resourceNames") for rule in item["rules"]]
+        for item in roles
+        if item["metadata"]["name"].endswith("-records")
+    }
+    assert found == {
+        "mindx-dl": [None, ["job-reschedule-reason"]],
+        "volcano-system": [None, ["vcjob-fault-npu-cm"]],
+    }
+    assert not [item for item in helm.render(*given[:2]) if item["metadata"]["name"].endswith("-records")]
+
+
 @pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])
 def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace: str) -> None:
     items = helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}")

@@ -65,6 +65,7 @@ class Scene(Actions):
             self,
             self._options,
             announcer=Announcer(self._publish),
+            records=None,
             metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
             leads=lambda: True,
             now_s=lambda: self.world.now_s,

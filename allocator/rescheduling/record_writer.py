@@ -1,0 +1,80 @@
+"""Writes what other programs of MindCluster read of rescheduling, in their own ConfigMaps."""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from allocator.rescheduling import records
+from allocator.rescheduling.decision import Choice
+from allocator.rescheduling.memory import Memory
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, JsonObject
+from ascend.turn import Turn
+
+log = structlog.get_logger()
+
+PERIOD_S: Final = 5.0
+"""How often the retries that jobs have left are counted: soon enough for a job to have an entry before a pod fails."""
+
+
+class RecordWriter:
+    """Writes the records. That it can't delays nothing: it is logged, and tried again with the next one.
+
+    Args:
+        client: the API server.
+        cluster: the jobs.
+        monotonic: a clock, in seconds.
+    """
+
+    def __init__(self, client: KubeClient, cluster: Cluster, monotonic: Callable[[], float]) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._monotonic = monotonic
+        self._written: dict[str, str] | None = None
+        self._due_s = 0.0
+
+    async def rescheduled(self, job: Job, choice: Choice, now_s: float) -> None:
+        """Record that pods of a job were deleted at a time in Unix seconds."""
+        name = records.job_id(job, (each.pod for each in choice.pods))
+        try:
+            try:
+                found = await self._client.get(CONFIG_MAPS, records.REASONS_NAME, records.REASONS_NAMESPACE)
+                data = dict(found.data)
+            except NotFound:
+                data = {}
+            written = records.with_record(data, name, choice, now_s)
+            await self._write(records.REASONS_NAME, records.REASONS_NAMESPACE, written)
+        except (ApiError, Unreachable) as error:
+            log.warning("can't record that a job was rescheduled", job=str(job.key), error=str(error))
+
+    async def count_retries(self, memory: Memory) -> None:
+        """Write how many retries each job has left, if that has changed; call it with each look."""
+        if self._monotonic() < self._due_s:
+            return
+        self._due_s = self._monotonic() + PERIOD_S
+        turn, left = Turn(), dict[str, int]()
+        for job in self._cluster.jobs:
+            if retries := records.stated_retries(job):
+                episode = memory.jobs.get(job.key.plan)
+                used = episode.retries if episode is not None else 0
+                left[records.job_id(job, job.pods.values())] = max(retries - used, 0)
+            await turn.share()
+        data = records.retries_left(left)
+        if data == self._written or (self._written is None and not left):
+            return
+        try:
+            await self._write(records.RETRIES_NAME, records.RETRIES_NAMESPACE, data)
+            self._written = data
+        except (ApiError, Unreachable) as error:
+            log.warning("can't write how many retries jobs have left", error=str(error))
+
+    async def _write(self, name: str, namespace: str, data: dict[str, str]) -> None:
+        try:
+            await self._client.patch(CONFIG_MAPS, name, {"data": data}, namespace=namespace)
+        except NotFound:
+            body: JsonObject = {"metadata": {"name": name, "namespace": namespace}, "data": data}
+            await self._client.create(CONFIG_MAPS, body, namespace)

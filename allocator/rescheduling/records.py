@@ -1,0 +1,116 @@
+"""What other programs of MindCluster read of rescheduling: docs/spec/rescheduling.md#stored-state.
+
+The ascend-operator reads how many retries a job has left, and without an entry lets the job fail with its first pod;
+MindCluster's fault diagnosis reads how often and why jobs were rescheduled.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from allocator.rescheduling.decision import Choice
+from allocator.rescheduling.switches import RETRY_TIMES, read_retries
+from allocator.rules.job import is_group
+from allocator.state.job import Job
+from ascend.annotations import RANK
+from ascend.errors import UNREADABLE
+from ascend.kube.objects import Pod
+
+REASONS_NAMESPACE: Final = "mindx-dl"
+REASONS_NAME: Final = "job-reschedule-reason"
+REASONS_KEY: Final = "recent-reschedule-records"
+RETRIES_NAMESPACE: Final = "volcano-system"
+RETRIES_NAME: Final = "vcjob-fault-npu-cm"
+RETRIES_KEY: Final = "remain-retry-times"
+MAX_BYTES: Final = 950 * 1024
+_KEPT: Final = 10
+"""Records of a job, and pods in a record."""
+
+
+class PodReason(msgspec.Struct, rename="pascal", frozen=True):
+    """Why a pod was rescheduled; order and names are the wire's."""
+
+    reschedule_reason: str
+    pod_name: str
+    node_name: str
+    node_rank_index: str
+
+
+class Record(msgspec.Struct, rename="pascal", frozen=True):
+    """One time that pods of a job were rescheduled."""
+
+    log_file_format_time: str
+    reschedule_time_stamp: int
+    reason_of_task: tuple[PodReason, ...] = ()
+
+
+class JobRecords(msgspec.Struct, frozen=True):
+    """The times that pods of a job were rescheduled, the last one first."""
+
+    job_id: str = msgspec.field(name="JobID")
+    total: int = msgspec.field(name="TotalRescheduleTimes", default=0)
+    records: tuple[Record, ...] = msgspec.field(name="RescheduleRecords", default=())
+
+
+class RetryTimes(msgspec.Struct, frozen=True):
+    """The retries that a job has left."""
+
+    uuid: str = msgspec.field(name="UUID")
+    times: int = msgspec.field(name="Times")
+
+
+def job_id(job: Job, pods: Iterable[Pod]) -> str:
+    """Return the id of a job: that of its PodGroup in Volcano, or the one that its operator would give it.
+
+    MindCluster's operator names the PodGroup of an AscendJob ``<name>-<uid>``, and looks for that id if there is none.
+    """
+    if is_group(job.key):
+        return str(job.key)
+    owner = next((pod.metadata.controller for pod in pods if pod.metadata.controller is not None), None)
+    return f"{job.key}-{owner.uid}" if owner is not None else str(job.key)
+
+
+def with_record(data: Mapping[str, str], name: str, choice: Choice, now_s: float) -> dict[str, str]:
+    """Return the data of ``job-reschedule-reason`` with one more record; what can't be read is replaced.
+
+    Args:
+        data: the present data.
+        name: the id of the job.
+        choice: what was deleted.
+        now_s: the time, Unix seconds.
+    """
+    try:
+        known = msgspec.json.decode(data.get(REASONS_KEY) or "{}", type=dict[str, JobRecords])
+    except UNREADABLE:
+        known = {}
+    when = datetime.fromtimestamp(now_s, UTC)
+    reasons = tuple(
+        PodReason(
+            str(each.fault.kind), each.pod.name, each.pod.spec.node_name, each.pod.metadata.annotations.get(RANK, "")
+        )
+        for each in choice.pods
+        if each.fault is not None
+    )
+    record = Record(when.strftime("I%m%d %H:%M:%S"), int(now_s), reasons[:_KEPT])
+    old = known.pop(name, JobRecords(name))
+    known[name] = JobRecords(name, old.total + 1, (record, *old.records)[:_KEPT])
+    while len(text := msgspec.json.encode(known)) > MAX_BYTES and len(known) > 1:
+        del known[next(iter(known))]  # the one that was rescheduled longest ago
+    return {REASONS_KEY: text.decode()}
+
+
+def stated_retries(job: Job) -> int:
+    """Return how often failed pods of a job are replaced, as its PodGroup, its object or one of its pods says."""
+    for facts in filter(None, job.facts):
+        if RETRY_TIMES in facts.labels:
+            return read_retries(facts.labels[RETRY_TIMES])
+    pod = next(iter(job.pods.values()), None)
+    return read_retries(pod.metadata.labels.get(RETRY_TIMES, "0")) if pod is not None else 0
+
+
+def retries_left(left: Mapping[str, int]) -> dict[str, str]:
+    """Return the data of ``vcjob-fault-npu-cm`` that programs read: the retries left by id of the job."""
+    entries = {name: RetryTimes(name, times) for name, times in sorted(left.items())}
+    return {RETRIES_KEY: msgspec.json.encode(entries).decode()}
