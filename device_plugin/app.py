@@ -308,6 +308,7 @@ class Plugin:
         )
         reconciler = Reconciler(
             settings.pod_resources_socket,
+            kubelet_pods=kubelet_pods.list,
             pods=self.pods,
             handovers=self.handovers,
             claim=claim,

@@ -7,7 +7,7 @@ Otherwise the kubelet is not asked.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from ascend.chips import ChipSet, chip_set, join_names, join_names_sorted
 from ascend.daemon.observable import wait_for_change
 from ascend.errors import Unreachable
+from ascend.kube.objects import Pod
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.ledger.adoption import adopt, believe, explains, is_its_own, without_chips
 from device_plugin.ledger.handovers import HandOver, HandOvers
@@ -41,6 +42,7 @@ class Reconciler:
 
     Args:
         socket: the kubelet's pod-resources socket.
+        kubelet_pods: returns the kubelet's own list of pods.
         pods: the node's pods.
         handovers: the plugin's ledger.
         claim: writes a claim on the pod.
@@ -52,6 +54,7 @@ class Reconciler:
         self,
         socket: Path,
         *,
+        kubelet_pods: Callable[[], Awaitable[list[Pod]]],
         pods: NodePods,
         handovers: HandOvers,
         claim: Callable[[HandOver], None],
@@ -59,6 +62,7 @@ class Reconciler:
         announce: Announce = lambda _pod, _reason, _sentence: None,
     ) -> None:
         self._socket = socket
+        self._kubelet_pods = kubelet_pods
         self._pods = pods
         self._handovers = handovers
         self._claim = claim
@@ -217,7 +221,7 @@ class Reconciler:
         # What the watch shows as admitted now was in the kubelet's ledger before that is read.
         admitted = {pod.uid for pod in self._pods if pod.past_admission}
         before = self._handovers.answers
-        ledger = await self._read()
+        ledger, known = await self._read_with_pods()
         if ledger is None:
             return False
         answers = self._handovers.answers
@@ -230,7 +234,8 @@ class Reconciler:
         found = [
             (pod, truth)
             for pod in self._pods
-            if (truth := self._truth(pod, ledger, newer, admitted=pod.uid in admitted))
+            if (known is None or pod.uid in known or pod.uid in admitted)
+            and (truth := self._truth(pod, ledger, newer, admitted=pod.uid in admitted))
         ]
         for pod, truth in found:
             self._take_from_others(pod, truth, {each.uid for _, each in found})
@@ -238,6 +243,24 @@ class Reconciler:
             calls = [answers.get(frozenset(part.kubelet_ids)) for part in truth.parts]
             self._enter(pod, truth, mistaken=any(call is not None and call.uid != pod.uid for call in calls))
         return True
+
+    async def _read_with_pods(self) -> tuple[KubeletLedger | None, set[str] | None]:
+        """Read the kubelet's ledger, and the uids of the pods it knows if an entry may be that of an earlier pod.
+
+        The ledger has no uids. A kubelet that knows a pod has an entry for it in a ledger that is read later, and two
+        for two pods of a name. The uids are None if they don't matter, or can't be read.
+        """
+        ledger = await self._read()
+        if ledger is None or not any(
+            ledger.pods.get(pod.key) and not pod.past_admission and pod.uid not in self._handovers for pod in self._pods
+        ):
+            return ledger, None
+        try:
+            known = {pod.uid for pod in await self._kubelet_pods()}
+        except Unreachable as error:
+            log.info("can't ask the kubelet which pods it knows", error=error.message)
+            return ledger, None
+        return await self._read(), known
 
     def _truth(self, pod: NodePod, ledger: KubeletLedger, newer: ChipSet, *, admitted: bool) -> HandOver | None:
         """Return what a pod was given according to the kubelet's ledger; None if that is known, or not known yet."""

@@ -20,6 +20,8 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 from tests.conformance.node import PODS, PluginNode
 
 ENDPOINT: Final = "Ascend910.sock"
+SLOW_RESOURCE: Final = "example.com/slow"
+SLOW_S: Final = 60.0
 
 
 class ReferencePlugin(pb_grpc.DevicePluginServicer):
@@ -28,11 +30,13 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
     Args:
         node: the node.
         endpoint: the name of its socket.
+        resource: what it registers.
     """
 
-    def __init__(self, node: PluginNode, endpoint: str = ENDPOINT) -> None:
+    def __init__(self, node: PluginNode, endpoint: str = ENDPOINT, resource: str = RESOURCE) -> None:
         self._node = node
         self._endpoint = endpoint
+        self._resource = resource
         self._next: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._ended = threading.Event()
 
@@ -87,7 +91,7 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
                     pb.RegisterRequest(
                         version="v1beta1",
                         endpoint=self._endpoint,
-                        resource_name=RESOURCE,
+                        resource_name=self._resource,
                         options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
                     ),
                     timeout=10,
@@ -97,6 +101,21 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
             self._ended.set()
             server.stop(grace=None).wait()
             pool.shutdown()
+
+
+class SlowPlugin(ReferencePlugin):
+    """A plugin of another resource, which does not answer Allocate for a while: the kubelet does nothing meanwhile."""
+
+    def __init__(self, node: PluginNode) -> None:
+        super().__init__(node, "slow.sock", SLOW_RESOURCE)
+        self._next = ((0,), (0,))
+        self.called = threading.Event()
+        self.answers = threading.Event()
+
+    def Allocate(self, request: pb.AllocateRequest, context: grpc.ServicerContext) -> pb.AllocateResponse:
+        self.called.set()
+        self.answers.wait(SLOW_S)
+        return super().Allocate(request, context)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ import json
 import time
 
 from ascend.annotations import KUBELET_IDS, REAL
-from tests.conformance.node import ALL, PluginNode, restarts, written_set
+from tests.conformance.node import ALL, PATIENCE_S, PODS, PluginNode, restarts, written_set
+from tests.conformance.reference_plugin import SLOW_RESOURCE, SlowPlugin
 
 
 def test_a_restarted_container_has_the_same_chips(node: PluginNode) -> None:
@@ -164,3 +165,26 @@ def started(node: PluginNode, name: str) -> bool:
 
 def container_ids(node: PluginNode, name: str) -> list[str]:
     return [json.dumps(each["containerID"]) for each in node.pod(name)["status"]["containerStatuses"]]
+
+
+def test_a_pod_recreated_under_the_same_name_does_not_inherit_an_entry_of_the_ledger(node: PluginNode) -> None:
+    """The kubelet's ledger has names only, and the kubelet may not have seen yet that the pod is another one."""
+    node.place("same", 0, 1)
+    node.check("same", 0, 1)
+    slow = SlowPlugin(node)
+    with slow.serving(node.node.device_plugin_dir):
+        status = f"/api/v1/nodes/{node.node.name}"
+        node.wait_until(
+            lambda: node.cluster.api.get(status)["status"]["allocatable"].get(SLOW_RESOURCE) == "8",
+            "the other resource is allocatable",
+        )
+        node.create("slow", 1, resource=SLOW_RESOURCE)
+        node.bind("slow")
+        assert slow.called.wait(PATIENCE_S)
+        node.cluster.api.delete(f"{PODS}/same", grace_s=0)
+        node.place("same", 0, 1)
+        node.plugin.process.stop()
+        node.plugin.process.start()
+        node.wait_until(lambda: node.plugin.is_ready, "the plugin is ready")
+        slow.answers.set()
+        node.check("same", 0, 1)

@@ -32,14 +32,21 @@ class Books:
         self.claimed: list[HandOver] = []
         self.announced: list[tuple[str, str, str]] = []
         self.metrics = Metrics()
+        self.kubelet_pods: list[Pod] | None = None
         self.reconciler = Reconciler(
             socket,
+            kubelet_pods=self._kubelet_pods,
             pods=self.pods,
             handovers=self.handovers,
             claim=self.claimed.append,
             metrics=self.metrics,
             announce=lambda pod, reason, sentence: self.announced.append((pod.key, reason, sentence)),
         )
+
+    async def _kubelet_pods(self) -> list[Pod]:
+        if self.kubelet_pods is None:
+            raise Unreachable("the kubelet does not list its pods here")
+        return self.kubelet_pods
 
     @property
     def entries(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -593,6 +600,19 @@ async def test_a_waiting_pod_with_the_chips_of_its_predecessor_does_not_adopt_it
         books.pods.applied(pod("one", 2, 0, 1, time=5, uid="uid-again", started=True))
         await books.reconciler.restore()
         assert books.entries == {"default/one": ((0, 1), (0, 1))}
+
+
+@pytest.mark.parametrize("known", ["before", "again"])
+async def test_a_waiting_pod_has_the_entry_of_its_name_only_if_the_kubelet_knows_the_pod(
+    folder: Path, known: str
+) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.pods.applied(pod("one", 2, 0, 1, uid="again"))
+        books.kubelet_pods = [pod("one", 2, 0, 1, uid=known)]
+        await books.reconciler.restore()
+        assert books.entries == ({"default/one": ((0, 1), (0, 1))} if known == "again" else {})
 
 
 async def test_a_hand_over_to_a_replaced_pod_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
