@@ -54,6 +54,20 @@ def test_pods_leave_a_sub_healthy_node_as_their_job_says(case: dict[str, Any]) -
     assert (kind(faults, switches, annotations=said["annotations"]) is not None) is case["expect"]["faulty"]
 
 
+@of_area("resched.predicate")
+def test_new_pods_stay_off_sub_healthy_nodes_as_their_job_says(case: dict[str, Any]) -> None:
+    said = case["given"]
+    assert said["node_sub_healthy"]
+    world = World()
+    fault = chip_fault(chip_id=0, level="SubHealthFault", codes={})
+    world.add(node("n1"), replace(report("n1"), data=encode_report(DeviceReport(0xFF, 0, 0, 1, faults=(fault,)))))
+    asking = pod("one", 4, labels={"subHealthyStrategy": said["strategy"]})
+    if case["expect"]["eligible"]:
+        assert world.engine.place(asking).node == "n1"
+    else:
+        assert world.refusal(asking)
+
+
 @pytest.mark.parametrize("strategy", [Strategy.GRACE_EXIT, Strategy.FORCE_EXIT])
 def test_a_pod_whose_job_says_so_leaves_a_sub_healthy_node(strategy: Strategy) -> None:
     assert kind(NodeFaults(sub_healthy=True), Switches(strategy=strategy)) is FaultKind.SUB_HEALTH

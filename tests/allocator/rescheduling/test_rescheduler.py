@@ -21,6 +21,7 @@ from ascend.kube.events import Regarding
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import BatchJob, BatchJobSpec, PodConditionPattern, PodFailurePolicy, PodFailureRule
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
+from tests.allocator.rescheduling.cases import of_area
 
 OPTIONS = Options("on", not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
 
@@ -215,6 +216,16 @@ async def test_a_job_in_grace_ends_in_its_own_time_and_by_force_after_the_limit(
     assert stage.deleted[-1][1] == 0
     assert await stage.look(FORCE_AGAIN_S - 1.0) == []
     assert await stage.look(1.0) == ["train-0", "train-1"]
+
+
+@of_area("resched.grace")
+async def test_the_time_for_a_graceful_end_is_a_setting(case: dict[str, Any]) -> None:
+    stage = scene(job(1, fault_scheduling="grace"), grace_s=60.0)
+    stage.stuck = {"train-0"}
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0"]
+    assert case["given"]["age"] == "older"
+    assert bool(await stage.look(61.0)) is case["expect"]["force_delete"]
 
 
 async def test_only_the_faulty_pod_of_a_deployment_goes() -> None:

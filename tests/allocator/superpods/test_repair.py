@@ -58,6 +58,39 @@ def result(blocks: Mapping[int, Sequence[Slot]], plan: Plan) -> dict[int, list[s
     return placed
 
 
+@of_area("superpod.reschedule.unit")
+def test_a_block_is_kept_or_completed_as_in_the_cases(case: dict[str, Any]) -> None:
+    """Here the names of the cases stand for nodes of one SuperPod."""
+    given, expected = case["given"], case["expect"]
+    old = given.get("block") or given["old"]
+    old = old if isinstance(old, list) else next(iter(old.values()))
+    names = {name: f"a{number}" for number, name in enumerate([*old, "n9"])}
+    faulty = [names[name] for name in given.get("faulty", given.get("fault_ids"))]
+    free = [names[name] for name in given.get("candidates") or given.get("free") or old]
+    blocks = job([names[name] for name in old])
+    plan = place_job(blocks, nodes_of(*free, faulty=faulty), blocks_of(len(old)))
+    assert isinstance(plan, Plan)
+    wanted = expected.get("new") or (next(iter(expected["selected"].values())) if "selected" in expected else old)
+    assert result(blocks, plan) == {0: [names[name] for name in wanted]}
+    assert (plan.verdicts[0] is Verdict.KEPT) is ("new" not in expected)
+
+
+@of_area("superpod.reschedule.gate", without=("resched-gate-7",))
+def test_a_job_goes_on_where_each_super_pod_has_the_nodes_that_it_lacks(case: dict[str, Any]) -> None:
+    needed, free = case["given"]["needed_per_super_pod"]["1"], case["given"]["free_per_super_pod"]["1"]
+    running = [f"b{number}" for number in range(2)]
+    spare = [f"b{number}" for number in range(2, 2 + free)]
+    plan = place_job(job(running, staying=running[needed:]), nodes_of(*spare), blocks_of(2))
+    assert isinstance(plan, Plan) is case["expect"]["schedulable"]
+
+
+def test_nothing_is_planned_for_a_job_that_lacks_nothing() -> None:
+    """The case resched-gate-7 refuses it."""
+    plan = place_job(job(running := ["b0", "b1"], staying=running), nodes_of("b2"), blocks_of(2))
+    assert isinstance(plan, Plan)
+    assert not plan.placed
+
+
 @of_area("superpod.reschedule", without=("resched-p3",))
 def test_jobs_are_repaired_as_in_the_cases(case: dict[str, Any]) -> None:
     given, expected = case["given"], case["expect"]
