@@ -115,13 +115,17 @@ class World(ABC):
     ) -> None:
         """Add 910A servers without a kubelet: pods can be bound to them, but do not start."""
         for name in names:
-            self._fakes.append(name)
             node = fake_node(name)
             node["metadata"]["labels"].update(labels or {})
             if cpu is not None:
                 for quantities in (node["status"]["capacity"], node["status"]["allocatable"]):
                     quantities["cpu"] = str(cpu)
-            await self.client.create(NODES, node)
+            await self.add_node(node)
+
+    async def add_node(self, manifest: dict[str, Any]) -> None:
+        """Add a node without a kubelet."""
+        self._fakes.append(manifest["metadata"]["name"])
+        await self.client.create(NODES, manifest)
 
     async def held(self, number: int) -> None:
         """Wait until the allocator holds the Bindings of so many pods."""
