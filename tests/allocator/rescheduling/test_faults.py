@@ -65,7 +65,7 @@ def test_new_pods_stay_off_sub_healthy_nodes_as_their_job_says(case: dict[str, A
     if case["expect"]["eligible"]:
         assert world.engine.place(asking).node == "n1"
     else:
-        assert world.refusal(asking)
+        assert "NodeSubHealthy" in world.refusal(asking).message
 
 
 @pytest.mark.parametrize("strategy", [Strategy.GRACE_EXIT, Strategy.FORCE_EXIT])
