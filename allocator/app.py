@@ -28,11 +28,8 @@ from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
 from allocator.observe.notices import Notices, log_ignored
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
-from allocator.rescheduling.actions import Actions
-from allocator.rescheduling.announcer import Announcer
-from allocator.rescheduling.record_writer import RecordWriter
-from allocator.rescheduling.rescheduler import Options as RescheduleOptions
 from allocator.rescheduling.rescheduler import Rescheduler
+from allocator.rescheduling.setup import make_rescheduler
 from allocator.serving.clients import AllowedClients, guards
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService
@@ -275,17 +272,14 @@ class AllocatorApp:
             self.grpc_address = grpc_server.address
             # First of all at the end: the servers wait for the calls that it holds.
             stack.callback(self._barrier.close, Refusal(Reason.NOT_LEADER, "this allocator is stopping"))
-            rescheduler = Rescheduler(
+            rescheduler = make_rescheduler(
+                self._settings,
+                client,
                 self.cluster,
-                _rescheduling_actions(client, self._settings),
-                _rescheduling_options(self._settings),
-                announcer=Announcer(events.publish),
-                records=RecordWriter(client, self.cluster, self._monotonic)
-                if self._settings.reschedule_records
-                else None,
+                publish=events.publish,
                 metrics=metrics,
                 leads=leadership.leads,
-                now_s=lambda: self._now_ns() / 1e9,
+                now_ns=self._now_ns,
                 monotonic=self._monotonic,
             )
             failure: Exception | None = None
@@ -345,22 +339,6 @@ class AllocatorApp:
             notices.post()
             self._barrier.check()
             await binder.verify()
-
-
-def _rescheduling_actions(client: KubeClient, settings: Settings) -> Actions:
-    name = f"{settings.lease_name}-faults"
-    return Actions(client, settings.lease_namespace, name, evicts=settings.reschedule_by == "evict")
-
-
-def _rescheduling_options(settings: Settings) -> RescheduleOptions:
-    return RescheduleOptions(
-        mode=settings.reschedule,
-        not_ready_s=settings.reschedule_not_ready_s,
-        grace_s=settings.reschedule_grace_s,
-        per_minute=settings.reschedule_pods_per_minute,
-        per_hour=settings.reschedules_per_hour,
-        faulty_share=settings.reschedule_faulty_share,
-    )
 
 
 def _nomination_options(settings: Settings) -> NominationOptions:

@@ -1,0 +1,58 @@
+"""Puts rescheduling together, as the settings say."""
+
+from collections.abc import Callable
+
+from allocator.metrics import AllocatorMetrics
+from allocator.observe.refusal_events import Publish
+from allocator.rescheduling.actions import Actions
+from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.rescheduler import Options, Rescheduler
+from allocator.settings import Settings
+from allocator.state.cluster import Cluster
+from ascend.kube.client import KubeClient
+
+
+def make_rescheduler(
+    settings: Settings,
+    client: KubeClient,
+    cluster: Cluster,
+    *,
+    publish: Publish,
+    metrics: AllocatorMetrics,
+    leads: Callable[[], bool],
+    now_ns: Callable[[], int],
+    monotonic: Callable[[], float],
+) -> Rescheduler:
+    """Make the rescheduler.
+
+    Args:
+        settings: whether pods are rescheduled, how, and within which limits.
+        client: the API server.
+        cluster: nodes, reports, pods and jobs.
+        publish: posts an Event soon.
+        metrics: counts deletions and what is held back.
+        leads: whether this allocator leads.
+        now_ns: the wall clock, Unix nanoseconds.
+        monotonic: a clock that is not set, in seconds.
+    """
+    evicts, stored = settings.reschedule_by == "evict", f"{settings.lease_name}-faults"
+    options = Options(
+        mode=settings.reschedule,
+        not_ready_s=settings.reschedule_not_ready_s,
+        grace_s=settings.reschedule_grace_s,
+        per_minute=settings.reschedule_pods_per_minute,
+        per_hour=settings.reschedules_per_hour,
+        faulty_share=settings.reschedule_faulty_share,
+    )
+    return Rescheduler(
+        cluster,
+        Actions(client, settings.lease_namespace, stored, evicts=evicts),
+        options,
+        announcer=Announcer(publish),
+        records=RecordWriter(client, cluster, monotonic) if settings.reschedule_records else None,
+        metrics=metrics,
+        leads=leads,
+        now_s=lambda: now_ns() / 1e9,
+        monotonic=monotonic,
+    )
