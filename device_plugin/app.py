@@ -315,9 +315,8 @@ class Plugin:
             metrics=self.metrics,
             announce=pod_announcer(events, "HandOver"),
         )
-        announce_fault = pod_announcer(events, "WatchHealth", once=True)
-        fault_notices = FaultNotices(self.snapshots, self.pods, self.handovers, announce_fault)
-
+        once = pod_announcer(events, "WatchHealth", once=True)
+        fault_notices = FaultNotices(self.snapshots, self.pods, self.handovers, once)
         lock = InstanceLock(settings.device_plugin_dir)
         succession = Succession(lock, lambda: kubelet_version(client, settings.node_name))
 
@@ -335,14 +334,15 @@ class Plugin:
             lock.renew()  # its folder may have been recreated
             await reconciler.forget_lost()
 
-        folder, announce = settings.device_plugin_dir, node_announcer(events, settings.node_name)
+        folder, registry = settings.device_plugin_dir, settings.plugins_registry_dir
+        announce = node_announcer(events, settings.node_name)
         registration = Registration(
             folder,
             make_servicer,
             self.metrics,
             on_new_kubelet=meet_new_kubelet,
             succession=succession,
-            others=OtherPlugins(folder, settings.pod_resources_socket, kubelet_pods.registrations, announce),
+            others=OtherPlugins(folder, settings.pod_resources_socket, registry, kubelet_pods.registrations, announce),
         )
         return PodSide(watch, claims, matcher, reconciler, fault_notices, lock, registration, succession)
 

@@ -100,6 +100,10 @@ class Settings(DriverSettings, DaemonSettings):
     pod_resources_socket: Path = setting(
         default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"), description="the kubelet's pod-resources socket"
     )
+    plugins_registry_dir: Path = setting(
+        default=Path("/var/lib/kubelet/plugins_registry"),
+        description="the folder in which the kubelet looks for plugins; it may be missing",
+    )
     kubelet_pods_url: str | None = setting(
         default=None,
         description="the URL at which the kubelet lists its pods; by default https://<host-ip>:10250/pods",

@@ -2,7 +2,8 @@
 
 Its socket can have any name, and the kubelet tells nobody that another plugin has registered. But it counts the
 registrations of a resource: those that this plugin has not made are another one's. The count is read after the kubelet
-has written its checkpoint, which it does for every list of devices; between that a look at the file is all.
+has written its checkpoint, which it does for every list of devices; between that a look at the file is all. A plugin
+that the kubelet's plugin watcher has found is not counted: it is asked itself (``watched_plugins``).
 
 The kubelet calls the plugin that registered last, and both lists of devices count. Up to 1.36 the end of either stream
 makes all devices unhealthy for good, and neither plugin is told (docs/spec/kubelet.md#registration-race). So this one
@@ -23,6 +24,7 @@ from device_plugin.kubelet.pod_resources import count_healthy
 from device_plugin.kubelet.registrations import Registrations
 from device_plugin.serving.other_plugin import EVENT, SOCKET, OtherPlugin, accepts_connections
 from device_plugin.serving.sockets import is_own
+from device_plugin.serving.watched_plugins import WatchedPlugins
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -44,6 +46,7 @@ class UnknownPlugin:
     Args:
         directory: the kubelet's device-plugin folder.
         pod_resources_socket: the kubelet's, which lists its healthy devices.
+        registry: the kubelet's folder ``plugins_registry``.
         registrations: reads how often the resource was registered.
         announce: receives a reason (CamelCase), a sentence, and that it is a warning, when there is one.
     """
@@ -52,12 +55,14 @@ class UnknownPlugin:
         self,
         directory: Path,
         pod_resources_socket: Path,
+        registry: Path,
         registrations: Callable[[], Awaitable[Registrations]],
         announce: Callable[[str, str, bool], None],
     ) -> None:
         self._directory = directory
         self._pod_resources_socket = pod_resources_socket
         self._registrations = registrations
+        self._watched = WatchedPlugins(registry)
         self._announce = announce
         self.problem: str | None = None
         """The sentence about the other plugin; None if none is known."""
@@ -100,9 +105,11 @@ class UnknownPlugin:
         if now_s < self._looked_s + LOOK_S:
             return False
         self._looked_s = now_s
+        if self.problem is None and (watched := await self._watched.serving()):
+            self._say(f"socket {' or '.join(watched)}")
         if self.problem is None:
             await self._find(now_s)
-        is_gone = self.problem is not None and not await self._sockets()
+        is_gone = self.problem is not None and not [*await self._sockets(), *await self._watched.serving()]
         if not is_gone and not (has_healthy and await self._kubelet_lost_it(now_s)):
             return False
         log.info("the other plugin has ended")
@@ -128,11 +135,11 @@ class UnknownPlugin:
         sockets = await self._sockets()
         if SOCKET in sockets:
             return  # OtherPlugin sees it
-        self.problem = (
-            f"another device plugin has registered {RESOURCE} on this node "
-            f"({_named(sockets)} in {self._directory}): remove one of the two"
-        )
-        log.warning("another plugin has registered the same resource", sockets=sockets)
+        self._say(f"{_named(sockets)} in {self._directory}")
+
+    def _say(self, where: str) -> None:
+        self.problem = f"another device plugin has registered {RESOURCE} on this node ({where}): remove one of the two"
+        log.warning("another plugin has registered the same resource", where=where)
         self._announce(EVENT, self.problem, True)  # noqa: FBT003 - a warning
 
     def _has_another(self, found: Registrations) -> bool:
@@ -174,11 +181,12 @@ class OtherPlugins:
         self,
         directory: Path,
         pod_resources_socket: Path,
+        registry: Path,
         registrations: Callable[[], Awaitable[Registrations]],
         announce: Callable[[str, str, bool], None],
     ) -> None:
         self.mindcluster = OtherPlugin(directory, announce)
-        self.unknown = UnknownPlugin(directory, pod_resources_socket, registrations, announce)
+        self.unknown = UnknownPlugin(directory, pod_resources_socket, registry, registrations, announce)
 
     @property
     def problem(self) -> str | None:

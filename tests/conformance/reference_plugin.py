@@ -17,6 +17,8 @@ from ascend.annotations import CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, chip_name, join_names_sorted
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+from protos.k8s.pluginregistration.v1 import pluginregistration_pb2 as registration
+from protos.k8s.pluginregistration.v1 import pluginregistration_pb2_grpc as registration_grpc
 from tests.conformance.node import PODS, PluginNode
 
 ENDPOINT: Final = "Ascend910.sock"
@@ -77,14 +79,31 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
     @contextmanager
-    def serving(self, folder: Path) -> Iterator[None]:
-        """Serve in the kubelet's folder, registered with it."""
+    def watched(self, registry: Path) -> Iterator[None]:
+        """Serve in the folder in which the kubelet looks for plugins; it registers them by itself."""
+        with self._served(registry / self._endpoint, _Info(self._resource)):
+            yield
+
+    @contextmanager
+    def _served(self, socket: Path, *more: "_Info") -> Iterator[None]:
         pool = ThreadPoolExecutor(max_workers=4)
         server = grpc.server(pool)
         pb_grpc.add_DevicePluginServicer_to_server(self, server)
-        server.add_insecure_port(f"unix:{folder / self._endpoint}")
+        for each in more:
+            registration_grpc.add_RegistrationServicer_to_server(each, server)
+        server.add_insecure_port(f"unix:{socket}")
         server.start()
         try:
+            yield
+        finally:
+            self._ended.set()
+            server.stop(grace=None).wait()
+            pool.shutdown()
+
+    @contextmanager
+    def serving(self, folder: Path) -> Iterator[None]:
+        """Serve in the kubelet's folder, registered with it."""
+        with self._served(folder / self._endpoint):
             options = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
             with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}", options=options) as channel:
                 pb_grpc.RegistrationStub(channel).Register(
@@ -97,10 +116,21 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
                     timeout=10,
                 )
             yield
-        finally:
-            self._ended.set()
-            server.stop(grace=None).wait()
-            pool.shutdown()
+
+
+class _Info(registration_grpc.RegistrationServicer):
+    """What a plugin answers the kubelet's plugin watcher."""
+
+    def __init__(self, resource: str) -> None:
+        self._resource = resource
+
+    def GetInfo(self, request: registration.InfoRequest, context: grpc.ServicerContext) -> registration.PluginInfo:
+        return registration.PluginInfo(type="DevicePlugin", name=self._resource, supported_versions=["v1beta1"])
+
+    def NotifyRegistrationStatus(
+        self, request: registration.RegistrationStatus, context: grpc.ServicerContext
+    ) -> registration.RegistrationStatusResponse:
+        return registration.RegistrationStatusResponse()
 
 
 class SlowPlugin(ReferencePlugin):

@@ -51,6 +51,31 @@ def test_it_notices_a_plugin_of_another_name_and_comes_back(node: PluginNode) ->
     has(node, "theirs", (2, 3), (4, 5))
 
 
+def test_it_notices_a_plugin_that_the_kubelets_watcher_has_found_and_comes_back(node: PluginNode) -> None:
+    """It calls nothing, and the kubelet does not count it as registered."""
+    node.place("ours", 0, 1)
+    node.check("ours", 0, 1)
+    registry = node.node.folder / "kubelet" / "plugins_registry"
+    other = ReferencePlugin(node, "vendor-reg.sock")
+    with other.watched(registry):
+        node.wait_until(lambda: "another device plugin has registered" in node.plugin.problems(), "it says so")
+        assert "vendor-reg.sock" in node.plugin.problems()
+        labels = {
+            "socket_path": "/var/lib/kubelet/plugins_registry/vendor-reg.sock",
+            "state": "actual_state_of_world",
+        }
+        node.wait_until(
+            lambda: node.kubelet_metric("plugin_manager_total_plugins", **labels) == 1, "the kubelet has registered it"
+        )
+        other.place("theirs", (2, 3), (4, 5))
+        has(node, "ours", (0, 1), (0, 1))
+        assert not node.plugin.is_ready
+    node.wait_until_allocatable()
+    node.place("again", 6, 7)
+    node.check("again", 6, 7)
+    has(node, "theirs", (2, 3), (4, 5))
+
+
 def test_it_registers_again_after_a_plugin_of_another_name_that_has_ended_at_once(node: PluginNode) -> None:
     """The end of either plugin makes all devices unhealthy, and the kubelet tells neither."""
     with ReferencePlugin(node, "vendor.sock").serving(node.node.device_plugin_dir):

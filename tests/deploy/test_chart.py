@@ -212,6 +212,7 @@ def test_the_programs_accept_the_settings_of_the_chart(
     wanted = {
         str(read.device_plugin_dir),
         str(read.pod_resources_socket.parent),
+        str(read.plugins_registry_dir),
         str(Path(environment["ASCEND_DP_CONFIG"]).parent),
     }
     if read.driver == "simulated":

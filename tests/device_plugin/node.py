@@ -73,6 +73,7 @@ class Face:
             others=OtherPlugins(
                 directory,
                 directory.parent / "pod-resources" / "kubelet.sock",
+                directory.parent / "plugins_registry",
                 self._registrations,
                 lambda reason, sentence, _: self.announced.append((reason, sentence)),
             ),

@@ -12,11 +12,14 @@ from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.kubelet.registrations import Registrations, parse_registrations
-from device_plugin.serving import other_plugin, unknown_plugin
+from device_plugin.serving import other_plugin, unknown_plugin, watched_plugins
 from device_plugin.serving.other_plugin import EVENT
 from device_plugin.serving.unknown_plugin import CHECKPOINT, UnknownPlugin
+from device_plugin.serving.watched_plugins import WatchedPlugins
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
+from protos.k8s.pluginregistration.v1 import pluginregistration_pb2 as registration
+from protos.k8s.pluginregistration.v1 import pluginregistration_pb2_grpc as registration_services
 from sandbox.kubelet import Kubelet
 from tests.device_plugin.api import NODE, RecordingClient, running, until
 from tests.device_plugin.builders import snapshot
@@ -200,6 +203,99 @@ async def test_registrations_of_other_resources_do_not_count(kubelet: Kubelet) -
         await server.stop(None)
 
 
+class Found(registration_services.RegistrationServicer):
+    """A socket of the kubelet's folder of plugins: what it says it is.
+
+    Attributes:
+        asked: how often it was asked.
+    """
+
+    def __init__(self, kind: str = "DevicePlugin", name: str = RESOURCE) -> None:
+        self._info = registration.PluginInfo(type=kind, name=name, supported_versions=["v1beta1"])
+        self.asked = 0
+
+    async def GetInfo(
+        self, request: registration.InfoRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> registration.PluginInfo:
+        self.asked += 1
+        return self._info
+
+    async def NotifyRegistrationStatus(
+        self, request: registration.RegistrationStatus, context: grpc.aio.ServicerContext[object, object]
+    ) -> registration.RegistrationStatusResponse:
+        return registration.RegistrationStatusResponse()
+
+    @asynccontextmanager
+    async def serving(self, socket: Path) -> AsyncIterator[None]:
+        socket.parent.mkdir(parents=True, exist_ok=True)
+        server = grpc.aio.server()
+        registration_services.add_RegistrationServicer_to_server(self, server)
+        server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+
+@pytest.mark.parametrize("name", ["x-reg.sock", "vendor/reg.sock"])
+async def test_a_plugin_that_the_kubelets_watcher_has_found_is_noticed(kubelet: Kubelet, name: str) -> None:
+    """The kubelet does not count it as registered."""
+    async with counted(kubelet) as (face, _):
+        socket = kubelet.socket_dir.parent / "plugins_registry" / name
+        async with Found().serving(socket):
+            await until(lambda: says_so(face))
+            assert f"(socket {socket})" in str(face.registration.problem)
+            assert [reason for reason, _ in face.announced] == [EVENT]
+        await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
+
+
+async def test_other_sockets_in_the_folder_of_plugins_are_asked_once(folder: Path) -> None:
+    driver, other, hidden = Found("CSIPlugin"), Found(name="example.com/x"), Found()
+    watched = WatchedPlugins(folder)
+    async with (
+        driver.serving(folder / "csi.sock"),
+        other.serving(folder / "other.sock"),
+        hidden.serving(folder / ".hidden.sock"),
+    ):
+        for _ in range(3):
+            assert await watched.serving() == []
+        assert (driver.asked, other.asked, hidden.asked) == (1, 1, 0)
+        (folder / "other.sock").unlink()
+        async with (again := Found()).serving(folder / "other.sock"):
+            assert await watched.serving() == [str(folder / "other.sock")]
+            assert again.asked == 1
+
+
+async def test_a_socket_that_does_not_answer_is_asked_again_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_plugins, "DEADLINE_S", 0.05)
+    connected = 0
+
+    def connect(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
+        writer.close()
+
+    watched = WatchedPlugins(folder)
+    async with await asyncio.start_unix_server(connect, folder / "mute.sock"):
+        assert await watched.serving() == []
+        assert (first := connected) > 0
+        assert await watched.serving() == []
+        assert connected == first
+        monkeypatch.setattr(watched_plugins, "ASK_AGAIN_S", 0.0)
+        watched = WatchedPlugins(folder)
+        await watched.serving()
+        second = connected
+        await watched.serving()
+        assert connected > second > first
+
+
+async def test_a_missing_folder_of_plugins_has_none(folder: Path) -> None:
+    assert await WatchedPlugins(folder / "none").serving() == []
+
+
 class Reading:
     """The parts of a node that the rules look at, without a kubelet: a socket, and a count that the test sets."""
 
@@ -207,7 +303,7 @@ class Reading:
         self.found: Registrations | Unreachable = Registrations(1, 100.0)
         self.readings = 0
         self.folder = folder
-        self.plugin = UnknownPlugin(folder, folder / "none.sock", self._read, lambda *_: None)
+        self.plugin = UnknownPlugin(folder, folder / "none.sock", folder / "registry", self._read, lambda *_: None)
 
     async def _read(self) -> Registrations:
         self.readings += 1

@@ -139,6 +139,7 @@ data_trace_dir: {{ .dataTraceDir }}
 telemetry: {{ .telemetry.enabled }}
 device_plugin_dir: {{ .kubelet.devicePluginDir }}
 pod_resources_socket: {{ .kubelet.rootDir }}/pod-resources/kubelet.sock
+plugins_registry_dir: {{ .kubelet.rootDir }}/plugins_registry
 {{- with .kubelet.caFile }}
 kubelet_ca_file: {{ . }}
 {{- end }}

@@ -1,0 +1,1 @@
+"""The API with which plugins tell the kubelet's plugin watcher what they are."""
