@@ -91,11 +91,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         )
         if isinstance(found, Lack):
             return self._refuse(gang, found, free.rooms)
-        placed = [(member, found.placed[member.rank]) for member in gang.members]
-        return [
-            Seat(member.uid, member.pod, at.node, free.chips(at.node), InBlock(at.block, member.rank))
-            for member, at in placed
-        ]
+        return [free.seat(member, at.node, at.block) for member in gang.members for at in (found.placed[member.rank],)]
 
     def _place_beside(self, replaced: Peer, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Place the backup of a running pod, which has the rank of that, in the SuperPod of that."""
@@ -108,7 +104,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         names = free.names(here)
         if not names:
             return self._refuse(gang, Lack(1, 0, block, here), free.rooms)
-        return [Seat(member.uid, member.pod, names[0], free.chips(names[0]), InBlock(block, member.rank))]
+        return [free.seat(member, names[0], block)]
 
     def _place_on(self, node: str, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         (member,) = gang.members
@@ -121,7 +117,7 @@ class SuperPods(msgspec.Struct, frozen=True):
             return self._refuse(gang, lack, free.rooms)
         if node not in free.names(here):
             return self._refuse(gang, Lack(1, 0, block, here), free.rooms)
-        return [Seat(member.uid, member.pod, node, free.chips(node), InBlock(block, member.rank))]
+        return [free.seat(member, node, block)]
 
     def _block_on(
         self, here: int, rank: int, gang: GangRequest, rooms: Mapping[int, int], location: Callable[[str], Location]
@@ -252,8 +248,12 @@ class FreeServers:
         )
         return [name for *_, name in sorted(ordered)]
 
-    def chips(self, name: str) -> tuple[int, ...]:
-        """The chips that a pod takes on a free server."""
+    def seat(self, member: Member, name: str, block: int) -> Seat:
+        """The seat of a member of a block on a free server."""
+        part = InBlock(block, member.rank, self._index.topology.location(name).super_pod)
+        return Seat(member.uid, member.pod, name, self._chips(name), part)
+
+    def _chips(self, name: str) -> tuple[int, ...]:
         bucket = self._index.entries[name]
         fit = self._verdict_on(bucket) if isinstance(bucket, Bucket) else None
         assert isinstance(fit, Fit)  # noqa: S101 - else it would not be among the free ones

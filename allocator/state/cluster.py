@@ -123,7 +123,8 @@ class Cluster:
     def suits(self, held: Reservation, request: ChipRequest) -> bool:
         """Whether reserved chips still suit a request."""
         record = self._records.get(held.node)
-        if record is None or len(held.chips) != request.chips:
+        has_moved = held.part is not None and self.index.topology.has_left(held.node, held.part.super_pod)
+        if record is None or len(held.chips) != request.chips or has_moved:
             return False
         others = {uid: chips for uid, chips in self._ledger.on(held.node).items() if uid != held.uid}
         left = assess(record, others)

@@ -41,10 +41,12 @@ class InBlock(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         block: the id of its block.
         rank: the rank within the job for which it was found.
+        super_pod: the SuperPod in which its node has to be; negative for any.
     """
 
     block: int
     rank: int
+    super_pod: int = -1
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):

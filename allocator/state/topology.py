@@ -75,6 +75,10 @@ class Topology:
             self.put(name, bucket)
         return True
 
+    def has_left(self, name: str, super_pod: int) -> bool:
+        """Whether a node is no longer in a SuperPod; never for a negative id."""
+        return super_pod >= 0 and self.location(name).super_pod != super_pod
+
     def location(self, name: str) -> Location:
         """Where a node is."""
         return self._locations.get(name, NOWHERE)

@@ -10,7 +10,7 @@ from ascend.annotations import MIN_AVAILABLE, RANK, SERVER_INDEX, SUPER_POD_ID
 from ascend.chips import chip_set, parse_names
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.errors import Refusal
-from ascend.kube.objects import ConfigMap, Metadata, Pod
+from ascend.kube.objects import ConfigMap, Metadata, Node, Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, TYPE, node, pod
 from tests.allocator.superpods.cases import of_area
@@ -140,3 +140,37 @@ def test_a_single_pod_with_another_block_than_its_chips_is_refused() -> None:
     world = super_pods(1)
     world.add(each := annotated(single(4), {"sp-block": "8"}))
     assert world.refusal(each).reason is Reason.INVALID_REQUEST
+
+
+def relocated(name: str, super_pod: int | None) -> Node:
+    """The server with this name in another SuperPod, or in none that is known."""
+    made = server(super_pod if super_pod is not None else 0, 9)
+    annotations = made.metadata.annotations
+    if super_pod is None:
+        annotations = {key: value for key, value in annotations.items() if key not in {SUPER_POD_ID, SERVER_INDEX}}
+    return replace(made, metadata=replace(made.metadata, name=name, annotations=annotations))
+
+
+@pytest.mark.parametrize("super_pod", [1, None])
+@pytest.mark.parametrize("labels", [{}, {"super-pod-affinity": "soft"}])
+def test_a_plan_is_dropped_when_a_server_of_it_leaves_its_super_pod(
+    super_pod: int | None, labels: dict[str, str]
+) -> None:
+    world = super_pods(4, 4)
+    world.add(*(pods := job(4, labels=labels)))
+    assert placed(world, pods) == ["0-0", "0-1", "1-0", "1-1"]
+    world.add(relocated("0-1", super_pod))
+    nodes = placed(world, pods)
+    assert "0-1" not in nodes[:2]
+    homes = [world.cluster.index.topology.location(name).super_pod for name in nodes]
+    assert homes[0] == homes[1] >= 0
+    assert homes[2] == homes[3] >= 0
+
+
+def test_a_seat_is_planned_anew_when_its_server_leaves_the_super_pod_of_running_peers() -> None:
+    world = super_pods(4, 4)
+    world.add(*(pods := job(4)))
+    assert placed(world, pods) == ["0-0", "0-1", "1-0", "1-1"]
+    bind(world, pods[0])
+    world.add(relocated("0-1", 1))
+    assert placed(world, pods[1:]) == ["0-2", "1-0", "1-1"]

@@ -27,9 +27,10 @@ def annotated(each: Pod, annotations: Mapping[str, str | None]) -> Pod:
 
 
 def parts(world: World, pods: Iterable[Pod]) -> list[InBlock]:
-    """The block and rank of each pod that is placed."""
+    """The block and rank of each pod that is placed, without its SuperPod."""
     held = [world.ledger.get(each.uid) for each in pods]
-    return [each.part for each in held if each is not None and each.part is not None]
+    found = [each.part for each in held if each is not None and each.part is not None]
+    return [InBlock(each.block, each.rank) for each in found]
 
 
 @of_area("superpod.rank", without=("rank-7",))
