@@ -13,6 +13,7 @@ from allocator.gangs.record import count_neighbours, read_record
 from allocator.gangs.search import Search
 from allocator.gangs.turns import Setback, created
 from allocator.rules.job import JobKey
+from allocator.rules.job_settings import require_one_block
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import peer_on_node
 from allocator.state.cluster import Cluster
@@ -263,6 +264,7 @@ class Planner:
             members.append(member if own is None else replace(member, candidates=own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
+        require_one_block(f"job {job.key}", pod, (each.pod for each in waiting), job.settings)
         return self.request(members, pod, job, common), needed
 
     def request(

@@ -93,6 +93,41 @@ def with_settings(pod: Pod, written: tuple[Place, ...]) -> Pod:
     )
 
 
+def require_one_block(job: str, pod: Pod, peers: Iterable[Pod], written: tuple[Place, ...]) -> None:
+    """Refuse pods of one job that ask for different blocks: whichever is scheduled first would decide for all.
+
+    Args:
+        job: the job, for the sentence, as in ``job default/train``.
+        pod: one of its pods.
+        peers: others that are placed with it.
+        written: the other places with settings of the job.
+
+    Raises:
+        Refusal: ``InvalidRequest``; the sentence names no pod.
+    """
+    block, affinity = pod.metadata.annotations.get(SUPER_POD_BLOCK), pod.metadata.labels.get(SUPER_POD_AFFINITY)
+    for peer in peers:
+        labels, annotations = peer.metadata.labels, peer.metadata.annotations
+        if annotations.get(SUPER_POD_BLOCK) == block and labels.get(SUPER_POD_AFFINITY) == affinity:
+            continue  # all of thousands of pods
+        own, other = _block_of(pod, written), _block_of(peer, written)
+        if own != other:
+            said = next(pair for pair in zip(own, other, strict=True) if pair[0] != pair[1])
+            both = " and ".join(sorted(said, key=lambda each: (each.startswith("no "), each)))
+            raise Refusal(Reason.INVALID_REQUEST, f"{job}: its pods have {both}; make them agree")
+
+
+def _block_of(pod: Pod, written: tuple[Place, ...]) -> tuple[str, str]:
+    labels, annotations = pod.metadata.labels, pod.metadata.annotations
+    blocks = [annotations, *(each.annotations for each in written)]
+    affinities = [labels, *(each.labels for each in written)]
+    return _stated(SUPER_POD_BLOCK, blocks), _stated(SUPER_POD_AFFINITY, affinities)
+
+
+def _stated(key: str, maps: Iterable[Mapping[str, str]]) -> str:
+    return next((f"{key}={each[key]}" for each in maps if key in each), f"no {key}")
+
+
 def _merged(pod: Pod, what: str, maps: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
     values: dict[str, tuple[str, str]] = {}
     for where, given in maps:

@@ -167,3 +167,30 @@ def test_a_binding_that_names_its_node_joins_running_pods_without_a_block_on_the
     with pytest.raises(Refusal, match="must join the others of the block in SuperPod 0"):
         world.engine.place_on(new, "1-3")
     assert world.engine.place_on(new, "0-3").node == "0-3"
+
+
+@pytest.mark.parametrize(
+    ("changed", "labels", "said"),
+    [
+        ({"sp-block": "64"}, {}, "sp-block=32 and sp-block=64"),
+        ({"sp-block": None}, {}, "sp-block=32 and no sp-block"),
+        ({}, SOFT, "super-pod-affinity=soft and no super-pod-affinity"),
+    ],
+)
+def test_pods_of_one_job_that_ask_for_different_blocks_are_refused(
+    changed: dict[str, str | None], labels: dict[str, str], said: str
+) -> None:
+    """Whichever of them is scheduled first would decide."""
+    world = super_pods(4, 4)
+    *others, last = job(4)
+    last = annotated(last, changed)
+    last = replace(last, metadata=replace(last.metadata, labels=labels))
+    world.add(*others, last)
+    for each in (last, *others):
+        refusal = world.refusal(each)
+        assert refusal.reason is Reason.INVALID_REQUEST
+        assert f"its pods have {said}; make them agree" in refusal.message
+    assert not world.ledger
+    agreed = replace(last.metadata, labels={}, annotations=others[0].metadata.annotations | {RANK: "3"})
+    world.add(replace(last, metadata=agreed))
+    assert len(set(placed(world, others))) == 3
