@@ -58,11 +58,16 @@ class Actions:
     async def delete_by_force(self, pod: Pod) -> None:
         """Delete a pod without waiting for its kubelet.
 
+        It is marked as failed before, as Kubernetes' own pod garbage collector does: a Job keeps its finalizer on a pod
+        until it has ended, and some Jobs create no other one before.
+
         Raises:
             ApiError: the API server refuses.
             Unreachable: it does not answer.
         """
         try:
+            if pod.is_live:
+                await self._mark(pod, "deleted without its kubelet", phase="Failed")
             await self._client.delete(PODS, pod.name, pod.metadata.namespace, uid=pod.uid, grace_s=0)
         except (NotFound, Conflict):
             return
@@ -107,7 +112,7 @@ class Actions:
             body: JsonObject = {"metadata": {"name": self._name, "namespace": self._namespace}, "data": data}
             await self._client.create(CONFIG_MAPS, body, self._namespace)
 
-    async def _mark(self, pod: Pod, why: str) -> None:
+    async def _mark(self, pod: Pod, why: str, *, phase: str = "") -> None:
         condition = {
             "type": DISRUPTION_TARGET,
             "status": "True",
@@ -115,7 +120,8 @@ class Actions:
             "message": why,
             "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        body: JsonObject = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        status: JsonObject = {"conditions": [condition]} | ({"phase": phase} if phase else {})
+        body: JsonObject = {"metadata": {"uid": pod.uid}, "status": status}
         await self._client.patch(
             PODS,
             pod.name,

@@ -1,10 +1,12 @@
 """Deletes the pods of a decision, and follows them until they are gone and their chips are free."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions, is_refusal_for_now
@@ -25,6 +27,8 @@ AT_ONCE: Final = 16
 LINGER_S: Final = 60.0
 """For so long the chips of a pod that was deleted without its kubelet stay held after its node is Ready again: longer
 than a kubelet takes to see the deletion and to end the containers."""
+NODE_GONE_S: Final = 24 * 3600.0
+"""The same if its Node is gone and does not come back."""
 RETRY_S: Final = 10.0
 """After so long a pod that could not be deleted is tried again."""
 FORCE_AGAIN_S: Final = 60.0
@@ -76,7 +80,13 @@ class Deletions:
         chips = list(chip_ids(held.chips)) if held is not None else []
         return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips)
 
-    async def carry_out(self, job: Job, choice: Choice, why: str, memory: Memory) -> None:
+    def prepare(self, choice: Choice, memory: Memory) -> None:
+        """Keep the chips of pods that will be deleted without their kubelets; then ``memory`` has to be stored."""
+        for each in choice.pods:
+            if choice.at_once and self._watch.is_lost(each.pod.spec.node_name):
+                self._hold(each.pod, memory)
+
+    async def carry_out(self, job: Job, choice: Choice, why: str, memory: Memory) -> Choice:
         """Delete the pods of a decision; one that can't be deleted is looked at again.
 
         Args:
@@ -84,10 +94,13 @@ class Deletions:
             choice: the decision, which ``memory`` has already.
             why: what has failed, a sentence.
             memory: what is remembered.
+
+        Returns:
+            The decision with the pods that were deleted.
         """
         limit = asyncio.Semaphore(AT_ONCE)
 
-        async def delete(member: Member) -> None:
+        async def delete(member: Member) -> bool:
             async with limit:
                 sentence = member.fault.sentence if member.fault is not None else f"with the others of its job: {why}"
                 try:
@@ -98,13 +111,17 @@ class Deletions:
                     episode.retry_at_s = self._now_s() + RETRY_S
                     verb = "evicted" if isinstance(error, ApiError) and is_refusal_for_now(error) else "deleted"
                     self._announcer.hold(job, member.pod, f"pod {member.pod.key} can't be {verb} yet: {error}")
-                    return
+                    return False
                 kind = str(member.fault.kind) if member.fault is not None else "peer"
                 self._metrics.rescheduled.labels(reason=kind).inc()
                 self._announcer.deleted(member, sentence)
+                return True
 
-        await asyncio.gather(*map(delete, choice.pods))
-        self._announcer.rescheduled(job, choice, why)
+        ended = await asyncio.gather(*map(delete, choice.pods))
+        deleted = replace(choice, pods=tuple(itertools.compress(choice.pods, ended)))
+        if deleted.pods:
+            self._announcer.rescheduled(job, deleted, why)
+        return deleted
 
     async def _delete(self, pod: Pod, sentence: str, choice: Choice, memory: Memory) -> None:
         if not choice.at_once:
@@ -121,7 +138,7 @@ class Deletions:
             ApiError: the API server refuses.
             Unreachable: it does not answer.
         """
-        now_s, is_changed = self._now_s(), False
+        now_s, is_changed, late = self._now_s(), False, list[Pod]()
         for episode in memory.jobs.values():
             for uid, each in list(episode.deleted.items()):
                 pod = self._cluster.pods.get(uid)
@@ -129,25 +146,38 @@ class Deletions:
                 if pod is None or is_lost:  # gone, or the leader ended before it was deleted: it is decided anew
                     del episode.deleted[uid]
                     is_changed = True
-                elif each.at_s + self._grace_s <= now_s or self._has_no_node(pod):
-                    await self._force(pod, memory)
+                elif each.at_s + self._grace_s <= now_s or self._watch.has_no_object(pod.spec.node_name):
+                    late.append(pod)
+        late = [pod for pod in late if self._is_due(pod, memory)]
+        held = [self._hold(pod, memory) for pod in late]
+        is_let_go = self._let_go(memory)
+        if is_changed or is_let_go or any(held):
+            await self._actions.save(memory)
+        for pod in late:
+            await self._force(pod, memory)
+
+    def _let_go(self, memory: Memory) -> bool:
+        """Free the chips of pods deleted by force whose containers have ended by now; return whether there were any."""
+        now_s, is_changed = self._now_s(), False
         for uid, each in list(memory.lingering.items()):
             if self._watch.is_lost(each.node):
                 self._lost_s[uid] = now_s
-            is_gone = each.node not in self._cluster.nodes or self._lost_s.setdefault(uid, now_s) + LINGER_S <= now_s
-            if is_gone and uid not in self._cluster.pods:
+            is_over = self._lost_s.setdefault(uid, now_s) + LINGER_S <= now_s
+            if self._watch.has_no_object(each.node):
+                is_over = each.at_s + NODE_GONE_S <= now_s
+            if is_over and uid not in self._cluster.pods:
                 self._cluster.let_go(uid, each.node)
                 del memory.lingering[uid]
                 self._lost_s.pop(uid, None)
                 is_changed = True
-        if is_changed:
-            await self._actions.save(memory)
+        return is_changed
+
+    def _is_due(self, pod: Pod, memory: Memory) -> bool:
+        forced = memory.lingering.get(pod.uid)
+        return forced is None or forced.at_s + FORCE_AGAIN_S <= self._now_s()
 
     async def _force(self, pod: Pod, memory: Memory) -> None:
-        forced = memory.lingering.get(pod.uid)
-        if forced is not None and self._now_s() < forced.at_s + FORCE_AGAIN_S:
-            return
-        memory.lingering.pop(pod.uid, None)
+        memory.lingering[pod.uid] = replace(memory.lingering[pod.uid], at_s=self._now_s())
         try:
             await self._delete_by_force(pod, memory)
             log.warning("deleted a pod by force", pod=pod.key, pod_uid=pod.uid, node=pod.spec.node_name)
@@ -156,12 +186,14 @@ class Deletions:
 
     async def _delete_by_force(self, pod: Pod, memory: Memory) -> None:
         """Delete a pod without its kubelet; its chips stay held until that has been Ready again for a while."""
-        if pod.uid not in memory.lingering:
-            each = memory.lingering[pod.uid] = self.note(pod)
-            self._cluster.linger(pod.uid, each.node, each.pod, chip_set(each.chips))
+        if self._hold(pod, memory):
             await self._actions.save(memory)
         await self._actions.delete_by_force(pod)
 
-    def _has_no_node(self, pod: Pod) -> bool:
-        record = self._cluster.nodes.get(pod.spec.node_name)
-        return record is None or record.node is None
+    def _hold(self, pod: Pod, memory: Memory) -> bool:
+        """Let a pod hold its chips even when it is gone; return whether that has to be stored."""
+        if pod.uid in memory.lingering:
+            return False
+        each = memory.lingering[pod.uid] = self.note(pod)
+        self._cluster.linger(pod.uid, each.node, each.pod, chip_set(each.chips))
+        return True

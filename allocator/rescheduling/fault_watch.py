@@ -47,17 +47,22 @@ class FaultWatch:
         Args:
             share: the largest share of the nodes with chips that may have faults at one time.
         """
-        faulty = sum(bool(each.faults.whole or each.faults.chips) for each in self._seen.values())
-        if faulty <= FEW:
+        faulty = [name for name, each in self._seen.items() if each.faults.whole or each.faults.chips]
+        if len(faulty) <= FEW:
             return None
-        nodes = sum(record.product is not None or bool(record.holdings) for record in self._cluster.nodes.values())
-        return too_many_faults(faulty, nodes, share)
+        counted = {name for name, record in self._cluster.nodes.items() if self._counts(record)}
+        return too_many_faults(len(counted & set(faulty)), len(counted), share)
 
     def of(self, node: str) -> NodeFaults:
         """What has failed on a node, if that has lasted."""
         seen = self._seen.get(node)
         is_confirmed = seen is not None and seen.since_s + CONFIRM_S <= self._monotonic()
         return seen.faults if seen is not None and is_confirmed else NO_FAULTS
+
+    def has_no_object(self, node: str) -> bool:
+        """Whether a node does not exist, or no more."""
+        record = self._cluster.nodes.get(node)
+        return record is None or record.node is None
 
     def is_lost(self, node: str) -> bool:
         """Whether the kubelet of a node can't confirm that a pod has ended."""
@@ -107,6 +112,10 @@ class FaultWatch:
         else:
             # The time for which a node may be not Ready has confirmed that already.
             self._seen[name] = _Seen(faults, now_s - (CONFIRM_S if is_over else 0.0))
+
+    def _counts(self, record: NodeRecord) -> bool:
+        """Whether a node has chips, or pods that use some: chips still held on a node that is gone don't count."""
+        return record.product is not None or any(uid in self._cluster.pods for uid in record.holdings)
 
     def _applied(self, pod: Pod) -> None:
         failed = pod.status.phase == "Failed" or pod.metadata.labels.get(FAULT_TYPE) == "Separate"

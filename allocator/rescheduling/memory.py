@@ -1,11 +1,12 @@
 """What is remembered of jobs with faults, also by the next leader: in a ConfigMap, as JSON."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from allocator.rescheduling.decision import Stage
+from ascend.chips import MAX_CHIP_ID
 from ascend.errors import UNREADABLE, InvalidValue
 
 KEY: Final = "memory"
@@ -26,7 +27,7 @@ class Deleted(msgspec.Struct, frozen=True):
     pod: str
     node: str
     at_s: float
-    chips: list[int] = []
+    chips: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_CHIP_ID)]] = []
 
 
 class Spot(msgspec.Struct, frozen=True):

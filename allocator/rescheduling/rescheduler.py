@@ -5,6 +5,7 @@ the next leader knows of every deletion.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
@@ -192,12 +193,11 @@ class Rescheduler:
             return
         if goes_together(job):
             switches = replace(switches, reach=Reach.JOB)
+        elif works_alone(pods[0], job.key) and not job.is_gang:
+            switches = replace(switches, reach=Reach.POD)
         members = [self._member(pod, switches) for pod in pods]
         if switches.mode.is_external:
             await self._mark(members)
-        elif works_alone(pods[0], job.key) and not job.is_gang:
-            for member in [each for each in members if each.fault is not None] or members[:1]:
-                await self._decide(job, [member], switches)
         else:
             await self._decide(job, members, switches)
 
@@ -257,10 +257,9 @@ class Rescheduler:
 
     def _why_not(self, choice: Choice, episode: Episode, now_s: float) -> str | None:
         """Return why the pods must not be deleted now, a sentence; None if they may."""
-        by_owner: dict[str, int] = {}
-        for member in choice.pods:
-            uid = _owner_uid(member.pod)
-            by_owner[uid] = by_owner.get(uid, 0) + 1
+        by_owner = Counter(_owner_uid(member.pod) for member in choice.pods)
+        # Those deleted before may not have been counted by their controller yet.
+        by_owner.update(_owner_uid(pod) for uid in episode.deleted if (pod := self._cluster.pods.get(uid)) is not None)
         for member in choice.pods:
             owned = self._cluster.jobs.owned_by(member.pod)
             if (nobody := why_nobody(member.pod, owned, by_owner[_owner_uid(member.pod)])) is not None:
@@ -291,10 +290,12 @@ class Rescheduler:
             episode.deleted[each.pod.uid] = self._deletions.note(each.pod)
         self.memory.jobs[job.key.plan] = episode
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
+        self._deletions.prepare(choice, self.memory)
         await self._actions.save(self.memory)
-        await self._deletions.carry_out(job, choice, why, self.memory)
-        if self._records is not None:
-            await self._records.rescheduled(job, choice, now_s)
+        deleted = await self._deletions.carry_out(job, choice, why, self.memory)
+        self.memory.recent[-1] = (now_s, len(deleted.pods))  # a refused deletion uses up no budget
+        if deleted.pods and self._records is not None:
+            await self._records.rescheduled(job, deleted, now_s)
 
     # The end of an episode.
 

@@ -106,3 +106,21 @@ async def test_all_pods_of_a_stateful_set_leave_with_one_whose_node_is_lost(work
     await workloads.client.patch(NODES, lost, ready, subresource="status")
     after = await replaced(workloads, pods, {pod.name for pod in pods})
     assert lost not in {pod.spec.node_name for pod in after}
+
+
+async def test_a_pod_of_a_job_whose_node_is_lost_is_replaced(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 4, 4)
+    await workloads.create(super_pod_job(**{"fault-scheduling": "force", "pod-rescheduling": "on"}))
+    pods = by_rank(await workloads.bound(4))
+    await workloads.run(pods)
+    lost = pods[3]
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+    await workloads.client.patch(NODES, lost.spec.node_name, ready, subresource="status")
+
+    async def check() -> list[Pod] | None:  # nobody ends its pods: the kubelet is lost
+        now = [pod for pod in await workloads.pods() if pod.spec.node_name and pod.is_live]
+        return now if len(now) == 4 and lost.uid not in {pod.uid for pod in now} else None
+
+    after = by_rank(await workloads.eventually(check, f"{lost.name} is replaced"))
+    assert {pod.uid for pod in pods[:3]} < {pod.uid for pod in after}
+    assert (await workloads.read_job("train"))["status"].get("failed", 0) == 0

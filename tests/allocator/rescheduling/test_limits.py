@@ -1,0 +1,112 @@
+"""Limits of rescheduling: nothing goes without need, refusals use up nothing, and it does not stop for ever."""
+
+import pytest
+from msgspec.structs import replace
+
+from allocator.rescheduling.announcer import DELETED
+from allocator.rescheduling.decision import JOB_AFTER_S
+from allocator.rescheduling.deletions import LINGER_S, NODE_GONE_S, RETRY_S
+from allocator.rescheduling.memory import Memory
+from ascend.errors import ApiError
+from ascend.kube.objects import Metadata
+from ascend.kube.workloads import BatchJob, BatchJobSpec
+from tests.allocator.builders import node, report
+from tests.allocator.rescheduling.test_rescheduler import anew, job, lost, scene
+
+
+async def test_all_faulty_pods_of_a_deployment_count_once() -> None:
+    stage = scene(job(5, kind="ReplicaSet", is_gang=False), per_hour=1, faulty_share=1.0)
+    stage.world.add(*(report(f"n{number}", unhealthy=[0]) for number in range(1, 5)))
+    assert await stage.settle() == ["train-0", "train-1", "train-2", "train-3"]
+    (episode,) = stage.rescheduler.memory.jobs.values()
+    assert len(episode.times_s) == 1
+
+
+async def test_a_healthy_pod_of_a_deployment_stays_while_a_successor_waits() -> None:
+    pods = job(3, kind="ReplicaSet", is_gang=False, pod_rescheduling="on")
+    stage = scene(pods)
+    stage.world.add(report("n2", unhealthy=[5]))
+    assert await stage.settle() == ["train-1"]
+    new = anew(pods[1])
+    stage.world.add(replace(new, spec=replace(new.spec, node_name=""), status=replace(new.status, phase="Pending")))
+    assert await stage.look(1.0) == []
+    assert await stage.look(JOB_AFTER_S + 1.0) == []
+
+
+async def test_nodes_that_are_gone_count_no_more() -> None:
+    pods = [each for number in range(1, 6) for each in job(1, name=f"j{number}", first_node=number)]
+    stage = scene([*pods, *job(1, first_node=30)])
+    for number in range(1, 6):
+        stage.world.add(lost(f"n{number}"))
+        await stage.look()
+        assert await stage.look(30.0) == [f"j{number}-0"]
+        stage.world.cluster.node_deleted(node(f"n{number}"))
+        await stage.look(LINGER_S)
+    stage.world.add(report("n30", unhealthy=[0]))
+    assert await stage.settle() == ["train-0"]
+    assert len(stage.rescheduler.memory.lingering) == 5
+    await stage.look(NODE_GONE_S)
+    assert stage.rescheduler.memory.lingering == {}
+    assert "n1" not in stage.world.cluster.nodes
+
+
+async def test_nodes_without_chips_do_not_count() -> None:
+    stage = scene(job(1))
+    stage.world.add(*(node(f"cpu{number}", chips=[], allocatable=None, infos="", ready=False) for number in range(5)))
+    await stage.look()
+    await stage.look(30.0)
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0"]
+
+
+async def test_refused_evictions_are_said_once_and_use_up_no_budget() -> None:
+    stage = scene([*job(15), *job(10, name="other", first_node=20)])
+    stage.refuses = ApiError("it would violate the pod's disruption budget", status=429)
+    stage.world.add(report("n1", unhealthy=[0]))
+    await stage.settle()
+    said = len(stage.said)
+    for _ in range(3):
+        await stage.look(RETRY_S)
+    assert len(stage.said) == said == 15
+    assert DELETED not in stage.reasons()
+    stage.refuses = None
+    stage.world.add(report("n20", unhealthy=[0]))
+    await stage.look()
+    assert await stage.look(2.0) == [f"other-{rank}" for rank in range(10)]
+
+
+async def test_a_job_does_not_fail_by_pods_that_go_one_after_the_other() -> None:
+    stage = scene(job(3, kind="Job", api_version="batch/v1", pod_rescheduling="on", fault_scheduling="grace"))
+    stage.stuck = {"train-1"}
+    spec = BatchJobSpec(3, 3, backoff_limit=1)
+    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == ["train-1"]
+    stage.world.add(report("n3", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert "Job default/train would fail" in stage.said[-1][1]
+
+
+@pytest.mark.parametrize("chip", [-1, 10**12])
+async def test_a_memory_with_impossible_chips_is_replaced(chip: int) -> None:
+    stage = scene(job(1))
+    stage.stored = {"memory": f'{{"lingering":{{"u":{{"pod":"a/b","node":"n1","at_s":1,"chips":[{chip}]}}}}}}'}
+    await stage.succeed()
+    assert stage.rescheduler.memory == Memory()
+
+
+async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = scene(job(30), faulty_share=1.0)
+    stage.world.add(*(lost(f"n{number}") for number in range(1, 31)))
+    await stage.look()
+    saves, save = list[int](), stage.save
+
+    async def count(memory: Memory) -> None:
+        saves.append(len(memory.lingering))
+        await save(memory)
+
+    monkeypatch.setattr(stage, "save", count)
+    assert len(await stage.look(30.0)) == 30
+    assert saves == [30]
+    assert len(await stage.look(1.0)) == 0
+    assert saves == [30, 30]
