@@ -80,6 +80,7 @@ class MirroredFolder:
             with _opened(self.name, root) as folder:
                 for key in self.keys:
                     _put(folder, key, None)
+                    _remove_begun(folder, key)
             try:
                 os.rmdir(self.name, dir_fd=root)
             except FileNotFoundError:
@@ -92,7 +93,8 @@ class MirroredFolder:
 
     def has_files(self) -> bool:
         """Whether a file that this module writes is in the folder; False if that can't be read."""
-        return any(os.path.lexists(self.root / self.name / key) for key in self.keys)
+        names = (name for key in self.keys for name in (key, _begun(key)))
+        return any(os.path.lexists(self.root / self.name / name) for name in names)
 
 
 @contextmanager
@@ -112,14 +114,29 @@ def _put(folder: int, name: str, content: str | None) -> bool:
     if wanted is None:
         os.unlink(name, dir_fd=folder)
         return True
-    fresh = f".{name}.tmp"
+    fresh = _begun(name)
     with suppress(FileNotFoundError):
         os.unlink(fresh, dir_fd=folder)
-    with os.fdopen(os.open(fresh, _CREATE_FILE, _FILE_MODE, dir_fd=folder), "wb") as file:
-        os.fchmod(file.fileno(), _FILE_MODE)
-        file.write(wanted)
-    os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        with os.fdopen(os.open(fresh, _CREATE_FILE, _FILE_MODE, dir_fd=folder), "wb") as file:
+            os.fchmod(file.fileno(), _FILE_MODE)
+            file.write(wanted)
+        os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        _remove_begun(folder, name)
+        raise OSError(error.errno, error.strerror, name) from error
     return True
+
+
+def _begun(name: str) -> str:
+    """Return the name of a file until it has been written."""
+    return f".{name}.tmp"
+
+
+def _remove_begun(folder: int, name: str) -> None:
+    """Remove a file that could not be written, now or by an earlier plugin."""
+    with suppress(OSError):
+        os.unlink(_begun(name), dir_fd=folder)
 
 
 def _has(folder: int, name: str, wanted: bytes | None) -> bool:

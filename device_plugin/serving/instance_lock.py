@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 import structlog
 
@@ -31,8 +31,8 @@ class InstanceLock:
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
         self._successor_path = directory / SUCCESSOR_NAME
-        self._file: IO[str] | None = None
-        self._successor: IO[str] | None = None
+        self._file: BinaryIO | None = None
+        self._successor: BinaryIO | None = None
         self.problem: str | None = f"waiting for the lock {self._path}"
         """Why this instance must not work yet; None while it holds the lock."""
         self.took_over = False
@@ -123,6 +123,8 @@ class InstanceLock:
                 self._stand_by()
                 self._file = _take(self._path)
             except OSError as error:
+                if not isinstance(error, BlockingIOError):
+                    self.problem = f"can't take the lock {self._path}: {error.strerror}"
                 if not logged:
                     log.warning("waiting for the lock", path=str(self._path), error=error.strerror)
                     logged = True
@@ -137,19 +139,23 @@ class InstanceLock:
         if self._successor is not None:
             return
         self._successor = _take(self._successor_path)
-        self._successor.truncate(0)
-        self._successor.write(secrets.token_hex(8))
-        self._successor.flush()
+        try:
+            self._successor.truncate(0)
+            self._successor.write(secrets.token_hex(8).encode())
+        except OSError as error:
+            # It works without: the name only distinguishes two successors that follow each other within seconds.
+            log.warning("can't write the name of this instance", path=str(self._successor_path), error=error.strerror)
 
-    def _is_in_place(self, file: IO[str]) -> bool:
+    def _is_in_place(self, file: BinaryIO) -> bool:
         try:
             return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         except OSError:
             return False
 
 
-def _take(path: Path) -> IO[str]:
-    file = path.open("a")
+def _take(path: Path) -> BinaryIO:
+    # Without a buffer: what a full disk refuses to take would be written again when the file is closed.
+    file = path.open("ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -221,7 +222,7 @@ class Registration:
         try:
             server.add_insecure_port(f"unix://{path}")
         except RuntimeError as error:
-            raise Unreachable(f"can't listen on {path}: {error}") from error
+            raise Unreachable(f"can't listen on {path}: {_why_not(path) or error}") from error
         finally:
             os.umask(umask)
         await server.start()
@@ -290,6 +291,17 @@ class Registration:
         # This instance holds the lock, so the instances that made them have ended.
         for path in self._directory.glob(f"{PREFIX}*.sock"):
             path.unlink(missing_ok=True)
+
+
+def _why_not(path: Path) -> str:
+    """Return why there can't be a socket, which gRPC does not say; empty if there can."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        try:
+            trial.bind(str(path))
+        except OSError as error:
+            return error.strerror or str(error)
+    path.unlink(missing_ok=True)
+    return ""
 
 
 def _identity(path: Path) -> Identity | None:

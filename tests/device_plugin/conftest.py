@@ -1,4 +1,5 @@
 import json
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import RecordingClient
+from tests.device_plugin.small_disk import FILES, SIZE, SmallDisk
 
 
 @pytest.fixture
@@ -28,3 +30,17 @@ async def client(server: ApiServer, folder: Path) -> AsyncIterator[RecordingClie
     path.write_text(json.dumps(server.kubeconfig()))
     async with await RecordingClient.connect(str(path)) as connected:
         yield connected
+
+
+@pytest.fixture
+def small_disk(folder: Path) -> Iterator[SmallDisk]:
+    path = folder / "disk"
+    path.mkdir()
+    options = f"size={SIZE},nr_inodes={FILES},mode=755"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a file system can't be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)

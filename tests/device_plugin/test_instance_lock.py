@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import LockLost
-from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.instance_lock import NAME, SUCCESSOR_NAME, InstanceLock
 from tests.device_plugin.api import running, until
+from tests.device_plugin.small_disk import SmallDisk
 
 
 class Instance:
@@ -83,4 +84,31 @@ async def test_a_missing_folder_is_waited_for(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         assert not instance.works
         (tmp_path / "later").mkdir()
+        await until(lambda: instance.works)
+
+
+async def test_a_full_disk_does_not_keep_an_instance_from_working(small_disk: SmallDisk) -> None:
+    """The name by which a successor is known can't be written."""
+    for name in (NAME, SUCCESSOR_NAME):
+        (small_disk.path / name).touch()
+    small_disk.fill()
+    instance, successor = Instance(small_disk.path), Instance(small_disk.path)
+    async with running(instance.run()) as working:
+        await until(lambda: instance.works)
+        async with running(successor.run()):
+            await until(lambda: successor.lock.stands_by)
+            assert instance.lock.successor() is not None
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await until(lambda: successor.works)
+
+
+async def test_it_says_why_the_lock_can_not_be_taken_and_takes_it_later(small_disk: SmallDisk) -> None:
+    small_disk.fill_with_files()
+    instance = Instance(small_disk.path)
+    async with running(instance.run()):
+        await until(lambda: "No space left on device" in (instance.lock.problem or ""))
+        assert str(small_disk.path) in (instance.lock.problem or "")
+        assert not instance.works
+        small_disk.empty()
         await until(lambda: instance.works)

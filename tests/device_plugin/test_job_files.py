@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from ascend.annotations import Grant
 from ascend.kube.backoff import Backoff
@@ -16,6 +17,7 @@ from device_plugin.job_files.mirror import JobFiles
 from device_plugin.ledger.node_pods import NodePods
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, RecordingClient, running, until
+from tests.device_plugin.small_disk import SmallDisk
 from tests.device_plugin.whole import whole_node
 
 JOB = "volcano.sh/job-name"
@@ -300,3 +302,32 @@ async def test_the_plugin_mirrors_only_if_it_is_configured_to(
             if job_files:
                 await until((root / RESET_FILE).exists)
     assert root.exists() == job_files
+
+
+async def test_a_file_for_which_there_is_no_space_is_named_and_written_later(
+    client: RecordingClient, small_disk: SmallDisk
+) -> None:
+    node = Node(client, small_disk.path)
+    folder = small_disk.path / "restore" / "reset" / "default.reset-config-llama"
+    folder.mkdir(parents=True)
+    small_disk.fill()
+    await node.write("reset-config-llama", {"reset.json": "{}"})
+    await node.run_pod("a")
+    with structlog.testing.capture_logs() as logs:
+        async with node.mirroring():
+            await until(lambda: any("can't mirror" in each["event"] for each in logs))
+    (said,) = (each for each in logs if "can't mirror" in each["event"])
+    assert said["folder"] == str(folder)
+    assert said["error"] == "[Errno 28] No space left on device: 'reset.json'"
+    assert list(folder.iterdir()) == []
+    async with node.mirroring():
+        small_disk.empty()
+        await until(lambda: node.read(RESET_FILE) == "{}")
+
+
+async def test_a_file_that_a_killed_plugin_has_begun_does_not_keep_the_folder(node: Node) -> None:
+    folder = (node.reset / RESET_FILE).parent
+    folder.mkdir(parents=True)
+    (folder / ".reset.json.tmp").touch()
+    async with node.mirroring():
+        await until(lambda: not folder.exists())

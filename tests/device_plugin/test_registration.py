@@ -22,6 +22,7 @@ from sandbox.kubelet import Kubelet
 from tests.device_plugin.api import NODE, RecordingClient, running, until
 from tests.device_plugin.builders import snapshot
 from tests.device_plugin.node import HEALTHY, Face, SloppyKubelet, dialled
+from tests.device_plugin.small_disk import SmallDisk
 
 
 @pytest.fixture
@@ -48,6 +49,19 @@ async def registered(face: Face, kubelet: Kubelet, times: int = 1) -> None:
             and kubelet.devices(RESOURCE) == HEALTHY
         )
     )
+
+
+async def test_it_says_why_there_can_be_no_socket_and_registers_later(
+    client: RecordingClient, small_disk: SmallDisk
+) -> None:
+    async with Kubelet(NODE, client, small_disk.path, seed=1) as kubelet:
+        small_disk.fill_with_files()
+        face = Face(kubelet.socket_dir)
+        async with running(face.registration.run()):
+            await until(lambda: "No space left on device" in (face.registration.problem or ""))
+            assert f"can't listen on {kubelet.socket_dir}" in (face.registration.problem or "")
+            small_disk.empty()
+            await registered(face, kubelet)
 
 
 async def test_the_kubelet_shows_the_devices(face: Face, kubelet: Kubelet) -> None:
