@@ -50,5 +50,5 @@ def _job(named: str, owned: Owned | None, pods: int) -> str | None:
         return None
     return (
         f"{named} would fail: deleted pods count as failures, {pods} would be deleted, and its backoffLimit leaves "
-        f"{owned.failures_left}; let its podFailurePolicy ignore pods with the condition DisruptionTarget"
+        f"{owned.failures_left}; let the first rule of its podFailurePolicy ignore the condition DisruptionTarget"
     )

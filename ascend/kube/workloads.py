@@ -15,6 +15,8 @@ TASK_MINIMA = "spec.minTaskMember"
 
 DISRUPTION_TARGET: Final = "DisruptionTarget"
 """The condition of a pod that is ended by something other than itself, as the eviction API sets it."""
+_SIGNALLED: Final = (137, 143)
+"""The exit codes of containers that SIGKILL or SIGTERM ends."""
 _BACKOFF_LIMIT: Final = 6
 
 RAY_GANG: Final = "ray.io/gang-scheduling-enabled"
@@ -109,11 +111,29 @@ class PodConditionPattern(msgspec.Struct, frozen=True, gc=False):
     status: str = "True"
 
 
+class ExitCodes(msgspec.Struct, frozen=True, gc=False):
+    """Exit codes of containers, ``In`` or ``NotIn`` these values."""
+
+    operator: str = "In"
+    values: tuple[int, ...] = ()
+
+
 class PodFailureRule(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """What a Job does about failed pods."""
 
     action: str = ""
     on_pod_conditions: tuple[PodConditionPattern, ...] = ()
+    on_exit_codes: ExitCodes | None = None
+
+    @property
+    def is_about_deleted(self) -> bool:
+        """Whether it decides about a pod that was deleted: by its condition, or by how a signal ends its containers."""
+        if PodConditionPattern(DISRUPTION_TARGET) in self.on_pod_conditions:
+            return True
+        codes = self.on_exit_codes
+        if codes is None or self.action == "Ignore":  # which of the signals ends them is not known before
+            return False
+        return any((code in codes.values) == (codes.operator == "In") for code in _SIGNALLED)
 
 
 class PodFailurePolicy(msgspec.Struct, frozen=True, gc=False):
@@ -156,7 +176,9 @@ class BatchJob(PodOwner, frozen=True, kw_only=True):
 
     @property
     def failures_left(self) -> int:
-        """How many more pods may fail before it fails; the limit of an index is taken for that of all."""
+        """How many more pods may be deleted before it fails; the limit of an index is taken for that of all."""
+        if self._on_deletion in {"FailJob", "FailIndex"}:
+            return 0
         limit = self.spec.backoff_limit_per_index
         if limit is None:
             limit = _BACKOFF_LIMIT if self.spec.backoff_limit is None else self.spec.backoff_limit
@@ -165,11 +187,13 @@ class BatchJob(PodOwner, frozen=True, kw_only=True):
     @property
     def ignores_disruptions(self) -> bool:
         """Whether failed pods with the condition DisruptionTarget don't count."""
+        return self._on_deletion == "Ignore"
+
+    @property
+    def _on_deletion(self) -> str:
+        """What its policy says about a pod that is deleted: the first rule that is about it decides."""
         rules = self.spec.pod_failure_policy.rules if self.spec.pod_failure_policy is not None else ()
-        return any(
-            rule.action == "Ignore" and any(each.type == DISRUPTION_TARGET for each in rule.on_pod_conditions)
-            for rule in rules
-        )
+        return next((rule.action for rule in rules if rule.is_about_deleted), "Count")
 
 
 STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets")

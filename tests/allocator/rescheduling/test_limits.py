@@ -9,7 +9,14 @@ from allocator.rescheduling.deletions import LINGER_S, NODE_GONE_S, RETRY_S
 from allocator.rescheduling.memory import Memory
 from ascend.errors import ApiError
 from ascend.kube.objects import Metadata
-from ascend.kube.workloads import BatchJob, BatchJobSpec
+from ascend.kube.workloads import (
+    BatchJob,
+    BatchJobSpec,
+    ExitCodes,
+    PodConditionPattern,
+    PodFailurePolicy,
+    PodFailureRule,
+)
 from tests.allocator.builders import node, report
 from tests.allocator.rescheduling.test_rescheduler import anew, job, lost, scene
 
@@ -85,6 +92,27 @@ async def test_a_job_does_not_fail_by_pods_that_go_one_after_the_other() -> None
     stage.world.add(report("n3", unhealthy=[0]))
     assert await stage.settle() == []
     assert "Job default/train would fail" in stage.said[-1][1]
+
+
+IGNORE = PodFailureRule("Ignore", (PodConditionPattern("DisruptionTarget"),))
+
+
+@pytest.mark.parametrize(
+    ("rules", "goes"),
+    [
+        ((IGNORE, PodFailureRule("FailJob", on_exit_codes=ExitCodes("NotIn", (0,)))), True),
+        ((PodFailureRule("FailJob", on_exit_codes=ExitCodes("In", (42,))), IGNORE), True),
+        ((PodFailureRule("FailJob", on_exit_codes=ExitCodes("NotIn", (0,))), IGNORE), False),
+        ((PodFailureRule("FailIndex", on_exit_codes=ExitCodes("In", (1, 143))), IGNORE), False),
+        ((PodFailureRule("FailJob", (PodConditionPattern("DisruptionTarget"),)), IGNORE), False),
+    ],
+)
+async def test_the_first_rule_about_a_deleted_pod_decides(rules: tuple[PodFailureRule, ...], *, goes: bool) -> None:
+    stage = scene(job(2, kind="Job", api_version="batch/v1"))
+    spec = BatchJobSpec(2, 2, backoff_limit=6, pod_failure_policy=PodFailurePolicy(rules))
+    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == (["train-0", "train-1"] if goes else [])
 
 
 @pytest.mark.parametrize("chip", [-1, 10**12])
