@@ -57,6 +57,7 @@ class AdmittedPodFinder:
         self._api_pods = api_pods
         self._listings: dict[str, Listing] = {}
         self._readings = 0
+        self._is_silent = False  # the kubelet has not answered for as long as it was asked
 
     def begin(self) -> None:
         """Note that a kubelet, which may have just started, lists its pods anew."""
@@ -106,10 +107,12 @@ class AdmittedPodFinder:
             try:
                 listed = await self._kubelet_pods()
             except TimedOut as error:
-                if loop.time() >= until_s:
+                if self._is_silent or loop.time() >= until_s:
+                    self._is_silent = True
                     raise
                 log.info("asking the kubelet again which pod it admits", error=error.message)
                 continue
+            self._is_silent = False
             self._readings += 1
             self._listings = {pod.uid: self._listing(pod) for pod in listed}
             if fits := self._candidates(self._in_admission(listed), count, skips=True):

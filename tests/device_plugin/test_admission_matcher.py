@@ -398,7 +398,12 @@ async def test_a_kubelet_that_stays_silent_leaves_time_for_a_guess() -> None:
         raise TimedOut("the kubelet has not answered within 0.8 s")
 
     node.finder._kubelet_pods = silent
+    started_s = asyncio.get_running_loop().time()
     assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/early"
+    guessed_s = asyncio.get_running_loop().time()
+    assert guessed_s - started_s == pytest.approx(3 * DEADLINE_S)
+    assert (await node.matcher.allocate(["Ascend910-2", "Ascend910-3"])).handover.pod == "default/late"
+    assert asyncio.get_running_loop().time() - guessed_s == pytest.approx(DEADLINE_S)
 
 
 async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
