@@ -94,6 +94,20 @@ async def test_a_job_does_not_fail_by_pods_that_go_one_after_the_other() -> None
     assert "Job default/train would fail" in stage.said[-1][1]
 
 
+async def test_a_pod_that_its_job_has_replaced_already_does_not_end_the_job_with_its_node() -> None:
+    pods = job(2, kind="Job", api_version="batch/v1")
+    old = replace(anew(pods[0]), spec=replace(pods[0].spec, node_name="n9"))
+    stage = scene([*pods, replace(old, status=replace(old.status, phase="Failed"))])
+    spec = BatchJobSpec(2, 2, backoff_limit=6)
+    stage.world.cluster.jobs.owner_applied(BatchJob(metadata=Metadata("train", "default", "u"), spec=spec))
+    stage.world.add(lost("n9"))
+    await stage.look()
+    assert await stage.look(30.0) == []
+    stage.world.add(lost("n2"))
+    await stage.look()
+    assert "train-0" in await stage.look(30.0)
+
+
 IGNORE = PodFailureRule("Ignore", (PodConditionPattern("DisruptionTarget"),))
 
 
