@@ -19,6 +19,8 @@ HELD: Final = "NPUReschedulingHeld"
 """The reasons of the Events."""
 _ACTION: Final = "Reschedule"
 _NAMED: Final = 10
+_REMEMBERED: Final = 100
+"""So many sentences are said once on a pod: faults may come and go."""
 
 
 class Announcer:
@@ -30,7 +32,7 @@ class Announcer:
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
-        self._said: dict[str, str] = {}
+        self._said: dict[str, dict[str, None]] = {}
 
     def deleted(self, member: Member, sentence: str) -> None:
         """Say that a pod was deleted."""
@@ -70,8 +72,11 @@ class Announcer:
             del self._said[uid]
 
     def _say(self, job: Job, pod: Pod, reason: str, sentence: str) -> None:
-        if self._said.get(pod.uid) != sentence:
-            self._said[pod.uid] = sentence
+        said = self._said.setdefault(pod.uid, {})
+        if sentence not in said:
+            said[sentence] = None
+            if len(said) > _REMEMBERED:
+                del said[next(iter(said))]
             log.warning("a job has faulty pods", job=str(job.key), pod=pod.key, reason=reason, error=sentence)
             self._publish(_regarding(pod), reason, sentence, action=_ACTION)
 

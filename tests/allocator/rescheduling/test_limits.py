@@ -152,3 +152,11 @@ async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: 
     assert saves == [30]
     assert len(await stage.look(1.0)) == 0
     assert saves == [30, 30]
+
+
+async def test_reports_that_flap_between_faults_are_said_once_each() -> None:
+    stage = scene(job(2), mode="dry-run")
+    for each in range(60):
+        stage.world.add(report("n1", unhealthy=[each % 2]))
+        await stage.look(1.0)
+    assert len(stage.said) == 2
