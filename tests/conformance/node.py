@@ -139,7 +139,7 @@ class PluginNode:
 
     # Programs.
 
-    def new_plugin(self, name: str, *flags: str) -> PluginProcess:
+    def new_plugin(self, name: str, *flags: str, environment: Mapping[str, str] | None = None) -> PluginProcess:
         """Return another instance of the plugin, not started, with the default settings except for the test machine."""
         devices = make_device_nodes(self.node.folder / "chips", DEVICE_NODES)
         (port,) = free_ports(1)
@@ -150,7 +150,9 @@ class PluginNode:
             *self.chips.flags,
             *flags,
         ]
-        process = self.node.process(name, self.access.command(command), **self.chips.environment)
+        process = self.node.process(
+            name, self.access.command(command), **{**self.chips.environment, **(environment or {})}
+        )
         return PluginProcess(process, Server(f"http://127.0.0.1:{port}"))
 
     def start_plugin(self) -> None:

@@ -50,6 +50,13 @@ def build_switch_library() -> Path:
     return library
 
 
+def build_preloaded(source: Path) -> Path:
+    """Build a library that is preloaded into a program."""
+    library = _folder() / f"{source.stem}.so"
+    _compile([*WARNINGS, "-fPIC", "-shared", str(source), "-o", str(library)])
+    return library
+
+
 def build(source: str) -> Path:
     """Compile C source into a library."""
     folder = _folder()
