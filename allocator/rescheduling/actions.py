@@ -85,8 +85,8 @@ class Actions:
         except (NotFound, Conflict):
             return
 
-    async def load(self) -> Memory:
-        """Read what is remembered.
+    async def load(self, now_s: float) -> Memory:
+        """Read what is remembered, at a time in Unix seconds.
 
         Raises:
             InvalidValue: it is malformed.
@@ -94,7 +94,7 @@ class Actions:
             Unreachable: it does not answer.
         """
         try:
-            return memories.decode((await self._client.get(CONFIG_MAPS, self._name, self._namespace)).data)
+            return memories.decode((await self._client.get(CONFIG_MAPS, self._name, self._namespace)).data, now_s)
         except NotFound:
             return Memory()
 

@@ -114,7 +114,12 @@ class FaultWatch:
             self._seen[name] = _Seen(faults, now_s - (CONFIRM_S if is_over else 0.0))
 
     def _counts(self, record: NodeRecord) -> bool:
-        """Whether a node has chips, or pods that use some: chips still held on a node that is gone don't count."""
+        """Whether a node has chips, or pods that use some: chips still held on a node that is gone don't count.
+
+        A node that an operator has cordoned is known to be out of use.
+        """
+        if record.node is not None and record.node.spec.unschedulable:
+            return False
         return record.product is not None or any(uid in self._cluster.pods for uid in record.holdings)
 
     def _applied(self, pod: Pod) -> None:

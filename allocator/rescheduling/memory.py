@@ -1,9 +1,11 @@
 """What is remembered of jobs with faults, also by the next leader: in a ConfigMap, as JSON."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from allocator.rescheduling.decision import Stage
 from ascend.chips import MAX_CHIP_ID
@@ -95,13 +97,30 @@ def encode(memory: Memory) -> dict[str, str]:
             del kept[name]
 
 
-def decode(data: Mapping[str, str]) -> Memory:
+def decode(data: Mapping[str, str], now_s: float = math.inf) -> Memory:
     """Read the data of a ConfigMap.
+
+    Args:
+        data: the data.
+        now_s: the present, Unix seconds; later times count as now, as after a clock was set back.
 
     Raises:
         InvalidValue: it is malformed.
     """
     try:
-        return msgspec.json.decode(data.get(KEY) or "{}", type=Memory)
+        memory = msgspec.json.decode(data.get(KEY) or "{}", type=Memory)
     except UNREADABLE as error:
         raise InvalidValue(f"key {KEY}: {error}") from error
+    for episode in memory.jobs.values():
+        episode.changed_s, episode.retry_at_s = min(episode.changed_s, now_s), min(episode.retry_at_s, now_s)
+        episode.times_s = [min(each, now_s) for each in episode.times_s]
+        episode.deleted = {uid: _until(each, now_s) for uid, each in episode.deleted.items()}
+        if episode.waits_since_s is not None:
+            episode.waits_since_s = min(episode.waits_since_s, now_s)
+    memory.lingering = {uid: _until(each, now_s) for uid, each in memory.lingering.items()}
+    memory.recent = [(min(at_s, now_s), number) for at_s, number in memory.recent]
+    return memory
+
+
+def _until(deleted: Deleted, now_s: float) -> Deleted:
+    return deleted if deleted.at_s <= now_s else replace(deleted, at_s=now_s)

@@ -121,7 +121,11 @@ class Rescheduler:
         await self._load()
         while True:
             if self._leads():
-                await self.look()
+                try:
+                    await self.look()
+                except Exception:
+                    # Placing pods goes on whatever happens here, and so does the next look.
+                    log.exception("rescheduling has failed")
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
@@ -144,7 +148,7 @@ class Rescheduler:
     async def _load(self) -> None:
         while True:
             try:
-                self.memory = await self._actions.load()
+                self.memory = await self._actions.load(self._now_s())
                 break
             except InvalidValue as error:
                 log.warning("what is remembered of faults can't be read, and is replaced", error=error.message)

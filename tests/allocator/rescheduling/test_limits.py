@@ -160,3 +160,25 @@ async def test_reports_that_flap_between_faults_are_said_once_each() -> None:
         stage.world.add(report("n1", unhealthy=[each % 2]))
         await stage.look(1.0)
     assert len(stage.said) == 2
+
+
+async def test_nodes_that_are_cordoned_do_not_count() -> None:
+    stage = scene(job(1, first_node=30))
+    for number in range(1, 6):
+        stage.world.add(node(f"n{number}"), report(f"n{number}", unhealthy=[0]))
+    stage.world.add(report("n30", unhealthy=[0]))
+    assert await stage.settle() == []
+    stage.world.add(*(node(f"n{number}", cordoned=True) for number in range(1, 6)))
+    assert await stage.look(1.0) == ["train-0"]
+
+
+async def test_times_from_before_the_clock_was_set_back_end_with_their_limits() -> None:
+    (one,) = job(1)
+    stage = scene([one], per_hour=1)
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0"]
+    stage.world.now_s -= 50_000.0
+    await stage.succeed()
+    stage.world.add(anew(one))
+    assert await stage.settle() == []
+    assert await stage.look(3600.0) == ["train-0"]

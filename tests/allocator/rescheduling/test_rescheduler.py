@@ -123,8 +123,8 @@ class Scene(Actions):
     async def annotate(self, pod: Pod, status: str) -> None:
         self.marked[pod.name] = status
 
-    async def load(self) -> Memory:
-        return decode(self.stored)
+    async def load(self, now_s: float) -> Memory:
+        return decode(self.stored, now_s)
 
     async def save(self, memory: Memory) -> None:
         self.stored = encode(memory)
