@@ -177,7 +177,7 @@ class Succession:
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(LIMIT_S):
-                while self._lock.successor() == self._successor:  # noqa: ASYNC110 - files send no notification
+                while self._is_awaited():  # noqa: ASYNC110 - files send no notification
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("the other instance has not registered in time", limit_s=LIMIT_S)
@@ -192,6 +192,13 @@ class Succession:
                     log.info("another instance has taken over")
         except AscendError as error:
             log.warning("the kubelet does not notice that no instance is left", error=str(error))
+
+    def _is_awaited(self) -> bool:
+        """Whether the successor is taking over, or has died and may be started again: calls come here until then."""
+        if self._lock.successor() == self._successor:
+            return True
+        with self._lock.if_free() as is_free:
+            return is_free
 
     async def _version(self) -> str:
         try:

@@ -180,6 +180,39 @@ async def test_the_kubelet_notices_the_end_of_both_instances(
         await until(lambda: set(whole.node.kubelet.devices(RESOURCE).values()) == {"Unhealthy"})
 
 
+@KUBELETS
+async def test_pods_get_their_chips_until_a_successor_that_died_is_started_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, race: bool
+) -> None:
+    restored = asyncio.Event()
+
+    async def never(_: Reconciler) -> None:
+        restored.set()
+        await asyncio.Event().wait()
+
+    async with whole_node(folder, reregistration_race=race) as whole, running(Plugin(whole.settings()).run()) as old:
+        await until(whole.offers_chips)
+        with monkeypatch.context() as patch:
+            patch.setattr(Reconciler, "restore", never)
+            new = Plugin(whole.settings())
+            async with running(new.run()) as successor:
+                await until(lambda: new.http_address)
+                await answers(new, "/standbyz", 200, "")
+                old.cancel()
+                await restored.wait()
+                await ended(successor)
+        await whole.bind("from-the-old", 0, 1)
+        check_hand_over(whole, await whole.claimed("from-the-old"))
+        again = Plugin(whole.settings())
+        async with running(again.run()):
+            done, _ = await asyncio.wait([old], timeout=succession.LIMIT_S)
+            assert done
+            await until(lambda: is_registered(again))
+            await whole.bind("from-the-new", 2, 3)
+            check_hand_over(whole, await whole.claimed("from-the-new"))
+            assert {each.pod for each in again.handovers} == {"default/from-the-old", "default/from-the-new"}
+
+
 async def test_a_successor_that_hangs_does_not_delay_the_end_for_long(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
