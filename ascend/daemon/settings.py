@@ -205,7 +205,7 @@ def _checked(kind: type[S], given: Mapping[str, object]) -> S:
             try:
                 values[name] = each.convert(given[name])
             except InvalidValue as error:
-                wrong.append(error.message)
+                wrong.append(f"{error.message}{_hint(given[name], error.message)}")
         elif each.default is MISSING:
             wrong.append(f"{name}: must be given")
     if not kind.ignores_unknown:
@@ -216,6 +216,12 @@ def _checked(kind: type[S], given: Mapping[str, object]) -> S:
         except InvalidValue as error:
             wrong.append(error.message)
     raise InvalidValue("\n  ".join(("the settings are not valid:", *wrong)))
+
+
+def _hint(value: object, problem: str) -> str:
+    if isinstance(value, bool) and "'off'" in problem:
+        return "; YAML reads on and off without quotes as true and false"
+    return ""
 
 
 def _unknown(name: str, known: Collection[str]) -> str:

@@ -358,18 +358,20 @@ def test_without_our_plugin_the_writer_of_its_annotations_has_to_be_named() -> N
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "where"),
     [
-        "devicePlugin.driver.scanPeriodSeconds=6",
-        "devicePlugin.health.staleSeconds=1",
-        "devicePlugin.pools.a3.health.staleSeconds=1",
-        "devicePlugin.driver.scanPeriodSeconds=2,devicePlugin.pools.a3.health.staleSeconds=3",
+        ("devicePlugin.driver.scanPeriodSeconds=6", "devicePlugin"),
+        ("devicePlugin.health.staleSeconds=1", "devicePlugin"),
+        ("devicePlugin.pools.a3.health.staleSeconds=1", "devicePlugin.pools.a3"),
+        (
+            "devicePlugin.driver.scanPeriodSeconds=2,devicePlugin.pools.a3.health.staleSeconds=3",
+            "devicePlugin.pools.a3",
+        ),
     ],
 )
-def test_readings_too_rare_for_the_stale_time_are_refused_before_a_plugin_refuses_them(values: str) -> None:
-    with pytest.raises(
-        helm.HelmError, match=r"driver\.scanPeriodSeconds \(\d\) is more than half of health\.staleSeconds"
-    ):
+def test_readings_too_rare_for_the_stale_time_are_refused_before_a_plugin_refuses_them(values: str, where: str) -> None:
+    sentence = rf"{re.escape(where)}: driver\.scanPeriodSeconds \(\d\) is more than half of health\.staleSeconds"
+    with pytest.raises(helm.HelmError, match=sentence):
         helm.render("--set", values)
     helm.render("--set", "devicePlugin.driver.scanPeriodSeconds=5")
     helm.render(
@@ -527,6 +529,7 @@ def test_pod_monitors_select_every_pod_and_verify_the_allocators_certificate() -
         assert endpoint["port"] in {port["name"] for port in _container(workload)["ports"]}
         assert endpoint["scheme"].upper() == _container(workload)["livenessProbe"]["httpGet"].get("scheme", "HTTP")
         assert ("tlsConfig" in endpoint) == (endpoint["scheme"] == "https")
+        assert endpoint.get("honorLabels", False) is (workload["kind"] == "DaemonSet")
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         selected.add(labels["app.kubernetes.io/component"])
     assert selected == {"allocator", "device-plugin", "device-plugin-a3", "device-plugin-lab"}

@@ -28,6 +28,16 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     main()
 
 
+def test_on_without_quotes_in_the_file_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("node_name: n1\nhot_reset: on\n")
+    with pytest.raises(InvalidValue) as refused:
+        SettingsSource(Settings, "p", ["--config", str(file)]).read()
+    assert "hot_reset: must be 'off', 'dry-run' or 'on' (got True); YAML reads on and off without quotes as" in str(
+        refused.value
+    )
+
+
 def test_flags_override_the_environment_which_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
