@@ -3,7 +3,7 @@
 import asyncio
 import platform
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -202,7 +202,7 @@ class AllocatorApp:
                 engine=self.engine,
                 journal=journal,
                 metrics=metrics,
-                options=_nomination_options(self._settings),
+                options=NominationOptions.of(self._settings),
                 monotonic=self._monotonic,
                 now_ns=self._now_ns,
             )
@@ -292,9 +292,9 @@ class AllocatorApp:
                     tasks.create_task(volumes.run(), name="volumes"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
-                    tasks.create_task(self._lead(grpc_server, preemption), name="leadership"),
+                    tasks.create_task(self._lead(grpc_server, preemption, rescheduler), name="leadership"),
                     tasks.create_task(self.gauges.run(metrics.registry, informers.synced), name="gauges"),
-                    tasks.create_task(self._nominate(nominations), name="nominations"),
+                    tasks.create_task(self._when_open(nominations.run), name="nominations"),
                     tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                 ]
@@ -310,8 +310,10 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
-    async def _lead(self, grpc_server: GrpcServer, preemption: Preemption) -> None:
+    async def _lead(self, grpc_server: GrpcServer, preemption: Preemption, rescheduler: Rescheduler | None) -> None:
         await self._leadership.enter()
+        if rescheduler is not None:
+            await rescheduler.load()
         for job in await self.engine.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
         preemption.resume()
@@ -319,13 +321,13 @@ class AllocatorApp:
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
         await self._leadership.keep(self.extender_address, self.grpc_address)
 
-    async def _nominate(self, nominations: Nominations) -> None:
+    async def _when_open(self, run: Callable[[], Awaitable[None]]) -> None:
         await self._leadership.opened()
-        await nominations.run()
+        await run()
 
-    async def _reschedule(self, rescheduler: Rescheduler) -> None:
-        await self._leadership.opened()
-        await rescheduler.run()
+    async def _reschedule(self, rescheduler: Rescheduler | None) -> None:
+        if rescheduler is not None:
+            await self._when_open(rescheduler.run)
 
     async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:
@@ -339,18 +341,6 @@ class AllocatorApp:
             notices.post()
             self._barrier.check()
             await binder.verify()
-
-
-def _nomination_options(settings: Settings) -> NominationOptions:
-    return NominationOptions(
-        mode=settings.nominate,
-        schedulers=frozenset(settings.scheduler_names),
-        from_nodes=settings.nominate_from_nodes,
-        gate_from_nodes=settings.gate_from_nodes,
-        window=settings.nominate_window,
-        per_s=settings.nominate_per_s,
-        gate_limit_s=settings.gate_limit_s,
-    )
 
 
 async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:

@@ -1,8 +1,9 @@
 """Which pods are nominated, and how many at once."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
+from allocator.settings import Settings
 from ascend.kube.objects import Pod
 
 Mode: TypeAlias = Literal["off", "pending", "gated"]
@@ -29,6 +30,19 @@ class NominationOptions:
     window: int = 128
     per_s: float = 500.0
     gate_limit_s: float = 0.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return what the settings say."""
+        return cls(
+            mode=settings.nominate,
+            schedulers=frozenset(settings.scheduler_names),
+            from_nodes=settings.nominate_from_nodes,
+            gate_from_nodes=settings.gate_from_nodes,
+            window=settings.nominate_window,
+            per_s=settings.nominate_per_s,
+            gate_limit_s=settings.gate_limit_s,
+        )
 
     @property
     def nominates(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 from allocator.rescheduling import memory as memories
 from allocator.rescheduling.memory import Memory
 from ascend.errors import ApiError, Conflict, NotFound
+from ascend.kube import config_maps
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS, JsonObject, Pod
 from ascend.kube.workloads import DISRUPTION_TARGET
@@ -105,12 +106,7 @@ class Actions:
             ApiError: the API server refuses.
             Unreachable: it does not answer.
         """
-        data = memories.encode(memory)
-        try:
-            await self._client.patch(CONFIG_MAPS, self._name, {"data": data}, namespace=self._namespace)
-        except NotFound:
-            body: JsonObject = {"metadata": {"name": self._name, "namespace": self._namespace}, "data": data}
-            await self._client.create(CONFIG_MAPS, body, self._namespace)
+        await config_maps.store(self._client, self._namespace, self._name, memories.encode(memory))
 
     async def _mark(self, pod: Pod, why: str, *, phase: str = "") -> None:
         condition = {

@@ -24,9 +24,9 @@ log = structlog.get_logger()
 
 AT_ONCE: Final = 16
 """Requests to delete pods at the same time."""
-LINGER_S: Final = 60.0
-"""For so long the chips of a pod that was deleted without its kubelet stay held after its node is Ready again: longer
-than a kubelet takes to see the deletion and to end the containers."""
+RELEASE_AFTER_S: Final = 60.0
+"""For so long the chips of a pod that was deleted by force stay held after its node is Ready again: longer than a
+kubelet takes to see the deletion and to end the containers."""
 NODE_GONE_S: Final = 24 * 3600.0
 """The same if its Node is gone and does not come back."""
 RETRY_S: Final = 10.0
@@ -50,6 +50,7 @@ class Deletions:
         announcer: says what was deleted.
         metrics: counts it.
         grace_s: after so many seconds a deleted pod that is still there is deleted by force.
+        dry_run: whether no pod is deleted, and nothing is stored.
         now_s: the wall clock, Unix seconds.
     """
 
@@ -62,6 +63,7 @@ class Deletions:
         announcer: Announcer,
         metrics: AllocatorMetrics,
         grace_s: float,
+        dry_run: bool,
         now_s: Callable[[], float],
     ) -> None:
         self._cluster = cluster
@@ -70,6 +72,7 @@ class Deletions:
         self._announcer = announcer
         self._metrics = metrics
         self._grace_s = grace_s
+        self._dry_run = dry_run
         self._now_s = now_s
         self._lost_s: dict[str, float] = {}
 
@@ -106,9 +109,9 @@ class Deletions:
                 try:
                     await self._delete(member.pod, sentence, choice, memory)
                 except (ApiError, Unreachable) as error:
-                    episode = memory.jobs[job.key.plan]
-                    episode.deleted.pop(member.pod.uid, None)
-                    episode.retry_at_s = self._now_s() + RETRY_S
+                    recovery = memory.jobs[job.key.plan]
+                    recovery.deleted.pop(member.pod.uid, None)
+                    recovery.retry_at_s = self._now_s() + RETRY_S
                     verb = "evicted" if isinstance(error, ApiError) and is_refusal_for_now(error) else "deleted"
                     self._announcer.hold(job, member.pod, f"pod {member.pod.key} can't be {verb} yet: {error}")
                     return False
@@ -134,50 +137,54 @@ class Deletions:
     async def follow(self, memory: Memory) -> None:
         """Delete pods by force that are still there after the time for their end; free chips of those deleted so.
 
+        In a dry run chips are freed, and nothing else is done.
+
         Raises:
             ApiError: the API server refuses.
             Unreachable: it does not answer.
         """
+        is_released = self._release(memory)
+        if self._dry_run:
+            return
         now_s, is_changed, late = self._now_s(), False, list[Pod]()
-        for episode in memory.jobs.values():
-            for uid, each in list(episode.deleted.items()):
+        for recovery in memory.jobs.values():
+            for uid, each in list(recovery.deleted.items()):
                 pod = self._cluster.pods.get(uid)
                 is_lost = pod is not None and not pod.is_terminating and each.at_s + RESEND_S <= now_s
                 if pod is None or is_lost:  # gone, or the leader ended before it was deleted: it is decided anew
-                    del episode.deleted[uid]
+                    del recovery.deleted[uid]
                     is_changed = True
                 elif each.at_s + self._grace_s <= now_s or self._watch.has_no_object(pod.spec.node_name):
                     late.append(pod)
         late = [pod for pod in late if self._is_due(pod, memory)]
         held = [self._hold(pod, memory) for pod in late]
-        is_let_go = self._let_go(memory)
-        if is_changed or is_let_go or any(held):
+        if is_changed or is_released or any(held):
             await self._actions.save(memory)
         for pod in late:
             await self._force(pod, memory)
 
-    def _let_go(self, memory: Memory) -> bool:
+    def _release(self, memory: Memory) -> bool:
         """Free the chips of pods deleted by force whose containers have ended by now; return whether there were any."""
         now_s, is_changed = self._now_s(), False
-        for uid, each in list(memory.lingering.items()):
+        for uid, each in list(memory.force_deleted.items()):
             if self._watch.is_lost(each.node):
                 self._lost_s[uid] = now_s
-            is_over = self._lost_s.setdefault(uid, now_s) + LINGER_S <= now_s
+            is_over = self._lost_s.setdefault(uid, now_s) + RELEASE_AFTER_S <= now_s
             if self._watch.has_no_object(each.node):
                 is_over = each.at_s + NODE_GONE_S <= now_s
             if is_over and uid not in self._cluster.pods:
-                self._cluster.let_go(uid, each.node)
-                del memory.lingering[uid]
+                self._cluster.release_deleted(uid, each.node)
+                del memory.force_deleted[uid]
                 self._lost_s.pop(uid, None)
                 is_changed = True
         return is_changed
 
     def _is_due(self, pod: Pod, memory: Memory) -> bool:
-        forced = memory.lingering.get(pod.uid)
+        forced = memory.force_deleted.get(pod.uid)
         return forced is None or forced.at_s + FORCE_AGAIN_S <= self._now_s()
 
     async def _force(self, pod: Pod, memory: Memory) -> None:
-        memory.lingering[pod.uid] = replace(memory.lingering[pod.uid], at_s=self._now_s())
+        memory.force_deleted[pod.uid] = replace(memory.force_deleted[pod.uid], at_s=self._now_s())
         try:
             await self._delete_by_force(pod, memory)
             log.warning("deleted a pod by force", pod=pod.key, pod_uid=pod.uid, node=pod.spec.node_name)
@@ -192,8 +199,8 @@ class Deletions:
 
     def _hold(self, pod: Pod, memory: Memory) -> bool:
         """Let a pod hold its chips even when it is gone; return whether that has to be stored."""
-        if pod.uid in memory.lingering:
+        if pod.uid in memory.force_deleted:
             return False
-        each = memory.lingering[pod.uid] = self.note(pod)
-        self._cluster.linger(pod.uid, each.node, each.pod, chip_set(each.chips))
+        each = memory.force_deleted[pod.uid] = self.note(pod)
+        self._cluster.hold_deleted(pod.uid, each.node, each.pod, chip_set(each.chips))
         return True

@@ -37,11 +37,13 @@ class FaultWatch:
         self._revision: int | None = None
         self._seen: dict[str, _Seen] = {}
         self._lost_s: dict[str, float] = {}
-        self.suspects: dict[str, Pod] = {}
+        self._failed: dict[str, Pod] = {}
         """The bound pods that have failed, or are marked as faulty by another program, by uid."""
+        for pod in cluster.pods.values():
+            self._applied(pod)
         cluster.followers.add(self._applied, self._deleted)
 
-    def too_many(self, share: float) -> str | None:
+    async def too_many(self, share: float) -> str | None:
         """Return why so many nodes have faults that nothing may be deleted, a sentence; None if that is not so.
 
         Args:
@@ -50,7 +52,11 @@ class FaultWatch:
         faulty = [name for name, each in self._seen.items() if each.faults.whole or each.faults.chips]
         if len(faulty) <= FEW:
             return None
-        counted = {name for name, record in self._cluster.nodes.items() if self._counts(record)}
+        turn, counted = Turn(), set[str]()
+        for name, record in list(self._cluster.nodes.items()):
+            if self._counts(record):
+                counted.add(name)
+            await turn.share()
         return too_many_faults(len(counted & set(faulty)), len(counted), share)
 
     def of(self, node: str) -> NodeFaults:
@@ -70,19 +76,16 @@ class FaultWatch:
 
     def pods(self) -> Iterator[Pod]:
         """Yield the pods on nodes with faults, and those that have failed."""
-        yield from list(self.suspects.values())
+        yield from list(self._failed.values())
         for node in list(self._seen):
             record = self._cluster.nodes.get(node)
             if record is not None and self.of(node) is not NO_FAULTS:
                 for uid in list(record.holdings):
-                    if (pod := self._cluster.pods.get(uid)) is not None and uid not in self.suspects:
+                    if (pod := self._cluster.pods.get(uid)) is not None and uid not in self._failed:
                         yield pod
 
     async def look(self) -> None:
         """Take over what has changed since the last look."""
-        if self._revision is None:
-            for pod in list(self._cluster.pods.values()):
-                self._applied(pod)
         changes = self._cluster.changes
         changed = changes.since(self._revision) if self._revision is not None else None
         self._revision = changes.revision
@@ -125,12 +128,12 @@ class FaultWatch:
     def _applied(self, pod: Pod) -> None:
         failed = pod.status.phase == "Failed" or pod.metadata.labels.get(FAULT_TYPE) == "Separate"
         if failed and pod.spec.node_name and pod.requests_chips and not pod.is_terminating:
-            self.suspects[pod.uid] = pod
+            self._failed[pod.uid] = pod
         else:
-            self.suspects.pop(pod.uid, None)
+            self._failed.pop(pod.uid, None)
 
     def _deleted(self, pod: Pod) -> None:
-        self.suspects.pop(pod.uid, None)
+        self._failed.pop(pod.uid, None)
 
 
 def _why_lost(record: NodeRecord | None, name: str) -> str | None:

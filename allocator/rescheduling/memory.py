@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from allocator.rescheduling.decision import Stage
+from allocator.state.block_record import Spot
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import UNREADABLE, InvalidValue
 
@@ -32,15 +33,7 @@ class Deleted(msgspec.Struct, frozen=True):
     chips: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_CHIP_ID)]] = []
 
 
-class Spot(msgspec.Struct, frozen=True):
-    """Where the pod of a rank of a job with blocks was."""
-
-    node: str
-    block: int
-    owner: str
-
-
-class Episode(msgspec.Struct):
+class Recovery(msgspec.Struct):
     """A job from the first deletion until all of its pods are placed again; afterwards its counts.
 
     Attributes:
@@ -73,16 +66,17 @@ class Episode(msgspec.Struct):
 
 
 class Memory(msgspec.Struct):
-    """All jobs with faults, by the name of their plan, and the chips that forced deletions have left in use.
+    """What is remembered of all jobs with faults.
 
     Attributes:
-        jobs: the jobs.
-        lingering: pods that were deleted without their kubelet, by uid: their containers may still run.
+        jobs: the jobs, by the names of their plans.
+        force_deleted: pods that were deleted without their kubelet, by uid: they hold their chips, since their
+            containers may still run.
         recent: when pods were deleted within the last minute, Unix seconds, and how many.
     """
 
-    jobs: dict[str, Episode] = {}
-    lingering: dict[str, Deleted] = {}
+    jobs: dict[str, Recovery] = {}
+    force_deleted: dict[str, Deleted] = {}
     recent: list[tuple[float, int]] = []
 
 
@@ -90,7 +84,7 @@ def encode(memory: Memory) -> dict[str, str]:
     """Return a memory as the data of a ConfigMap; jobs that changed longest ago are left out if it is too large."""
     kept = dict(sorted(memory.jobs.items(), key=lambda each: (not each[1].is_open, -each[1].changed_s)))
     while True:
-        text = msgspec.json.encode(Memory(kept, memory.lingering, memory.recent))
+        text = msgspec.json.encode(Memory(kept, memory.force_deleted, memory.recent))
         if len(text) <= MAX_BYTES or not kept:
             return {KEY: text.decode()}
         for name in list(kept)[len(kept) - max(1, len(kept) // 10) :]:
@@ -111,13 +105,13 @@ def decode(data: Mapping[str, str], now_s: float = math.inf) -> Memory:
         memory = msgspec.json.decode(data.get(KEY) or "{}", type=Memory)
     except UNREADABLE as error:
         raise InvalidValue(f"key {KEY}: {error}") from error
-    for episode in memory.jobs.values():
-        episode.changed_s, episode.retry_at_s = min(episode.changed_s, now_s), min(episode.retry_at_s, now_s)
-        episode.times_s = [min(each, now_s) for each in episode.times_s]
-        episode.deleted = {uid: _until(each, now_s) for uid, each in episode.deleted.items()}
-        if episode.waits_since_s is not None:
-            episode.waits_since_s = min(episode.waits_since_s, now_s)
-    memory.lingering = {uid: _until(each, now_s) for uid, each in memory.lingering.items()}
+    for recovery in memory.jobs.values():
+        recovery.changed_s, recovery.retry_at_s = min(recovery.changed_s, now_s), min(recovery.retry_at_s, now_s)
+        recovery.times_s = [min(each, now_s) for each in recovery.times_s]
+        recovery.deleted = {uid: _until(each, now_s) for uid, each in recovery.deleted.items()}
+        if recovery.waits_since_s is not None:
+            recovery.waits_since_s = min(recovery.waits_since_s, now_s)
+    memory.force_deleted = {uid: _until(each, now_s) for uid, each in memory.force_deleted.items()}
     memory.recent = [(min(at_s, now_s), number) for at_s, number in memory.recent]
     return memory
 

@@ -11,8 +11,9 @@ from allocator.rescheduling.memory import Memory
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.kube import config_maps
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, JsonObject
+from ascend.kube.objects import CONFIG_MAPS
 from ascend.turn import Turn
 
 log = structlog.get_logger()
@@ -47,7 +48,7 @@ class RecordWriter:
             except NotFound:
                 data = {}
             written = records.with_record(data, name, choice, now_s)
-            await self._write(records.REASONS_NAME, records.REASONS_NAMESPACE, written)
+            await config_maps.store(self._client, records.REASONS_NAMESPACE, records.REASONS_NAME, written)
         except (ApiError, Unreachable) as error:
             log.warning("can't record that a job was rescheduled", job=str(job.key), error=str(error))
 
@@ -59,22 +60,25 @@ class RecordWriter:
         turn, left = Turn(), dict[str, int]()
         for job in self._cluster.jobs:
             if retries := records.stated_retries(job):
-                episode = memory.jobs.get(job.key.plan)
-                used = episode.retries if episode is not None else 0
+                recovery = memory.jobs.get(job.key.plan)
+                used = recovery.retries if recovery is not None else 0
                 left[records.job_id(job, job.pods.values())] = max(retries - used, 0)
             await turn.share()
         data = records.retries_left(left)
-        if data == self._written or (self._written is None and not left):
-            return
         try:
-            await self._write(records.RETRIES_NAME, records.RETRIES_NAMESPACE, data)
+            if self._written is None:
+                self._written = await self._retries_stored()
+            if data == self._written:
+                return
+            await config_maps.store(self._client, records.RETRIES_NAMESPACE, records.RETRIES_NAME, data)
             self._written = data
         except (ApiError, Unreachable) as error:
             log.warning("can't write how many retries jobs have left", error=str(error))
 
-    async def _write(self, name: str, namespace: str, data: dict[str, str]) -> None:
+    async def _retries_stored(self) -> dict[str, str]:
+        """Return what an earlier leader wrote of retries; as if no job had any where nobody wrote."""
         try:
-            await self._client.patch(CONFIG_MAPS, name, {"data": data}, namespace=namespace)
+            found = await self._client.get(CONFIG_MAPS, records.RETRIES_NAME, records.RETRIES_NAMESPACE)
         except NotFound:
-            body: JsonObject = {"metadata": {"name": name, "namespace": namespace}, "data": data}
-            await self._client.create(CONFIG_MAPS, body, namespace)
+            return records.retries_left({})
+        return {key: text for key, text in found.data.items() if key == records.RETRIES_KEY}

@@ -97,7 +97,8 @@ def with_record(data: Mapping[str, str], name: str, choice: Choice, now_s: float
     old = known.pop(name, JobRecords(name))
     known[name] = JobRecords(name, old.total + 1, (record, *old.records)[:_KEPT])
     while len(text := msgspec.json.encode(known)) > MAX_BYTES and len(known) > 1:
-        del known[next(iter(known))]  # the one that was rescheduled longest ago
+        for each in list(known)[: max(1, len(known) // 20)]:  # those that were rescheduled longest ago
+            del known[each]
     return {REASONS_KEY: text.decode()}
 
 

@@ -7,7 +7,7 @@ the next leader knows of every deletion.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
@@ -20,16 +20,15 @@ from allocator.rescheduling.decision import Choice, Member, Stage, choose, is_ma
 from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.fault_watch import FaultWatch
 from allocator.rescheduling.faults import FaultKind, fault_of
-from allocator.rescheduling.memory import Episode, Memory, Spot
+from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.owners import goes_together, why_nobody
 from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.restoring import restore
 from allocator.rescheduling.switches import Mode, Reach, Switches, read_switches
 from allocator.rules.job import JobKey, works_alone
-from allocator.state.block_record import Spot as PastSpot
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.annotations import read_block
-from ascend.chips import chip_set
 from ascend.errors import ApiError, InvalidValue, Unreachable
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -37,6 +36,7 @@ from ascend.turn import Turn
 log = structlog.get_logger()
 
 PERIOD_S: Final = 1.0
+LOAD_AGAIN_S: Final = 30.0
 FORGET_S: Final = 24 * 3600.0
 """How long the counts of a job without pods are kept."""
 _KEPT_TIMES: Final = 10
@@ -47,7 +47,7 @@ class Options(NamedTuple):
     """The settings of rescheduling.
 
     Attributes:
-        mode: whether pods are deleted, or it is only said which would be.
+        dry_run: whether it is only said which pods would be deleted.
         not_ready_s: how long a node may be not Ready.
         grace_s: after so many seconds a deleted pod that is still there is deleted by force.
         per_minute: how many pods may be deleted in a minute.
@@ -55,7 +55,7 @@ class Options(NamedTuple):
         faulty_share: the largest share of nodes that may have faults at one time.
     """
 
-    mode: Literal["off", "dry-run", "on"]
+    dry_run: bool
     not_ready_s: float
     grace_s: float
     per_minute: int
@@ -103,6 +103,7 @@ class Rescheduler:
         self._budget = Budget(options.per_minute, options.per_hour)
         self._marked: dict[str, str] = {}
         self._stopped: str | None = None
+        self._is_loaded = False
         self.memory = Memory()
         self._deletions = Deletions(
             cluster,
@@ -111,14 +112,12 @@ class Rescheduler:
             announcer=announcer,
             metrics=metrics,
             grace_s=options.grace_s,
+            dry_run=options.dry_run,
             now_s=now_s,
         )
 
     async def run(self) -> None:
         """Reschedule until cancelled; this allocator leads."""
-        if self._options.mode == "off":
-            return
-        await self._load()
         while True:
             if self._leads():
                 try:
@@ -126,64 +125,66 @@ class Rescheduler:
                 except Exception:
                     # Placing pods goes on whatever happens here, and so does the next look.
                     log.exception("rescheduling has failed")
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(PERIOD_S if self._is_loaded else LOAD_AGAIN_S)
 
     async def look(self) -> None:
         """Look once, and do what has to be done."""
+        if not self._is_loaded:
+            await self.load()
+            if not self._is_loaded:
+                return
         await self._watch.look()
-        self._stopped = self._watch.too_many(self._options.faulty_share)
+        self._stopped = await self._watch.too_many(self._options.faulty_share)
         self._metrics.rescheduling_stopped.set(self._stopped is not None)
         try:
             await self._deletions.follow(self.memory)
-            turn = Turn()
-            for job, pods in self._jobs().items():
-                await self._judge(job, pods)
-                await turn.share()
+            for job, pods in (await self._jobs()).items():
+                await self._try(job, pods)
             self._forget()
-            if self._records is not None and self._options.mode == "on":
+            if self._records is not None and not self._options.dry_run:
                 await self._records.count_retries(self.memory)
         except (ApiError, Unreachable) as error:
             log.warning("rescheduling is delayed", error=str(error))
 
-    async def _load(self) -> None:
-        while True:
-            try:
-                self.memory = await self._actions.load(self._now_s())
-                break
-            except InvalidValue as error:
-                log.warning("what is remembered of faults can't be read, and is replaced", error=error.message)
-                break
-            except (ApiError, Unreachable) as error:
-                log.warning("can't read what is remembered of faults yet", error=str(error))
-                await asyncio.sleep(PERIOD_S)
-        now_s = self._now_s()
-        for uid, each in self.memory.lingering.items():
-            self._cluster.linger(uid, each.node, each.pod, chip_set(each.chips))
-        for plan, episode in self.memory.jobs.items():
-            key = JobKey.of_plan(plan)
-            known = self._cluster.blocks.of(key)
-            for rank, spot in episode.spots.items():
-                if rank not in known:
-                    self._cluster.blocks.remember(key, rank, PastSpot(spot.node, spot.block, spot.owner), now_s)
+    async def load(self) -> None:
+        """Restore what the former leader remembered; call it before this allocator places pods.
+
+        From then on the chips of pods that were deleted by force are held. Where the right to read it is missing, pods
+        are placed, but nothing is rescheduled.
+        """
+        memory = await restore(self._actions, self._cluster, self._now_s)
+        if memory is not None:
+            self.memory, self._is_loaded = memory, True
 
     # Which jobs.
 
-    def _jobs(self) -> dict[Job, list[Pod]]:
-        """The jobs to look at, with their bound pods that request chips and are not being deleted."""
+    async def _jobs(self) -> dict[Job, list[Pod]]:
+        """The jobs to look at, with their bound pods that are not being deleted."""
         found: dict[JobKey, Job] = {}
         failed: dict[JobKey, list[Pod]] = {}
+        turn = Turn()
         for pod in self._watch.pods():
             job = self._cluster.jobs.job_of(pod)
             found[job.key] = job
             if pod.uid not in job.pods and not pod.is_terminating:
                 failed.setdefault(job.key, []).append(pod)
-        for plan, episode in self.memory.jobs.items():
-            if episode.is_open and (known := self._cluster.jobs.by_key.get(JobKey.of_plan(plan))) is not None:
+            await turn.share()
+        for plan, recovery in self.memory.jobs.items():
+            if recovery.is_open and (known := self._cluster.jobs.by_key.get(JobKey.of_plan(plan))) is not None:
                 found[known.key] = known
         return {
             job: [*failed.get(key, ()), *(each for each in job.pods.values() if each.spec.node_name and each.is_live)]
             for key, job in sorted(found.items())
         }
+
+    async def _try(self, job: Job, pods: list[Pod]) -> None:
+        try:
+            await self._judge(job, pods)
+        except (ApiError, Unreachable):
+            raise
+        except Exception:
+            log.exception("a job can't be rescheduled", job=str(job.key))  # the others are
+        await Turn().share()
 
     async def _judge(self, job: Job, pods: list[Pod]) -> None:
         if not any(pod.requests_chips for pod in pods):
@@ -217,7 +218,7 @@ class Rescheduler:
             if member.fault is None:
                 continue
             status = f"Unhealthy-{member.fault.kind}"
-            if self._marked.get(member.pod.uid) != status and self._options.mode == "on":
+            if self._marked.get(member.pod.uid) != status and not self._options.dry_run:
                 try:
                     await self._actions.annotate(member.pod, status)
                 except (ApiError, Unreachable) as error:
@@ -230,69 +231,69 @@ class Rescheduler:
 
     async def _decide(self, job: Job, members: list[Member], switches: Switches) -> None:
         now_s = self._now_s()
-        episode = self._episode(job, members)
-        members = [each for each in members if each.pod.uid not in episode.deleted]  # the watch may be late
-        self._note_waiting(job, episode, now_s)
+        recovery = self._recovery(job, members)
+        members = [each for each in members if each.pod.uid not in recovery.deleted]  # the watch may be late
+        self._note_waiting(job, recovery, now_s)
         stage = Stage.PODS
-        if episode.waits_since_s is not None:
+        if recovery.waits_since_s is not None:
             has_blocks = any(each.block is not None for each in members)
-            stage = stage_after(now_s - episode.waits_since_s, switches, has_blocks=has_blocks)
-        choice = choose(members, switches, stage if stage > episode.stage else Stage.PODS, episode.damaged)
+            stage = stage_after(now_s - recovery.waits_since_s, switches, has_blocks=has_blocks)
+        choice = choose(members, switches, stage if stage > recovery.stage else Stage.PODS, recovery.damaged)
         if not choice.pods:
-            self._end_if_whole(job, episode)
-        if not choice.pods or now_s < episode.retry_at_s:
+            self._end_if_whole(job, recovery)
+        if not choice.pods or now_s < recovery.retry_at_s:
             return
-        if choice.reason is not None and not may_restart(choice.reason, switches, episode.retries):
+        if choice.reason is not None and not may_restart(choice.reason, switches, recovery.retries):
             why = f"a pod has failed, and fault-retry-times is {switches.retries}: it has been replaced so often"
             self._announcer.hold(job, choice.pods[0].pod, why)
             return
-        if (why_not := self._why_not(choice, episode, now_s)) is not None:
+        if (why_not := self._why_not(choice, recovery, now_s)) is not None:
             self._announcer.hold(job, choice.pods[0].pod, why_not)
             return
-        await self._carry_out(job, choice, episode)
+        await self._carry_out(job, choice, recovery)
 
-    def _episode(self, job: Job, members: list[Member]) -> Episode:
+    def _recovery(self, job: Job, members: list[Member]) -> Recovery:
         owners = sorted({_owner_uid(each.pod) for each in members})
-        episode = self.memory.jobs.get(job.key.plan)
-        if episode is None or set(owners).isdisjoint(episode.owners):
-            return Episode(owners, is_open=False)
-        episode.owners = sorted({*owners, *episode.owners})[:_KEPT_OWNERS]
-        return episode
+        recovery = self.memory.jobs.get(job.key.plan)
+        if recovery is None or set(owners).isdisjoint(recovery.owners):
+            return Recovery(owners, is_open=False)
+        recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
+        return recovery
 
-    def _why_not(self, choice: Choice, episode: Episode, now_s: float) -> str | None:
+    def _why_not(self, choice: Choice, recovery: Recovery, now_s: float) -> str | None:
         """Return why the pods must not be deleted now, a sentence; None if they may."""
         by_owner = Counter(_owner_uid(member.pod) for member in choice.pods)
         # Those deleted before may not have been counted by their controller yet.
-        by_owner.update(_owner_uid(pod) for uid in episode.deleted if (pod := self._cluster.pods.get(uid)) is not None)
+        by_owner.update(_owner_uid(pod) for uid in recovery.deleted if (pod := self._cluster.pods.get(uid)) is not None)
         for member in choice.pods:
             owned = self._cluster.jobs.owned_by(member.pod)
             if (nobody := why_nobody(member.pod, owned, by_owner[_owner_uid(member.pod)])) is not None:
                 return f"nothing is deleted: {nobody}"
         if self._stopped is not None:
             return f"nothing is deleted: {self._stopped}"
-        return self._budget.why_not(len(choice.pods), self.memory.recent, episode.times_s, now_s)
+        return self._budget.why_not(len(choice.pods), self.memory.recent, recovery.times_s, now_s)
 
-    async def _carry_out(self, job: Job, choice: Choice, episode: Episode) -> None:
+    async def _carry_out(self, job: Job, choice: Choice, recovery: Recovery) -> None:
         why = next((each.fault.sentence for each in choice.pods if each.fault is not None), "")
         why = why or "its job waits for chips since other pods of it were deleted after a fault"
-        if self._options.mode == "dry-run":
+        if self._options.dry_run:
             self._announcer.plan(job, choice, why)
             return
         if not self._leads():
             return
         now_s, uids = self._now_s(), [each.pod.uid for each in choice.pods]
-        episode.is_open, episode.changed_s, episode.stage = True, now_s, max(choice.stage, episode.stage)
-        if not set(uids) <= set(episode.chosen):  # else they could not be deleted before
-            episode.times_s = [*episode.times_s, now_s][-_KEPT_TIMES:]
-            episode.retries += choice.reason is FaultKind.POD
-        episode.chosen = uids
+        recovery.is_open, recovery.changed_s, recovery.stage = True, now_s, max(choice.stage, recovery.stage)
+        if not set(uids) <= set(recovery.chosen):  # else they could not be deleted before
+            recovery.times_s = [*recovery.times_s, now_s][-_KEPT_TIMES:]
+            recovery.retries += choice.reason is FaultKind.POD
+        recovery.chosen = uids
         damaged = {each.block for each in choice.pods if each.fault is not None and each.block is not None}
-        episode.damaged = sorted({*episode.damaged, *damaged})
+        recovery.damaged = sorted({*recovery.damaged, *damaged})
         record = self._cluster.blocks.of(job.key)
-        episode.spots = {rank: Spot(spot.node, spot.block, spot.owner) for rank, spot in record.items()}
+        recovery.spots = dict(record)
         for each in choice.pods:
-            episode.deleted[each.pod.uid] = self._deletions.note(each.pod)
-        self.memory.jobs[job.key.plan] = episode
+            recovery.deleted[each.pod.uid] = self._deletions.note(each.pod)
+        self.memory.jobs[job.key.plan] = recovery
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
         self._deletions.prepare(choice, self.memory)
         await self._actions.save(self.memory)
@@ -301,30 +302,30 @@ class Rescheduler:
         if deleted.pods and self._records is not None:
             await self._records.rescheduled(job, deleted, now_s)
 
-    # The end of an episode.
+    # The end of a recovery.
 
-    def _note_waiting(self, job: Job, episode: Episode, now_s: float) -> None:
-        waits = episode.is_open and any(pod.waits_for_chips for pod in job.pods.values())
+    def _note_waiting(self, job: Job, recovery: Recovery, now_s: float) -> None:
+        waits = recovery.is_open and any(pod.waits_for_chips for pod in job.pods.values())
         if not waits:
-            episode.waits_since_s = None
-        elif episode.waits_since_s is None:
-            episode.waits_since_s = now_s
+            recovery.waits_since_s = None
+        elif recovery.waits_since_s is None:
+            recovery.waits_since_s = now_s
 
-    def _end_if_whole(self, job: Job, episode: Episode) -> None:
-        """End the episode of a job once what was deleted is gone, and all of its pods are placed."""
-        if not episode.is_open or episode.deleted or any(not pod.spec.node_name for pod in job.pods.values()):
+    def _end_if_whole(self, job: Job, recovery: Recovery) -> None:
+        """End the recovery of a job once what was deleted is gone, and all of its pods are placed."""
+        if not recovery.is_open or recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values()):
             return
         if job.size < job.min_available:
             return
-        episode.is_open, episode.waits_since_s, episode.stage, episode.damaged = False, None, Stage.PODS, []
-        episode.spots, episode.changed_s = {}, self._now_s()
+        recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Stage.PODS, []
+        recovery.spots, recovery.changed_s = {}, self._now_s()
         log.info("a job is whole again", job=str(job.key))
 
     def _forget(self) -> None:
         now_s = self._now_s()
-        for plan, episode in list(self.memory.jobs.items()):
+        for plan, recovery in list(self.memory.jobs.items()):
             is_there = JobKey.of_plan(plan) in self._cluster.jobs.by_key
-            if not is_there and not episode.deleted and episode.changed_s + FORGET_S <= now_s:
+            if not is_there and not recovery.deleted and recovery.changed_s + FORGET_S <= now_s:
                 del self.memory.jobs[plan]
         self._announcer.forget(lambda uid: uid not in self._cluster.pods)
         for uid in [uid for uid in self._marked if uid not in self._cluster.pods]:

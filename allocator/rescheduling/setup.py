@@ -23,8 +23,8 @@ def make_rescheduler(
     leads: Callable[[], bool],
     now_ns: Callable[[], int],
     monotonic: Callable[[], float],
-) -> Rescheduler:
-    """Make the rescheduler.
+) -> Rescheduler | None:
+    """Make the rescheduler; None if the settings say that nothing is rescheduled.
 
     Args:
         settings: whether pods are rescheduled, how, and within which limits.
@@ -36,9 +36,11 @@ def make_rescheduler(
         now_ns: the wall clock, Unix nanoseconds.
         monotonic: a clock that is not set, in seconds.
     """
+    if settings.reschedule == "off":
+        return None
     evicts, stored = settings.reschedule_by == "evict", f"{settings.lease_name}-faults"
     options = Options(
-        mode=settings.reschedule,
+        dry_run=settings.reschedule == "dry-run",
         not_ready_s=settings.reschedule_not_ready_s,
         grace_s=settings.reschedule_grace_s,
         per_minute=settings.reschedule_pods_per_minute,

@@ -86,11 +86,11 @@ class Cluster:
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
         self.waiting = WaitingPods()
         self.followers = PodFollowers()
-        self._lingering: set[str] = set()
+        self._held_deleted: set[str] = set()
         ledger.subscribe(self._reserved)
         ledger.promises.subscribe(self._promised)
 
-    def linger(self, uid: str, node: str, pod: str, chips: ChipSet) -> None:
+    def hold_deleted(self, uid: str, node: str, pod: str, chips: ChipSet) -> None:
         """Let a pod hold its chips although it is deleted: its containers may still run.
 
         Args:
@@ -99,13 +99,13 @@ class Cluster:
             pod: ``namespace/name``.
             chips: its chips.
         """
-        self._lingering.add(uid)
+        self._held_deleted.add(uid)
         self._record(node).holdings.setdefault(uid, Holding(pod, chips, chips.bit_count()))
         self._refresh(node)
 
-    def let_go(self, uid: str, node: str) -> None:
-        """End what ``linger`` began."""
-        self._lingering.discard(uid)
+    def release_deleted(self, uid: str, node: str) -> None:
+        """Free the chips of a deleted pod again."""
+        self._held_deleted.discard(uid)
         record = self._records.get(node)
         if record is not None and uid not in self._pods and record.holdings.pop(uid, None) is not None:
             self._drop_if_empty(node)
@@ -286,7 +286,7 @@ class Cluster:
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)
-        if record is None or pod.uid in self._lingering:
+        if record is None or pod.uid in self._held_deleted:
             return
         if record.holdings.pop(pod.uid, None) is not None:
             self._drop_if_empty(record.name)

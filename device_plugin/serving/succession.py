@@ -35,7 +35,6 @@ BY_SOCKET = (1, 37)
 """The first version of the kubelet that distinguishes two plugins of a resource."""
 LIMIT_S = 5.0
 """How long the successor may take to register; a pod's grace period is 10 s."""
-CALLS_LIMIT_S = CAP_S
 POLL_S = 0.02
 VERSION_LIMIT_S = 1.0
 STREAM_END_S = 0.5
@@ -171,7 +170,7 @@ class Succession:
         """Answer the calls that came before the successor was registered: the end of the stream would cut them off."""
         if self._servicer is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CALLS_LIMIT_S):
+                async with asyncio.timeout(CAP_S):
                     await self._servicer.idle.wait()
 
     async def _wait(self) -> None:

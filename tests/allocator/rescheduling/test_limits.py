@@ -1,14 +1,18 @@
 """Limits of rescheduling: nothing goes without need, refusals use up nothing, and it does not stop for ever."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from allocator.rescheduling import rescheduler
 from allocator.rescheduling.announcer import DELETED
 from allocator.rescheduling.decision import JOB_AFTER_S
-from allocator.rescheduling.deletions import LINGER_S, NODE_GONE_S, RETRY_S
+from allocator.rescheduling.deletions import NODE_GONE_S, RELEASE_AFTER_S, RETRY_S
 from allocator.rescheduling.memory import Memory
+from allocator.rescheduling.switches import Switches, read_switches
 from ascend.errors import ApiError
-from ascend.kube.objects import Metadata
+from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import (
     BatchJob,
     BatchJobSpec,
@@ -25,8 +29,8 @@ async def test_all_faulty_pods_of_a_deployment_count_once() -> None:
     stage = scene(job(5, kind="ReplicaSet", is_gang=False), per_hour=1, faulty_share=1.0)
     stage.world.add(*(report(f"n{number}", unhealthy=[0]) for number in range(1, 5)))
     assert await stage.settle() == ["train-0", "train-1", "train-2", "train-3"]
-    (episode,) = stage.rescheduler.memory.jobs.values()
-    assert len(episode.times_s) == 1
+    (recovery,) = stage.rescheduler.memory.jobs.values()
+    assert len(recovery.times_s) == 1
 
 
 async def test_a_healthy_pod_of_a_deployment_stays_while_a_successor_waits() -> None:
@@ -48,12 +52,12 @@ async def test_nodes_that_are_gone_count_no_more() -> None:
         await stage.look()
         assert await stage.look(30.0) == [f"j{number}-0"]
         stage.world.cluster.node_deleted(node(f"n{number}"))
-        await stage.look(LINGER_S)
+        await stage.look(RELEASE_AFTER_S)
     stage.world.add(report("n30", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
-    assert len(stage.rescheduler.memory.lingering) == 5
+    assert len(stage.rescheduler.memory.force_deleted) == 5
     await stage.look(NODE_GONE_S)
-    assert stage.rescheduler.memory.lingering == {}
+    assert stage.rescheduler.memory.force_deleted == {}
     assert "n1" not in stage.world.cluster.nodes
 
 
@@ -132,7 +136,7 @@ async def test_the_first_rule_about_a_deleted_pod_decides(rules: tuple[PodFailur
 @pytest.mark.parametrize("chip", [-1, 10**12])
 async def test_a_memory_with_impossible_chips_is_replaced(chip: int) -> None:
     stage = scene(job(1))
-    stage.stored = {"memory": f'{{"lingering":{{"u":{{"pod":"a/b","node":"n1","at_s":1,"chips":[{chip}]}}}}}}'}
+    stage.stored = {"memory": f'{{"force_deleted":{{"u":{{"pod":"a/b","node":"n1","at_s":1,"chips":[{chip}]}}}}}}'}
     await stage.succeed()
     assert stage.rescheduler.memory == Memory()
 
@@ -144,7 +148,7 @@ async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: 
     saves, save = list[int](), stage.save
 
     async def count(memory: Memory) -> None:
-        saves.append(len(memory.lingering))
+        saves.append(len(memory.force_deleted))
         await save(memory)
 
     monkeypatch.setattr(stage, "save", count)
@@ -155,7 +159,7 @@ async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: 
 
 
 async def test_reports_that_flap_between_faults_are_said_once_each() -> None:
-    stage = scene(job(2), mode="dry-run")
+    stage = scene(job(2), dry_run=True)
     for each in range(60):
         stage.world.add(report("n1", unhealthy=[each % 2]))
         await stage.look(1.0)
@@ -182,3 +186,44 @@ async def test_times_from_before_the_clock_was_set_back_end_with_their_limits() 
     stage.world.add(anew(one))
     assert await stage.settle() == []
     assert await stage.look(3600.0) == ["train-0"]
+
+
+async def test_a_dry_run_after_deletions_deletes_and_stores_nothing() -> None:
+    stage = scene(job(2), grace_s=60.0)
+    stage.stuck.add("train-0")
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0", "train-1"]
+    stored = stage.stored
+    stage.options = stage.options._replace(dry_run=True)
+    await stage.succeed()
+    assert await stage.look(61.0) == []
+    assert await stage.look(61.0) == []
+    assert stage.stored == stored
+
+
+async def test_a_dry_run_frees_the_chips_of_pods_deleted_by_force() -> None:
+    stage = scene(job(1))
+    stage.world.add(lost("n1"))
+    await stage.look()
+    assert await stage.look(30.0) == ["train-0"]
+    stage.options = stage.options._replace(dry_run=True)
+    await stage.succeed()
+    stage.world.add(node("n1"))
+    await stage.look()
+    await stage.look(RELEASE_AFTER_S - 1.0)
+    assert stage.world.vacancy("n1").free == 0
+    await stage.look(1.0)
+    assert stage.world.vacancy("n1").free == 0xFF
+
+
+async def test_a_job_that_can_not_be_judged_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = scene([*job(1, name="a"), *job(1, name="b", first_node=2)])
+    stage.world.add(report("n1", unhealthy=[0]), report("n2", unhealthy=[0]))
+
+    def judge(facts: Any, pods: list[Pod]) -> Switches:
+        if pods[0].name == "a-0":
+            raise RuntimeError("a defect")
+        return read_switches(facts, pods)
+
+    monkeypatch.setattr(rescheduler, "read_switches", judge)
+    assert await stage.settle() == ["b-0"]

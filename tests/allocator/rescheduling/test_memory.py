@@ -3,12 +3,13 @@
 import pytest
 
 from allocator.rescheduling.decision import Stage
-from allocator.rescheduling.memory import KEY, MAX_BYTES, Deleted, Episode, Memory, Spot, decode, encode
+from allocator.rescheduling.memory import KEY, MAX_BYTES, Deleted, Memory, Recovery, decode, encode
+from allocator.state.block_record import Spot
 from ascend.errors import InvalidValue
 
 
 def test_everything_is_read_back() -> None:
-    episode = Episode(
+    recovery = Recovery(
         ["u"],
         changed_s=1.5,
         waits_since_s=2.0,
@@ -20,7 +21,7 @@ def test_everything_is_read_back() -> None:
         retries=2,
         spots={3: Spot("n2", 1, "o")},
     )
-    memory = Memory({"StatefulSet d/a": episode}, {"b": Deleted("d/b", "n1", 1.0)}, [(1.0, 3)])
+    memory = Memory({"StatefulSet d/a": recovery}, {"b": Deleted("d/b", "n1", 1.0)}, [(1.0, 3)])
     assert decode(encode(memory)) == memory
     assert decode({}) == Memory()
 
@@ -32,7 +33,7 @@ def test_what_can_not_be_read_is_named(text: str) -> None:
 
 
 def test_of_too_many_jobs_those_that_changed_last_are_kept() -> None:
-    jobs = {f"StatefulSet d/{n}": Episode(["u" * 36], float(n), is_open=n % 2 == 0) for n in range(8_000)}
+    jobs = {f"StatefulSet d/{n}": Recovery(["u" * 36], float(n), is_open=n % 2 == 0) for n in range(8_000)}
     data = encode(Memory(jobs))
     assert len(data[KEY]) <= MAX_BYTES
     kept = decode(data).jobs

@@ -8,10 +8,11 @@ import pytest
 from allocator.rescheduling import records
 from allocator.rescheduling.decision import Choice, Member
 from allocator.rescheduling.faults import Fault, FaultKind
-from allocator.rescheduling.memory import Episode, Memory
+from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.record_writer import PERIOD_S, RecordWriter
 from allocator.rescheduling.records import MAX_BYTES, REASONS_KEY, RETRIES_KEY, job_id, stated_retries, with_record
 from ascend.annotations import RANK
+from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import CONFIG_MAPS, KubeObject, Resource
@@ -110,10 +111,27 @@ async def test_the_retries_of_jobs_are_there_before_a_pod_fails_and_beside_what_
         }
         now_s[0] = PERIOD_S
         plan = next(job.key.plan for job in world.cluster.jobs if job.key.name == "train")
-        await writer.count_retries(Memory({plan: Episode(["u"], retries=2)}))
+        await writer.count_retries(Memory({plan: Recovery(["u"], retries=2)}))
         assert (await written(cluster.client))["default/train"]["Times"] == 1
         found = await cluster.client.get(CONFIG_MAPS, records.RETRIES_NAME, records.RETRIES_NAMESPACE)
         assert found.data["fault-node"] == "[]"
+
+
+async def test_retries_that_an_earlier_leader_wrote_are_removed_with_their_jobs(tmp_path: Path) -> None:
+    async with SandboxCluster(tmp_path, ()) as cluster:
+        await cluster.client.create(NAMESPACES, {"metadata": {"name": records.RETRIES_NAMESPACE}})
+        await RecordWriter(cluster.client, retrying_world().cluster, lambda: 0.0).count_retries(Memory())
+        assert await written(cluster.client)
+        await RecordWriter(cluster.client, World().cluster, lambda: 0.0).count_retries(Memory())
+        assert await written(cluster.client) == {}
+
+
+async def test_without_any_retries_nothing_is_written(tmp_path: Path) -> None:
+    async with SandboxCluster(tmp_path, ()) as cluster:
+        await cluster.client.create(NAMESPACES, {"metadata": {"name": records.RETRIES_NAMESPACE}})
+        await RecordWriter(cluster.client, World().cluster, lambda: 0.0).count_retries(Memory())
+        with pytest.raises(NotFound):
+            await written(cluster.client)
 
 
 async def test_a_rescheduled_job_is_recorded_where_nothing_was_before(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import DELETED, HELD, PLANNED, Announcer
 from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
-from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, LINGER_S, RESEND_S, RETRY_S
+from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, RELEASE_AFTER_S, RESEND_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory, decode, encode
 from allocator.rescheduling.rescheduler import Options, Rescheduler
@@ -23,11 +23,11 @@ from ascend.kube.workloads import BatchJob, BatchJobSpec, PodConditionPattern, P
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
 from tests.allocator.rescheduling.cases import of_area
 
-OPTIONS = Options("on", not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
+OPTIONS = Options(dry_run=False, not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
 
 
-class Crashed(Exception):
-    """The process ends."""
+class Crashed(BaseException):
+    """The process ends; no handler of errors sees it."""
 
 
 class Scene(Actions):
@@ -55,7 +55,7 @@ class Scene(Actions):
         self.stuck: set[str] = set()
         self.refuses: ApiError | None = None
         self.is_late = self.dies = self.has_finalizers = False
-        self._options = OPTIONS._replace(**options)
+        self.options = OPTIONS._replace(**options)
         self.rescheduler = self.start()
 
     def start(self) -> Rescheduler:
@@ -64,7 +64,7 @@ class Scene(Actions):
         return Rescheduler(
             cluster,
             self,
-            self._options,
+            self.options,
             announcer=Announcer(self._publish),
             records=None,
             metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
@@ -76,7 +76,7 @@ class Scene(Actions):
     async def succeed(self) -> None:
         """Let a new leader take over."""
         self.rescheduler = self.start()
-        await self.rescheduler._load()
+        await self.rescheduler.load()
 
     def _publish(self, regarding: Regarding, reason: str, note: str, **_more: Any) -> bool:
         self.said.append((reason, note))
@@ -279,7 +279,7 @@ async def test_pods_of_a_job_that_would_fail_stay(spec: BatchJobSpec, *, goes: b
 
 
 async def test_a_dry_run_says_once_what_would_go() -> None:
-    stage = scene(job(2), mode="dry-run")
+    stage = scene(job(2), dry_run=True)
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == []
     assert await stage.look(1.0) == []
@@ -381,11 +381,11 @@ async def test_chips_of_a_pod_that_its_kubelet_may_still_run_stay_held() -> None
     assert stage.world.vacancy("n1").free == 0xFF & ~chip_set([0, 1])
     await stage.look()
     await stage.succeed()
-    await stage.look(LINGER_S - 1.0)
+    await stage.look(RELEASE_AFTER_S - 1.0)
     assert stage.world.vacancy("n1").free == 0xFF & ~chip_set([0, 1])
-    await stage.look(LINGER_S)
+    await stage.look(RELEASE_AFTER_S)
     assert stage.world.vacancy("n1").free == 0xFF
-    assert decode(stage.stored).lingering == {}
+    assert decode(stage.stored).force_deleted == {}
 
 
 async def test_after_a_while_the_block_goes_and_then_the_job() -> None:
@@ -410,9 +410,9 @@ async def test_a_job_that_is_whole_again_starts_anew() -> None:
     assert await stage.settle() == ["train-1"]
     stage.world.add(report("n2"), replace(pods[1], metadata=replace(pods[1].metadata, uid="again")))
     await stage.look(1.0)
-    (episode,) = stage.rescheduler.memory.jobs.values()
-    assert not episode.is_open
-    assert len(episode.times_s) == 1
+    (recovery,) = stage.rescheduler.memory.jobs.values()
+    assert not recovery.is_open
+    assert len(recovery.times_s) == 1
 
 
 async def test_pods_that_work_alone_are_whole_again_one_by_one() -> None:
@@ -453,8 +453,8 @@ async def test_a_pod_that_can_not_be_deleted_is_tried_again() -> None:
     stage.refuses = None
     assert await stage.look(RETRY_S - 1.0) == []
     assert await stage.look(1.0) == ["train-0"]
-    (episode,) = stage.rescheduler.memory.jobs.values()
-    assert len(episode.times_s) == 1
+    (recovery,) = stage.rescheduler.memory.jobs.values()
+    assert len(recovery.times_s) == 1
 
 
 async def test_a_watch_that_is_late_deletes_no_pod_twice() -> None:
@@ -476,8 +476,8 @@ async def test_the_next_leader_deletes_what_the_last_one_could_not() -> None:
     await stage.look()
     assert await stage.look(CONFIRM_S) == []
     assert await stage.look(RESEND_S) == ["train-0", "train-1"]
-    (episode,) = stage.rescheduler.memory.jobs.values()
-    assert len(episode.times_s) == 1
+    (recovery,) = stage.rescheduler.memory.jobs.values()
+    assert len(recovery.times_s) == 1
 
 
 async def test_the_pods_of_a_job_that_request_no_chips_go_with_it() -> None:
