@@ -26,7 +26,7 @@ from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
-from allocator.observe.notices import Notices, log_ignored
+from allocator.observe.notices import Notices, log_ignored, log_unreadable
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
@@ -93,6 +93,7 @@ class AllocatorApp:
             previous=PreviousNodes() if settings.prefer_previous_node else None,
             ignored=log_ignored,
         )
+        self.cluster.reports.info.unreadable = log_unreadable
         self.cluster.jobs.reschedules = settings.reschedule == "on"
         self.engine = DecisionEngine(
             self.cluster,
@@ -336,7 +337,7 @@ class AllocatorApp:
                 log.warning("chips are no longer kept", promised_to=promise.what, nodes=sorted(promise.chips))
             for reservation in self.ledger.expire():
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
-            for node in self.cluster.age_reports():
+            for node in self.cluster.reports.age():
                 log.warning("the report of a node is too old", node=node)
             notices.post()
             self._barrier.check()

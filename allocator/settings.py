@@ -251,8 +251,9 @@ class Settings(DaemonSettings):
     )
     node_health_namespace: str = setting(
         default="",
-        description="namespace of the ConfigMaps mindx-dl-nodeinfo-<node> in which MindCluster's NodeD reports node"
-        " health (mindx-dl); empty: they are not watched, and the allocator needs no RBAC rule for them",
+        description="namespace in which MindCluster's NodeD reports node health (ConfigMaps mindx-dl-nodeinfo-<node>)"
+        " and ClusterD what it collects (cluster-info-*): mindx-dl; empty: they are not watched, and the allocator"
+        " needs no RBAC rule for them",
     )
 
     @property

@@ -6,7 +6,7 @@ Volcano's plugin and ClusterD read it; ClusterD drops it if the CheckCode does n
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
 import msgspec
@@ -213,21 +213,38 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         expected = check_code(listed, cfg.DeviceInfo.UpdateTime)
         if cfg.CheckCode != expected:
             raise InvalidReport(f"CheckCode is {cfg.CheckCode!r}, expected {expected!r}")
-        return DeviceReport(
-            free=_read_names(listed.get(RESOURCE, ""))[0],
-            unhealthy=_listed(listed, _UNHEALTHY),
-            network_unhealthy=_listed(listed, _NETWORK_UNHEALTHY),
-            update_time_s=cfg.DeviceInfo.UpdateTime,
-            recovering=_listed(listed, _RECOVERING),
-            faults=read_faults(listed.get(FAULT_LIST, "")),
-            super_pod_id=cfg.SuperPodID,
-            server_index=cfg.ServerIndex,
-            manually_separated=read_manually_separated(data)[0],
-        )
+        report = read_device_list(listed, cfg.DeviceInfo.UpdateTime, cfg.SuperPodID, cfg.ServerIndex)
     except InvalidReport:
         raise
     except (*UNREADABLE, InvalidValue) as error:
         raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
+    return replace(report, manually_separated=read_manually_separated(data)[0])
+
+
+def read_device_list(
+    listed: Mapping[str, str], update_time_s: int, super_pod_id: int, server_index: int
+) -> DeviceReport:
+    """Read the lists of a report, as a device plugin writes them and ClusterD copies them.
+
+    Args:
+        listed: the lists of chips, and that of faults.
+        update_time_s: when they were written, Unix seconds.
+        super_pod_id: the node's SuperPod, negative if unknown.
+        server_index: the node's index within it, negative if unknown.
+
+    Raises:
+        InvalidValue: an entry of a list that excludes chips is invalid, or the list of faults is malformed.
+    """
+    return DeviceReport(
+        free=_read_names(listed.get(RESOURCE, ""))[0],
+        unhealthy=_listed(listed, _UNHEALTHY),
+        network_unhealthy=_listed(listed, _NETWORK_UNHEALTHY),
+        update_time_s=update_time_s,
+        recovering=_listed(listed, _RECOVERING),
+        faults=read_faults(listed.get(FAULT_LIST, "")),
+        super_pod_id=super_pod_id,
+        server_index=server_index,
+    )
 
 
 def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str, ...]]:

@@ -81,3 +81,8 @@ class Notices:
 def log_ignored(node: str, names: tuple[str, ...]) -> None:
     """Log the devices that a node names in its annotation and that are not whole chips."""
     log.warning("devices of a node are not whole chips of a known name: ignored", node=node, devices=list(names))
+
+
+def log_unreadable(sentence: str) -> None:
+    """Log what ClusterD says and can't be read."""
+    log.warning("what ClusterD says can't be read: ignored", error=sentence)

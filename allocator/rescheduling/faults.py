@@ -75,7 +75,7 @@ def read_node(record: NodeRecord | None, name: str, not_ready: str = "") -> Node
         said.insert(0, ("so says its annotation NodeHealthyStatus", record.server.health))
     report = record.report if record.stale is None and not isinstance(record.report, Refusal) else None
     if report is not None:
-        said.append(("so its switches report", report.health))
+        said += [("so NodeD reports", report.agent), ("so its switches report", report.health)]
     healths = [(who, health) for who, health in said if isinstance(health, NodeHealth)]
     whole = next((f"node {name} is unhealthy: {who}" for who, health in healths if health is NodeHealth.UNHEALTHY), "")
     sub_healthy = any(health is NodeHealth.SUB_HEALTHY for _, health in healths)

@@ -23,18 +23,18 @@ from allocator.state.node import (
     unknown_node,
 )
 from allocator.state.node_labels import NodeLabels
+from allocator.state.node_reports import NodeReports
 from allocator.state.offers import assess
 from allocator.state.plain_pods import PlainPods, is_plain
 from allocator.state.previous_nodes import PreviousNodes
-from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_agent_health, read_report
+from allocator.state.report import NO_REPORT, NodeHealth
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import CLAIMED, read_block, read_predicate_time
 from ascend.chips import ChipSet
-from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
-from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.kube.objects import Node, Pod
 from ascend.products import Product
 from ascend.reasons import Reason
 
@@ -57,6 +57,7 @@ class Cluster:
 
     Attributes:
         nominated: called with a pod after it was nominated for a node.
+        reports: what is reported of the nodes.
     """
 
     def __init__(
@@ -73,7 +74,6 @@ class Cluster:
         self.nominated: Callable[[Pod], None] = lambda _pod: None
         self._ledger = ledger
         self._clock = clock
-        self._ages = ReportAges(clock, max_report_age_s, reported_s)
         self._ignored = ignored
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
@@ -86,6 +86,13 @@ class Cluster:
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
         self.waiting = WaitingPods()
         self.followers = PodFollowers()
+        self.reports = NodeReports(
+            self._records,
+            ReportAges(clock, max_report_age_s, reported_s),
+            record=self._record,
+            changed=self._refresh,
+            removed=self._drop_if_empty,
+        )
         self._held_deleted: set[str] = set()
         ledger.subscribe(self._reserved)
         ledger.promises.subscribe(self._promised)
@@ -168,49 +175,6 @@ class Cluster:
         self._set_product(record, None)
         self._labels_changed()
         self._drop_if_empty(node.name)
-
-    def report_applied(self, report: ConfigMap) -> None:
-        """Add or update a node's device report; other ConfigMaps are ignored."""
-        name = node_name(report.name)
-        if name is not None:
-            record = self._record(name)
-            record.report = read_report(report)
-            self._ages.note(record)
-            self._refresh(name)
-
-    def report_deleted(self, report: ConfigMap) -> None:
-        """Remove a node's device report; then only its annotation counts, if it has one."""
-        name = node_name(report.name)
-        if name is not None:
-            record = self._record(name)
-            record.report, record.stale, record.seen = NO_REPORT, None, None
-            self._drop_if_empty(name)
-
-    def health_applied(self, config_map: ConfigMap) -> None:
-        """Add or update the health that a node's agent reports; other ConfigMaps are ignored."""
-        name = node_of_health(config_map.name)
-        if name is not None:
-            self._record(name).health = read_agent_health(config_map)
-            self._refresh(name)
-
-    def health_deleted(self, config_map: ConfigMap) -> None:
-        """Remove the health that a node's agent reports."""
-        name = node_of_health(config_map.name)
-        if name is not None:
-            self._record(name).health = NodeHealth.HEALTHY
-            self._drop_if_empty(name)
-
-    def age_reports(self) -> list[str]:
-        """Reject reports that have become too old; returns the names of their nodes. Call it periodically."""
-        aged: list[str] = []
-        for name in self._ages.overdue():
-            record = self._records.get(name)
-            if record is not None and record.stale is None and record.updated_s is not None:
-                self._ages.judge(record)
-                if record.stale is not None:
-                    self._refresh(record.name)
-                    aged.append(record.name)
-        return aged
 
     def pod_applied(self, pod: Pod) -> None:
         """Add or update a pod."""

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, VOLCANO
 from allocator.state.cluster import Cluster
+from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
 from allocator.state.plain_pods import PlainPods
 from ascend.deviceinfo import LABELS, NAMESPACE
 from ascend.kube.job_objects import JobObject
@@ -109,8 +110,11 @@ def _job_objects(kind: str, resource: Resource[JobObject]) -> WatchedKind:
     )
 
 
-_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in LABELS.items())
-_reports = partial(WatchedKind, resource=CONFIG_MAPS, label_selector=_SELECTOR)
+def _selector(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+_reports = partial(WatchedKind, resource=CONFIG_MAPS, label_selector=_selector(LABELS))
 _owners = partial(
     WatchedKind,
     apply=lambda cluster, owner: cluster.jobs.owner_applied(owner),
@@ -119,8 +123,25 @@ _owners = partial(
 
 KINDS: Final = (
     WatchedKind("nodes", NODES, Cluster.node_applied, Cluster.node_deleted),
-    _reports("device reports", apply=Cluster.report_applied, delete=Cluster.report_deleted, scope="device-reports"),
-    _reports("node health", apply=Cluster.health_applied, delete=Cluster.health_deleted, scope="node-health"),
+    _reports(
+        "device reports",
+        apply=lambda cluster, each: cluster.reports.applied(each),
+        delete=lambda cluster, each: cluster.reports.deleted(each),
+        scope="device-reports",
+    ),
+    _reports(
+        "node health",
+        apply=lambda cluster, each: cluster.reports.health_applied(each),
+        delete=lambda cluster, each: cluster.reports.health_deleted(each),
+        scope="node-health",
+    ),
+    _reports(
+        "ClusterD's reports",
+        apply=lambda cluster, each: cluster.reports.info_applied(each),
+        delete=lambda cluster, each: cluster.reports.info_deleted(each),
+        scope="node-health",
+        label_selector=_selector(CLUSTER_INFO_LABELS),
+    ),
     _owners("StatefulSets", STATEFUL_SETS),
     _owners("Jobs", BATCH_JOBS),
     _pod_groups(VOLCANO, VOLCANO_POD_GROUPS),

@@ -75,7 +75,8 @@ class NodeRecord:
         name: the node's name.
         server: read from the Node, and from report and pods if it names no chips; a refusal if the object is missing or
             the node is unusable.
-        report: what its device plugin reports; NO_REPORT if there is no report, a refusal if it is invalid.
+        own_report: what its device plugin reports; NO_REPORT if there is no report, a refusal if it is invalid.
+        report: the same, with what ClusterD says of the node.
         health: what its node agent (NodeD) reports; a refusal if that is invalid.
         seen: the UpdateTime of the last valid report, and when it was seen first, on the clock of the cluster.
         stale: why the report is too old; None if it is not.
@@ -91,6 +92,7 @@ class NodeRecord:
 
     name: str
     server: "Server | Refusal"
+    own_report: "NodeReport | Refusal" = NO_REPORT
     report: "NodeReport | Refusal" = NO_REPORT
     health: "NodeHealth | Refusal" = NodeHealth.HEALTHY
     seen: tuple[int, float] | None = None

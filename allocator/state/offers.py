@@ -97,10 +97,10 @@ def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealt
     """
     if isinstance(record.health, Refusal):
         return record.health
-    if record.health is server.health is report.health:
+    if record.health is server.health is report.health is report.agent:
         worst = record.health
     else:
-        worst = max(record.health, server.health, report.health)
+        worst = max(record.health, server.health, report.health, report.agent)
     if worst is NodeHealth.UNHEALTHY:
         return Refusal(Reason.NODE_UNHEALTHY, f"node {record.name} is unhealthy according to {_source(record, worst)}")
     if worst is NodeHealth.PRE_SEPARATE:
@@ -114,4 +114,5 @@ def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealt
 def _source(record: NodeRecord, health: NodeHealth) -> str:
     if isinstance(record.server, Server) and record.server.health is health:
         return f"its annotation {HEALTH_ANNOTATION}"
-    return "its node agent" if record.health is health else "the device plugin's report of its switches"
+    agents = record.health, record.report.agent if isinstance(record.report, NodeReport) else None
+    return "its node agent" if health in agents else "the report of its switches"

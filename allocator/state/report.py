@@ -60,6 +60,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
         listed: every chip in one of its lists; chips that pods hold may be missing.
         super_pod: the id of the node's SuperPod; negative if it is unknown, or the node is in none.
         server_index: the node's index within it.
+        agent: the health that the node's agent reports, as far as ClusterD says it.
     """
 
     unhealthy: ChipSet
@@ -71,6 +72,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
     listed: ChipSet = 0
     super_pod: int = UNKNOWN
     server_index: int = UNKNOWN
+    agent: NodeHealth = NodeHealth.HEALTHY
 
 
 NO_REPORT: Final = NodeReport(0, 0, None)
@@ -94,16 +96,25 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
     """Read the report of a node's device plugin; a refusal if it is invalid."""
     try:
         decoded = decode_report(config_map.data)
-        pre_separate = read_pre_separate(decoded.faults)
         switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_NodeStatus)
+        return node_report(decoded, read_health(switches.NodeStatus))
     except (InvalidReport, *UNREADABLE) as error:
         return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: {error}")
+
+
+def node_report(decoded: DeviceReport, switches: NodeHealth = NodeHealth.HEALTHY) -> NodeReport:
+    """Return what counts of a report, with the health of the node's switches.
+
+    Raises:
+        InvalidReport: its list of faults names something else than chips.
+    """
+    pre_separate = read_pre_separate(decoded.faults)
     is_degraded = any(fault.fault_handling == _SUB_HEALTH_FAULT for fault in decoded.faults)
     return NodeReport(
         decoded.unhealthy | decoded.recovering | decoded.manually_separated,
         decoded.network_unhealthy,
         decoded.update_time_s,
-        max(read_health(switches.NodeStatus), NodeHealth.SUB_HEALTHY if is_degraded else NodeHealth.HEALTHY),
+        max(switches, NodeHealth.SUB_HEALTHY if is_degraded else NodeHealth.HEALTHY),
         pre_separate,
         _faults(decoded),
         decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | pre_separate,

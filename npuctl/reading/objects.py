@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from allocator.settings import Settings
+from allocator.state.cluster_info import is_cluster_info
 from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
@@ -27,7 +28,7 @@ _key = attrgetter("key")
 _NO_GROUPS: Final[Mapping[str, Iterable[KubeObject]]] = MappingProxyType({})
 
 HEALTH_NAMESPACE: Final = "mindx-dl"
-"""The namespace of NodeD's ConfigMaps. Those in files are used even if the allocator's settings name no namespace."""
+"""The namespace of MindCluster's ConfigMaps. Those in files are used even if the allocator's settings name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class ClusterObjects:
 
     Attributes:
         by_kind: the objects by name of their watched kind (``allocator.state.kinds``); ConfigMaps of all namespaces are
-            under both of their kinds. An optional kind that is missing is not served by the cluster: pods of a group of
+            under all of their kinds. An optional kind that is missing is not served by the cluster: pods of a group of
             that kind are placed alone.
     """
 
@@ -91,7 +92,7 @@ class ClusterObjects:
         return type(self)({**self.by_kind, "pods": tuple(changed(pod) for pod in self.pods)})
 
     def watched(self, health_namespace: str) -> dict[str, list[Any]]:
-        """The objects that an allocator watches, by name of their kind; NodeD's ConfigMaps are in this namespace."""
+        """The objects that an allocator watches, by name of their kind; MindCluster's are in this namespace."""
         return {
             kind.name: [
                 each
@@ -114,7 +115,7 @@ class ClusterObjects:
 
     @property
     def config_maps(self) -> tuple[ConfigMap, ...]:
-        """The ConfigMaps, device reports and NodeD's among them."""
+        """The ConfigMaps, device reports and MindCluster's among them."""
         return self.by_kind.get("device reports", ())
 
     @property
@@ -136,11 +137,11 @@ class ClusterObjects:
         return reports
 
     def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
-        """The names of NodeD's ConfigMaps that are used here, but not by an allocator with these settings."""
+        """The names of MindCluster's ConfigMaps that are used here, but not by an allocator with these settings."""
         if settings.node_health_namespace:
             return ()
         health = (each.name for each in self.config_maps if each.metadata.namespace == HEALTH_NAMESPACE)
-        return tuple(name for name in health if node_of_health(name) is not None)
+        return tuple(name for name in health if node_of_health(name) is not None or is_cluster_info(name))
 
 
 async def list_objects(
@@ -150,7 +151,7 @@ async def list_objects(
 
     Args:
         client: the API server.
-        health_namespace: the namespace of NodeD's ConfigMaps; empty if they are not used.
+        health_namespace: the namespace of NodeD's and ClusterD's ConfigMaps; empty if they are not used.
         skipped: called with a sentence on each object that can't be decoded, which the allocator ignores as well;
             without it one is an error.
 
@@ -170,8 +171,9 @@ async def _list_kind(
 ) -> list[Any] | None:
     """List the objects of a kind; None if it is optional and the cluster does not serve it."""
     path = kind.resource.path(namespace=kind.namespace(health_namespace))
+    query = {"labelSelector": kind.label_selector} if kind.label_selector else None
     try:
-        return list(_decoded(await client.request("GET", path), kind, skipped))
+        return list(_decoded(await client.request("GET", path, query=query), kind, skipped))
     except ApiError as error:
         # The API server checks rights first, so a kind it does not serve is forbidden too.
         is_forbidden = error.status == HTTPStatus.FORBIDDEN

@@ -101,7 +101,7 @@ class Source:
             warn(sentence)
         if unused := reading.objects.unused_health_reports(self.settings):
             warn(
-                f"NodeD's ConfigMaps in {HEALTH_NAMESPACE} are used ({some(unused)}), as by an allocator with "
+                f"MindCluster's ConfigMaps in {HEALTH_NAMESPACE} are used ({some(unused)}), as by an allocator with "
                 f"node_health_namespace={HEALTH_NAMESPACE}; an allocator without that setting ignores them"
             )
         self._warn_of_the_clock(reading.objects)

@@ -129,15 +129,17 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
-        health, faults = _health(chip, report, reported.pre_separate), _faults(name, report)
+        # ClusterD may know more than the node's own report.
+        known = "unhealthy" if reported.unhealthy & chip else "healthy"
+        health, faults = _health(chip, report, reported.pre_separate, known), _faults(name, report)
         chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults))
     group = _GROUPS.get(server.product.family, "")
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
 
 
-def _health(chip: ChipSet, report: DeviceReport | None, separating: ChipSet) -> str:
+def _health(chip: ChipSet, report: DeviceReport | None, separating: ChipSet, known: str) -> str:
     if report is None:
-        return "healthy"
+        return known
     worst_first = {
         "separated": report.manually_separated,
         "recovering": report.recovering,
@@ -145,7 +147,7 @@ def _health(chip: ChipSet, report: DeviceReport | None, separating: ChipSet) -> 
         "separating": separating,
         "network-unhealthy": report.network_unhealthy,
     }
-    return next((health for health, chips in worst_first.items() if chips & chip), "healthy")
+    return next((health for health, chips in worst_first.items() if chips & chip), known)
 
 
 def _faults(name: str, report: DeviceReport | None) -> tuple[str, ...]:

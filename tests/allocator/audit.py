@@ -76,7 +76,7 @@ def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeO
     rebuilt = Cluster(
         empty,
         clock=cluster._clock,
-        max_report_age_s=cluster._ages.max_age_s,
+        max_report_age_s=cluster.reports._ages.max_age_s,
         reported_s=lambda name, _updated_s: (cluster.nodes[name].seen or (0, 0.0))[1],
     )
     return sorted(_differences(cluster, ledger, fill(rebuilt, objects)))

@@ -394,7 +394,7 @@ def test_the_node_health_that_noded_reports_is_used(npuctl: Npuctl) -> None:
     for command in (("plan",), ("explain", "train"), ("topo",), ("doctor", "--cluster")):
         unasked = CliRunner().invoke(app, [*command, "-f", file])
         assert (
-            "NodeD's ConfigMaps in mindx-dl are used (mindx-dl-nodeinfo-node-a), as by an allocator with "
+            "MindCluster's ConfigMaps in mindx-dl are used (mindx-dl-nodeinfo-node-a), as by an allocator with "
             in unasked.stderr
         )
         asked = CliRunner().invoke(app, [*command, "-f", file, "--set", "node-health-namespace=mindx-dl"])

@@ -85,7 +85,7 @@ def test_a_strategy_on_the_pod_group_avoids_sub_healthy_servers() -> None:
     made = world(B8, B8, B8)
     data = {"NodeInfo": noded_says({"FaultDevList": [], "NodeStatus": "SubHealthy"})}
     health = ConfigMap(metadata=Metadata("mindx-dl-nodeinfo-n0", "mindx-dl"), data=data)
-    made.cluster.health_applied(health)
+    made.cluster.reports.health_applied(health)
     pods = members()
     made.add(*pods)
     grouped(made, labels={"subHealthyStrategy": "forceExit"})

@@ -110,7 +110,7 @@ def test_a_node_that_its_agent_calls_unhealthy_makes_its_pods_faulty() -> None:
         metadata=replace(report("n1").metadata, name="mindx-dl-nodeinfo-n1"),
         data={"NodeInfo": noded_says({"FaultDevList": [], "NodeStatus": "UnHealthy"})},
     )
-    world.cluster.health_applied(named)
+    world.cluster.reports.health_applied(named)
     faults = read_node(world.cluster.nodes["n1"], "n1")
     assert faults.whole == "node n1 is unhealthy: so NodeD reports"
     assert kind(faults) is FaultKind.NODE

@@ -54,7 +54,7 @@ def test_every_source_of_node_health_is_used_and_named(status: str, reason: str 
         world = World()
         world.add(node("n1"))
         if isinstance(source, ConfigMap) and NODE_INFO in source.data:
-            world.cluster.health_applied(source)
+            world.cluster.reports.health_applied(source)
         else:
             world.add(source)
         if reason is None:
@@ -69,13 +69,13 @@ def test_every_source_of_node_health_is_used_and_named(status: str, reason: str 
 def test_a_recovered_node_is_usable_again() -> None:
     world = World()
     unhealthy = health("n1", {"NodeStatus": "UnHealthy"})
-    world.cluster.health_applied(unhealthy)
+    world.cluster.reports.health_applied(unhealthy)
     world.add(node("n1"))
     world.node_refusal()
-    world.cluster.health_applied(health("n1", {"NodeStatus": "Healthy"}))
+    world.cluster.reports.health_applied(health("n1", {"NodeStatus": "Healthy"}))
     world.vacancy()
-    world.cluster.health_applied(unhealthy)
-    world.cluster.health_deleted(unhealthy)
+    world.cluster.reports.health_applied(unhealthy)
+    world.cluster.reports.health_deleted(unhealthy)
     world.vacancy()
     world.cluster.node_deleted(node("n1"))
     assert not world.cluster.nodes
@@ -87,7 +87,7 @@ def test_a_recovered_node_is_usable_again() -> None:
 def test_a_malformed_noded_report_makes_the_node_unusable(content: str) -> None:
     world = World()
     world.add(node("n1"))
-    world.cluster.health_applied(health("n1", content))
+    world.cluster.reports.health_applied(health("n1", content))
     found = world.node_refusal()
     assert found.reason is Reason.INVALID_REPORT
     assert "mindx-dl/mindx-dl-nodeinfo-n1" in found.message
@@ -101,13 +101,13 @@ def test_a_noded_report_with_a_wrong_check_code_is_invalid(code: str) -> None:
     wrong = {"of another": other, "upper case": right.upper()}.get(code, code)
     world = World()
     world.add(node("n1"), node("n2"))
-    world.cluster.health_applied(health("n1", f'{{"NodeInfo":{info},"CheckCode":"{wrong}"}}'))
+    world.cluster.reports.health_applied(health("n1", f'{{"NodeInfo":{info},"CheckCode":"{wrong}"}}'))
     found = world.node_refusal()
     assert found.reason is Reason.INVALID_REPORT
     for words in ("mindx-dl/mindx-dl-nodeinfo-n1", "CheckCode", repr(wrong), repr(right)):
         assert words in found.message
     assert world.engine.filter(pod("a")).fitting == ["n2"]
-    world.cluster.health_applied(health("n1", f'{{"NodeInfo":{info},"CheckCode":"{right}"}}'))
+    world.cluster.reports.health_applied(health("n1", f'{{"NodeInfo":{info},"CheckCode":"{right}"}}'))
     world.vacancy()
 
 
@@ -116,7 +116,7 @@ def test_the_check_code_of_an_older_noded_is_accepted() -> None:
     info = '{"FaultDevList":null,"HeartbeatTime":1700000000,"HeartbeatInterval":5,"NodeStatus":"Healthy"}'
     world = World()
     world.add(node("n1"))
-    world.cluster.health_applied(
+    world.cluster.reports.health_applied(
         health(
             "n1",
             f'{{"NodeInfo":{info},"CheckCode":"9f75b92a9ab192925614fd4f120f0d06393fb15319b4f0bf61591423f0d8f6ca"}}',
@@ -127,7 +127,7 @@ def test_the_check_code_of_an_older_noded_is_accepted() -> None:
 
 def test_other_config_maps_are_ignored() -> None:
     world = World()
-    world.cluster.health_applied(ConfigMap(metadata=Metadata(name="kube-root-ca.crt", namespace="mindx-dl")))
+    world.cluster.reports.health_applied(ConfigMap(metadata=Metadata(name="kube-root-ca.crt", namespace="mindx-dl")))
     assert not world.cluster.nodes
 
 

@@ -27,7 +27,7 @@ class AgeingReport:
     def reported(self, at_s: int) -> None:
         """Show a report with this time."""
         content = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=at_s)
-        self.cluster.report_applied(report("n1", data=encode_report(content)))
+        self.cluster.reports.applied(report("n1", data=encode_report(content)))
 
     @property
     def offer(self) -> Offer | None:
@@ -42,14 +42,14 @@ def test_a_report_that_is_not_renewed_becomes_stale() -> None:
     world = AgeingReport()
     world.reported(10_000)
     world.now_s += MAX_AGE_S
-    assert world.cluster.age_reports() == []
+    assert world.cluster.reports.age() == []
     assert world.reason is None
     world.now_s += 1.0
-    assert world.cluster.age_reports() == ["n1"]
+    assert world.cluster.reports.age() == ["n1"]
     assert isinstance(world.offer, Refusal)
     assert world.offer.reason is Reason.STALE_REPORT
     assert "1970-01-01T02:46:40Z" in world.offer.message
-    assert world.cluster.age_reports() == []
+    assert world.cluster.reports.age() == []
 
 
 def test_a_renewed_report_is_valid_again() -> None:
@@ -58,13 +58,13 @@ def test_a_renewed_report_is_valid_again() -> None:
     world.now_s += MAX_AGE_S - 1.0
     world.reported(10_300)
     world.now_s += MAX_AGE_S
-    assert world.cluster.age_reports() == []
+    assert world.cluster.reports.age() == []
     world.now_s += 1.0
-    assert world.cluster.age_reports() == ["n1"]
+    assert world.cluster.reports.age() == ["n1"]
     world.reported(10_600)
     assert world.reason is None
     world.now_s += MAX_AGE_S + 1.0
-    assert world.cluster.age_reports() == ["n1"]
+    assert world.cluster.reports.age() == ["n1"]
 
 
 def test_the_report_of_an_ended_plugin_is_stale_at_once() -> None:
@@ -85,9 +85,9 @@ def test_the_clock_of_a_node_may_be_wrong(skew_s: int) -> None:
         world.reported(1_800_000_000 + skew_s + int(world.now_s))
         assert world.reason is None
         world.now_s += 300.0
-        assert world.cluster.age_reports() == []
+        assert world.cluster.reports.age() == []
     world.now_s += MAX_AGE_S
-    assert world.cluster.age_reports() == ["n1"]
+    assert world.cluster.reports.age() == ["n1"]
     assert world.reason is Reason.STALE_REPORT
 
 
@@ -97,7 +97,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_reports(back_s: int) -> None:
     for at_s in (2_000_000, 2_000_000 - back_s):
         world.reported(at_s)
     world.now_s += 901.0
-    assert world.cluster.age_reports() == ["n1"]
+    assert world.cluster.reports.age() == ["n1"]
     assert world.reason is Reason.STALE_REPORT
 
 
@@ -107,9 +107,9 @@ def test_a_report_that_is_listed_again_or_edited_does_not_become_younger() -> No
     world.now_s += MAX_AGE_S
     # As after a new list, or when somebody separates a chip by hand: its UpdateTime is the same.
     content = DeviceReport(free=0xFE, unhealthy=0, network_unhealthy=0, update_time_s=10_000, manually_separated=1)
-    world.cluster.report_applied(report("n1", data=encode_report(content)))
+    world.cluster.reports.applied(report("n1", data=encode_report(content)))
     world.now_s += 1.0
-    assert world.cluster.age_reports() == ["n1"]
+    assert world.cluster.reports.age() == ["n1"]
     world.reported(10_000)
     assert world.reason is Reason.STALE_REPORT
 
@@ -119,7 +119,7 @@ def test_after_a_restart_a_report_ages_from_when_it_is_first_seen() -> None:
     world.reported(1)  # of a plugin that ended long ago, without saying so
     assert world.reason is None
     world.now_s += MAX_AGE_S + 1.0
-    assert world.cluster.age_reports() == ["n1"]
+    assert world.cluster.reports.age() == ["n1"]
     assert world.reason is Reason.STALE_REPORT
 
 
@@ -137,7 +137,7 @@ def test_an_invalid_update_time_makes_the_report_invalid(at_s: int) -> None:
 def test_a_node_whose_report_was_deleted_is_usable() -> None:
     world = AgeingReport()
     world.reported(0)
-    world.cluster.report_deleted(report("n1"))
+    world.cluster.reports.deleted(report("n1"))
     assert world.reason is None
 
 
@@ -153,6 +153,6 @@ def test_a_report_is_stale_exactly_while_it_has_not_changed_for_too_long(steps: 
             world.reported(1 + step)
             if last is None or last[0] != step:
                 last = step, world.now_s
-        world.cluster.age_reports()
+        world.cluster.reports.age()
         too_old = last is not None and world.now_s - last[1] > MAX_AGE_S
         assert (world.reason is Reason.STALE_REPORT) is too_old

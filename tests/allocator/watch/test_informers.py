@@ -1,6 +1,7 @@
 """The informers: owners, NodeD's reports, and pod groups while the API server serves them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,15 @@ import pytest
 from allocator.rules.job_kinds import COSCHEDULING, VOLCANO
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
+from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
 from allocator.state.jobs import Jobs
 from allocator.state.kinds import KINDS, WatchedKind
 from allocator.state.ledger import Ledger
 from allocator.state.report import NODE_INFO
 from allocator.watch import informers
 from allocator.watch.informers import OptionalInformer, make_reflector
-from ascend.deviceinfo import LABELS
+from ascend.chips import RESOURCE
+from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, encode_report
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.reasons import Reason
@@ -154,6 +157,22 @@ async def test_noded_reports_are_watched_in_the_configured_namespace(tmp_path: P
             meta = {"name": "mindx-dl-nodeinfo-n1", "namespace": "mindx-dl", "labels": LABELS}
             await server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {NODE_INFO: info}})
             await until(lambda: isinstance(nodes["n1"].offer, Refusal))
+
+
+async def test_clusterds_reports_are_watched_in_the_same_namespace(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        await server.create(node_manifest("n1"))
+        await server.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mindx-dl"}})
+        async with running(server, tmp_path, node_health_namespace="mindx-dl") as allocator:
+            nodes, name = allocator.app.cluster.nodes, "cluster-info-device-0"
+            data = encode_report(DeviceReport(0xFF, 0, 0, update_time_s=1_800_000_000))
+            meta = {"name": "mindx-dl-deviceinfo-n1", "namespace": NAMESPACE, "labels": LABELS}
+            await server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+            said = {"DeviceList": {f"{RESOURCE}-Unhealthy": "Ascend910-3"}, "UpdateTime": 1_800_000_001}
+            text = json.dumps({"mindx-dl-deviceinfo-n1": said})
+            meta = {"name": name, "namespace": "mindx-dl", "labels": CLUSTER_INFO_LABELS}
+            await server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {name: text}})
+            await until(lambda: isinstance(vacancy := nodes["n1"].offer, Vacancy) and vacancy.healthy == 7)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.is_optional], ids=lambda kind: kind.name)
