@@ -197,6 +197,11 @@ class Settings(DaemonSettings):
         " retries that jobs have left, which its operator needs for fault-retry-times, in vcjob-fault-npu-cm in"
         " volcano-system; both namespaces must exist",
     )
+    reschedule_reset_config: bool = setting(
+        default=False,
+        description="tell the processes of jobs, in the ConfigMap reset-config-<job> of those that have one, that pods"
+        " were replaced (pod-rescheduling) or that they have to leave a sub-healthy node (graceExit)",
+    )
     reschedule_not_ready_s: float = setting(
         default=30.0,
         ge=0,

@@ -49,6 +49,9 @@ class Recovery(msgspec.Struct):
         times_s: when pods were deleted, Unix seconds, the last ten times.
         retries: how often pods were deleted because one had failed.
         spots: where the pods of its ranks were, if it has blocks.
+        some_stayed: whether some of its pods were not deleted.
+        restarts: whether the processes of these start again once all pods are placed.
+        is_leaving: whether its processes were told to save their state and end.
     """
 
     owners: list[str]
@@ -63,6 +66,9 @@ class Recovery(msgspec.Struct):
     times_s: list[float] = []
     retries: int = 0
     spots: dict[int, Spot] = {}
+    some_stayed: bool = False
+    restarts: bool = False
+    is_leaving: bool = False
 
 
 class Memory(msgspec.Struct):

@@ -20,9 +20,11 @@ from allocator.rescheduling.decision import Choice, Member, Stage, choose, is_ma
 from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.fault_watch import FaultWatch
 from allocator.rescheduling.faults import FaultKind, fault_of
+from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.owners import goes_together, why_nobody
 from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
 from allocator.rescheduling.switches import Mode, Reach, Switches, read_switches
 from allocator.rules.job import JobKey, works_alone
@@ -72,6 +74,7 @@ class Rescheduler:
         options: the settings.
         announcer: says what is done, and why something is not.
         records: writes what other programs read; None if nothing does.
+        reset_configs: tells the processes of jobs; None if nothing does.
         metrics: counts deletions and what is held back.
         leads: whether this allocator leads.
         now_s: the wall clock, Unix seconds.
@@ -86,6 +89,7 @@ class Rescheduler:
         *,
         announcer: Announcer,
         records: RecordWriter | None,
+        reset_configs: ResetConfigs | None = None,
         metrics: AllocatorMetrics,
         leads: Callable[[], bool],
         now_s: Callable[[], float],
@@ -96,12 +100,13 @@ class Rescheduler:
         self._options = options
         self._announcer = announcer
         self._records = records
+        self._reset_configs = reset_configs
         self._metrics = metrics
         self._leads = leads
         self._now_s = now_s
         self._watch = FaultWatch(cluster, options.not_ready_s, monotonic)
         self._budget = Budget(options.per_minute, options.per_hour)
-        self._marked: dict[str, str] = {}
+        self._marker = Marker(actions)
         self._stopped: str | None = None
         self._is_loaded = False
         self.memory = Memory()
@@ -201,31 +206,16 @@ class Rescheduler:
         elif works_alone(pods[0], job.key) and not job.is_gang:
             switches = replace(switches, reach=Reach.POD)
         members = [self._member(pod, switches) for pod in pods]
-        if switches.mode.is_external:
-            await self._mark(members)
-        else:
+        if not switches.mode.is_external:
             await self._decide(job, members, switches)
+        elif not self._options.dry_run:
+            await self._marker.mark(members)
 
     def _member(self, pod: Pod, switches: Switches) -> Member:
         record = self._cluster.nodes.get(pod.spec.node_name)
         held = record.holdings.get(pod.uid) if record is not None else None
         fault = fault_of(pod, held.chips if held is not None else 0, self._watch.of(pod.spec.node_name), switches)
         return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
-
-    async def _mark(self, members: list[Member]) -> None:
-        """Mark faulty pods that another program deletes."""
-        for member in members:
-            if member.fault is None:
-                continue
-            status = f"Unhealthy-{member.fault.kind}"
-            if self._marked.get(member.pod.uid) != status and not self._options.dry_run:
-                try:
-                    await self._actions.annotate(member.pod, status)
-                except (ApiError, Unreachable) as error:
-                    log.warning("can't mark a faulty pod yet", pod=member.pod.key, error=str(error))
-                    continue
-                self._marked[member.pod.uid] = status
-                log.warning("marked a faulty pod", pod=member.pod.key, pod_uid=member.pod.uid, status=status)
 
     # What is done about a job.
 
@@ -240,7 +230,7 @@ class Rescheduler:
             stage = stage_after(now_s - recovery.waits_since_s, switches, has_blocks=has_blocks)
         choice = choose(members, switches, stage if stage > recovery.stage else Stage.PODS, recovery.damaged)
         if not choice.pods:
-            self._end_if_whole(job, recovery)
+            await self._end_if_whole(job, recovery)
         if not choice.pods or now_s < recovery.retry_at_s:
             return
         if choice.reason is not None and not may_restart(choice.reason, switches, recovery.retries):
@@ -250,7 +240,8 @@ class Rescheduler:
         if (why_not := self._why_not(choice, recovery, now_s)) is not None:
             self._announcer.hold(job, choice.pods[0].pod, why_not)
             return
-        await self._carry_out(job, choice, recovery)
+        recovery.some_stayed = len(choice.pods) < len(members)
+        await self._carry_out(job, choice, recovery, switches)
 
     def _recovery(self, job: Job, members: list[Member]) -> Recovery:
         owners = sorted({_owner_uid(each.pod) for each in members})
@@ -273,7 +264,7 @@ class Rescheduler:
             return f"nothing is deleted: {self._stopped}"
         return self._budget.why_not(len(choice.pods), self.memory.recent, recovery.times_s, now_s)
 
-    async def _carry_out(self, job: Job, choice: Choice, recovery: Recovery) -> None:
+    async def _carry_out(self, job: Job, choice: Choice, recovery: Recovery, switches: Switches) -> None:
         why = next((each.fault.sentence for each in choice.pods if each.fault is not None), "")
         why = why or "its job waits for chips since other pods of it were deleted after a fault"
         if self._options.dry_run:
@@ -291,12 +282,16 @@ class Rescheduler:
         recovery.damaged = sorted({*recovery.damaged, *damaged})
         record = self._cluster.blocks.of(job.key)
         recovery.spots = dict(record)
+        recovery.restarts = switches.restarts
+        recovery.is_leaving |= leaves_gracefully(choice, switches)
         for each in choice.pods:
             recovery.deleted[each.pod.uid] = self._deletions.note(each.pod)
         self.memory.jobs[job.key.plan] = recovery
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
         self._deletions.prepare(choice, self.memory)
         await self._actions.save(self.memory)
+        if self._reset_configs is not None:
+            await self._reset_configs.tell_deleted(choice, switches)
         deleted = await self._deletions.carry_out(job, choice, why, self.memory)
         self.memory.recent[-1] = (now_s, len(deleted.pods))  # a refused deletion uses up no budget
         if deleted.pods and self._records is not None:
@@ -311,14 +306,19 @@ class Rescheduler:
         elif recovery.waits_since_s is None:
             recovery.waits_since_s = now_s
 
-    def _end_if_whole(self, job: Job, recovery: Recovery) -> None:
+    async def _end_if_whole(self, job: Job, recovery: Recovery) -> None:
         """End the recovery of a job once what was deleted is gone, and all of its pods are placed."""
         if not recovery.is_open or recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values()):
             return
         if job.size < job.min_available:
             return
+        if self._reset_configs is not None and not self._options.dry_run:
+            await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
         recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Stage.PODS, []
         recovery.spots, recovery.changed_s = {}, self._now_s()
+        recovery.is_leaving = False
+        if not self._options.dry_run:
+            await self._actions.save(self.memory)  # else the next leader would end it once more
         log.info("a job is whole again", job=str(job.key))
 
     def _forget(self) -> None:
@@ -327,9 +327,8 @@ class Rescheduler:
             is_there = JobKey.of_plan(plan) in self._cluster.jobs.by_key
             if not is_there and not recovery.deleted and recovery.changed_s + FORGET_S <= now_s:
                 del self.memory.jobs[plan]
-        self._announcer.forget(lambda uid: uid not in self._cluster.pods)
-        for uid in [uid for uid in self._marked if uid not in self._cluster.pods]:
-            del self._marked[uid]
+        for each in (self._announcer, self._marker):
+            each.forget(lambda uid: uid not in self._cluster.pods)
 
 
 def _owner_uid(pod: Pod) -> str:

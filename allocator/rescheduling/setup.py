@@ -8,6 +8,7 @@ from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Options, Rescheduler
+from allocator.rescheduling.reset_config import ResetConfigs
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from ascend.kube.client import KubeClient
@@ -53,6 +54,7 @@ def make_rescheduler(
         options,
         announcer=Announcer(publish),
         records=RecordWriter(client, cluster, monotonic) if settings.reschedule_records else None,
+        reset_configs=ResetConfigs(client) if settings.reschedule_reset_config else None,
         metrics=metrics,
         leads=leads,
         now_s=lambda: now_ns() / 1e9,

@@ -81,12 +81,14 @@ class Switches(msgspec.Struct, frozen=True, gc=False):
         reach: which pods go with a faulty one.
         retries: how often failed pods are replaced; faults of the hardware are not limited.
         strategy: what becomes of its pods on a sub-healthy node.
+        restarts: whether the processes of pods that stay start again once the others are replaced.
     """
 
     mode: Mode = Mode.OFF
     reach: Reach = Reach.JOB
     retries: int = 0
     strategy: Strategy = Strategy.IGNORE
+    restarts: bool = False
 
 
 OFF: Final = Switches()
@@ -119,7 +121,11 @@ def read_switches(job: Iterable[JobFacts | None], pods: Iterable[Pod]) -> Switch
     if said.get(_ELASTIC) == "on" or _DELETED_ELSEWHERE in said:
         mode = Mode.OFF  # another program decides about its pods
     return Switches(
-        mode, _reach(said), read_retries(said.get(RETRY_TIMES, "")), _read(Strategy, _STRATEGY, said, Strategy.IGNORE)
+        mode,
+        _reach(said),
+        read_retries(said.get(RETRY_TIMES, "")),
+        _read(Strategy, _STRATEGY, said, Strategy.IGNORE),
+        said.get(_POD_RESCHEDULING) == "on" and said.get(_PROCESS_RECOVERY) != "on",
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from ascend.daemon.observable import Observable, wait_for_change
+from ascend.job_files import RESET, RESET_CONFIG, RESTART_TYPE
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, ConfigMap
@@ -37,7 +38,7 @@ class _Kind:
 
 
 # A framework that finds a new reset.json reads restartType next.
-_RESET = _Kind("reset-config-", ("restartType", "reset.json"))
+_RESET = _Kind(RESET_CONFIG, (RESTART_TYPE, RESET))
 _DATA_TRACE = _Kind("data-trace-", ("profilingSwitch",))
 _NAME = re.compile(r"[a-z0-9-]+\.(?:reset-config|data-trace)-.+")
 

@@ -7,6 +7,7 @@ from ascend.annotations import ALLOCATED, CLAIMED, REAL, Grant, held_chips, read
 from ascend.chips import ChipSet, count_chips
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue
+from ascend.job_files import job_name
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
@@ -18,9 +19,6 @@ CONFIG_MIRROR = "kubernetes.io/config.mirror"
 
 REMEMBERED = 1024
 """How many deleted pods are remembered: more than a kubelet can still list."""
-
-JOB_NAME_LABELS = ("volcano.sh/job-name", "training.kubeflow.org/job-name", "deploy-name")
-"""The labels that name a pod's job, in this order (docs/spec/job-files.md#the-name-of-a-job)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def read_pod(pod: Pod, order: int) -> NodePod:
         live=pod.is_live,
         past_admission=bool(statuses) or pod.status.phase == "Running",
         is_mirror=CONFIG_MIRROR in annotations,
-        job_name=next(filter(None, map(pod.metadata.labels.get, JOB_NAME_LABELS)), ""),
+        job_name=job_name(pod.metadata.labels),
     )
 
 

@@ -678,6 +678,13 @@ def test_pods_may_be_deleted_only_if_jobs_are_rescheduled(
     assert {f"--reschedule={mode}", f"--reschedule-by={by}"} <= set(container["args"])
 
 
+def test_config_maps_of_jobs_may_be_changed_only_if_their_processes_are_told() -> None:
+    on = ("--set-string", "allocator.rescheduling.mode=on", "--set", "allocator.rescheduling.resetConfig=true")
+    assert _rights(helm.render(*on), "allocator")["ClusterRole", "configmaps"] == {"get", "patch"}
+    for others in ((), on[:2], on[2:]):
+        assert ("ClusterRole", "configmaps") not in _rights(helm.render(*others), "allocator")
+
+
 def test_the_records_of_other_programs_may_be_written_only_if_they_are_wanted() -> None:
     given = ("--set-string", "allocator.rescheduling.mode=on", "--set", "allocator.rescheduling.records=true")
     roles = [item for item in helm.render(*given) if item["kind"] == "Role"]

@@ -14,6 +14,7 @@ from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, RELE
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory, decode, encode
 from allocator.rescheduling.rescheduler import Options, Rescheduler
+from allocator.rescheduling.reset_config import ResetConfigs
 from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
 from ascend.chips import chip_set
 from ascend.errors import ApiError
@@ -55,6 +56,7 @@ class Scene(Actions):
         self.stuck: set[str] = set()
         self.refuses: ApiError | None = None
         self.is_late = self.dies = self.has_finalizers = False
+        self.reset_configs: ResetConfigs | None = None
         self.options = OPTIONS._replace(**options)
         self.rescheduler = self.start()
 
@@ -67,6 +69,7 @@ class Scene(Actions):
             self.options,
             announcer=Announcer(self._publish),
             records=None,
+            reset_configs=self.reset_configs,
             metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
             leads=lambda: True,
             now_s=lambda: self.world.now_s,

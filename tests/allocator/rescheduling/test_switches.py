@@ -45,7 +45,7 @@ def test_the_pod_group_counts_before_the_object_and_both_before_the_pods() -> No
     pods = [pod("one", labels={"fault-scheduling": "off", "pod-rescheduling": "on", "fault-retry-times": "1"})]
     source = JobFacts(labels={"fault-scheduling": "grace", "fault-retry-times": "2"})
     switches = read_switches((JobFacts(labels={"fault-scheduling": "force"}), source), pods)
-    assert switches == Switches(Mode.FORCE, Reach.WIDER, 2)
+    assert switches == Switches(Mode.FORCE, Reach.WIDER, 2, restarts=True)
 
 
 def test_pods_that_contradict_each_other_are_named() -> None:
