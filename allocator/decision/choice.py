@@ -59,18 +59,18 @@ class Choice:
     ) -> tuple[str, Fit]:
         """Where a pod is placed if it should return to its node, which has its images and files.
 
-        Its own previous node, else the best node that no pod of its job was on, else the best of all
-        (docs/spec/scheduling.md#previous-node). ``best`` is the best of all, and the answer without previous nodes.
+        Its own previous node, unless pods of its job have failed there; else the best node on which no pod of its job
+        was or has failed, else its own, else the best of all (docs/spec/scheduling.md#previous-node). ``best`` is the
+        best of all.
         """
-        index = self._cluster.index
+        index, faulty = self._cluster.index, self._cluster.faulty_nodes.of(job.key)
         previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}
         own = previous.get(job.rank_of(pod)) if previous else None
-        if own is not None and (candidates is None or own in candidates):
-            fit = index.best(request, (own,))
-            if fit is not None:
-                return fit
-        used = set(previous.values())
+        own_fit = index.best(request, (own,)) if own is not None and (candidates is None or own in candidates) else None
+        if own_fit is not None and own not in faulty:
+            return own_fit
+        used = {*previous.values(), *faulty}
         if best[0] not in used:
             return best
         unused = [name for name in (index.entries if candidates is None else candidates) if name not in used]
-        return index.best(request, unused) or best
+        return index.best(request, unused) or own_fit or best

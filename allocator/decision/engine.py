@@ -57,7 +57,9 @@ class DecisionEngine:
         self._choice = Choice(cluster)
         self.defaults = defaults
         self._reader = RequestReader(cluster, ledger, defaults)
-        self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of, policy_of=self._reader.policy)
+        self.gangs = Gangs(
+            cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of, policy_of=self._reader.policy, now_s=now_s
+        )
         self.plans = GradualPlans(cluster, ledger, self.gangs)
         self.earmarks = Earmarks(
             cluster, ledger, self.gangs, self.request_of, share=earmark_share, now_s=now_s

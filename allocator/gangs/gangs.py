@@ -50,6 +50,7 @@ class Gangs:
         ttl_s: how long a plan lives after one of its pods was bound.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
         policy_of: where the pods of a pod's job are placed; raises a Refusal if what the job asks for is invalid.
+        now_s: the wall clock, Unix seconds.
 
     Attributes:
         awaits_victims: says whether other pods are ending for a pod of a gang.
@@ -63,13 +64,14 @@ class Gangs:
         ttl_s: float,
         request_of: Callable[[Pod], ChipRequest],
         policy_of: Callable[[Pod], Policy],
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._ttl_s = ttl_s
         self._progress = Progress(cluster, ledger)
         self.request_of = request_of
-        self.planner = Planner(cluster, ledger, request_of, policy_of)
+        self.planner = Planner(cluster, ledger, request_of, policy_of, now_s)
         self.incomplete = self._progress.incomplete
         self.find_started = self._progress.find_started
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner)

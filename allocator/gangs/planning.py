@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
-from allocator.gangs.record import count_neighbours, read_record
+from allocator.gangs.record import count_neighbours, ending_nodes, read_record
 from allocator.gangs.search import Search
 from allocator.gangs.turns import Setback, created
 from allocator.rules.job import JobKey
@@ -21,7 +21,9 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
+from ascend.grammar import count, some
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from ascend.turn import Steps, at_once
 
 _MOST_OUTCOMES: Final = 128
@@ -79,6 +81,7 @@ class Planner:
         ledger: the reservations.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
         policy_of: where the pods of a pod's job are placed; raises a Refusal if what the job asks for is invalid.
+        now_s: the wall clock, Unix seconds.
     """
 
     def __init__(
@@ -87,7 +90,9 @@ class Planner:
         ledger: Ledger,
         request_of: Callable[[Pod], ChipRequest],
         policy_of: Callable[[Pod], Policy],
+        now_s: Callable[[], float],
     ) -> None:
+        self._now_s = now_s
         self._cluster = cluster
         self._ledger = ledger
         self._policy_of = policy_of
@@ -287,10 +292,16 @@ class Planner:
         peers = job.nodes_beside(uids) if spread else ()
         record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.has_blocks else {}
         near = count_neighbours(job, policy.near, self._cluster) if policy.near else {}
-        return GangRequest(job.key, placed, policy, candidates, peers=peers, record=record, neighbours=near)
+        faulty = self._cluster.faulty_nodes.of(job.key)
+        return GangRequest(
+            job.key, placed, policy, candidates, peers=peers, record=record, neighbours=near, faulty=faulty
+        )
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.setback))
+        if names := ending_nodes(job, gang.record, self._cluster, self._now_s()):
+            sentence = f"{count(len(names), 'pod')} of it are still ending on nodes of its blocks"
+            raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
         if scope.setback is None:
             gang = replace(gang, limits=dict.fromkeys(scope.avoided, 0))
             found = at_once(self.search.seats(gang, needed, self._cluster.index))

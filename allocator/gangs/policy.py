@@ -65,6 +65,7 @@ class GangRequest(msgspec.Struct, frozen=True):
         peers: names of the nodes with other pods of the job: members that are spread are not placed there.
         record: where pods of the job are or were, by rank; only for policies with blocks.
         neighbours: how many pods of other jobs to which it prefers to be near each SuperPod has.
+        faulty: names of nodes to be used last, since pods of the job have failed there.
     """
 
     job: JobKey
@@ -75,6 +76,7 @@ class GangRequest(msgspec.Struct, frozen=True):
     peers: Collection[str] = ()
     record: Mapping[int, Peer] = {}
     neighbours: Mapping[int, int] = {}
+    faulty: frozenset[str] = frozenset()
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""

@@ -2,13 +2,20 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Final
 
 from allocator.gangs.policy import Peer
+from allocator.rules.vacancy import Vacancy
 from allocator.state.block_record import BlockRecord
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.annotations import read_block
+from ascend.kube.objects import Pod
+
+ENDS_S: Final = 10.0
+"""A pod is about to end if it has to within so many seconds, or should have ended at most so many seconds ago."""
 
 
 def read_record(job: Job, members: Collection[str], ledger: Ledger, past: BlockRecord) -> dict[int, Peer]:
@@ -31,6 +38,37 @@ def read_record(job: Job, members: Collection[str], ledger: Ledger, past: BlockR
             elif pod.spec.node_name:
                 record[job.rank_of(pod)] = Peer(pod.spec.node_name, read_block(pod.metadata.annotations))
     return record
+
+
+def ending_nodes(job: Job, record: Mapping[int, Peer], cluster: Cluster, now_s: float) -> list[str]:
+    """The nodes of blocks on which pods of the job are about to end; its undamaged blocks keep them.
+
+    Only healthy nodes, and pods that were deleted with a short grace period: others are not waited for
+    (docs/spec/rescheduling.md#superpod-repair).
+
+    Args:
+        job: the job.
+        record: where pods of it are or were, by rank.
+        cluster: nodes and pods.
+        now_s: the present, Unix seconds.
+    """
+    found = []
+    for name in sorted({peer.node for peer in record.values() if not peer.stays}):
+        node = cluster.nodes.get(name)
+        if node is None or not isinstance(node.offer, Vacancy) or node.offer.faulty:
+            continue
+        pods = (cluster.pods.get(uid) for uid in node.holdings)
+        if any(pod is not None and _ends(pod, now_s) and cluster.jobs.job_of(pod).key == job.key for pod in pods):
+            found.append(name)
+    return found
+
+
+def _ends(pod: Pod, now_s: float) -> bool:
+    when = pod.metadata.deletion_timestamp
+    try:
+        return when is not None and abs(datetime.fromisoformat(when).timestamp() - now_s) <= ENDS_S
+    except ValueError:
+        return False
 
 
 def count_neighbours(job: Job, labels: Mapping[str, str], cluster: Cluster) -> Counter[int]:

@@ -37,9 +37,9 @@ class Search:
             needed: how many members must be placed.
             index: the nodes.
         """
-        found = yield from self._with_previous_nodes(gang, index)
+        found = yield from self._on_others_first(gang, index)
         if isinstance(found, Refusal) and (fewer := _fewer(gang, needed)) is not None:
-            found = yield from self._with_previous_nodes(fewer, index)
+            found = yield from self._on_others_first(fewer, index)
         return found
 
     def seats_after(self, setback: Setback, gang: GangRequest, needed: int, job: Job) -> list[Seat] | Refusal:
@@ -70,6 +70,15 @@ class Search:
         there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
         return {node: max(0, most - there[node]) for node, most in setback.limits.items()}
 
+    def _on_others_first(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """Seats on nodes where no pod of the gang has failed, else on any."""
+        if gang.faulty and not gang.policy.has_blocks:  # else the policy itself uses them last
+            limits = {**gang.limits, **dict.fromkeys(gang.faulty, 0)}
+            found = yield from self._with_previous_nodes(replace(gang, limits=limits), index)
+            if not isinstance(found, Refusal):
+                return found
+        return (yield from self._with_previous_nodes(gang, index))
+
     def _with_previous_nodes(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
         if gang.policy.has_blocks or self._cluster.previous is None:
@@ -78,6 +87,7 @@ class Search:
         kept = tuple(
             replace(member, candidates=(node,))
             if (node := previous.get(member.rank)) is not None
+            and gang.limits.get(node) != 0
             and ((allowed := gang.allowed(member)) is None or node in allowed)
             and index.vacancy_for(member.request, node) is not None
             else member

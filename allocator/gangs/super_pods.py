@@ -83,7 +83,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         if largest is not None and free.rooms[largest] > self.demand.limits.size:
             return _too_large(largest, free.rooms[largest], self.demand.limits.size)
         topology = index.topology
-        nodes = Nodes(free.rooms, free.names, lambda name: topology.location(name).super_pod)
+        nodes = Nodes(free.rooms, free.names, lambda name: topology.location(name).super_pod, gang.faulty)
         blocks = self._blocks(gang)
         yield
         found = place_job(

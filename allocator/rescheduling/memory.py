@@ -49,6 +49,7 @@ class Recovery(msgspec.Struct):
         times_s: when pods were deleted, Unix seconds, the last ten times.
         retries: how often pods were deleted because one had failed.
         spots: where the pods of its ranks were, if it has blocks.
+        faulty_nodes: the nodes of its faulty pods.
         some_stayed: whether some of its pods were not deleted.
         restarts: whether the processes of these start again once all pods are placed.
         is_leaving: whether its processes were told to save their state and end.
@@ -66,6 +67,7 @@ class Recovery(msgspec.Struct):
     times_s: list[float] = []
     retries: int = 0
     spots: dict[int, Spot] = {}
+    faulty_nodes: list[str] = []
     some_stayed: bool = False
     restarts: bool = False
     is_leaving: bool = False

@@ -282,6 +282,8 @@ class Rescheduler:
         recovery.damaged = sorted({*recovery.damaged, *damaged})
         record = self._cluster.blocks.of(job.key)
         recovery.spots = dict(record)
+        recovery.faulty_nodes = sorted({*recovery.faulty_nodes, *_failing_nodes(choice)})
+        self._cluster.faulty_nodes.note(job.key, recovery.faulty_nodes)
         recovery.restarts = switches.restarts
         recovery.is_leaving |= leaves_gracefully(choice, switches)
         for each in choice.pods:
@@ -316,7 +318,8 @@ class Rescheduler:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
         recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Stage.PODS, []
         recovery.spots, recovery.changed_s = {}, self._now_s()
-        recovery.is_leaving = False
+        recovery.is_leaving, recovery.faulty_nodes = False, []
+        self._cluster.faulty_nodes.note(job.key, ())
         if not self._options.dry_run:
             await self._actions.save(self.memory)  # else the next leader would end it once more
         log.info("a job is whole again", job=str(job.key))
@@ -327,6 +330,7 @@ class Rescheduler:
             is_there = JobKey.of_plan(plan) in self._cluster.jobs.by_key
             if not is_there and not recovery.deleted and recovery.changed_s + FORGET_S <= now_s:
                 del self.memory.jobs[plan]
+                self._cluster.faulty_nodes.note(JobKey.of_plan(plan), ())
         for each in (self._announcer, self._marker):
             each.forget(lambda uid: uid not in self._cluster.pods)
 
@@ -334,3 +338,12 @@ class Rescheduler:
 def _owner_uid(pod: Pod) -> str:
     owner = pod.metadata.controller
     return owner.uid if owner is not None else pod.uid
+
+
+def _failing_nodes(choice: Choice) -> set[str]:
+    """The nodes of faulty pods; the node of one that fails only because of another pod is not to blame."""
+    return {
+        each.pod.spec.node_name
+        for each in choice.pods
+        if each.fault is not None and each.fault.kind is not FaultKind.RELATED
+    }

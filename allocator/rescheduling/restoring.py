@@ -50,6 +50,7 @@ async def restore(actions: Actions, cluster: Cluster, now_s: Callable[[], float]
         cluster.hold_deleted(uid, each.node, each.pod, chip_set(each.chips))
     for plan, recovery in memory.jobs.items():
         key = JobKey.of_plan(plan)
+        cluster.faulty_nodes.note(key, recovery.faulty_nodes)
         known = cluster.blocks.of(key)
         for rank, spot in recovery.spots.items():
             if rank not in known:

@@ -8,6 +8,7 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.block_record import BlockRecord, Spot
 from allocator.state.changes import Changes
+from allocator.state.faulty_nodes import FaultyNodes
 from allocator.state.followers import PodFollowers
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
@@ -84,6 +85,7 @@ class Cluster:
         self.changes = Changes()
         self.jobs = Jobs()
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
+        self.faulty_nodes = FaultyNodes()
         self.waiting = WaitingPods()
         self.followers = PodFollowers()
         self.reports = NodeReports(

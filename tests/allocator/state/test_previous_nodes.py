@@ -17,6 +17,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from tests.allocator.builders import GROUP, World, node, pod, selecting
 from tests.allocator.reference import reference_cases
+from tests.allocator.superpods.cases import of_area
 
 CASES = reference_cases("ranks")["prefer_previous_node"]
 
@@ -47,6 +48,14 @@ def test_the_preferred_node_agrees_with_the_reference(case: dict[str, Any]) -> N
     assert prefer(case["rank"], previous, fitting, faulty=case["fault"]) == case["boosted"]
 
 
+@of_area("prefer-previous")
+def test_the_preferred_node_agrees_with_the_cases(case: dict[str, Any]) -> None:
+    said = case["given"]
+    previous = {int(rank): name for rank, name in said["previous_nodes"].items()}
+    fitting = sorted(said["scores"], key=lambda name: -said["scores"][name])
+    assert prefer(said["rank"], previous, fitting, faulty=said["pod_faulty"]) == case["expect"]["boosted"]
+
+
 NODES = tuple(f"n{number}" for number in range(6))
 
 
@@ -56,9 +65,16 @@ NODES = tuple(f"n{number}" for number in range(6))
     candidates=st.none() | st.lists(st.sampled_from((*NODES, "gone", "new")), unique=True),
     rank=st.integers(0, 7),
     request=st.sampled_from((1, 2, 4)),
+    faulty=st.booleans(),
 )
 def test_the_chosen_node_follows_the_stated_rule(
-    free: list[frozenset[int]], previous: dict[int, str], candidates: list[str] | None, rank: int, request: int
+    free: list[frozenset[int]],
+    previous: dict[int, str],
+    candidates: list[str] | None,
+    rank: int,
+    request: int,
+    *,
+    faulty: bool,
 ) -> None:
     world = World()
     remembered = PreviousNodes()
@@ -71,7 +87,9 @@ def test_the_chosen_node_follows_the_stated_rule(
     for each, name in previous.items():
         remembered.remember(world.cluster.jobs.job_of(waiting).key, each, name, now_s=world.now_s)
     fitting = [name for name, _ in world.engine.fits(waiting) if candidates is None or name in candidates]
-    expected = prefer(rank, previous, fitting)
+    if faulty and rank in previous:
+        world.cluster.faulty_nodes.note(world.cluster.jobs.job_of(waiting).key, {previous[rank]})
+    expected = prefer(rank, previous, fitting, faulty=faulty)
     if expected is None:
         with pytest.raises(Refusal):
             world.engine.place(waiting, candidates)

@@ -10,6 +10,8 @@ from allocator.state.reservation import Stage
 from ascend.annotations import BACKUP_SOURCE, BLOCK, RANK
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from tests.allocator.builders import owned_by
+from tests.allocator.rescheduling.cases import of_area as of_record
 from tests.allocator.superpods.cases import of_area
 from tests.allocator.superpods.test_jobs import again
 from tests.allocator.superpods.test_ranks import annotated
@@ -61,6 +63,32 @@ def test_a_backup_has_the_rank_and_the_block_of_the_pod_that_it_replaces(
     stamper = Stamper(world.cluster, world.ledger, lambda: 1)
     written = stamper.annotations(new, stamper.stamp(held, Stage.BINDING))
     assert (written[RANK], written[BLOCK]) == ("2", running[2].metadata.annotations[BLOCK])
+
+
+@of_record("resched.hotswitch")
+def test_a_backup_that_waits_changes_no_record(case: dict[str, Any]) -> None:
+    said = case["given"]
+    assert not said["backup_pod_node"]
+    world = super_pods(2)
+    world.add(*(pods := [owned_by(each, "StatefulSet", "apps/v1") for each in job(2)]))
+    running = [bind(world, each) for each in pods]
+    key = world.cluster.jobs.job_of(running[0]).key
+    nodes = [world.cluster.blocks.of(key)[rank].node for rank in (0, 1)]
+    assert nodes == [name.replace("node", "0-") for name in said["block0"]]
+    world.add(backup(running[said["block0"].index(said["source_pod_node"])]))
+    nodes = [world.cluster.blocks.of(key)[rank].node for rank in (0, 1)]
+    assert nodes == [name.replace("node", "0-") for name in case["expect"]["block0_after"]]
+
+
+def test_a_backup_that_takes_over_is_recorded_where_it_is() -> None:
+    world = super_pods(3)
+    world.add(*(pods := [owned_by(each, "StatefulSet", "apps/v1") for each in job(2)]))
+    running = [bind(world, each) for each in pods]
+    world.add(new := owned_by(backup(running[0]), "StatefulSet", "apps/v1"))
+    new = bind(world, new)
+    world.cluster.pod_deleted(running[0])
+    record = world.cluster.blocks.of(world.cluster.jobs.job_of(new).key)
+    assert {rank: (spot.node, spot.block) for rank, spot in record.items()} == {0: ("0-2", 0), 1: ("0-1", 0)}
 
 
 def test_a_backup_waits_while_the_super_pod_has_no_room() -> None:

@@ -1,6 +1,7 @@
 """Jobs with blocks on a cluster: placed as gangs, restored after a restart, repaired after faults."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from ascend.kube.objects import OwnerReference, Pod
 from ascend.reasons import Reason
 from ascend.turn import at_once
 from tests.allocator.builders import GROUP, World, owned_by, pod, stateful_set
+from tests.allocator.superpods.cases import of_area
 from tests.allocator.superpods.world import CHIPS, SELECTOR, bind, job, placed, server, super_pod_of, super_pods
 
 
@@ -142,6 +144,18 @@ def test_soft_blocks_are_split_where_they_must_be() -> None:
     assert placed(world, pods) == ["2-0", "2-1", "0-0", "1-0"]
     parts = [held.part for each in pods if (held := world.ledger.get(each.uid)) is not None]
     assert [part.block for part in parts if part is not None] == [0, 0, 1, 2]
+
+
+@of_area("superpod.rank.soft")
+def test_the_parts_of_a_new_job_are_numbered_as_in_the_cases(case: dict[str, Any]) -> None:
+    """No ids are left from pods that have ended: the first one is given."""
+    assert not case["given"]["pending_ids"]
+    world = super_pods(1, 1)
+    world.add(*(pods := job(2, labels={"super-pod-affinity": "soft"})))
+    placed(world, pods)
+    held = [world.ledger.get(each.uid) for each in pods]
+    numbers = [each.part.block for each in held if each is not None and each.part is not None]
+    assert numbers == [int(case["expect"]["id"]), case["expect"]["right"]]
 
 
 def test_soft_blocks_that_lack_room_are_refused() -> None:

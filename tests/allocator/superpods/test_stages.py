@@ -55,6 +55,14 @@ def test_blocks_are_placed_as_in_the_cases(case: dict[str, Any]) -> None:
     assert total(shares) in [numbered(each["nodes_per_super_pod"]) for each in expected["allowed_outcomes"]]
 
 
+@of_area("superpod.place.soft")
+def test_parts_are_placed_as_in_the_cases(case: dict[str, Any]) -> None:
+    given, expected = case["given"], case["expect"]
+    free = dict(enumerate(map(len, given["super_pods"])))
+    shares = place_parts(free, given["block_nodes"], need := given["needed_nodes"], SuperPodLimits.of(48, 0))
+    assert need - sum(share.nodes for share in shares) == expected["needed_after"]
+
+
 def test_a_block_is_never_split_and_a_plan_never_incomplete() -> None:
     limits = SuperPodLimits(10, 3)
     assert total(place_blocks({0: 3, 1: 4}, 2, 3, limits)) == {1: 4, 0: 2}
