@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Final
 
+import structlog
+
 from allocator.rescheduling import memory as memories
 from allocator.rescheduling.memory import Memory
 from ascend.errors import ApiError, Conflict, NotFound
@@ -10,6 +12,8 @@ from ascend.kube import config_maps
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS, JsonObject, Pod
 from ascend.kube.workloads import DISRUPTION_TARGET
+
+log = structlog.get_logger()
 
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 CONDITION_REASON: Final = "DeletionByAscendAffinity"
@@ -90,14 +94,18 @@ class Actions:
         """Read what is remembered, at a time in Unix seconds.
 
         Raises:
-            InvalidValue: it is malformed.
+            InvalidValue: it is malformed as a whole.
             ApiError: the API server refuses.
             Unreachable: it does not answer.
         """
         try:
-            return memories.decode((await self._client.get(CONFIG_MAPS, self._name, self._namespace)).data, now_s)
+            found = await self._client.get(CONFIG_MAPS, self._name, self._namespace)
         except NotFound:
             return Memory()
+        memory, unreadable = memories.decode(found.data, now_s)
+        for sentence in unreadable:
+            log.warning("something that is remembered of faults can't be read: left out", error=sentence)
+        return memory
 
     async def save(self, memory: Memory) -> None:
         """Store what is remembered.

@@ -1,8 +1,8 @@
 """What is remembered of jobs with faults, also by the next leader: in a ConfigMap, as JSON."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Final
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -11,6 +11,8 @@ from allocator.rescheduling.decision import Stage
 from allocator.state.block_record import Spot
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import UNREADABLE, InvalidValue
+
+_E = TypeVar("_E")
 
 KEY: Final = "memory"
 MAX_BYTES: Final = 900 * 1024
@@ -99,20 +101,35 @@ def encode(memory: Memory) -> dict[str, str]:
             del kept[name]
 
 
-def decode(data: Mapping[str, str], now_s: float = math.inf) -> Memory:
+class _Stored(msgspec.Struct, frozen=True):
+    jobs: dict[str, msgspec.Raw] = {}
+    force_deleted: dict[str, msgspec.Raw] = {}
+    recent: list[tuple[float, int]] = []
+
+
+def decode(data: Mapping[str, str], now_s: float = math.inf) -> tuple[Memory, list[str]]:
     """Read the data of a ConfigMap.
 
     Args:
         data: the data.
         now_s: the present, Unix seconds; later times count as now, as after a clock was set back.
 
+    Returns:
+        The memory, and a sentence on each job and each pod whose entry is malformed and was left out.
+
     Raises:
-        InvalidValue: it is malformed.
+        InvalidValue: it is malformed as a whole.
     """
     try:
-        memory = msgspec.json.decode(data.get(KEY) or "{}", type=Memory)
+        stored = msgspec.json.decode(data.get(KEY) or "{}", type=_Stored)
     except UNREADABLE as error:
         raise InvalidValue(f"key {KEY}: {error}") from error
+    unreadable: list[str] = []
+    memory = Memory(
+        dict(_readable("job", stored.jobs, Recovery, unreadable)),
+        dict(_readable("pod", stored.force_deleted, Deleted, unreadable)),
+        stored.recent,
+    )
     for recovery in memory.jobs.values():
         recovery.changed_s, recovery.retry_at_s = min(recovery.changed_s, now_s), min(recovery.retry_at_s, now_s)
         recovery.times_s = [min(each, now_s) for each in recovery.times_s]
@@ -121,7 +138,17 @@ def decode(data: Mapping[str, str], now_s: float = math.inf) -> Memory:
             recovery.waits_since_s = min(recovery.waits_since_s, now_s)
     memory.force_deleted = {uid: _until(each, now_s) for uid, each in memory.force_deleted.items()}
     memory.recent = [(min(at_s, now_s), number) for at_s, number in memory.recent]
-    return memory
+    return memory, unreadable
+
+
+def _readable(
+    what: str, entries: Mapping[str, msgspec.Raw], kind: type[_E], said: list[str]
+) -> Iterator[tuple[str, _E]]:
+    for name, raw in entries.items():
+        try:
+            yield name, msgspec.json.decode(raw, type=kind)
+        except UNREADABLE as error:
+            said.append(f"key {KEY}: {what} {name}: {error}")
 
 
 def _until(deleted: Deleted, now_s: float) -> Deleted:

@@ -104,7 +104,7 @@ class Scene(Actions):
 
     async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
         assert why
-        assert pod.uid in decode(self.stored).jobs[self.world.cluster.jobs.job_of(pod).key.plan].deleted
+        assert pod.uid in decode(self.stored)[0].jobs[self.world.cluster.jobs.job_of(pod).key.plan].deleted
         if self.dies:
             raise Crashed
         if self.refuses is not None:
@@ -127,7 +127,7 @@ class Scene(Actions):
         self.marked[pod.name] = status
 
     async def load(self, now_s: float) -> Memory:
-        return decode(self.stored, now_s)
+        return decode(self.stored, now_s)[0]
 
     async def save(self, memory: Memory) -> None:
         self.stored = encode(memory)
@@ -288,7 +288,7 @@ async def test_a_dry_run_says_once_what_would_go() -> None:
     assert await stage.look(1.0) == []
     why = "node n1 reports a fault of its chips: Ascend910-0"
     assert stage.said == [(PLANNED, f"dry run: of job default/train, train-0, train-1 would be deleted: {why}")]
-    assert decode(stage.stored) == Memory()
+    assert decode(stage.stored)[0] == Memory()
 
 
 async def test_contradictory_switches_delete_nothing() -> None:
@@ -388,7 +388,7 @@ async def test_chips_of_a_pod_that_its_kubelet_may_still_run_stay_held() -> None
     assert stage.world.vacancy("n1").free == 0xFF & ~chip_set([0, 1])
     await stage.look(RELEASE_AFTER_S)
     assert stage.world.vacancy("n1").free == 0xFF
-    assert decode(stage.stored).force_deleted == {}
+    assert decode(stage.stored)[0].force_deleted == {}
 
 
 async def test_after_a_while_the_block_goes_and_then_the_job() -> None:
