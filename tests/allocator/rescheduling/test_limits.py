@@ -1,5 +1,6 @@
 """Limits of rescheduling: nothing goes without need, refusals use up nothing, and it does not stop for ever."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,12 +8,15 @@ from msgspec.structs import replace
 
 from allocator.rescheduling import rescheduler
 from allocator.rescheduling.announcer import DELETED
-from allocator.rescheduling.decision import JOB_AFTER_S
+from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from allocator.rescheduling.deletions import NODE_GONE_S, RELEASE_AFTER_S, RETRY_S
+from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory
+from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.records import REASONS_KEY, REASONS_NAME, REASONS_NAMESPACE, RETRIES_NAMESPACE
 from allocator.rescheduling.switches import Switches, read_switches
 from ascend.errors import ApiError
-from ascend.kube.objects import Metadata, Pod
+from ascend.kube.objects import CONFIG_MAPS, Metadata, Pod
 from ascend.kube.workloads import (
     BatchJob,
     BatchJobSpec,
@@ -21,7 +25,9 @@ from ascend.kube.workloads import (
     PodFailurePolicy,
     PodFailureRule,
 )
+from sandbox.cluster import SandboxCluster
 from tests.allocator.builders import node, report
+from tests.allocator.rescheduling.test_records import NAMESPACES
 from tests.allocator.rescheduling.test_rescheduler import anew, job, lost, scene
 
 
@@ -227,3 +233,64 @@ async def test_a_job_that_can_not_be_judged_stops_no_other(monkeypatch: pytest.M
 
     monkeypatch.setattr(rescheduler, "read_switches", judge)
     assert await stage.settle() == ["b-0"]
+
+
+async def test_a_pod_that_its_job_names_as_failed_with_another_one_goes() -> None:
+    (one,) = job(1)
+    stage = scene([one])
+    labels = {**one.metadata.labels, "fault-type": "Separate"}
+    stage.world.add(replace(one, metadata=replace(one.metadata, labels=labels)))
+    assert await stage.look() == ["train-0"]
+
+
+async def test_a_budget_may_be_used_up_to_the_last_pod() -> None:
+    stage = scene([*job(1, name="a"), *job(1, name="b", first_node=2)], per_minute=2)
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["a-0"]
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == ["b-0"]
+
+
+async def test_pods_of_a_block_that_was_deleted_are_not_deleted_again_while_one_of_them_waits() -> None:
+    pods = job(4, blocks=2, pod_rescheduling="on")
+    stage = scene(pods)
+    stage.world.add(report("n4", unhealthy=[0]))
+    assert await stage.settle() == ["train-3"]
+    new = anew(pods[3])
+    waiting = replace(new, spec=replace(new.spec, node_name=""), status=replace(new.status, phase="Pending"))
+    stage.world.add(waiting)
+    await stage.look()
+    assert await stage.look(BLOCKS_AFTER_S) == ["train-2"]
+    moved = replace(anew(pods[2]), spec=replace(pods[2].spec, node_name="n9"))
+    stage.world.add(moved)
+    assert await stage.look(1.0) == []
+    assert await stage.look(JOB_AFTER_S - BLOCKS_AFTER_S - 1.0) == ["train-0", "train-1", "train-2"]
+
+
+async def test_a_clock_that_was_set_back_does_not_let_a_job_wait_longer() -> None:
+    stage = scene(pods := job(2, pod_rescheduling="on"))
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == ["train-1"]
+    new = anew(pods[1])
+    stage.world.add(replace(new, spec=replace(new.spec, node_name=""), status=replace(new.status, phase="Pending")))
+    await stage.look(1.0)
+    (recovery,) = stage.rescheduler.memory.jobs.values()
+    await stage.save(stage.rescheduler.memory)
+    assert recovery.waits_since_s is not None
+    stage.world.now_s -= 80.0
+    await stage.succeed()
+    await stage.look(CONFIRM_S)
+    assert await stage.look(JOB_AFTER_S) == ["train-0"]
+
+
+async def test_what_was_deleted_is_recorded_for_other_programs(tmp_path: Path) -> None:
+    async with SandboxCluster(tmp_path, ()) as cluster:
+        await cluster.client.create(NAMESPACES, {"metadata": {"name": REASONS_NAMESPACE}})
+        await cluster.client.create(NAMESPACES, {"metadata": {"name": RETRIES_NAMESPACE}})
+        stage = scene(job(2))
+        stage.records = RecordWriter(cluster.client, stage.world.cluster, lambda: 0.0)
+        stage.rescheduler = stage.start()
+        stage.world.add(report("n2", unhealthy=[0]))
+        assert await stage.settle() == ["train-0", "train-1"]
+        found = await cluster.client.get(CONFIG_MAPS, REASONS_NAME, REASONS_NAMESPACE)
+        assert "default/train" in found.data[REASONS_KEY]

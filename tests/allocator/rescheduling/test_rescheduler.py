@@ -13,6 +13,7 @@ from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, RELEASE_AFTER_S, RESEND_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory, decode, encode
+from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Options, Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
 from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
@@ -57,6 +58,7 @@ class Scene(Actions):
         self.refuses: ApiError | None = None
         self.is_late = self.dies = self.has_finalizers = False
         self.reset_configs: ResetConfigs | None = None
+        self.records: RecordWriter | None = None
         self.options = OPTIONS._replace(**options)
         self.rescheduler = self.start()
 
@@ -68,7 +70,7 @@ class Scene(Actions):
             self,
             self.options,
             announcer=Announcer(self._publish),
-            records=None,
+            records=self.records,
             reset_configs=self.reset_configs,
             metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
             leads=lambda: True,
