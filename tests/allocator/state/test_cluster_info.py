@@ -163,6 +163,28 @@ def test_what_can_not_be_read_is_said_and_ignored(content: str) -> None:
     assert "mindx-dl/cluster-info-device-0" in sentence
 
 
+def test_a_chip_to_be_separated_is_given_to_no_new_pod() -> None:
+    made = world()
+    fault = chip_fault(chip_id=3, level="PreSeparateNPU", codes={"80C98008": FaultTime(0, "PreSeparateNPU")})
+    said = DeviceReport(0xFF, 0, 0, update_time_s=NOW_S, faults=(fault,))
+    inner = json.loads(encode_report(said)["DeviceInfoCfg"])["DeviceInfo"]
+    made.cluster.reports.info_applied(devices(n1=entry(**inner)))
+    assert made.vacancy("n1").free == 0xFF & ~chip_set([3])
+    assert faults(made) == []
+
+
+@pytest.mark.parametrize(("own_ids", "expected"), [((-2, -2), (7, 4)), ((0, 0), (0, 0)), ((5, -2), (5, 4))])
+def test_the_super_pod_that_a_node_does_not_report_is_that_which_clusterd_says(
+    own_ids: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    made = world()
+    decoded = DeviceReport(0xFF, 0, 0, update_time_s=NOW_S, super_pod_id=own_ids[0], server_index=own_ids[1])
+    made.add(report("n1", data=encode_report(decoded)))
+    made.cluster.reports.info_applied(devices(n1=entry(SuperPodID=7, ServerIndex=4)))
+    location = made.cluster.index.topology.location("n1")
+    assert (location.super_pod, location.server_index) == expected
+
+
 def test_other_config_maps_with_the_label_are_ignored() -> None:
     made = world()
     made.cluster.reports.info_applied(info("something", "{"))

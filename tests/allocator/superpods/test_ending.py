@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from allocator.decision.preemption import Preemption
+from allocator.decision.victim_set import Suggestion
 from allocator.gangs.record import ENDS_S
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import World, owned_by
+from tests.allocator.builders import World, owned_by, pod
 from tests.allocator.superpods.cases import of_area
-from tests.allocator.superpods.world import bind, job, placed, server, super_pods
+from tests.allocator.superpods.world import CHIPS, bind, job, placed, server, super_pods
 
 
 def ending(each: Pod, at_s: float) -> Pod:
@@ -92,3 +94,20 @@ def test_ending_pods_of_another_job_of_that_name_are_not_waited_for() -> None:
         replace(each.metadata.owner_references[0], uid="v")])) for each in created]  # fmt: skip
     world.add(*others)
     assert not set(placed(world, others)) & {each.spec.node_name for each in running}
+
+
+async def test_nobody_is_preempted_while_the_own_pods_still_end() -> None:
+    world, created, running = running_job()
+    busy = [f"{number}-{index}" for number in range(2) for index in range(5)]
+    busy = [name for name in busy if name not in {each.spec.node_name for each in running}]
+    world.add(*(pod(f"on-{name}", CHIPS, node=name, chips=range(CHIPS), phase="Running") for name in busy))
+    world.add(*(ending(each, world.now_s + 1) for each in running))
+    new = [replace(again(each), spec=replace(each.spec, priority=5)) for each in created]
+    world.add(*new)
+    assert "still ending" in refused(world, new[0]).message
+    preemption = Preemption(world.cluster, world.ledger, world.engine)
+    suggested = {name: Suggestion() for name in world.cluster.nodes}
+    chosen = [await preemption.improve(each, suggested) for each in new]
+    assert not [
+        victim for each in chosen if each is not None for victim in each.victims if victim.uid.startswith("uid-on")
+    ]
