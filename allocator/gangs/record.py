@@ -72,7 +72,7 @@ def _ends(pod: Pod, now_s: float) -> bool:
 
 
 def count_neighbours(job: Job, labels: Mapping[str, str], cluster: Cluster) -> Counter[int]:
-    """Count the live pods of other jobs with these labels in each SuperPod.
+    """Count the live pods of other jobs of the namespace with these labels in each SuperPod.
 
     ``labels`` has at least one. Pods are counted, on all nodes of the SuperPod (docs/spec/inference.md#mindie-jobs).
     """
@@ -86,5 +86,6 @@ def count_neighbours(job: Job, labels: Mapping[str, str], cluster: Cluster) -> C
         and pod.spec.node_name
         and pod.is_live
         and pod.uid not in job.pods
+        and pod.metadata.namespace == job.key.namespace  # as the terms of a pod's affinity mean by default
         and (number := location(pod.spec.node_name).super_pod) >= 0
     )

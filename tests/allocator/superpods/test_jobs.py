@@ -442,6 +442,10 @@ def test_neighbours_are_live_pods_of_other_jobs_with_all_labels() -> None:
         pod("ended", 1, node="1-0", chips=[0], phase="Succeeded", labels=labels),
         pod("other", 1, node="1-1", chips=[0], phase="Running", labels=labels | {"app": "b"}),
         pod("waiting", 1, labels=labels),
+        replace(
+            foreign := pod("foreign", 1, node="2-1", chips=[0], phase="Running", labels=labels),
+            metadata=replace(foreign.metadata, namespace="elsewhere"),
+        ),
         *(replace(each, metadata=replace(each.metadata, labels=labels)) for each in own),
     )
     bound = pod("train-0", CHIPS, node="2-0", chips=range(CHIPS), phase="Running", labels=labels,
