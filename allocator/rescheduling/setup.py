@@ -14,6 +14,20 @@ from allocator.state.cluster import Cluster
 from ascend.kube.client import KubeClient
 
 
+def steady(now_ns: Callable[[], int], monotonic: Callable[[], float]) -> Callable[[], float]:
+    """Return a clock, Unix seconds, that goes on evenly when the wall clock is set.
+
+    Otherwise a clock that is set forward would let a job that waits for chips for a second lose all of its pods, and
+    one that is set back would stop rescheduling for as long.
+
+    Args:
+        now_ns: the wall clock, Unix nanoseconds.
+        monotonic: a clock that is not set, in seconds.
+    """
+    start_s = now_ns() / 1e9 - monotonic()
+    return lambda: start_s + monotonic()
+
+
 def make_rescheduler(
     settings: Settings,
     client: KubeClient,
@@ -57,6 +71,6 @@ def make_rescheduler(
         reset_configs=ResetConfigs(client) if settings.reschedule_reset_config else None,
         metrics=metrics,
         leads=leads,
-        now_s=lambda: now_ns() / 1e9,
+        now_s=steady(now_ns, monotonic),
         monotonic=monotonic,
     )
