@@ -1,5 +1,6 @@
 """How many pods may be deleted: a wrong report must not empty a cluster."""
 
+import math
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
@@ -11,6 +12,8 @@ Spent: TypeAlias = tuple[float, int]
 """When pods were deleted, Unix seconds, and how many."""
 FEW: Final = 3
 """So many nodes may fail at one time in a cluster of any size."""
+_ROUNDING: Final = 1e-9
+"""0.29 of 100 nodes are 29, but 28.999999999999996 as a float."""
 
 
 class Budget:
@@ -49,15 +52,16 @@ class Budget:
         return [*(each for each in recent if each[0] > now_s - WINDOW_S), (now_s, pods)]
 
 
-def too_many_faults(faulty: int, nodes: int, share: float) -> str | None:
+def too_many_faults(faulty: int, nodes: int, share: float, what: str = "have faults") -> str | None:
     """Return why nothing is deleted at all, a sentence; None if that is not so.
 
     Args:
         faulty: the number of nodes with faults.
         nodes: the number of nodes with chips.
         share: the largest share of nodes that may be faulty at one time.
+        what: what they are, for the sentence.
     """
-    limit = max(FEW, int(share * nodes))
+    limit = max(FEW, math.floor(share * nodes + _ROUNDING))
     if faulty <= limit:
         return None
-    return f"more than {limit} of {nodes} nodes have faults at one time, which is taken for a wrong report"
+    return f"more than {limit} of {nodes} nodes {what} at one time, which is taken for a wrong report"

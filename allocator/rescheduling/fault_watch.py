@@ -1,6 +1,6 @@
 """Which nodes have faults, and for how long; which pods have failed. Kept current from the state of the cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -16,9 +16,16 @@ CONFIRM_S: Final = 2.0
 """A fault of a node counts once it has lasted so long: faults that many nodes report at once are then all known."""
 
 
+_WHOLE: Final = "whole"
+_SUB_HEALTHY: Final = "sub-healthy"
+
+
 class _Seen(msgspec.Struct):
+    """The faults of a node: all of them, since when there is each, and those that have lasted."""
+
     faults: NodeFaults
-    since_s: float
+    since_s: dict[str | int, float]
+    lasting: NodeFaults = NO_FAULTS
 
 
 class FaultWatch:
@@ -49,7 +56,19 @@ class FaultWatch:
         Args:
             share: the largest share of the nodes with chips that may have faults at one time.
         """
-        faulty = [name for name, each in self._seen.items() if each.faults.whole or each.faults.chips]
+        # Also nodes that are not Ready yet for long: when many are lost, they don't all fall silent in the same second.
+        faulty = {name for name, each in self._seen.items() if each.faults.whole or each.faults.chips} | set(
+            self._lost_s
+        )
+        return await self._too_many(faulty, share, "have faults")
+
+    async def too_many_sub_healthy(self, share: float) -> str | None:
+        """The same of sub-healthy nodes: their pods would find no other node."""
+        return await self._too_many(
+            {name for name, each in self._seen.items() if each.faults.sub_healthy}, share, "are sub-healthy"
+        )
+
+    async def _too_many(self, faulty: set[str], share: float, what: str) -> str | None:
         if len(faulty) <= FEW:
             return None
         turn, counted = Turn(), set[str]()
@@ -57,13 +76,12 @@ class FaultWatch:
             if self._counts(record):
                 counted.add(name)
             await turn.share()
-        return too_many_faults(len(counted & set(faulty)), len(counted), share)
+        return too_many_faults(len(counted & faulty), len(counted), share, what)
 
     def of(self, node: str) -> NodeFaults:
         """What has failed on a node, if that has lasted."""
         seen = self._seen.get(node)
-        is_confirmed = seen is not None and seen.since_s + CONFIRM_S <= self._monotonic()
-        return seen.faults if seen is not None and is_confirmed else NO_FAULTS
+        return seen.lasting if seen is not None else NO_FAULTS
 
     def has_no_object(self, node: str) -> bool:
         """Whether a node does not exist, or no more."""
@@ -73,6 +91,11 @@ class FaultWatch:
     def is_lost(self, node: str) -> bool:
         """Whether the kubelet of a node can't confirm that a pod has ended."""
         return _why_lost(self._cluster.nodes.get(node), node) is not None
+
+    def is_lost_for_long(self, node: str) -> bool:
+        """The same, for longer than a node may be missing or not Ready."""
+        lost_s = self._lost_s.get(node)
+        return lost_s is not None and lost_s + self._not_ready_s <= self._monotonic()
 
     def pods(self) -> Iterator[Pod]:
         """Yield the pods on nodes with faults, and those that have failed."""
@@ -110,11 +133,13 @@ class FaultWatch:
             faults = read_node(record, name, lost or "")
         if faults is NO_FAULTS:
             self._seen.pop(name, None)
-        elif (seen := self._seen.get(name)) is not None:
-            seen.faults = faults
-        else:
-            # The time for which a node may be not Ready has confirmed that already.
-            self._seen[name] = _Seen(faults, now_s - (CONFIRM_S if is_over else 0.0))
+            return
+        seen = self._seen.get(name)
+        before = seen.since_s if seen is not None else {}
+        # The time for which a node may be not Ready has confirmed that already.
+        first_s = now_s - (CONFIRM_S if is_over else 0.0)
+        since_s = {each: before.get(each, first_s) for each in _keys(faults)}
+        self._seen[name] = _Seen(faults, since_s, _lasting(faults, since_s, now_s))
 
     def _counts(self, record: NodeRecord) -> bool:
         """Whether a node has chips, or pods that use some: chips still held on a node that is gone don't count.
@@ -134,6 +159,24 @@ class FaultWatch:
 
     def _deleted(self, pod: Pod) -> None:
         self._failed.pop(pod.uid, None)
+
+
+def _keys(faults: NodeFaults) -> Iterator[str | int]:
+    """The single faults of a node: a new one beside an old one has to last as well."""
+    if faults.whole:
+        yield _WHOLE
+    if faults.sub_healthy:
+        yield _SUB_HEALTHY
+    yield from faults.chips
+
+
+def _lasting(faults: NodeFaults, since_s: Mapping[str | int, float], now_s: float) -> NodeFaults:
+    lasting = {each for each, first_s in since_s.items() if first_s + CONFIRM_S <= now_s}
+    if len(lasting) == len(since_s):
+        return faults
+    chips = {chip: codes for chip, codes in faults.chips.items() if chip in lasting}
+    whole, sub_healthy = faults.whole if _WHOLE in lasting else "", _SUB_HEALTHY in lasting
+    return NodeFaults(whole, chips, sub_healthy) if lasting else NO_FAULTS
 
 
 def _why_lost(record: NodeRecord | None, name: str) -> str | None:

@@ -108,6 +108,7 @@ class Rescheduler:
         self._budget = Budget(options.per_minute, options.per_hour)
         self._marker = Marker(actions)
         self._stopped: str | None = None
+        self._sub_health_stopped: str | None = None
         self._is_loaded = False
         self.memory = Memory()
         self._deletions = Deletions(
@@ -140,6 +141,7 @@ class Rescheduler:
                 return
         await self._watch.look()
         self._stopped = await self._watch.too_many(self._options.faulty_share)
+        self._sub_health_stopped = await self._watch.too_many_sub_healthy(self._options.faulty_share)
         self._metrics.rescheduling_stopped.set(self._stopped is not None)
         try:
             await self._deletions.follow(self.memory)
@@ -205,16 +207,19 @@ class Rescheduler:
             switches = replace(switches, reach=Reach.JOB)
         elif works_alone(pods[0], job.key) and not job.is_gang:
             switches = replace(switches, reach=Reach.POD)
-        members = [self._member(pod, switches) for pod in pods]
+        members = [self._member(job, pod, switches) for pod in pods]
         if not switches.mode.is_external:
             await self._decide(job, members, switches)
         elif not self._options.dry_run:
             await self._marker.mark(members)
 
-    def _member(self, pod: Pod, switches: Switches) -> Member:
+    def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
         record = self._cluster.nodes.get(pod.spec.node_name)
         held = record.holdings.get(pod.uid) if record is not None else None
         fault = fault_of(pod, held.chips if held is not None else 0, self._watch.of(pod.spec.node_name), switches)
+        if fault is not None and fault.kind is FaultKind.SUB_HEALTH and self._sub_health_stopped is not None:
+            self._announcer.hold(job, pod, f"it stays on its sub-healthy node: {self._sub_health_stopped}")
+            fault = None
         return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
 
     # What is done about a job.

@@ -166,8 +166,8 @@ async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: 
 
 async def test_reports_that_flap_between_faults_are_said_once_each() -> None:
     stage = scene(job(2), dry_run=True)
-    for each in range(60):
-        stage.world.add(report("n1", unhealthy=[each % 2]))
+    for each in range(180):
+        stage.world.add(report("n1", unhealthy=[each // 3 % 2]))
         await stage.look(1.0)
     assert len(stage.said) == 2
 
