@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final
 
 import structlog
@@ -26,7 +27,8 @@ AT_ONCE: Final = 16
 """Requests to delete pods at the same time."""
 RELEASE_AFTER_S: Final = 60.0
 """For so long the chips of a pod that was deleted by force stay held after its node is Ready again: longer than a
-kubelet takes to see the deletion and to end the containers."""
+kubelet takes to see the deletion and to end the containers. One that has begun to end a pod before gives it the whole
+grace period that it had then, as kubelet 1.34 does, whatever is deleted afterwards."""
 NODE_GONE_S: Final = 24 * 3600.0
 """The same if its Node is gone and does not come back."""
 RETRY_S: Final = 10.0
@@ -49,6 +51,7 @@ class Deletions:
         watch: knows the nodes whose kubelets are lost.
         announcer: says what was deleted.
         metrics: counts it.
+        leads: whether this allocator leads still: it may have been suspended.
         grace_s: after so many seconds a deleted pod that is still there is deleted by force.
         dry_run: whether no pod is deleted, and nothing is stored.
         now_s: the wall clock, Unix seconds.
@@ -62,6 +65,7 @@ class Deletions:
         *,
         announcer: Announcer,
         metrics: AllocatorMetrics,
+        leads: Callable[[], bool],
         grace_s: float,
         dry_run: bool,
         now_s: Callable[[], float],
@@ -71,17 +75,18 @@ class Deletions:
         self._watch = watch
         self._announcer = announcer
         self._metrics = metrics
+        self._leads = leads
         self._grace_s = grace_s
         self._dry_run = dry_run
         self._now_s = now_s
         self._lost_s: dict[str, float] = {}
 
-    def note(self, pod: Pod) -> Deleted:
+    def note(self, pod: Pod, *, at_once: bool) -> Deleted:
         """Return what is remembered of a pod that is deleted now."""
         record = self._cluster.nodes.get(pod.spec.node_name)
         held = record.holdings.get(pod.uid) if record is not None else None
         chips = list(chip_ids(held.chips)) if held is not None else []
-        return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips)
+        return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod))
 
     def prepare(self, choice: Choice, memory: Memory) -> None:
         """Keep the chips of pods that will be deleted without their kubelets; then ``memory`` has to be stored."""
@@ -105,6 +110,8 @@ class Deletions:
 
         async def delete(member: Member) -> bool:
             async with limit:
+                if not self._leads():
+                    return False
                 sentence = member.fault.sentence if member.fault is not None else f"with the others of its job: {why}"
                 try:
                     await self._delete(member.pod, sentence, choice, memory)
@@ -154,7 +161,7 @@ class Deletions:
                 if pod is None or is_lost:  # gone, or the leader ended before it was deleted: it is decided anew
                     del recovery.deleted[uid]
                     is_changed = True
-                elif each.at_s + self._grace_s <= now_s or self._watch.has_no_object(pod.spec.node_name):
+                elif each.at_s + self._grace_s <= now_s or self._never_ends(each):
                     late.append(pod)
         late = [pod for pod in late if self._is_due(pod, memory)]
         held = [self._hold(pod, memory) for pod in late]
@@ -169,7 +176,7 @@ class Deletions:
         for uid, each in list(memory.force_deleted.items()):
             if self._watch.is_lost(each.node):
                 self._lost_s[uid] = now_s
-            is_over = self._lost_s.setdefault(uid, now_s) + RELEASE_AFTER_S <= now_s
+            is_over = max(self._lost_s.setdefault(uid, now_s), each.ends_s) + RELEASE_AFTER_S <= now_s
             if self._watch.has_no_object(each.node):
                 is_over = each.at_s + NODE_GONE_S <= now_s
             if is_over and uid not in self._cluster.pods:
@@ -178,6 +185,10 @@ class Deletions:
                 self._lost_s.pop(uid, None)
                 is_changed = True
         return is_changed
+
+    def _never_ends(self, each: Deleted) -> bool:
+        """Whether the kubelet that had to end a pod is lost, and the pod was not to be waited for."""
+        return self._watch.has_no_object(each.node) or (each.at_once and self._watch.is_lost_for_long(each.node))
 
     def _is_due(self, pod: Pod, memory: Memory) -> bool:
         forced = memory.force_deleted.get(pod.uid)
@@ -201,6 +212,15 @@ class Deletions:
         """Let a pod hold its chips even when it is gone; return whether that has to be stored."""
         if pod.uid in memory.force_deleted:
             return False
-        each = memory.force_deleted[pod.uid] = self.note(pod)
+        each = memory.force_deleted[pod.uid] = self.note(pod, at_once=True)
         self._cluster.hold_deleted(pod.uid, each.node, each.pod, chip_set(each.chips))
         return True
+
+
+def _end_s(pod: Pod) -> float:
+    """When the grace period of a pod that is being deleted is over, Unix seconds; 0 for other pods."""
+    text = pod.metadata.deletion_timestamp
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else 0.0
+    except ValueError:
+        return 0.0

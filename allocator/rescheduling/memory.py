@@ -27,12 +27,16 @@ class Deleted(msgspec.Struct, frozen=True):
         node: its node.
         at_s: when it was deleted, Unix seconds.
         chips: the chips it held.
+        at_once: whether it was deleted without its grace period.
+        ends_s: until then its kubelet may give its containers to end, Unix seconds; 0 if it was not terminating.
     """
 
     pod: str
     node: str
     at_s: float
     chips: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_CHIP_ID)]] = []
+    at_once: bool = False
+    ends_s: float = 0.0
 
 
 class Recovery(msgspec.Struct):

@@ -117,6 +117,7 @@ class Rescheduler:
             self._watch,
             announcer=announcer,
             metrics=metrics,
+            leads=leads,
             grace_s=options.grace_s,
             dry_run=options.dry_run,
             now_s=now_s,
@@ -251,8 +252,10 @@ class Rescheduler:
     def _recovery(self, job: Job, members: list[Member]) -> Recovery:
         owners = sorted({_owner_uid(each.pod) for each in members})
         recovery = self.memory.jobs.get(job.key.plan)
-        if recovery is None or set(owners).isdisjoint(recovery.owners):
+        if recovery is None:
             return Recovery(owners, is_open=False)
+        if set(owners).isdisjoint(recovery.owners):  # another job of the same name
+            return Recovery(owners, is_open=False, deleted=recovery.deleted)
         recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
         return recovery
 
@@ -292,7 +295,7 @@ class Rescheduler:
         recovery.restarts = switches.restarts
         recovery.is_leaving |= leaves_gracefully(choice, switches)
         for each in choice.pods:
-            recovery.deleted[each.pod.uid] = self._deletions.note(each.pod)
+            recovery.deleted[each.pod.uid] = self._deletions.note(each.pod, at_once=choice.at_once)
         self.memory.jobs[job.key.plan] = recovery
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
         self._deletions.prepare(choice, self.memory)

@@ -1,6 +1,7 @@
 """Jobs with faults are rescheduled, on a clock that the test sets; deletions are applied to the state at once."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ class Scene(Actions):
         is_late: whether the watch does not show deletions.
         dies: whether the process ends before it deletes.
         has_finalizers: whether a deletion by force leaves pods in place.
+        is_leader: whether it leads.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -59,6 +61,7 @@ class Scene(Actions):
         self.is_late = self.dies = self.has_finalizers = False
         self.reset_configs: ResetConfigs | None = None
         self.records: RecordWriter | None = None
+        self.is_leader = True
         self.options = OPTIONS._replace(**options)
         self.rescheduler = self.start()
 
@@ -73,7 +76,7 @@ class Scene(Actions):
             records=self.records,
             reset_configs=self.reset_configs,
             metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
-            leads=lambda: True,
+            leads=lambda: self.is_leader,
             now_s=lambda: self.world.now_s,
             monotonic=lambda: self.world.now_s,
         )
@@ -115,7 +118,8 @@ class Scene(Actions):
         if self.is_late:
             return
         if pod.name in self.stuck:
-            gone = replace(pod.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
+            ends_s = self.world.now_s + (pod.spec.termination_grace_period_seconds or 0 if grace_s is None else grace_s)
+            gone = replace(pod.metadata, deletion_timestamp=datetime.fromtimestamp(ends_s, UTC).isoformat())
             self.world.cluster.pod_applied(replace(pod, metadata=gone))
         else:
             self.world.cluster.pod_deleted(pod)
@@ -174,6 +178,12 @@ def scene(pods: list[Pod], *, nodes: int = 40, **options: Any) -> Scene:
 def anew(each: Pod) -> Pod:
     """The pod as its controller creates it anew."""
     return replace(each, metadata=replace(each.metadata, uid=f"{each.uid}+"))
+
+
+def waiting(each: Pod) -> Pod:
+    """The pod as its controller creates it anew, before it is placed."""
+    new = anew(each)
+    return replace(new, spec=replace(new.spec, node_name=""), status=replace(new.status, phase="Pending"))
 
 
 async def test_all_pods_of_a_job_go_when_a_chip_of_one_fails() -> None:

@@ -1,0 +1,71 @@
+"""How deleted pods end: their chips are free when their containers have ended, and nobody waits for a lost kubelet."""
+
+from msgspec.structs import replace
+
+from allocator.rescheduling.deletions import RELEASE_AFTER_S
+from ascend.chips import chip_set
+from tests.allocator.builders import node, report
+from tests.allocator.rescheduling.test_rescheduler import job, lost, scene
+
+HELD = 0xFF & ~chip_set([0, 1])
+
+
+async def test_chips_stay_held_for_the_grace_period_that_the_kubelet_gives_the_pod() -> None:
+    (one,) = job(1, chips=[0, 1], fault_scheduling="grace")
+    stage = scene([replace(one, spec=replace(one.spec, termination_grace_period_seconds=600))], grace_s=60.0)
+    stage.stuck = {"train-0"}
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0"]
+    assert await stage.look(60.0) == ["train-0"]
+    assert stage.deleted[-1] == ("train-0", 0)
+    stage.world.add(report("n1"))
+    await stage.look()
+    await stage.succeed()
+    for _ in range(59):
+        await stage.look(10.0)
+        assert stage.world.vacancy("n1").free == HELD
+    await stage.look(10.0)
+    assert stage.world.vacancy("n1").free == 0xFF
+
+
+async def test_a_pod_deleted_at_once_is_not_waited_for_when_its_node_is_lost_then() -> None:
+    stage = scene(job(2, chips=[0, 1]))
+    stage.stuck = {"train-0"}
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0", "train-1"]
+    stage.world.add(lost("n1"))
+    assert await stage.look(1.0) == []
+    assert await stage.look(29.0) == []
+    await stage.succeed()
+    assert await stage.look(1.0) == []
+    assert await stage.look(30.0) == ["train-0"]
+    assert stage.deleted[-1] == ("train-0", 0)
+    stage.world.add(node("n1"), report("n1"))
+    await stage.look()
+    await stage.look(RELEASE_AFTER_S - 1.0)
+    assert stage.world.vacancy("n1").free == HELD
+
+
+async def test_a_pod_in_grace_is_waited_for_when_its_node_is_lost_then() -> None:
+    stage = scene(job(1, fault_scheduling="grace"), grace_s=120.0)
+    stage.stuck = {"train-0"}
+    stage.world.add(report("n1", unhealthy=[0]))
+    assert await stage.settle() == ["train-0"]
+    stage.world.add(lost("n1"))
+    assert await stage.look(60.0) == []
+    assert await stage.look(60.0) == ["train-0"]
+
+
+async def test_a_pod_of_a_job_that_was_made_anew_is_followed_to_its_end() -> None:
+    stage = scene(job(1, fault_scheduling="grace"), grace_s=120.0)
+    stage.stuck = {"train-0"}
+    stage.world.add(lost("n1"))
+    await stage.look()
+    assert await stage.look(30.0) == ["train-0"]
+    (new,) = job(1, fault_scheduling="grace", first_node=2)
+    (owner,) = new.metadata.owner_references
+    owners = (replace(owner, uid="v"),)
+    new = replace(new, metadata=replace(new.metadata, name="train-new", uid="new", owner_references=owners))
+    stage.world.add(new, report("n2", unhealthy=[0]))
+    assert await stage.settle() == ["train-new"]
+    assert await stage.look(120.0) == ["train-0"]
