@@ -56,6 +56,23 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     at_once: bool = False
     stage: Stage = Stage.PODS
 
+    @property
+    def why(self) -> str:
+        """What has failed, a sentence."""
+        if (fault := next((each.fault for each in self.pods if each.fault is not None), None)) is not None:
+            return fault.sentence
+        waits = "its job waits for chips since " if self.stage is not Stage.PODS else ""
+        return f"{waits}other pods of its job were deleted after a fault"
+
+
+def failing_nodes(choice: Choice) -> set[str]:
+    """Return the nodes of faulty pods; the node of one that fails only because of another pod is not to blame."""
+    return {
+        each.pod.spec.node_name
+        for each in choice.pods
+        if each.fault is not None and each.fault.kind is not FaultKind.RELATED
+    }
+
 
 def is_master(pod: Pod) -> bool:
     """Return whether the other pods of a job can't go on without this one."""
@@ -97,7 +114,28 @@ def may_restart(reason: FaultKind | None, switches: Switches, retries_used: int)
     return reason is not FaultKind.POD or retries_used < switches.retries
 
 
-def choose(members: Sequence[Member], switches: Switches, stage: Stage, damaged: Collection[int]) -> Choice:
+def unfinished(members: Sequence[Member], chosen: Collection[str], *, goes_together: bool) -> frozenset[str]:
+    """Return the uids of the pods of a decision that have to follow the others of it, which have gone already.
+
+    That is so when some could not be deleted, or the former leader ended between the deletions: a job does not go on
+    with one half of its pods, even when the faulty ones are gone.
+
+    Args:
+        members: the bound pods of the job that are not being deleted.
+        chosen: the uids of the pods of the last decision.
+        goes_together: whether its pods go together.
+    """
+    left = frozenset(chosen) & {each.pod.uid for each in members}
+    return left if goes_together and len(left) < len(chosen) else frozenset()
+
+
+def choose(
+    members: Sequence[Member],
+    switches: Switches,
+    stage: Stage,
+    damaged: Collection[int],
+    left: Collection[str] = (),
+) -> Choice:
     """Choose the pods of a job to delete.
 
     Args:
@@ -105,14 +143,18 @@ def choose(members: Sequence[Member], switches: Switches, stage: Stage, damaged:
         switches: what the job says.
         stage: how far the deletion reaches by now.
         damaged: the blocks in which pods were faulty since the job was whole.
+        left: the uids of the pods that have to follow others; the successors of those stay meanwhile.
     """
     faulty = [each for each in members if each.fault is not None]
     blocks = {*damaged, *(each.block for each in faulty if each.block is not None)}
     widened = stage is not Stage.PODS
-    if not faulty and not widened:
+    if not faulty and not widened and not left:
         return Choice()
     reason = job_reason([each.fault for each in faulty if each.fault is not None])
-    chosen = [each for each in members if _goes(each, members, switches, stage, blocks)]
+    if left:
+        chosen = [each for each in members if each.fault is not None or each.pod.uid in left]
+    else:
+        chosen = [each for each in members if _goes(each, members, switches, stage, blocks)]
     chosen.sort(key=lambda each: each.fault is None)
     at_once = switches.mode is Mode.FORCE
     if reason is FaultKind.SUB_HEALTH:

@@ -95,7 +95,7 @@ def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: Switches) -> F
         node: what has failed on its node.
         switches: what its job says.
     """
-    if node.whole and not _is_counted(pod):
+    if node.whole and not is_counted(pod):
         return Fault(FaultKind.NODE, node.whole)
     if pod.is_live and (failed := chip_set(node.chips) & _given(pod, held)):
         codes = "; ".join(f"{chip_name(chip)} {node.chips[chip]}".rstrip() for chip in chip_ids(failed))
@@ -113,8 +113,8 @@ def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: Switches) -> F
     return None
 
 
-def _is_counted(pod: Pod) -> bool:
-    """Whether the pod has failed, and its Job replaces it: it stays as a record, its node is no matter."""
+def is_counted(pod: Pod) -> bool:
+    """Return whether a pod has failed, and its Job replaces it: it stays as a record, its node is no matter."""
     owner = pod.metadata.controller
     return pod.status.phase == "Failed" and owner is not None and (owner.api_version, owner.kind) == ("batch/v1", "Job")
 

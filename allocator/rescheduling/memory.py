@@ -51,8 +51,9 @@ class Recovery(msgspec.Struct):
         damaged: the blocks in which pods were faulty.
         deleted: the pods that are not gone yet, by uid.
         chosen: the uids of the pods that were to be deleted last.
+        goes_together: whether those that are left go as well when some of them have gone, whatever their own faults.
         retry_at_s: not before this time pods are deleted that could not be, Unix seconds.
-        times_s: when pods were deleted, Unix seconds, the last ten times.
+        times_s: when pods were deleted, Unix seconds, as many times as may be within an hour.
         retries: how often pods were deleted because one had failed.
         spots: where the pods of its ranks were, if it has blocks.
         faulty_nodes: the nodes of its faulty pods.
@@ -69,6 +70,7 @@ class Recovery(msgspec.Struct):
     damaged: list[int] = []
     deleted: dict[str, Deleted] = {}
     chosen: list[str] = []
+    goes_together: bool = False
     retry_at_s: float = 0.0
     times_s: list[float] = []
     retries: int = 0
@@ -77,6 +79,10 @@ class Recovery(msgspec.Struct):
     some_stayed: bool = False
     restarts: bool = False
     is_leaving: bool = False
+
+    def has_left(self) -> None:
+        """Note that no pod of the job is left: none of those that come is deleted because others of them wait."""
+        self.stage, self.waits_since_s = Stage.JOB, None
 
 
 class Memory(msgspec.Struct):
@@ -139,7 +145,7 @@ def decode(data: Mapping[str, str], now_s: float = math.inf) -> tuple[Memory, li
         recovery.times_s = [min(each, now_s) for each in recovery.times_s]
         recovery.deleted = {uid: _until(each, now_s) for uid, each in recovery.deleted.items()}
         if recovery.waits_since_s is not None:
-            recovery.waits_since_s = min(recovery.waits_since_s, now_s)
+            recovery.waits_since_s = None  # the clock of the former leader may have been another one
     memory.force_deleted = {uid: _until(each, now_s) for uid, each in memory.force_deleted.items()}
     memory.recent = [(min(at_s, now_s), number) for at_s, number in memory.recent]
     return memory, unreadable

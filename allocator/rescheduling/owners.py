@@ -15,6 +15,12 @@ _OPERATORS: Final = frozenset({
 _JOB: Final = "batch/v1 Job"
 
 
+def owner_uid(pod: Pod) -> str:
+    """Return the uid of the controller of a pod; its own if it has none."""
+    owner = pod.metadata.controller
+    return owner.uid if owner is not None else pod.uid
+
+
 def goes_together(job: Job) -> bool:
     """Return whether the controller itself deletes all pods of a job when one is deleted."""
     return job.kind == LEADER_WORKER_SET

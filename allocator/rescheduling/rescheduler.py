@@ -5,9 +5,8 @@ the next leader knows of every deletion.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -16,13 +15,24 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.budget import Budget
-from allocator.rescheduling.decision import Choice, Member, Stage, choose, is_master, may_restart, stage_after
+from allocator.rescheduling.decision import (
+    Choice,
+    Member,
+    Stage,
+    choose,
+    failing_nodes,
+    is_master,
+    stage_after,
+    unfinished,
+)
 from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.fault_watch import FaultWatch
 from allocator.rescheduling.faults import FaultKind, fault_of
+from allocator.rescheduling.limits import Limits, is_again
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
-from allocator.rescheduling.owners import goes_together, why_nobody
+from allocator.rescheduling.options import Options
+from allocator.rescheduling.owners import goes_together, owner_uid
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
@@ -41,28 +51,7 @@ PERIOD_S: Final = 1.0
 LOAD_AGAIN_S: Final = 30.0
 FORGET_S: Final = 24 * 3600.0
 """How long the counts of a job without pods are kept."""
-_KEPT_TIMES: Final = 10
 _KEPT_OWNERS: Final = 100
-
-
-class Options(NamedTuple):
-    """The settings of rescheduling.
-
-    Attributes:
-        dry_run: whether it is only said which pods would be deleted.
-        not_ready_s: how long a node may be not Ready.
-        grace_s: after so many seconds a deleted pod that is still there is deleted by force.
-        per_minute: how many pods may be deleted in a minute.
-        per_hour: how often pods of one job may be deleted in an hour.
-        faulty_share: the largest share of nodes that may have faults at one time.
-    """
-
-    dry_run: bool
-    not_ready_s: float
-    grace_s: float
-    per_minute: int
-    per_hour: int
-    faulty_share: float
 
 
 class Rescheduler:
@@ -106,10 +95,12 @@ class Rescheduler:
         self._now_s = now_s
         self._watch = FaultWatch(cluster, options.not_ready_s, monotonic)
         self._budget = Budget(options.per_minute, options.per_hour)
+        self._limits = Limits(cluster, self._budget)
         self._marker = Marker(actions)
         self._stopped: str | None = None
         self._sub_health_stopped: str | None = None
         self._is_loaded = False
+        self._is_stored = True
         self.memory = Memory()
         self._deletions = Deletions(
             cluster,
@@ -149,6 +140,9 @@ class Rescheduler:
             for job, pods in (await self._jobs()).items():
                 await self._try(job, pods)
             self._forget()
+            if not self._is_stored:  # the next leader would end recoveries once more
+                await self._actions.save(self.memory)
+                self._is_stored = True
             if self._records is not None and not self._options.dry_run:
                 await self._records.count_retries(self.memory)
         except (ApiError, Unreachable) as error:
@@ -178,10 +172,15 @@ class Rescheduler:
                 failed.setdefault(job.key, []).append(pod)
             await turn.share()
         for plan, recovery in self.memory.jobs.items():
-            if recovery.is_open and (known := self._cluster.jobs.by_key.get(JobKey.of_plan(plan))) is not None:
+            if not recovery.is_open:
+                continue
+            known = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
+            if known is not None:
                 found[known.key] = known
+            if known is None or not any(_is_running(each) for each in known.pods.values()):
+                recovery.has_left()
         return {
-            job: [*failed.get(key, ()), *(each for each in job.pods.values() if each.spec.node_name and each.is_live)]
+            job: [*failed.get(key, ()), *(each for each in job.pods.values() if _is_running(each))]
             for key, job in sorted(found.items())
         }
 
@@ -234,23 +233,26 @@ class Rescheduler:
         if recovery.waits_since_s is not None:
             has_blocks = any(each.block is not None for each in members)
             stage = stage_after(now_s - recovery.waits_since_s, switches, has_blocks=has_blocks)
-        choice = choose(members, switches, stage if stage > recovery.stage else Stage.PODS, recovery.damaged)
+        left = unfinished(members, recovery.chosen, goes_together=recovery.goes_together)
+        is_refused = bool(recovery.chosen) and {each.pod.uid for each in members}.issuperset(recovery.chosen)
+        is_wider = stage > recovery.stage or is_refused
+        choice = choose(members, switches, stage if is_wider else Stage.PODS, recovery.damaged, left)
         if not choice.pods:
             await self._end_if_whole(job, recovery)
         if not choice.pods or now_s < recovery.retry_at_s:
             return
-        if choice.reason is not None and not may_restart(choice.reason, switches, recovery.retries):
-            why = f"a pod has failed, and fault-retry-times is {switches.retries}: it has been replaced so often"
-            self._announcer.hold(job, choice.pods[0].pod, why)
-            return
-        if (why_not := self._why_not(choice, recovery, now_s)) is not None:
+        why_not = self._limits.why_not(
+            choice, recovery, switches, stopped=self._stopped, recent=self.memory.recent, now_s=now_s
+        )
+        if why_not is not None:
             self._announcer.hold(job, choice.pods[0].pod, why_not)
             return
-        recovery.some_stayed = len(choice.pods) < len(members)
+        if not is_again(choice, recovery):
+            recovery.some_stayed = len(choice.pods) < len(members)
         await self._carry_out(job, choice, recovery, switches)
 
     def _recovery(self, job: Job, members: list[Member]) -> Recovery:
-        owners = sorted({_owner_uid(each.pod) for each in members})
+        owners = sorted({owner_uid(each.pod) for each in members})
         recovery = self.memory.jobs.get(job.key.plan)
         if recovery is None:
             return Recovery(owners, is_open=False)
@@ -259,22 +261,8 @@ class Rescheduler:
         recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
         return recovery
 
-    def _why_not(self, choice: Choice, recovery: Recovery, now_s: float) -> str | None:
-        """Return why the pods must not be deleted now, a sentence; None if they may."""
-        by_owner = Counter(_owner_uid(member.pod) for member in choice.pods)
-        # Those deleted before may not have been counted by their controller yet.
-        by_owner.update(_owner_uid(pod) for uid in recovery.deleted if (pod := self._cluster.pods.get(uid)) is not None)
-        for member in choice.pods:
-            owned = self._cluster.jobs.owned_by(member.pod)
-            if (nobody := why_nobody(member.pod, owned, by_owner[_owner_uid(member.pod)])) is not None:
-                return f"nothing is deleted: {nobody}"
-        if self._stopped is not None:
-            return f"nothing is deleted: {self._stopped}"
-        return self._budget.why_not(len(choice.pods), self.memory.recent, recovery.times_s, now_s)
-
     async def _carry_out(self, job: Job, choice: Choice, recovery: Recovery, switches: Switches) -> None:
-        why = next((each.fault.sentence for each in choice.pods if each.fault is not None), "")
-        why = why or "its job waits for chips since other pods of it were deleted after a fault"
+        why = choice.why
         if self._options.dry_run:
             self._announcer.plan(job, choice, why)
             return
@@ -282,15 +270,16 @@ class Rescheduler:
             return
         now_s, uids = self._now_s(), [each.pod.uid for each in choice.pods]
         recovery.is_open, recovery.changed_s, recovery.stage = True, now_s, max(choice.stage, recovery.stage)
-        if not set(uids) <= set(recovery.chosen):  # else they could not be deleted before
-            recovery.times_s = [*recovery.times_s, now_s][-_KEPT_TIMES:]
+        if not is_again(choice, recovery):
+            recovery.times_s = [*recovery.times_s, now_s][-self._options.per_hour :]
             recovery.retries += choice.reason is FaultKind.POD
-        recovery.chosen = uids
+            recovery.chosen = uids
+            recovery.goes_together = switches.reach is Reach.JOB or any(each.fault is None for each in choice.pods)
         damaged = {each.block for each in choice.pods if each.fault is not None and each.block is not None}
         recovery.damaged = sorted({*recovery.damaged, *damaged})
         record = self._cluster.blocks.of(job.key)
         recovery.spots = dict(record)
-        recovery.faulty_nodes = sorted({*recovery.faulty_nodes, *_failing_nodes(choice)})
+        recovery.faulty_nodes = sorted({*recovery.faulty_nodes, *failing_nodes(choice)})
         self._cluster.faulty_nodes.note(job.key, recovery.faulty_nodes)
         recovery.restarts = switches.restarts
         recovery.is_leaving |= leaves_gracefully(choice, switches)
@@ -299,7 +288,13 @@ class Rescheduler:
         self.memory.jobs[job.key.plan] = recovery
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
         self._deletions.prepare(choice, self.memory)
-        await self._actions.save(self.memory)
+        try:
+            await self._actions.save(self.memory)
+        except (ApiError, Unreachable):
+            self.memory.recent.pop()
+            for uid in uids:
+                del recovery.deleted[uid]
+            raise
         if self._reset_configs is not None:
             await self._reset_configs.tell_deleted(choice, switches)
         deleted = await self._deletions.carry_out(job, choice, why, self.memory)
@@ -320,7 +315,7 @@ class Rescheduler:
         """End the recovery of a job once what was deleted is gone, and all of its pods are placed."""
         if not recovery.is_open or recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values()):
             return
-        if job.size < job.min_available:
+        if job.size < self._wanted(job):
             return
         if self._reset_configs is not None and not self._options.dry_run:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
@@ -328,9 +323,13 @@ class Rescheduler:
         recovery.spots, recovery.changed_s = {}, self._now_s()
         recovery.is_leaving, recovery.faulty_nodes = False, []
         self._cluster.faulty_nodes.note(job.key, ())
-        if not self._options.dry_run:
-            await self._actions.save(self.memory)  # else the next leader would end it once more
+        self._is_stored = self._options.dry_run
         log.info("a job is whole again", job=str(job.key))
+
+    def _wanted(self, job: Job) -> int:
+        """How many pods with chips a job has when it is whole: its controllers may not have created all of them yet."""
+        owners = {owned.uid: owned.size for pod in job.pods.values() if (owned := self._cluster.jobs.owned_by(pod))}
+        return max(job.min_available, sum(owners.values()))
 
     def _forget(self) -> None:
         now_s = self._now_s()
@@ -343,15 +342,5 @@ class Rescheduler:
             each.forget(lambda uid: uid not in self._cluster.pods)
 
 
-def _owner_uid(pod: Pod) -> str:
-    owner = pod.metadata.controller
-    return owner.uid if owner is not None else pod.uid
-
-
-def _failing_nodes(choice: Choice) -> set[str]:
-    """The nodes of faulty pods; the node of one that fails only because of another pod is not to blame."""
-    return {
-        each.pod.spec.node_name
-        for each in choice.pods
-        if each.fault is not None and each.fault.kind is not FaultKind.RELATED
-    }
+def _is_running(pod: Pod) -> bool:
+    return bool(pod.spec.node_name) and pod.is_live

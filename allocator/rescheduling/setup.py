@@ -6,8 +6,9 @@ from allocator.metrics import AllocatorMetrics
 from allocator.observe.refusal_events import Publish
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.options import Options
 from allocator.rescheduling.record_writer import RecordWriter
-from allocator.rescheduling.rescheduler import Options, Rescheduler
+from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster

@@ -14,7 +14,6 @@ def test_everything_is_read_back() -> None:
     recovery = Recovery(
         ["u"],
         changed_s=1.5,
-        waits_since_s=2.0,
         stage=Stage.BLOCKS,
         damaged=[1],
         deleted={"a": Deleted("d/a", "n1", 1.0, [0, 1])},

@@ -14,8 +14,9 @@ from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, RELEASE_AFTER_S, RESEND_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory, decode, encode
+from allocator.rescheduling.options import Options
 from allocator.rescheduling.record_writer import RecordWriter
-from allocator.rescheduling.rescheduler import Options, Rescheduler
+from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
 from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
 from ascend.chips import chip_set
