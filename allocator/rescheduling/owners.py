@@ -1,5 +1,6 @@
 """Who creates a deleted pod anew: the one table of it. A pod that nobody creates anew is never deleted."""
 
+from collections.abc import Callable
 from typing import Final
 
 from allocator.rules.job_kinds import LEADER_WORKER_SET
@@ -24,6 +25,17 @@ def owner_uid(pod: Pod) -> str:
 def goes_together(job: Job) -> bool:
     """Return whether the controller itself deletes all pods of a job when one is deleted."""
     return job.kind == LEADER_WORKER_SET
+
+
+def wanted(job: Job, owned_by: Callable[[Pod], Owned | None]) -> int:
+    """Return how many pods with chips a job has when it is whole; not all of them may have been created yet.
+
+    Args:
+        job: the job.
+        owned_by: returns what the controller of a pod says of its pods; None if that is not known.
+    """
+    owners = {owned.uid: owned.size for pod in job.pods.values() if (owned := owned_by(pod)) is not None}
+    return max(job.min_available, sum(owners.values()))
 
 
 def why_nobody(pod: Pod, owned: Owned | None, pods: int) -> str | None:

@@ -32,7 +32,7 @@ from allocator.rescheduling.limits import Limits, is_again
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.options import Options
-from allocator.rescheduling.owners import goes_together, owner_uid
+from allocator.rescheduling.owners import goes_together, owner_uid, wanted
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
@@ -257,7 +257,11 @@ class Rescheduler:
         if recovery is None:
             return Recovery(owners, is_open=False)
         if set(owners).isdisjoint(recovery.owners):  # another job of the same name
-            return Recovery(owners, is_open=False, deleted=recovery.deleted)
+            recovery = Recovery(owners, self._now_s(), is_open=False, deleted=recovery.deleted)
+            self.memory.jobs[job.key.plan] = recovery
+            self._cluster.faulty_nodes.note(job.key, ())
+            self._is_stored = self._options.dry_run
+            return recovery
         recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
         return recovery
 
@@ -315,7 +319,7 @@ class Rescheduler:
         """End the recovery of a job once what was deleted is gone, and all of its pods are placed."""
         if not recovery.is_open or recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values()):
             return
-        if job.size < self._wanted(job):
+        if job.size < wanted(job, self._cluster.jobs.owned_by):
             return
         if self._reset_configs is not None and not self._options.dry_run:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
@@ -325,11 +329,6 @@ class Rescheduler:
         self._cluster.faulty_nodes.note(job.key, ())
         self._is_stored = self._options.dry_run
         log.info("a job is whole again", job=str(job.key))
-
-    def _wanted(self, job: Job) -> int:
-        """How many pods with chips a job has when it is whole: its controllers may not have created all of them yet."""
-        owners = {owned.uid: owned.size for pod in job.pods.values() if (owned := self._cluster.jobs.owned_by(pod))}
-        return max(job.min_available, sum(owners.values()))
 
     def _forget(self) -> None:
         now_s = self._now_s()

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from allocator.rescheduling.deletions import RELEASE_AFTER_S
+from allocator.rescheduling.memory import decode
 from ascend.chips import chip_set
 from tests.allocator.builders import node, report
 from tests.allocator.rescheduling.test_rescheduler import job, lost, scene
@@ -69,3 +70,23 @@ async def test_a_pod_of_a_job_that_was_made_anew_is_followed_to_its_end() -> Non
     stage.world.add(new, report("n2", unhealthy=[0]))
     assert await stage.settle() == ["train-new"]
     assert await stage.look(120.0) == ["train-0"]
+
+
+async def test_a_job_of_the_same_name_inherits_nothing_but_pods_that_are_left() -> None:
+    pods = job(2, pod_rescheduling="on")
+    stage = scene(pods)
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == ["train-1"]
+    key = stage.world.cluster.jobs.job_of(pods[0]).key
+    assert list(stage.world.cluster.faulty_nodes.of(key)) == ["n2"]
+    stage.world.cluster.pod_deleted(pods[0])
+    (owner,) = pods[0].metadata.owner_references
+    owners = (replace(owner, uid="v"),)
+    for each in pods:
+        spec = replace(each.spec, node_name="n" + str(5 + int(each.name[-1])))
+        meta = replace(each.metadata, uid=f"{each.uid}-2", owner_references=owners)
+        stage.world.add(replace(each, metadata=meta, spec=spec))
+    assert await stage.look(1.0) == []
+    assert list(stage.world.cluster.faulty_nodes.of(key)) == []
+    (recovery,) = decode(stage.stored)[0].jobs.values()
+    assert (recovery.owners, recovery.is_open, recovery.times_s) == (["v"], False, [])
