@@ -19,6 +19,7 @@ from docs.generate.console import with_output
 from docs.generate.support import support_table, ways_table
 from docs.generate.tables import (
     allocator_registry,
+    checks_table,
     controllers_table,
     jobs_table,
     metrics_table,
@@ -44,6 +45,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "telemetry": telemetry_table,
         "rights": rights_table,
     },
+    "npuctl.md": {"node-checks": checks_table},
     "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},
     "support.md": {"products": support_table, "ways": ways_table},
     "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},

@@ -24,6 +24,8 @@ from device_plugin.metrics import Metrics
 from device_plugin.publish.rights import KUBELET_PODS, RIGHTS
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
+from npuctl.doctor.api_server import ApiServerChecks
+from npuctl.doctor.command import NodeSettings, node_checks
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 from tests.cluster.binaries import KUBERNETES_VERSION
@@ -72,6 +74,15 @@ def _choices(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return ", ".join(f"`{each}`" for each in typing.get_args(kind))
     return _KINDS.get(kind, "text")
+
+
+def checks_table() -> Iterator[str]:
+    """Yield the lines of the table of the checks of a node."""
+    settings = fixed_settings(NodeSettings, None, {"driver": "simulated"})
+    yield "| check | problem or warning |"
+    yield "|---|---|"
+    for check in node_checks(settings, ApiServerChecks(settings), {}):
+        yield f"| {check.name} | {check.about} |"
 
 
 def metrics_table(registry: CollectorRegistry) -> Iterator[str]:

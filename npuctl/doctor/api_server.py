@@ -35,10 +35,24 @@ class ApiServerChecks:
     def checks(self) -> list[Check]:
         """Return the checks; each one can explain the findings of the next."""
         return [
-            Check("API server", self._check_api),
-            Check("rights", partial(self._if_connected, self._check_rights), deadline_s=30.0),
-            Check("kubelet's pods", partial(self._if_connected, self._check_pods)),
-            Check("report", partial(self._if_connected, self._check_report)),
+            Check("API server", "it does not answer, has no such Node, or the Node is not Ready", self._check_api),
+            Check(
+                "rights",
+                "the plugin's service account lacks a right; what the right is for",
+                partial(self._if_connected, self._check_rights),
+                deadline_s=30.0,
+            ),
+            Check(
+                "kubelet's pods",
+                "the kubelet's `/pods` can't be read: pods of the same size are told apart only by their order",
+                partial(self._if_connected, self._check_pods),
+            ),
+            Check(
+                "report",
+                "the node's report is missing, edited, not renewed or dated ahead, or the kubelet offers another"
+                " number of chips than are healthy",
+                partial(self._if_connected, self._check_report),
+            ),
         ]
 
     async def close(self) -> None:

@@ -29,20 +29,48 @@ def checks(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
     """Return the checks; each one can explain the findings of the next."""
     scans: list[Scan] = []
     driver = settings.make_driver()
+    libraries: list[bool] = []
+
+    def library() -> Sequence[Finding]:
+        found = check_library(settings, environment)
+        libraries.append(not any(each.severity == "problem" for each in found))
+        return found
+
+    async def chips() -> Sequence[Finding]:
+        if not all(libraries):
+            return [warning("skipped: without its library the driver can't be asked")]
+        return await check_chips(settings, driver, scans.append)
 
     def device_nodes() -> Sequence[Finding]:
+        if not all(libraries):
+            return [warning("skipped: the driver's library comes first")]
         return check_device_nodes(settings, [chip.phy_id for scan in scans for chip in scan.server.chips], environment)
 
     return [
-        Check("driver library", lambda: check_library(settings, environment), deadline_s=15.0),
-        Check("chips", lambda: check_chips(settings, driver, scans.append), deadline_s=DISCOVER_S + CHIP_S + 5.0),
+        Check(
+            "driver library",
+            "`libdcmi.so` is missing, or other users than root can write to it; or the chips are simulated",
+            library,
+            deadline_s=15.0,
+        ),
+        Check(
+            "chips",
+            "the driver does not answer or lists no chips, a card was not ready, a chip can't be read or has faults",
+            chips,
+            deadline_s=DISCOVER_S + CHIP_S + 5.0,
+        ),
         Check(
             "resets",
+            "chips need a reset: which ones go together, and what prevents it now",
             lambda: check_resets(settings, driver, lambda: scans[-1].snapshot if scans else None),
             deadline_s=RESETS_S,
         ),
-        Check("device nodes", device_nodes),
-        Check("containers", lambda: check_injection(settings, environment)),
+        Check("device nodes", "nodes of the chips in `/dev` are missing, or can't be opened", device_nodes),
+        Check(
+            "containers",
+            "the way in which containers get their chips (`injection`) does not work on this node",
+            lambda: check_injection(settings, environment),
+        ),
     ]
 
 

@@ -51,11 +51,13 @@ class Check:
 
     Attributes:
         name: the subject of the check.
+        about: what it looks at, and what a problem or warning means; for the documentation.
         look: returns the findings.
         deadline_s: time limit in seconds.
     """
 
     name: str
+    about: str
     look: Callable[[], Sequence[Finding] | Awaitable[Sequence[Finding]]]
     deadline_s: float = 10.0
 

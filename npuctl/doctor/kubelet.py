@@ -39,10 +39,22 @@ def checks(settings: Settings) -> list[Check]:
         return [*await check_plugin(directory), *await check_readiness(settings.http_address)]
 
     return [
-        Check("kubelet's folder", lambda: check_folder(directory)),
-        Check("kubelet.sock", lambda: check_socket(directory / KUBELET_SOCKET)),
-        Check("pod-resources", lambda: check_pod_resources(settings.pod_resources_socket)),
-        Check("device plugin", plugin),
+        Check(
+            "kubelet's folder",
+            "the folder in which plugins create their sockets is missing, or can't be written to",
+            lambda: check_folder(directory),
+        ),
+        Check("kubelet.sock", "the kubelet accepts no registrations", lambda: check_socket(directory / KUBELET_SOCKET)),
+        Check(
+            "pod-resources",
+            "the kubelet does not say which pods have its devices",
+            lambda: check_pod_resources(settings.pod_resources_socket),
+        ),
+        Check(
+            "device plugin",
+            "none serves, several do, MindCluster's does too, it is not ready and says why, or it has lost its lock",
+            plugin,
+        ),
     ]
 
 
@@ -95,7 +107,7 @@ async def check_plugin(directory: Path) -> Sequence[Finding]:
         advice = "run only one: each registers in place of the other"
         findings.append(problem(f"several plugins serve: {names}", advice))
     else:
-        advice = "check its pod: `kubectl get pods -A -l app.kubernetes.io/name=ascend-affinity -o wide`"
+        advice = "check its pod: `kubectl get pods -A -l app.kubernetes.io/part-of=ascend-affinity -o wide`"
         findings.append(problem("no ascend-device-plugin serves here", advice))
     if dead := [path.name for path in sockets if path not in serving]:
         advice = "a plugin that was killed left them; the next one removes them when it starts"

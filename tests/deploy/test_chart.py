@@ -95,7 +95,9 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("devicePlugin.kubelet.devicePluginDir=relative", "/devicePlugin/kubelet/devicePluginDir"),
         ("devicePlugin.driver.simulated.server.product=nonsense", "/devicePlugin/driver/simulated/server/product"),
         ("devicePlugin.maxUnavailable=0%", "/devicePlugin/maxUnavailable"),
-        ("devicePlugin.maxSurge=0", "/devicePlugin/maxSurge"),
+        ("devicePlugin.maxSurge=-1", "/devicePlugin/maxSurge"),
+        ("devicePlugin.maxSurge=0", "devicePlugin: maxSurge and maxUnavailable are both 0"),
+        ("devicePlugin.pools.a3.maxSurge=0", "devicePlugin.pools.a3: maxSurge and maxUnavailable are both 0"),
         ("devicePlugin.nodeSelector=null", "'nodeSelector'"),
         ("devicePlugin.nodeSelector.accelerator=null", "/devicePlugin/nodeSelector"),
         ("devicePlugin.httpPort=70000", "/devicePlugin/httpPort"),
@@ -783,8 +785,9 @@ def test_an_upgrade_updates_a_tenth_of_the_nodes_at_a_time() -> None:
 
 
 def test_without_room_for_two_plugins_the_old_one_ends_first() -> None:
-    workload = helm.find(helm.render("--set", "devicePlugin.maxUnavailable=20%"), "DaemonSet", "device-plugin")
-    assert workload["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "20%"}
+    for given in ("devicePlugin.maxUnavailable=20%", "devicePlugin.maxUnavailable=20%,devicePlugin.maxSurge=0"):
+        workload = helm.find(helm.render("--set", given), "DaemonSet", "device-plugin")
+        assert workload["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "20%"}
 
 
 def test_each_probe_has_its_endpoint_and_a_standby_is_available() -> None:

@@ -119,8 +119,8 @@ async def test_a_missing_folder_of_the_kubelet_is_named(whole: Whole) -> None:
     assert ("kubelet's folder", "problem") in bad(found)
     assert "/nowhere/device-plugins does not exist" in said(found, "kubelet's folder")
     assert "no ascend-device-plugin serves here" in said(found, "device plugin")
-    # The component of a pool's pods is device-plugin-<pool>.
-    assert "-l app.kubernetes.io/name=ascend-affinity " in said(found, "device plugin")
+    # The component of a pool's pods is device-plugin-<pool>, and nameOverride changes their name.
+    assert "-l app.kubernetes.io/part-of=ascend-affinity " in said(found, "device plugin")
 
 
 async def test_sockets_without_a_server_and_files_that_are_no_socket_are_named(whole: Whole, folder: Path) -> None:
@@ -298,9 +298,9 @@ async def test_a_check_that_hangs_or_fails_is_a_finding_itself() -> None:
     async def break_down() -> Sequence[Finding]:
         raise RuntimeError("what")
 
-    (late,) = await run_check(Check("a", hang, deadline_s=0.01))
+    (late,) = await run_check(Check("a", "", hang, deadline_s=0.01))
     assert (late.severity, late.sentence) == ("problem", "no answer within 0.01 s")
-    (broken,) = await run_check(Check("b", break_down))
+    (broken,) = await run_check(Check("b", "", break_down))
     assert (broken.severity, "RuntimeError: what" in broken.sentence) == ("problem", True)
 
 
@@ -376,3 +376,12 @@ async def test_a_chip_that_needs_a_reset_is_named_with_what_prevents_it(whole: W
     assert "Ascend910-5 has a fault that the device plugin does not reset" in said(
         await doctor(whole.settings()), "resets"
     )
+
+
+async def test_a_missing_driver_is_said_once(tmp_path: Path) -> None:
+    nobody = str(tmp_path / "nobody.kubeconfig")
+    found = await doctor(settings(dcmi_library=tmp_path / "libdcmi.so", kubeconfig=nobody))
+    assert [each.check for each in found if "libdcmi.so" in each.sentence] == ["driver library"]
+    assert {("chips", "warning"), ("device nodes", "warning")} <= set(bad(found))
+    assert said(found, "chips").startswith("skipped: ")
+    assert said(found, "device nodes").startswith("skipped: ")
