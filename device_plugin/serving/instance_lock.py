@@ -5,7 +5,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,7 +74,9 @@ class InstanceLock:
         try:
             _take(self._successor_path).close()
         except BlockingIOError:
-            return self._successor_path.read_text()
+            # A kubelet that starts empties the folder, so the file may be gone by now.
+            with suppress(OSError):
+                return self._successor_path.read_text(errors="replace")
         except OSError:
             return None
         return None

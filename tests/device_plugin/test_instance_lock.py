@@ -3,10 +3,12 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from ascend.errors import LockLost
+from device_plugin.serving import instance_lock
 from device_plugin.serving.instance_lock import NAME, SUCCESSOR_NAME, InstanceLock
 from tests.device_plugin.api import running, until
 from tests.device_plugin.small_disk import SmallDisk
@@ -112,3 +114,28 @@ async def test_it_says_why_the_lock_can_not_be_taken_and_takes_it_later(small_di
         assert not instance.works
         small_disk.empty()
         await until(lambda: instance.works)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+async def test_a_folder_that_is_emptied_while_the_successor_is_looked_for_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    instance, successor = Instance(tmp_path), Instance(tmp_path)
+    async with running(instance.run()):
+        await until(lambda: instance.works)
+        async with running(successor.run()):
+            await until(lambda: successor.lock.stands_by)
+            take = instance_lock._take
+
+            def taken(path: Path) -> BinaryIO:
+                try:
+                    return take(path)
+                finally:  # the kubelet empties the folder, or somebody else writes there, right after that
+                    if content is None:
+                        path.unlink()
+                    else:
+                        path.write_bytes(content)
+
+            monkeypatch.setattr(instance_lock, "_take", taken)
+            assert (instance.lock.successor() is None) is (content is None)
+            monkeypatch.undo()
