@@ -12,9 +12,10 @@ from ascend.annotations import RANK
 from ascend.kube.objects import Pod
 
 BLOCKS_AFTER_S: Final = 6.0
-"""For so long a successor waits for chips in its block before all pods of the block go."""
+"""For so long a successor waits for chips in its block before all pods of the block go, and these before the job."""
 JOB_AFTER_S: Final = 12.0
-"""The same, before all pods of the job go. The reference counts sessions of about one second."""
+"""The same without blocks, before all pods of the job go. The reference counts sessions of about one second, also those
+in which the pods of the block end and are created anew: its job goes before the block could move."""
 
 
 class Stage(IntEnum):
@@ -80,16 +81,19 @@ def is_master(pod: Pod) -> bool:
     return pod.requests_chips and pod.metadata.annotations.get(RANK) == "0" and not is_worker
 
 
-def stage_after(waits_s: float, switches: Switches, *, has_blocks: bool) -> Stage:
+def stage_after(waits_s: float, switches: Switches, reached: Stage = Stage.PODS, *, has_blocks: bool) -> Stage:
     """Return how far the deletion reaches after a successor has waited for chips.
 
     Args:
-        waits_s: how long it has, seconds.
+        waits_s: how long it has, while all of its peers were there, since pods were deleted last; seconds.
         switches: what the job says.
+        reached: how far the deletion has reached.
         has_blocks: whether the job has blocks.
     """
     if switches.reach is not Reach.WIDER:
         return Stage.PODS
+    if reached is Stage.BLOCKS:
+        waits_s += BLOCKS_AFTER_S
     if waits_s >= JOB_AFTER_S:
         return Stage.JOB
     return Stage.BLOCKS if has_blocks and waits_s >= BLOCKS_AFTER_S else Stage.PODS

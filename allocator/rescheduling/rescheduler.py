@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
+from allocator.gangs.record import ENDS_S
 from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
@@ -232,7 +233,7 @@ class Rescheduler:
         stage = Stage.PODS
         if recovery.waits_since_s is not None:
             has_blocks = any(each.block is not None for each in members)
-            stage = stage_after(now_s - recovery.waits_since_s, switches, has_blocks=has_blocks)
+            stage = stage_after(now_s - recovery.waits_since_s, switches, recovery.stage, has_blocks=has_blocks)
         left = unfinished(members, recovery.chosen, goes_together=recovery.goes_together)
         is_refused = bool(recovery.chosen) and {each.pod.uid for each in members}.issuperset(recovery.chosen)
         is_wider = stage > recovery.stage or is_refused
@@ -253,8 +254,7 @@ class Rescheduler:
 
     def _recovery(self, job: Job, members: list[Member]) -> Recovery:
         owners = sorted({owner_uid(each.pod) for each in members})
-        recovery = self.memory.jobs.get(job.key.plan)
-        if recovery is None:
+        if (recovery := self.memory.jobs.get(job.key.plan)) is None:
             return Recovery(owners, is_open=False)
         if set(owners).isdisjoint(recovery.owners):  # another job of the same name
             recovery = Recovery(owners, self._now_s(), is_open=False, deleted=recovery.deleted)
@@ -273,7 +273,9 @@ class Rescheduler:
         if not self._leads():
             return
         now_s, uids = self._now_s(), [each.pod.uid for each in choice.pods]
-        recovery.is_open, recovery.changed_s, recovery.stage = True, now_s, max(choice.stage, recovery.stage)
+        recovery.is_open, recovery.changed_s = True, now_s
+        if choice.stage > recovery.stage:
+            recovery.stage, recovery.waits_since_s = choice.stage, None
         if not is_again(choice, recovery):
             recovery.times_s = [*recovery.times_s, now_s][-self._options.per_hour :]
             recovery.retries += choice.reason is FaultKind.POD
@@ -309,17 +311,19 @@ class Rescheduler:
     # The end of a recovery.
 
     def _note_waiting(self, job: Job, recovery: Recovery, now_s: float) -> None:
-        waits = recovery.is_open and any(pod.waits_for_chips for pod in job.pods.values())
-        if not waits:
+        """Note since when a pod waits for chips; one that waits for others of its job does not."""
+        are_there = job.size >= wanted(job, self._cluster.jobs.owned_by)
+        are_ending = any(now_s < each.at_s + ENDS_S for each in recovery.deleted.values())
+        waits = any(pod.waits_for_chips for pod in job.pods.values())
+        if not (recovery.is_open and waits and are_there) or are_ending:
             recovery.waits_since_s = None
         elif recovery.waits_since_s is None:
             recovery.waits_since_s = now_s
 
     async def _end_if_whole(self, job: Job, recovery: Recovery) -> None:
         """End the recovery of a job once what was deleted is gone, and all of its pods are placed."""
-        if not recovery.is_open or recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values()):
-            return
-        if job.size < wanted(job, self._cluster.jobs.owned_by):
+        is_waiting = recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values())
+        if not recovery.is_open or is_waiting or job.size < wanted(job, self._cluster.jobs.owned_by):
             return
         if self._reset_configs is not None and not self._options.dry_run:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())

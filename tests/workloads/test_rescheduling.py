@@ -4,12 +4,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from allocator.rescheduling.actions import STRATEGIC_MERGE_PATCH
 from ascend.annotations import BLOCK_SUPER_POD
 from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.faults import FaultTime, chip_fault
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, JsonObject, Pod
-from tests.workloads.test_super_pods import add_super_pods, by_rank
+from ascend.kube.objects import NODES, PODS, JsonObject, Pod
+from tests.workloads.test_super_pods import add_super_pods, by_rank, server
 from tests.workloads.world import Workloads, example
 
 CONTROLLERS = ()
@@ -25,18 +26,23 @@ async def report(workloads: Workloads, node: str, *, faulty: Iterable[int] = (),
     faults = tuple(chip_fault(chip_id=chip, level="SeparateNPU", codes={"80E01801": FaultTime(1, "SeparateNPU")})
                    for chip in faulty)  # fmt: skip
     data = encode_report(DeviceReport((1 << chips) - 1 & ~bad, bad, 0, 1, faults=faults))
-    name = config_map_name(node)
-    body: JsonObject = {"metadata": {"name": name, "labels": LABELS}, "data": data}
-    await workloads.client.create(CONFIG_MAPS, body, NAMESPACE)
+    metadata = {"name": config_map_name(node), "namespace": NAMESPACE, "labels": LABELS}
+    await workloads.create([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}])
 
 
 async def end_as_kubelets_do(workloads: Workloads) -> None:
     """Report terminating pods as failed, and delete them once their controller has seen that."""
     for pod in await workloads.client.list_objects(PODS, "default"):
         if pod.is_terminating and pod.is_live:
-            # Its conditions stay, also DisruptionTarget, which is not the kubelet's own.
+            # The others stay, also DisruptionTarget, which is not the kubelet's own.
+            body: JsonObject = {"status": {"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}]}}
             await workloads.client.patch(
-                PODS, pod.name, {"status": {"phase": "Failed"}}, namespace="default", subresource="status"
+                PODS,
+                pod.name,
+                body,
+                namespace="default",
+                subresource="status",
+                content_type=STRATEGIC_MERGE_PATCH,
             )
     await workloads.end_terminated()
 
@@ -80,25 +86,41 @@ async def test_a_pod_whose_chip_fails_is_replaced_in_its_super_pod_and_its_job_g
     assert not job["status"].get("conditions")
 
 
-async def test_all_pods_of_a_stateful_set_leave_with_one_whose_node_is_lost(workloads: Workloads) -> None:
-    await workloads.add_nodes(4)
+def stateful_set(replicas: int, chips: int, annotations: dict[str, str], **labels: str) -> list[JsonObject]:
+    """A StatefulSet whose pods start together, and are rescheduled by force."""
     template = {
         "metadata": {
-            "labels": {"app": "train", "fault-scheduling": "force"},
-            "annotations": {"huawei.com/schedule_minAvailable": "2"},
+            "labels": {"app": "train", "fault-scheduling": "force", **labels},
+            "annotations": {"huawei.com/schedule_minAvailable": str(replicas), **annotations},
         },
         "spec": {
-            "containers": [{"name": "main", "image": "train", "resources": {"limits": {RESOURCE: "8"}}}],
+            "containers": [{"name": "main", "image": "train", "resources": {"limits": {RESOURCE: str(chips)}}}],
             "tolerations": [{"operator": "Exists"}],
         },
     }
     spec = {
-        "replicas": 2, "podManagementPolicy": "Parallel", "serviceName": "train",
+        "replicas": replicas, "podManagementPolicy": "Parallel", "serviceName": "train",
         "selector": {"matchLabels": {"app": "train"}}, "template": template,
     }  # fmt: skip
-    await workloads.create(
-        [{"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "set"}, "spec": spec}]
-    )
+    return [{"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "set"}, "spec": spec}]
+
+
+async def test_a_block_moves_alone_when_its_super_pod_has_no_room(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 2, 2)
+    await workloads.create(stateful_set(4, 16, {"sp-block": "32"}, **{"pod-rescheduling": "on"}))
+    pods = by_rank(await workloads.bound(4))
+    await workloads.run(pods)
+    for index in range(2):
+        await workloads.add(server(2, index))
+    await report(workloads, pods[3].spec.node_name, faulty=[5])
+    after = by_rank(await replaced(workloads, pods, {pod.name for pod in pods[2:]}))
+    where = [pod.metadata.annotations[BLOCK_SUPER_POD] for pod in after]
+    assert where == [pod.metadata.annotations[BLOCK_SUPER_POD] for pod in pods[:2]] + ["2", "2"]
+
+
+async def test_all_pods_of_a_stateful_set_leave_with_one_whose_node_is_lost(workloads: Workloads) -> None:
+    await workloads.add_nodes(4)
+    await workloads.create(stateful_set(2, 8, {}))
     pods = await workloads.bound(2)
     await workloads.run(pods)
     lost = pods[0].spec.node_name

@@ -264,7 +264,7 @@ async def test_pods_of_a_block_that_was_deleted_are_not_deleted_again_while_one_
     moved = replace(anew(pods[2]), spec=replace(pods[2].spec, node_name="n9"))
     stage.world.add(moved)
     assert await stage.look(1.0) == []
-    assert await stage.look(JOB_AFTER_S - BLOCKS_AFTER_S - 1.0) == ["train-0", "train-1", "train-2"]
+    assert await stage.look(JOB_AFTER_S - BLOCKS_AFTER_S) == ["train-0", "train-1", "train-2"]
 
 
 async def test_a_clock_that_was_set_back_does_not_let_a_job_wait_longer() -> None:

@@ -415,8 +415,13 @@ async def test_after_a_while_the_block_goes_and_then_the_job() -> None:
     stage.world.add(waiting)
     assert await stage.look(1.0) == []
     assert await stage.look(BLOCKS_AFTER_S) == ["train-2"]
+    assert await stage.look(JOB_AFTER_S) == []
+    first = replace(pods[2].spec, node_name="")
+    meta = replace(pods[2].metadata, uid="again-2")
+    stage.world.add(replace(pods[2], metadata=meta, spec=first, status=replace(pods[2].status, phase="Pending")))
     assert await stage.look(1.0) == []
-    assert await stage.look(JOB_AFTER_S - BLOCKS_AFTER_S) == ["train-0", "train-1"]
+    assert await stage.look(JOB_AFTER_S - BLOCKS_AFTER_S - 1.0) == []
+    assert await stage.look(1.0) == ["train-0", "train-1"]
 
 
 async def test_a_job_that_is_whole_again_starts_anew() -> None:

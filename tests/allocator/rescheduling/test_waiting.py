@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from allocator.rescheduling.decision import JOB_AFTER_S
+from allocator.gangs.record import ENDS_S
+from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import StatefulSet, StatefulSetSpec
 from tests.allocator.builders import report
@@ -58,3 +59,28 @@ async def test_the_next_leader_waits_anew() -> None:
     await stage.succeed()
     assert await looks(stage, 5) == []
     assert await looks(stage, PATIENCE) == ["train-0", "train-1"]
+
+
+async def test_a_block_has_time_to_move_before_its_job_goes() -> None:
+    pods = job(4, blocks=2, pod_rescheduling="on", fault_scheduling="grace")
+    stage = scene(pods)
+    stage.world.add(report("n4", unhealthy=[0]))
+    assert await stage.settle() == ["train-3"]
+    stage.world.add(waiting(pods[3]))
+    stage.stuck = {"train-2"}
+    assert await looks(stage, PATIENCE) == ["train-2"]
+    stage.world.cluster.pod_deleted(pods[2])
+    assert await looks(stage, PATIENCE) == []  # its controller has not created it anew
+    stage.world.add(report("n4"), anew(pods[3]), anew(pods[2]))
+    assert await looks(stage, PATIENCE) == []
+
+
+async def test_a_pod_does_not_wait_for_chips_while_old_pods_of_its_job_are_about_to_end() -> None:
+    pods = job(4, blocks=2, pod_rescheduling="on", fault_scheduling="grace")
+    stage = scene(pods)
+    stage.stuck = {"train-3"}
+    stage.world.add(report("n4", unhealthy=[0]))
+    assert await stage.settle() == ["train-3"]
+    stage.world.add(waiting(pods[3]))
+    assert await looks(stage, int(ENDS_S + BLOCKS_AFTER_S) - 1) == []
+    assert await looks(stage, 1) == ["train-2"]
