@@ -53,7 +53,8 @@ class Announcer:
         owner = choice.pods[0].pod.metadata.controller
         if owner is not None:
             about = Regarding(owner.kind, owner.name, job.key.namespace, owner.uid, owner.api_version)
-            sentence = f"{len(choice.pods)} of its pods were deleted, {len(faults)} of them faulty: {why}"
+            verb = "was" if len(choice.pods) == 1 else "were"
+            sentence = f"{len(choice.pods)} of its pods {verb} deleted, {len(faults)} of them faulty: {why}"
             self._publish(about, DELETED, sentence, action=_ACTION)
 
     def plan(self, job: Job, choice: Choice, why: str) -> None:
@@ -61,6 +62,10 @@ class Announcer:
         names = ", ".join(each.pod.name for each in choice.pods[:_NAMED])
         more = f" and {len(choice.pods) - _NAMED} more" if len(choice.pods) > _NAMED else ""
         self._say(job, choice.pods[0].pod, PLANNED, f"dry run: of job {job.key}, {names}{more} would be deleted: {why}")
+
+    def plan_mark(self, job: Job, pod: Pod, status: str, why: str) -> None:
+        """Say that a pod would be marked as faulty for the program that deletes it."""
+        self._say(job, pod, PLANNED, f"dry run: pod {pod.key} would be marked as {status}: {why}")
 
     def hold(self, job: Job, pod: Pod, why: str) -> None:
         """Say why the pods of a job with a fault are not deleted."""

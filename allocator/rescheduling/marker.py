@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from allocator.rescheduling.actions import Actions
+from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.decision import Member
+from allocator.state.job import Job
 from ascend.errors import ApiError, Unreachable
 
 log = structlog.get_logger()
@@ -16,19 +18,26 @@ class Marker:
 
     Args:
         actions: the requests.
+        announcer: says what would be done.
+        dry_run: whether it is only said which pods would be marked.
     """
 
-    def __init__(self, actions: Actions) -> None:
+    def __init__(self, actions: Actions, announcer: Announcer, *, dry_run: bool) -> None:
         self._actions = actions
+        self._announcer = announcer
+        self._dry_run = dry_run
         self._marked: dict[str, str] = {}
 
-    async def mark(self, members: Iterable[Member]) -> None:
+    async def mark(self, job: Job, members: Iterable[Member]) -> None:
         """Annotate the faulty ones; what can't be annotated is logged, and tried again with the next call."""
         for member in members:
             if member.fault is None:
                 continue
             status = f"Unhealthy-{member.fault.kind}"
             if self._marked.get(member.pod.uid) == status:
+                continue
+            if self._dry_run:
+                self._announcer.plan_mark(job, member.pod, status, member.fault.sentence)
                 continue
             try:
                 await self._actions.annotate(member.pod, status)

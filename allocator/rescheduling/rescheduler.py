@@ -97,7 +97,7 @@ class Rescheduler:
         self._watch = FaultWatch(cluster, options.not_ready_s, monotonic)
         self._budget = Budget(options.per_minute, options.per_hour)
         self._limits = Limits(cluster, self._budget)
-        self._marker = Marker(actions)
+        self._marker = Marker(actions, announcer, dry_run=options.dry_run)
         self._stopped: str | None = None
         self._sub_health_stopped: str | None = None
         self._is_loaded = False
@@ -211,8 +211,8 @@ class Rescheduler:
         members = [self._member(job, pod, switches) for pod in pods]
         if not switches.mode.is_external:
             await self._decide(job, members, switches)
-        elif not self._options.dry_run:
-            await self._marker.mark(members)
+        else:
+            await self._marker.mark(job, members)
 
     def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
         record = self._cluster.nodes.get(pod.spec.node_name)

@@ -465,6 +465,17 @@ async def test_pods_that_another_program_deletes_are_only_marked() -> None:
     assert stage.marked == {"train-1": "Unhealthy-CardUnhealthy"}
 
 
+async def test_a_dry_run_says_once_which_pods_would_be_marked() -> None:
+    stage = scene(job(2, fault_scheduling="external-force"), dry_run=True)
+    stage.world.add(report("n2", unhealthy=[0]))
+    assert await stage.settle() == []
+    assert await stage.look(1.0) == []
+    assert stage.marked == {}
+    why = "node n2 reports a fault of its chips: Ascend910-0"
+    said = f"dry run: pod default/train-1 would be marked as Unhealthy-CardUnhealthy: {why}"
+    assert stage.said == [(PLANNED, said)]
+
+
 async def test_a_pod_that_can_not_be_deleted_is_tried_again() -> None:
     stage = scene(job(1))
     stage.refuses = ApiError("Cannot evict pod as it would violate the pod's disruption budget", status=429)
