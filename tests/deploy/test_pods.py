@@ -247,6 +247,11 @@ class Traffic:
             for run in runs:
                 run.result()
 
+    def go_on(self, pods: int) -> None:
+        """Wait until so many more pods have run."""
+        expected = self.placed + pods
+        wait_until(lambda: self.placed >= expected, timeout_s=2 * PLACED_S, what="pods come and go", tail=self.report)
+
     def report(self) -> str:
         pods = kubectl(self.cluster, "get", "pods,leases", "--all-namespaces", "--output=wide")
         events = kubectl(self.cluster, "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
@@ -265,8 +270,18 @@ class Traffic:
             self.cluster.delete_pod(name)
 
 
+def images(cluster: Cluster) -> set[str]:
+    """Return the images of our pods."""
+    return {
+        container["image"]
+        for component in ("allocator", "device-plugin")
+        for each in pods_of(cluster, component)
+        for container in each["spec"]["containers"]
+    }
+
+
 @pytest.mark.shows("image", "910A")
-def test_an_upgrade_from_the_previous_commit_while_pods_come_and_go(
+def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
     cluster: Cluster, built_image: image.Image, tmp_path: Path
 ) -> None:
     try:
@@ -279,24 +294,15 @@ def test_an_upgrade_from_the_previous_commit_while_pods_come_and_go(
         uids = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")["metadata"]["uid"] for name in held}
         traffic = Traffic(cluster)
         with traffic.running():
-            wait_until(lambda: traffic.placed >= 2, timeout_s=PLACED_S, what="pods come and go", tail=traffic.report)
+            traffic.go_on(2)
             kubectl(cluster, "apply", "--filename", str(helm.CHART / "crds"))
             options = waiting("--reset-then-reuse-values", "--set", f"image.tag={built_image.tag}")
             helm.run("upgrade", *WHERE, str(helm.CHART), *options, kubeconfig=cluster.kubeconfig_path)
-            upgraded = traffic.placed
-            wait_until(
-                lambda: traffic.placed >= upgraded + 4,
-                timeout_s=2 * PLACED_S,
-                what="pods come and go",
-                tail=traffic.report,
-            )
-        images = {
-            container["image"]
-            for component in ("allocator", "device-plugin")
-            for each in pods_of(cluster, component)
-            for container in each["spec"]["containers"]
-        }
-        assert images == {f"{image.NAME}:{built_image.tag}"}
+            traffic.go_on(4)
+            assert images(cluster) == {f"{image.NAME}:{built_image.tag}"}
+            helm.run("rollback", *WHERE, *waiting(), kubeconfig=cluster.kubeconfig_path)
+            traffic.go_on(4)
+            assert images(cluster) == {f"{image.NAME}:{previous.tag}"}
         for name, (node, chips) in held.items():
             after = cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")
             assert (after["metadata"]["uid"], after["spec"]["nodeName"]) == (uids[name], node)
