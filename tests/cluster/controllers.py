@@ -79,6 +79,11 @@ class Controller:
         return self._folder / self.name
 
     @property
+    def is_built(self) -> bool:
+        """Whether program and definitions are there."""
+        return self.program.is_file() and self._saved.is_file() and self._saved.stat().st_size > 0
+
+    @property
     def objects(self) -> list[dict[str, Any]]:
         """Its definitions and webhook configurations, as its module has them."""
         found = [each for each in yaml.safe_load_all(self._saved.read_text()) if each]
@@ -103,24 +108,29 @@ class Controller:
         Raises:
             ClusterError: the build failed; the text ends with the compiler's output.
         """
-        if self.program.is_file():
+        if self.is_built:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.program.is_file():
+            if self.is_built:
                 return
             started = time.monotonic()
             say(f"  {self.name} {self.version} ...")
-            source = Path(_go(self._module, "list", "-m", "-f", "{{.Dir}}", self.module).strip())
-            files = [
-                file for each in self.manifests for file in sorted([source / each, *(source / each).glob("*.yaml")])
-            ]
-            self._saved.write_text("\n---\n".join(file.read_text() for file in files if file.is_file()))
+            self._save_manifests()
             unfinished = self.program.with_suffix(".unfinished")
             _go(self._module, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(unfinished), self.package)
             unfinished.rename(self.program)
             say(f"  {self.name} {self.version} built in {time.monotonic() - started:.0f} s")
+
+    def _save_manifests(self) -> None:
+        # `go list -m` names no folder while the module is not in the cache, as on a new machine.
+        source = Path(json.loads(_go(self._module, "mod", "download", "-json", self.module))["Dir"])
+        files = [file for each in self.manifests for file in sorted([source / each, *(source / each).glob("*.yaml")])]
+        text = "\n---\n".join(file.read_text() for file in files if file.is_file())
+        if not text:
+            raise ClusterError(f"{self.module} in {source} has none of the manifests {', '.join(self.manifests)}")
+        self._saved.write_text(text)
 
 
 def _configured(group: str, **more: Any) -> dict[str, Any]:
@@ -198,7 +208,7 @@ CONTROLLERS: Final = {
 
 def absent(names: Iterable[str] = CONTROLLERS) -> list[str]:
     """Return which of some controllers are not built yet."""
-    return [name for name in names if not CONTROLLERS[name].program.is_file()]
+    return [name for name in names if not CONTROLLERS[name].is_built]
 
 
 def build(say: Callable[[str], None] = print, *, long: bool = False) -> None:
