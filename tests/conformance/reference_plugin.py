@@ -4,6 +4,7 @@ It gives a pod the chips written on it, whatever ids the kubelet chose, and reco
 arbitrary; here it is made to differ from the chips, which is the usual case.
 """
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import grpc
 
 from ascend.annotations import CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, chip_name, join_names_sorted
+from device_plugin.kubelet.pod_resources import count_healthy
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 from protos.k8s.pluginregistration.v1 import pluginregistration_pb2 as registration
@@ -41,6 +43,7 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
         self._resource = resource
         self._next: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._ended = threading.Event()
+        self.listed = threading.Event()
 
     def place(self, name: str, chips: tuple[int, ...], ids: tuple[int, ...]) -> None:
         """Run a pod with these chips, and these ids in the kubelet's ledger."""
@@ -59,6 +62,7 @@ class ReferencePlugin(pb_grpc.DevicePluginServicer):
 
     def ListAndWatch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.ListAndWatchResponse]:
         yield pb.ListAndWatchResponse(devices=[pb.Device(ID=chip_name(chip), health="Healthy") for chip in range(8)])
+        self.listed.set()
         self._ended.wait()
 
     def GetPreferredAllocation(
@@ -154,5 +158,10 @@ def reference_plugin(node: PluginNode) -> Iterator[ReferencePlugin]:
     node.plugin.process.stop()
     plugin = ReferencePlugin(node)
     with plugin.serving(node.node.device_plugin_dir):
+        # The Node shows the chips of the plugin before for a while, and a pod that comes in between is refused.
+        socket = node.node.pod_resources_socket
+        node.wait_until(
+            lambda: plugin.listed.is_set() and asyncio.run(count_healthy(socket)) == 8, "the chips are known"
+        )
         node.wait_until(lambda: node.counts() == (8, 8), "all chips are allocatable")
         yield plugin
