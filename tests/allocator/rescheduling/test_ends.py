@@ -6,7 +6,7 @@ from allocator.rescheduling.deletions import RELEASE_AFTER_S
 from allocator.rescheduling.memory import decode
 from ascend.chips import chip_set
 from tests.allocator.builders import node, report
-from tests.allocator.rescheduling.test_rescheduler import job, lost, scene
+from tests.allocator.rescheduling.scene import job, lost, scene
 
 HELD = 0xFF & ~chip_set([0, 1])
 

@@ -27,8 +27,8 @@ from ascend.kube.workloads import (
 )
 from sandbox.cluster import SandboxCluster
 from tests.allocator.builders import node, report
+from tests.allocator.rescheduling.scene import anew, job, lost, scene
 from tests.allocator.rescheduling.test_records import NAMESPACES
-from tests.allocator.rescheduling.test_rescheduler import anew, job, lost, scene
 
 
 async def test_all_faulty_pods_of_a_deployment_count_once() -> None:

@@ -15,7 +15,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, Pod
 from sandbox.cluster import SandboxCluster
 from tests.allocator.builders import report
-from tests.allocator.rescheduling.test_rescheduler import Scene, anew, job, scene
+from tests.allocator.rescheduling.scene import Scene, anew, job, scene
 
 NAME = "reset-config-train"
 BEFORE = {

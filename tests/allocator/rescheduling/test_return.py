@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from allocator.state.previous_nodes import PreviousNodes
 from ascend.kube.objects import Pod
 from tests.allocator.builders import owned_by
-from tests.allocator.rescheduling.test_rescheduler import Scene, anew, job, scene
+from tests.allocator.rescheduling.scene import Scene, anew, job, scene
 from tests.allocator.superpods import world as blocks
 
 

@@ -12,7 +12,7 @@ from ascend.errors import ApiError, Unreachable
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import BatchJob, BatchJobSpec
 from tests.allocator.builders import node, report
-from tests.allocator.rescheduling.test_rescheduler import Crashed, Scene, anew, job, scene, waiting
+from tests.allocator.rescheduling.scene import Crashed, Scene, anew, job, scene, waiting
 
 
 class Interrupted(Scene):

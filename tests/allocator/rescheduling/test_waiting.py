@@ -7,7 +7,7 @@ from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import StatefulSet, StatefulSetSpec
 from tests.allocator.builders import report
-from tests.allocator.rescheduling.test_rescheduler import Scene, anew, job, scene, waiting
+from tests.allocator.rescheduling.scene import Scene, anew, job, scene, waiting
 
 PATIENCE = int(JOB_AFTER_S) + 3
 

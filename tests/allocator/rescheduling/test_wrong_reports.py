@@ -3,7 +3,7 @@
 from allocator.rescheduling.budget import too_many_faults
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from tests.allocator.builders import report
-from tests.allocator.rescheduling.test_rescheduler import job, lost, scene
+from tests.allocator.rescheduling.scene import job, lost, scene
 
 
 def test_a_share_is_not_rounded_down() -> None:

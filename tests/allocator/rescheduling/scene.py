@@ -1,0 +1,185 @@
+"""A rescheduler on a clock that the test sets; its requests are applied to the state of a small cluster at once."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec.structs import replace
+
+from allocator.metrics import AllocatorMetrics
+from allocator.rescheduling.actions import Actions
+from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.fault_watch import CONFIRM_S
+from allocator.rescheduling.memory import Memory, decode, encode
+from allocator.rescheduling.options import Options
+from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.rescheduler import Rescheduler
+from allocator.rescheduling.reset_config import ResetConfigs
+from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
+from ascend.errors import ApiError
+from ascend.kube.events import Regarding
+from ascend.kube.objects import Pod
+from tests.allocator.builders import GROUP, World, node, owned_by, pod
+
+OPTIONS = Options(dry_run=False, not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
+
+
+class Crashed(BaseException):
+    """The process ends; no handler of errors sees it."""
+
+
+class Scene(Actions):
+    """A rescheduler whose requests are applied to a small cluster.
+
+    Attributes:
+        deleted: name and grace period of each deleted pod, in order; 0 for a deletion by force.
+        marked: what was written on pods.
+        said: reason and sentence of each Event.
+        stored: what is stored in the ConfigMap.
+        stuck: the names of pods whose kubelet does not end them.
+        refuses: what the API server answers.
+        is_late: whether the watch does not show deletions.
+        dies: whether the process ends before it deletes.
+        has_finalizers: whether a deletion by force leaves pods in place.
+        is_leader: whether it leads.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.world = World()
+        self.deleted: list[tuple[str, int | None]] = []
+        self.marked: dict[str, str] = {}
+        self.said: list[tuple[str, str]] = []
+        self.about: list[Regarding] = []
+        self.stored = encode(Memory())
+        self.stuck: set[str] = set()
+        self.refuses: ApiError | None = None
+        self.is_late = self.dies = self.has_finalizers = False
+        self.reset_configs: ResetConfigs | None = None
+        self.records: RecordWriter | None = None
+        self.is_leader = True
+        self.options = OPTIONS._replace(**options)
+        self.rescheduler = self.start()
+
+    def start(self) -> Rescheduler:
+        """Start a rescheduler, as a new leader does, without reading what is stored."""
+        cluster, ledger = self.world.cluster, self.world.ledger
+        return Rescheduler(
+            cluster,
+            self,
+            self.options,
+            announcer=Announcer(self._publish),
+            records=self.records,
+            reset_configs=self.reset_configs,
+            metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
+            leads=lambda: self.is_leader,
+            now_s=lambda: self.world.now_s,
+            monotonic=lambda: self.world.now_s,
+        )
+
+    async def succeed(self) -> None:
+        """Let a new leader take over."""
+        self.rescheduler = self.start()
+        await self.rescheduler.load()
+
+    def _publish(self, regarding: Regarding, reason: str, note: str, **_more: Any) -> bool:
+        self.said.append((reason, note))
+        self.about.append(regarding)
+        return True
+
+    def reasons(self) -> list[str]:
+        """The reasons of the Events, each once."""
+        return list(dict.fromkeys(reason for reason, _ in self.said))
+
+    async def look(self, after_s: float = 0.0) -> list[str]:
+        """Look after a while; return the names of the pods that are deleted then."""
+        self.world.now_s += after_s
+        before = len(self.deleted)
+        await self.rescheduler.look()
+        return sorted(name for name, _ in self.deleted[before:])
+
+    async def settle(self) -> list[str]:
+        """Look twice, so that a fault lasts long enough."""
+        await self.look()
+        return await self.look(CONFIRM_S)
+
+    async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
+        assert why
+        assert pod.uid in decode(self.stored)[0].jobs[self.world.cluster.jobs.job_of(pod).key.plan].deleted
+        if self.dies:
+            raise Crashed
+        if self.refuses is not None:
+            raise self.refuses
+        self.deleted.append((pod.name, grace_s))
+        if self.is_late:
+            return
+        if pod.name in self.stuck:
+            ends_s = self.world.now_s + (pod.spec.termination_grace_period_seconds or 0 if grace_s is None else grace_s)
+            gone = replace(pod.metadata, deletion_timestamp=datetime.fromtimestamp(ends_s, UTC).isoformat())
+            self.world.cluster.pod_applied(replace(pod, metadata=gone))
+        else:
+            self.world.cluster.pod_deleted(pod)
+
+    async def delete_by_force(self, pod: Pod) -> None:
+        self.deleted.append((pod.name, 0))
+        if not self.has_finalizers:
+            self.world.cluster.pod_deleted(pod)
+
+    async def annotate(self, pod: Pod, status: str) -> None:
+        self.marked[pod.name] = status
+
+    async def load(self, now_s: float) -> Memory:
+        return decode(self.stored, now_s)[0]
+
+    async def save(self, memory: Memory) -> None:
+        self.stored = encode(memory)
+
+
+def job(
+    pods: int,
+    *,
+    name: str = "train",
+    first_node: int = 1,
+    kind: str = "StatefulSet",
+    api_version: str = "apps/v1",
+    blocks: int = 0,
+    chips: Iterable[int] = range(8),
+    is_gang: bool = True,
+    **labels: str,
+) -> list[Pod]:
+    """The running pods of a gang, each on a node of its own; by default it is rescheduled by force."""
+    said = {"fault-scheduling": "force"} | {key.replace("_", "-"): value for key, value in labels.items()}
+    held = list(chips)
+    return [
+        owned_by(
+            pod(
+                f"{name}-{rank}", len(held), node=f"n{first_node + rank}", chips=held, phase="Running", labels=said,
+                annotations={RANK: str(rank)}
+                | ({GROUP: name, MIN_AVAILABLE: str(pods)} if is_gang else {})
+                | ({BLOCK: str(rank // blocks)} if blocks else {}),
+            ),
+            kind, api_version, name=name,
+        )
+        for rank in range(pods)
+    ]  # fmt: skip
+
+
+def scene(pods: list[Pod], *, nodes: int = 40, **options: Any) -> Scene:
+    """A cluster of so many nodes, with a job."""
+    made = Scene(**options)
+    made.world.add(*(node(f"n{number}") for number in range(1, nodes + 1)), *pods)
+    return made
+
+
+def anew(each: Pod) -> Pod:
+    """The pod as its controller creates it anew."""
+    return replace(each, metadata=replace(each.metadata, uid=f"{each.uid}+"))
+
+
+def waiting(each: Pod) -> Pod:
+    """The pod as its controller creates it anew, before it is placed."""
+    new = anew(each)
+    return replace(new, spec=replace(new.spec, node_name=""), status=replace(new.status, phase="Pending"))
+
+
+def lost(name: str) -> Any:
+    return node(name, ready=False)
