@@ -10,6 +10,7 @@ from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.faults import FaultTime, chip_fault
 from ascend.kube.objects import NODES, PODS, JsonObject, Pod
+from tests.bench.fake_cluster import fake_node
 from tests.workloads.test_super_pods import add_super_pods, by_rank, server
 from tests.workloads.world import Workloads, example
 
@@ -128,6 +129,23 @@ async def test_all_pods_of_a_stateful_set_leave_with_one_whose_node_is_lost(work
     await workloads.client.patch(NODES, lost, ready, subresource="status")
     after = await replaced(workloads, pods, {pod.name for pod in pods})
     assert lost not in {pod.spec.node_name for pod in after}
+
+
+async def test_all_pods_of_a_stateful_set_leave_a_node_that_is_deleted_and_another_gets_its_name(
+    workloads: Workloads,
+) -> None:
+    await workloads.add_nodes(4)
+    await workloads.create(stateful_set(2, 8, {}))
+    pods = await workloads.bound(2)
+    await workloads.run(pods)
+    lost = pods[0].spec.node_name
+    deleted = await workloads.client.get(NODES, lost)
+    await workloads.client.delete(NODES, lost)
+    after = await replaced(workloads, pods, {pod.name for pod in pods})
+    assert lost not in {pod.spec.node_name for pod in after}
+    assert (await workloads.client.create(NODES, fake_node(lost))).uid != deleted.uid
+    held = workloads.app.cluster.nodes[lost].holdings
+    assert [holding.pod for holding in held.values()] == [pods[0].key]  # its containers may still run
 
 
 async def test_a_pod_of_a_job_whose_node_is_lost_is_replaced(workloads: Workloads) -> None:
