@@ -43,7 +43,7 @@ async def test_the_counts_of_a_job_stay_for_as_long_as_it_exists() -> None:
 
 async def test_the_next_leader_knows_where_the_blocks_of_a_job_were() -> None:
     stage = Scene(faulty_share=1.0)
-    stage.world.add(*(blocks.server(number, index) for number in range(2) for index in range(3)))
+    stage.world.add(*(blocks.server(number, index, cordoned=not index) for number in range(2) for index in range(4)))
     said = {"fault-scheduling": "force", "fault-retry-times": "5"}
     created = [owned_by(each, "StatefulSet", "apps/v1") for each in blocks.job(4, labels=said)]
     stage.world.add(*created)
@@ -54,7 +54,7 @@ async def test_the_next_leader_knows_where_the_blocks_of_a_job_were() -> None:
     # Nothing but nodes and the ConfigMap is there when another process takes over.
     after = Scene(faulty_share=1.0)
     after.stored = stage.stored
-    after.world.add(*(blocks.server(number, index) for number in range(2) for index in range(3)))
+    after.world.add(*(blocks.server(number, index) for number in range(2) for index in range(4)))
     await after.rescheduler.load()
     new = [anew(each) for each in created]
     after.world.add(*new)
