@@ -11,8 +11,8 @@ The name is new every time because a second server on the same path would have i
 server stops first because a kubelet before 1.37 takes the end of an old stream for the end of the new one
 (docs/spec/kubelet.md#registration-race, docs/spec/kube-api.md#grpc-over-unix-sockets).
 
-A look at the files every ``POLL_S`` is cheap and, unlike inotify, also sees a folder that was replaced or mounted again
-(docs/spec/kubelet.md#kubelet-start).
+inotify says at once that a socket has come or gone, and costs an idle plugin nothing. A look at the files every
+``LOOK_S`` also sees a folder that was replaced or mounted again (docs/spec/kubelet.md#kubelet-start).
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from ascend.kube.backoff import Backoff
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import CAP_S
+from device_plugin.serving.folder_watch import watch_folder
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX
 from device_plugin.serving.succession import Succession
@@ -46,6 +47,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 API_VERSION = "v1beta1"
 
 POLL_S = 0.1
+LOOK_S = 1.0
+"""The time between two looks while inotify says what changes in the folder."""
 REGISTER_DEADLINE_S = 2.0
 """A kubelet registers a plugin within milliseconds. A busy one gets more time with every attempt."""
 REGISTER_DEADLINE_LIMIT_S = 10.0
@@ -185,30 +188,30 @@ class Registration:
         """Wait until the registration no longer works; return why."""
         loop = asyncio.get_running_loop()
         open_by_s = loop.time() + self._watch_deadline_s
-        while True:
-            if _identity(self._kubelet_socket) != kubelet:
-                return KUBELET_RESTARTED
-            if _identity(path) != own:
-                return "our socket is gone"
-            if await self.others.mindcluster.serves():
-                if not await self._succession.distinguishes():
-                    await self._succession.detach(servicer, self._register_failing)
-                return "another plugin serves the resource"
-            if servicer.broken.is_set():
-                return "the stream to the kubelet has ended"
-            if servicer.watched.is_set() and await self.others.unknown.has_ended(has_healthy=servicer.has_healthy):
-                return "the kubelet has lost the devices: another plugin had registered the resource, and has ended"
-            wait_s = POLL_S
-            if servicer.opened.is_set():
-                self._watch_deadline_s = WATCH_DEADLINE_S
-            elif (left_s := open_by_s - loop.time()) <= 0:
-                self._watch_deadline_s = min(2 * self._watch_deadline_s, WATCH_DEADLINE_LIMIT_S)
-                return "the kubelet did not open the stream"
-            else:
-                wait_s = min(POLL_S, left_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await servicer.broken.wait()
+        with watch_folder(self._directory) as folder:
+            while True:
+                folder.changed.clear()
+                if _identity(self._kubelet_socket) != kubelet:
+                    return KUBELET_RESTARTED
+                if _identity(path) != own:
+                    return "our socket is gone"
+                if await self.others.mindcluster.serves():
+                    if not await self._succession.distinguishes():
+                        await self._succession.detach(servicer, self._register_failing)
+                    return "another plugin serves the resource"
+                if servicer.broken.is_set():
+                    return "the stream to the kubelet has ended"
+                if servicer.watched.is_set() and await self.others.unknown.has_ended(has_healthy=servicer.has_healthy):
+                    return "the kubelet has lost the devices: another plugin had registered the resource, and has ended"
+                wait_s = LOOK_S if folder.is_complete else POLL_S
+                if servicer.opened.is_set():
+                    self._watch_deadline_s = WATCH_DEADLINE_S
+                elif (left_s := open_by_s - loop.time()) <= 0:
+                    self._watch_deadline_s = min(2 * self._watch_deadline_s, WATCH_DEADLINE_LIMIT_S)
+                    return "the kubelet did not open the stream"
+                else:
+                    wait_s = min(POLL_S, left_s)
+                await _first_of(folder.changed, servicer.broken, wait_s=wait_s)
 
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
@@ -291,6 +294,16 @@ class Registration:
         # This instance holds the lock, so the instances that made them have ended.
         for path in self._directory.glob(f"{PREFIX}*.sock"):
             path.unlink(missing_ok=True)
+
+
+async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
+    """Wait until one of the events is set, at most for a time."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _why_not(path: Path) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from ascend.chips import RESOURCE
 from device_plugin.serving import other_plugin
+from device_plugin.serving import registration as registration_loop
 from device_plugin.serving.other_plugin import EVENT, SOCKET
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
@@ -21,6 +22,7 @@ from tests.device_plugin.node import CHANNEL, HEALTHY, Face
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_plugin, "POLL_S", 0.01)
+    monkeypatch.setattr(registration_loop, "LOOK_S", 0.02)
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import gc
 import itertools
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from ascend.chips import RESOURCE
 from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.publish import order as order_module
+from device_plugin.serving import folder_watch
 from device_plugin.serving import registration as registration_module
 from device_plugin.serving import servicer as servicer_module
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -23,6 +27,17 @@ from tests.device_plugin.api import NODE, RecordingClient, running, until
 from tests.device_plugin.builders import snapshot
 from tests.device_plugin.node import HEALTHY, Face, SloppyKubelet, dialled
 from tests.device_plugin.small_disk import SmallDisk
+
+
+def no_instance_left(_: int) -> int:
+    ctypes.set_errno(errno.EMFILE)
+    return -1
+
+
+@pytest.fixture(params=["inotify", "no inotify instance left"])
+def inotify(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "inotify":
+        monkeypatch.setattr(folder_watch, "_libc", SimpleNamespace(inotify_init1=no_instance_left))
 
 
 @pytest.fixture
@@ -308,6 +323,7 @@ class Outage:
         return self._loop.time() - self._began_s <= limit_s
 
 
+@pytest.mark.usefixtures("inotify")
 @pytest.mark.parametrize("what", ["kubelet restarted", "socket wiped", "stream ended", "folder replaced"])
 async def test_it_is_registered_again_within_a_second(face: Face, kubelet: Kubelet, what: str) -> None:
     # The best of three, because the machine may be busy; `make bench` has the figures.

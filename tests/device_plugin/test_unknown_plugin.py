@@ -13,6 +13,7 @@ from ascend.errors import Unreachable
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.kubelet.registrations import Registrations, parse_registrations
 from device_plugin.serving import other_plugin, unknown_plugin, watched_plugins
+from device_plugin.serving import registration as registration_loop
 from device_plugin.serving.other_plugin import EVENT
 from device_plugin.serving.unknown_plugin import CHECKPOINT, UnknownPlugin
 from device_plugin.serving.watched_plugins import WatchedPlugins
@@ -33,6 +34,7 @@ UNHEALTHY = dict.fromkeys(HEALTHY, "Unhealthy")
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_plugin, "POLL_S", 0.01)
+    monkeypatch.setattr(registration_loop, "LOOK_S", 0.02)
     monkeypatch.setattr(unknown_plugin, "LOOK_S", 0.01)
     monkeypatch.setattr(unknown_plugin, "READ_S", 0.02)
     monkeypatch.setattr(unknown_plugin, "RETRY_S", 0.02)
