@@ -7,6 +7,7 @@ ServiceAccounts and RBAC, the security contexts, probes, the Service, an upgrade
 import contextlib
 import re
 import subprocess
+import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ascend.chips import RESOURCE, parse_names
 from tests.cluster import binaries
@@ -59,13 +61,15 @@ def provide(cluster: Cluster, built: image.Image) -> None:
 
 
 @contextlib.contextmanager
-def installed(cluster: Cluster, built: image.Image) -> Iterator[None]:
+def installed(cluster: Cluster, built: image.Image, *options: str) -> Iterator[None]:
     """The chart of the image's commit, with kube-scheduler connected as the notes say."""
     values = ["devicePlugin.driver.type=simulated", f"image.repository={image.NAME}", f"image.tag={built.tag}"]
     values += ["allocator.leaseDurationSeconds=5"]
     chart = str(built.source / helm.CHART.relative_to(helm.REPOSITORY))
     try:
-        helm.run("install", *WHERE, chart, *waiting("--set", ",".join(values)), kubeconfig=cluster.kubeconfig_path)
+        helm.run(
+            "install", *WHERE, chart, *waiting("--set", ",".join(values), *options), kubeconfig=cluster.kubeconfig_path
+        )
         connect_scheduler(cluster)
         yield
     finally:
@@ -191,24 +195,25 @@ def left(cluster: Cluster, before: set[str]) -> str:
 
 def remove_as_documented(cluster: Cluster) -> None:
     """Run the commands in docs/install.md that delete what Helm leaves."""
-    page = (helm.REPOSITORY / "docs" / "install.md").read_text()
-    _, _, rest = page.partition("Delete what Helm leaves:\n")
-    block = re.search(r"```sh\n(.*?)```", rest, re.DOTALL)
-    assert block is not None
-    for command in block[1].splitlines():
-        done = subprocess.run(
-            ["sh", "-c", command],
-            env={
-                "KUBECONFIG": str(cluster.kubeconfig_path),
-                "PATH": f"{binaries.folder()}:/usr/bin:/bin",
-                "HOME": str(cluster.folder),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    _, _, rest = (helm.REPOSITORY / "docs" / "install.md").read_text().partition("Delete what Helm leaves:\n")
+    for command in blocks(rest, "sh")[0].splitlines():
+        done = shell(cluster, command)
         # The garbage collector may have deleted some of them already.
         assert not done.returncode or "NotFound" in done.stderr, done.stderr
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the code blocks in a language."""
+    return [textwrap.dedent(block[1]) for block in re.finditer(rf"```{language}\n(.*?)```", page, re.DOTALL)]
+
+
+def shell(cluster: Cluster, command: str) -> "subprocess.CompletedProcess[str]":
+    env = {
+        "KUBECONFIG": str(cluster.kubeconfig_path),
+        "PATH": f"{binaries.folder()}:/usr/bin:/bin",
+        "HOME": str(cluster.folder),
+    }
+    return subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
 
 
 def has_no_rights_on_its_node(cluster: Cluster, item: dict[str, Any]) -> None:
@@ -311,3 +316,81 @@ def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
         assert traffic.refused == []
         for name in held:
             cluster.delete_pod(name)
+
+
+def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict[str, Any]:
+    """MindCluster's DaemonSet as far as the guide needs it: pods that the commands move, without a plugin in them."""
+    container = {"name": "plugin", "image": f"{image.NAME}:{built.tag}", "command": ["sleep", "infinity"]}
+    labels = {"name": "ascend-device-plugin-ds"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "ascend-device-plugin-daemonset", "namespace": "kube-system"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **affinity},
+            },
+        },
+    }
+
+
+@pytest.mark.shows("image", "910A")
+def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: image.Image, tmp_path: Path) -> None:
+    forth, _, back = (helm.REPOSITORY / "docs" / "migration.md").read_text().partition("## Rollback")
+    _, _, forth = forth.partition("## Steps")
+    affinity, values = blocks(forth, "yaml")
+    _edit, find, end, start = blocks(forth, "sh")
+    (rollback,) = blocks(back, "sh")
+    (tmp_path / "migration.yaml").write_text(values)
+
+    def run(*commands: str, **names: str) -> str:
+        for command in commands:
+            done = shell(cluster, re.sub("NODE|POD", lambda name: names.get(name[0], "n1"), command))
+            assert not done.returncode, done.stderr
+        return done.stdout
+
+    def wait_for_plugin(expected: str | None) -> None:
+        """Wait until this plugin's pod, or MindCluster's, or neither, runs on the node."""
+
+        def found() -> set[str]:
+            listed = kubectl(cluster, "get", "pods", "-A", "--field-selector=spec.nodeName=n1,status.phase=Running")
+            return {plugin for plugin in (PLUGIN, "ascend-device-plugin-daemonset") if f" {plugin}-" in listed}
+
+        wanted = {expected} - {None}
+        wait_until(lambda: found() == wanted, timeout_s=INSTALL_S, what=f"plugin {expected} runs")
+
+    cluster.api.create(mindclusters_daemonset(built_image, yaml.safe_load(affinity)))
+    wait_for_plugin("ascend-device-plugin-daemonset")
+    with installed(cluster, built_image, "--values", str(tmp_path / "migration.yaml")):
+        assert not pods_of(cluster, "device-plugin")
+        run(*find.splitlines(), *end.splitlines())
+        wait_for_plugin(None)
+        run(*start.splitlines()[:2])
+        wait_for_plugin(PLUGIN)
+        (plugin,) = pods_of(cluster, "device-plugin")
+        wait_until(
+            lambda: plugin["metadata"]["name"] in run(start.splitlines()[1]) and is_ready(cluster, plugin),
+            timeout_s=INSTALL_S,
+            what="the plugin is ready",
+        )
+        doctor, uncordon = start.splitlines()[2:]
+        # Without `kubectl exec`: the API server of the test cluster cannot reach the port of a kubelet.
+        assert ": 0 problems" in run_in(cluster, plugin, *doctor.partition(" -- ")[2].split())
+        run(uncordon)
+        assert place(cluster, "after-the-migration")[0] == "n1"
+        cordon, end, give_back, uncordon = rollback.splitlines()
+        run(cordon, end)
+        wait_for_plugin(None)
+        run(give_back)
+        wait_for_plugin("ascend-device-plugin-daemonset")
+        run(uncordon)
+        assert cluster.api.get("/api/v1/namespaces/default/pods/after-the-migration")["status"]["phase"] == "Running"
+        cluster.delete_pod("after-the-migration")
+    kubectl(cluster, "delete", "daemonset", "--namespace=kube-system", "ascend-device-plugin-daemonset")
+
+
+def is_ready(cluster: Cluster, item: dict[str, Any]) -> bool:
+    status = cluster.api.get(f"{CORE}/pods/{item['metadata']['name']}")["status"]
+    return any(each == {**each, "type": "Ready", "status": "True"} for each in status["conditions"])
