@@ -1,6 +1,7 @@
 """The control plane: etcd, kube-apiserver and kube-scheduler, with tokens and kubeconfig files."""
 
 import json
+import re
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -134,8 +135,17 @@ class ControlPlane:
         }
         self._scheduler_configuration.write_text(json.dumps(configuration))
         self.scheduler.restart()
-        server = Server(f"https://127.0.0.1:{self._scheduler_port}")
-        self.scheduler.wait_until(lambda: server.answers("/readyz"), timeout_s=_READY_S)
+        self.scheduler.wait_until(lambda: self._scheduler_api.answers("/readyz"), timeout_s=_READY_S)
+
+    def pods_in_active_queue(self) -> int:
+        """Return how many pods the scheduler is about to try, without the one it tries now."""
+        page = self._scheduler_api.request("GET", "/metrics").decode()
+        found = re.search(r'^scheduler_pending_pods\{queue="active"\} (\d+)$', page, re.MULTILINE)
+        return int(found[1]) if found is not None else 0
+
+    @property
+    def _scheduler_api(self) -> Server:
+        return Server(f"https://127.0.0.1:{self._scheduler_port}")
 
     def _make_kubelet_client(self) -> None:
         """Create the client certificate of the API server for the kubelets; it is self-signed."""

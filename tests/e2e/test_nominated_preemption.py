@@ -61,7 +61,7 @@ async def test_the_schedulers_nomination_for_preemption_is_kept(world: World) ->
     assert NOMINATED not in (await world.pod("urgent")).metadata.annotations
 
 
-async def test_a_pod_that_is_only_nominated_gives_way_to_a_higher_priority(world: World) -> None:
+async def test_a_pod_that_is_only_nominated_gives_way_to_a_higher_priority(world: World, cluster: Cluster) -> None:
     node = world.nodes[0].name
     here = {"kubernetes.io/hostname": node}
     world.service.hold()
@@ -78,6 +78,12 @@ async def test_a_pod_that_is_only_nominated_gives_way_to_a_higher_priority(world
 
     await world.eventually(nominated, "the pod of low priority is nominated")
     await world.create("urgent", 8, priorityClassName="urgent", nodeSelector=here)
+
+    async def queued() -> bool:
+        return cluster.control_plane.pods_in_active_queue() == 2
+
+    # If it knew only the first, the scheduler would bind that one, and have it preempted.
+    await world.eventually(queued, "the scheduler knows both pods")
     world.service.release()
     assert (await check_hand_over(world, "urgent", 8)).spec.node_name == node
     assert not (await world.pod("low")).spec.node_name
