@@ -193,7 +193,7 @@ class Workloads:
         """Wait until a check returns a true value; return that value.
 
         Raises:
-            AssertionError: it did not in time; the text has the pods.
+            AssertionError: it did not in time; the text has the pods, and the nodes as the allocator sees them.
         """
         deadline_s = time.monotonic() + TIMEOUT_S
         while True:
@@ -201,8 +201,26 @@ class Workloads:
                 return found
             if time.monotonic() > deadline_s:
                 pods = [(pod.name, pod.spec.node_name, _message(pod)) for pod in await self.pods()]
-                raise AssertionError(f"timed out after {TIMEOUT_S:.0f} s waiting until {what}; the pods: {pods}")
+                raise AssertionError(
+                    f"timed out after {TIMEOUT_S:.0f} s waiting until {what}; the pods: {pods}; {self._allocators_view}"
+                )
             await asyncio.sleep(0.05)
+
+    @property
+    def _allocators_view(self) -> str:
+        cluster, ledger = self.app.cluster, self.app.ledger
+        nodes = {
+            name: {
+                "offer": record.offer,
+                "unhealthy": record.unhealthy,
+                "held": [each.pod for each in record.holdings.values()],
+                "reserved": [(each.pod, each.stage) for uid in ledger.on(name) if (each := ledger.get(uid)) is not None],
+            }
+            for name, record in cluster.nodes.items()
+        }
+        live = {pod.key: pod.spec.node_name for pod in cluster.pods.values() if pod.is_live}
+        promises = [each.owner for each in ledger.promises]
+        return f"for the allocator: nodes {nodes}, live pods {live}, promises to {promises}"
 
 
 @asynccontextmanager
