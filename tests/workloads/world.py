@@ -214,7 +214,7 @@ class Workloads:
                 "offer": record.offer,
                 "unhealthy": record.unhealthy,
                 "held": [each.pod for each in record.holdings.values()],
-                "reserved": [(each.pod, each.stage) for uid in ledger.on(name) if (each := ledger.get(uid)) is not None],
+                "reserved": [(each.pod, each.stage) for each in map(ledger.get, ledger.on(name)) if each is not None],
             }
             for name, record in cluster.nodes.items()
         }
