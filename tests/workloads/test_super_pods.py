@@ -177,7 +177,7 @@ def without_cpu(name: str) -> JsonObject:
 async def test_a_block_whose_servers_have_no_cpu_is_placed_in_another_super_pod(workloads: Workloads) -> None:
     """Only kube-scheduler knows that: it offers the other servers, and all pods are placed among them."""
     await add_super_pods(workloads, 4, 6)
-    await workloads.create([without_cpu(f"a3-0-{index}") for index in (1, 2, 3)])
+    await workloads.create([without_cpu(workloads.node_name(f"a3-0-{index}")) for index in (1, 2, 3)])
     job = named("train")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     container["resources"]["requests"] = {"cpu": "1"}

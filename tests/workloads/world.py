@@ -57,6 +57,7 @@ class Workloads:
     app: AllocatorApp
     _created: list[dict[str, Any]] = field(default_factory=list)
     _nodes: list[str] = field(default_factory=list)
+    _tests: int = 0
 
     async def add_nodes(self, count: int) -> None:
         """Add 910A servers without a kubelet."""
@@ -65,9 +66,15 @@ class Workloads:
             node["status"]["allocatable"]["ephemeral-storage"] = "1Ti"  # an operator's init container requests some
             await self.add(node)
 
+    def node_name(self, name: str) -> str:
+        """Return the name of a test's node: chips of another test may still be held on a node, also without it."""
+        return f"{name}-{self._tests}"
+
     async def add(self, node: JsonObject) -> None:
-        """Add a server without a kubelet."""
-        self._nodes.append(node["metadata"]["name"])
+        """Add a server without a kubelet; it gets the name that ``node_name`` returns."""
+        metadata = node["metadata"]
+        metadata["name"] = metadata["labels"]["kubernetes.io/hostname"] = self.node_name(metadata["name"])
+        self._nodes.append(metadata["name"])
         await self.client.create(NODES, node)
 
     async def cordon(self, name: str) -> None:
@@ -188,6 +195,7 @@ class Workloads:
         for name in self._nodes:
             await self.client.delete(NODES, name)
         self._nodes.clear()
+        self._tests += 1
 
     async def eventually(self, check: Callable[[], Awaitable[R | None]], what: str) -> R:
         """Wait until a check returns a true value; return that value.
