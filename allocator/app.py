@@ -44,6 +44,8 @@ from allocator.watch.informers import Informers
 from allocator.watch.pod_group_queue import PodGroupQueue
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
+from ascend.daemon.reload import SettingsReload
+from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
@@ -63,7 +65,8 @@ class AllocatorApp:
     If one of its tasks fails, the block is cancelled and raises the error: a process must not continue without it.
 
     Args:
-        settings: the settings.
+        settings: the settings, as read at the start.
+        source: where they are read again while it runs; None if they stay as they are.
         client: the API server; if not given, it is made from the settings and closed at the end.
         monotonic: the clock for durations and times to live.
         now_ns: the wall clock for predicate times, Unix nanoseconds.
@@ -73,6 +76,7 @@ class AllocatorApp:
     def __init__(
         self,
         settings: Settings,
+        source: SettingsSource[Settings] | None = None,
         *,
         client: KubeClient | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -80,6 +84,7 @@ class AllocatorApp:
         boot_s: Callable[[], float] = boot_time,
     ) -> None:
         self._settings = settings
+        self._source = source
         self._client = client
         self._monotonic = monotonic
         self._now_ns = now_ns
@@ -286,6 +291,7 @@ class AllocatorApp:
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 background = [
+                    tasks.create_task(self._follow_settings(), name="settings"),
                     tasks.create_task(informers.run(), name="informers"),
                     tasks.create_task(self._housekeep(binder, notices), name="housekeeping"),
                     tasks.create_task(self.engine.earmarks.run(), name="earmarks"),
@@ -330,6 +336,13 @@ class AllocatorApp:
         if rescheduler is not None:
             await self._when_open(rescheduler.run)
 
+    async def _follow_settings(self) -> None:
+        def apply(_settings: Settings) -> None:
+            """Do nothing: the only setting that needs no restart is the level of the log."""
+
+        if self._source is not None:
+            await SettingsReload(self._source, self._settings, apply).run()
+
     async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
@@ -344,14 +357,20 @@ class AllocatorApp:
             await binder.verify()
 
 
-async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:
+async def serve(
+    settings: Settings,
+    source: SettingsSource[Settings] | None = None,
+    *,
+    started: Callable[[AllocatorApp], None] | None = None,
+) -> None:
     """Run an allocator until cancelled.
 
     Args:
-        settings: the settings.
+        settings: the settings, as read at the start.
+        source: where they are read again while it runs; None if they stay as they are.
         started: called once it listens; it may not be ready yet.
     """
-    async with AllocatorApp(settings) as app:
+    async with AllocatorApp(settings, source) as app:
         log.info("listening", extender=app.extender_address, grpc=app.grpc_address)
         if started is not None:
             started(app)

@@ -9,7 +9,7 @@ from ascend.daemon.run import run_daemon
 
 def main() -> None:
     """Run the allocator until SIGTERM or SIGINT."""
-    run_daemon("ascend-allocator", Settings, lambda settings, _source: serve(settings), new_loop=uvloop.new_event_loop)
+    run_daemon("ascend-allocator", Settings, serve, new_loop=uvloop.new_event_loop)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ class Plugin:
             lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
         )
         self._injector = _make_injector(settings)
+        self._serves = False
+        """Until then the CDI file is another instance's."""
         self.snapshots: Observable[Snapshot | None] = Observable(None)
         self.order = PublishingOrder()
         self.handovers = HandOvers()
@@ -124,6 +126,8 @@ class Plugin:
     async def _work(self, client: KubeClient, events: EventRecorder, chips: ChipSide, pods: PodSide) -> None:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
+            # First: the start can wait for the API server for as long as that takes.
+            start("settings", self._follow_settings(chips))
             # What the start waits for is read in parallel: the driver, the pods, and what restore() reads.
             restored = asyncio.Event()
             start("scanner", chips.scanner.run(restored))
@@ -138,7 +142,6 @@ class Plugin:
             if not self._host_ip:
                 self._host_ip = node.internal_ip
                 log.info("learned this node's address", address=self._host_ip)
-            start("settings", self._follow_settings(chips))
             start("fault rules", chips.fault_config.follow(client))
             # The health of a chip can depend on the pod that runs with it, so the pods come before the judgement.
             await pods.watch.synced.wait()
@@ -160,7 +163,8 @@ class Plugin:
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
-            self._prepare(self._injector)
+            self._serves = True
+            self._renew_injector()
             await pods.reconciler.restore()
             if settings.choose_chips:
                 pods.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
@@ -200,9 +204,8 @@ class Plugin:
 
         def apply(settings: Settings) -> None:
             self._settings = settings
-            # During an upgrade to CDI this pod still lacks the mounted folder of CDI files: its way goes on.
-            if self._prepare(injector := _make_injector(settings)):
-                self._injector = injector
+            if self._serves:
+                self._renew_injector()
             chips.scanner.period_s = settings.scan_period_s
             chips.meter.interval_s = settings.telemetry_interval_s
             chips.health.tune(hold_s=settings.recovery_hold_s, stale_s=settings.stale_s)
@@ -213,6 +216,11 @@ class Plugin:
 
         reload = SettingsReload(self._source, self._settings, apply, count=count)
         await reload.run()
+
+    def _renew_injector(self) -> None:
+        # During an upgrade to CDI this pod still lacks the mounted folder of CDI files: its way goes on.
+        if self._prepare(injector := _make_injector(self._settings)):
+            self._injector = injector
 
     def _prepare(self, injector: Injector) -> bool:
         """Return whether containers can get chips this way; until they can, each is refused with the same sentence."""

@@ -57,18 +57,15 @@ class SettingsReload(Generic[D]):
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._requested.set)
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_s):
-                        await self._requested.wait()
-                if self._requested.is_set() or self._source.has_changed():
-                    self._requested.clear()
-                    await self.reload()
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+        # It is never removed: while the program ends, SIGHUP must not kill it. The loop removes it when it is closed.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._requested.set)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._requested.wait()
+            if self._requested.is_set() or self._source.has_changed():
+                self._requested.clear()
+                await self.reload()
 
     async def reload(self) -> Outcome:
         """Read all sources again, and apply the changes that need no restart."""

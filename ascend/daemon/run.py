@@ -56,6 +56,8 @@ async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
+    # Its default would end the program, which may not follow its settings yet.
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
     try:
         await task
     except asyncio.CancelledError:

@@ -35,12 +35,12 @@ PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "allocator.md": {
-        "settings": lambda: settings_table(AllocatorSettings, reloads=False),
+        "settings": lambda: settings_table(AllocatorSettings),
         "metrics": lambda: metrics_table(allocator_registry()),
     },
     "deviations.md": {"unsupported": unsupported_table},
     "device-plugin.md": {
-        "settings": lambda: settings_table(DevicePluginSettings, reloads=True),
+        "settings": lambda: settings_table(DevicePluginSettings),
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
         "telemetry": telemetry_table,
         "rights": rights_table,

@@ -32,20 +32,15 @@ from tests.cluster.binaries import KUBERNETES_VERSION
 from tests.cluster.controllers import CONTROLLERS
 
 _BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤"}
-_KINDS: Final = {bool: "true or false", float: "number", int: "number", Path: "path"}
+_KINDS: Final = {bool: "true or false", float: "number", int: "whole number", Path: "path"}
 
 
-def settings_table(kind: type[ProgramSettings], *, reloads: bool) -> Iterator[str]:
-    """Yield the lines of the table of all settings of a program.
-
-    Args:
-        kind: the class of the program's settings.
-        reloads: whether the program applies some of them without a restart; ``*`` marks these.
-    """
+def settings_table(kind: type[ProgramSettings]) -> Iterator[str]:
+    """Yield the lines of the table of all settings of a program; ``*`` marks those that need no restart."""
     yield "| setting | default | values | meaning |"
     yield "|---|---|---|---|"
     for name, setting in sorted(settings_of(kind).items()):
-        mark = " *" if reloads and setting.is_reloaded else ""
+        mark = " *" if setting.is_reloaded else ""
         yield f"| `{name}`{mark} | {_default(setting)} | {_values(setting)} | {_text(setting.meta.description or '')} |"
 
 

@@ -108,6 +108,43 @@ async def test_sigterm_ends_the_program_with_status_0(tmp_path: Path) -> None:
         assert b"Traceback" not in rest
 
 
+async def test_sighup_reads_the_settings_again_whoever_answers(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("log_level: INFO\n")
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from allocator.cli import main; main()",
+        f"--config={file}",
+        f"--kubeconfig={write_kubeconfig(tmp_path, ApiServer())}",  # an API server that does not run
+        "--extender-address=127.0.0.1:0",
+        "--grpc-address=127.0.0.1:0",
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output = program.stdout
+    assert output is not None
+
+    async def logs(event: bytes) -> bytes:
+        async with asyncio.timeout(20.0):
+            async for line in output:
+                if event in line:
+                    return line
+        raise AssertionError(f"it ended without {event!r}")
+
+    try:
+        await logs(b'"listening"')
+        file.write_text("log_level: DEBUG\nreservation_ttl_s: 40\n")
+        program.send_signal(signal.SIGHUP)
+        assert b"reservation_ttl_s" in await logs(b'"changed settings need a restart"')
+        await logs(b'"applied changed settings"')
+        program.send_signal(signal.SIGTERM)
+        assert await program.wait() == 0
+    finally:
+        if program.returncode is None:
+            program.kill()
+            await program.wait()
+
+
 def test_an_address_in_use_is_reported_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

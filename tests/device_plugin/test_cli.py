@@ -115,17 +115,26 @@ class Program:
                     return
         raise AssertionError(f"the program ended without {event!r}: {self.logged}")
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
     async def ended_by(self, number: signal.Signals) -> tuple[int, bytes]:
         """Send a signal; return the exit status and standard error."""
-        self._process.send_signal(number)
+        self.send(number)
         async with asyncio.timeout(20.0):
             _, printed = await self._process.communicate()
         return self._process.returncode or 0, printed
 
 
 @asynccontextmanager
-async def program(whole: Whole, **changes: Any) -> AsyncIterator[Program]:
+async def program(whole: Whole, file: Path | None = None, *from_file: str, **changes: Any) -> AsyncIterator[Program]:
+    """Run it; with a file, these settings are read from there."""
     settings = as_given(whole.settings(**changes))
+    for name in from_file:
+        del settings[name]
+    if file is not None:
+        settings["config"] = str(file)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -202,6 +211,19 @@ async def test_initial_reads_are_retried(folder: Path, what: str) -> None:
             await running.logs("initial read failed, retrying")
             assert not list(whole.node.kubelet.socket_dir.glob("ascend910-*.sock"))
             await running.logs("registered")
+
+
+async def test_settings_are_read_again_while_the_node_object_is_missing(folder: Path) -> None:
+    file = folder / "settings.yaml"
+    file.write_text("stale_s: 10\n")
+    async with whole_node(folder) as whole, program(whole, file, "stale_s", node_name="later") as running:
+        await running.logs("waiting for this node's Node object")
+        running.send(signal.SIGHUP)
+        await running.logs("reloaded settings, nothing has changed")
+        file.write_text("stale_s: 20\n")
+        running.send(signal.SIGHUP)
+        await running.logs("applied changed settings")
+        assert running.logged[-1]["stale_s"] == "20.0"
 
 
 def test_the_daemon_imports_nothing_for_terminals() -> None:

@@ -79,6 +79,22 @@ async def test_a_way_of_injection_that_does_not_work_yet_replaces_none_that_does
             assert whole.visible("train") == (0, 1)
 
 
+async def test_a_way_of_injection_from_before_the_start_is_prepared_at_the_start(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        file = folder / "settings.yaml"
+        cdi = folder / "cdi"
+        write(file, whole, node_name="later", injection="runtime", cdi_dir=str(cdi))
+        source = SettingsSource(Settings, "p", ["--config", str(file)])
+        plugin = Plugin(source.read(), source=source)
+        async with running(plugin.run()):
+            write(file, whole, node_name="later", injection="cdi", cdi_dir=str(cdi))
+            await until(lambda: count(plugin, "applied"))
+            # Another instance may work here meanwhile, and write the file.
+            assert not cdi.exists()
+            await whole.cluster.server.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "later"}})
+            await until(cdi.exists)
+
+
 async def test_a_shorter_interval_of_the_telemetry_takes_effect_at_once(folder: Path) -> None:
     async with whole_node(folder) as whole:
         file = folder / "settings.yaml"
