@@ -267,7 +267,7 @@ class ChipHealth:
         if self._is_silent(now_s, policy):
             return "DriverSilent", self._why_silent(policy)
         if self._contact.in_doubt:
-            return "DriverAlarm", "the driver rates its health as fatal and reports no fault code"
+            return "DriverAlarm", "the driver rates its health as fatal and reports no fault code that explains it"
         held = [self._barred, self._silence] if running else [self._barred, self._silence, self._barred_new]
         if bad := [damper for damper in held if damper.bad]:
             return "Recovering", _recovering(bad, policy)

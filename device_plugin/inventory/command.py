@@ -85,7 +85,7 @@ def _event_json(event: EventEntry) -> str:
 def _event_text(event: EventEntry) -> str:
     words = {"occur": "occurred", "recover": "recovered", "once": "occurred and is over"}
     found = " (found by polling)" if event.source == "poll" else ""
-    network = "" if event.network_health == "Healthy" else ", network Unhealthy"
+    network = "" if event.network_health == "Healthy" else f", network {event.network_health}"
     return (
         f"{event.time}  {event.name}  {event.code} {words[event.assertion]}{found}: "
         f"{event.level}, {event.health}{network}"
@@ -121,7 +121,7 @@ def print_table(scan: ScanEntry, console: Console) -> None:
 
 
 def _row(chip: ChipEntry) -> list[RenderableType]:
-    faults = chip.problem or " ".join([chip.level or "", *chip.fault_codes])
+    faults = " ".join([chip.problem or chip.level or "", *chip.fault_codes])
     return [
         chip.name,
         "-" if chip.card_id == NO_CARD else f"{chip.card_id}/{chip.device_id}",
@@ -130,8 +130,8 @@ def _row(chip: ChipEntry) -> list[RenderableType]:
         f"{chip.hbm_mb // 1024} GB" if chip.hbm_mb else "-",
         "-" if chip.numa_node is None else str(chip.numa_node),
         chip.ip or "-",
-        _health("Unknown" if chip.problem else chip.health),
-        _health("Unknown" if chip.problem else chip.network_health),
+        _health(chip.health),
+        _health(chip.network_health),
         Text(faults, style="" if faults == "NormalNPU" else _BAD if chip.health == "Unhealthy" else "yellow"),
     ]
 

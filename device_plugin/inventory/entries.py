@@ -7,6 +7,7 @@ import msgspec
 
 from ascend.chips import chip_name
 from device_plugin.driver import Assertion, Inventory, VirtualNpu
+from device_plugin.health.levels import CARD_DROP
 from device_plugin.health.snapshot import Chip, Snapshot
 
 _SUFFIXES = {
@@ -34,9 +35,10 @@ class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         card_id: -1 if the driver does not list its card.
         device_id: likewise.
-        level: as in reports; None if the chip could not be read.
+        level: as in reports; None if there is a problem.
         health: as reported to the kubelet: a chip that could not be read is ``Unhealthy``.
-        problem: why the chip could not be read; absent if it was.
+        network_health: ``Healthy``, ``Unhealthy``, or ``Unknown`` if the chip does not answer.
+        problem: why the chip could not be read, or what is wrong with it although it has no fault; absent if neither.
     """
 
     name: str
@@ -95,7 +97,7 @@ class EventEntry(msgspec.Struct, frozen=True):
         source: ``event`` if the driver announced it, ``poll`` if a reading found it.
         level: of the chip afterwards.
         health: of the chip afterwards.
-        network_health: of the chip's network port afterwards.
+        network_health: of the chip's network port afterwards; ``Unknown`` if the chip does not answer.
     """
 
     time: str
@@ -115,7 +117,7 @@ class Scan:
 
     Attributes:
         snapshot: the server and its chips.
-        problems: why chips could not be read, by physical id.
+        problems: why chips could not be read or are in doubt, by physical id.
     """
 
     snapshot: Snapshot
@@ -157,6 +159,12 @@ def health_word(healthy: bool) -> str:  # noqa: FBT001 - names its only argument
     return "Healthy" if healthy else "Unhealthy"
 
 
+def network_word(chip: Chip, problem: str = "") -> str:
+    """Return ``Healthy``, ``Unhealthy``, or ``Unknown`` if the chip does not answer and its port had no fault."""
+    answers = not problem and not chip.in_doubt and all(fault.code != CARD_DROP for fault in chip.faults)
+    return health_word(chip.network_healthy) if answers or not chip.network_healthy else "Unknown"
+
+
 def _chip_entry(chip: Chip, problem: str) -> ChipEntry:
     facts = chip.facts
     return ChipEntry(
@@ -173,6 +181,6 @@ def _chip_entry(chip: Chip, problem: str) -> ChipEntry:
         fault_codes=tuple(fault.name for fault in (*chip.faults, *chip.network_faults)),
         level=None if problem else max(chip.level, chip.network_level).wire,
         health=health_word(chip.healthy),
-        network_health=health_word(chip.network_healthy),
+        network_health=network_word(chip, problem),
         problem=problem,
     )

@@ -5,7 +5,7 @@ others are read.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from ascend.chips import chip_name
@@ -13,11 +13,12 @@ from ascend.errors import AscendError, DriverError
 from device_plugin.chips.call_thread import CallThread, R
 from device_plugin.chips.scanner import Scanner, present_moment
 from device_plugin.driver import Assertion, ChipFacts, ChipState, Driver, FaultEvent, Inventory
-from device_plugin.health.active_faults import ActiveFaults
+from device_plugin.health.active_faults import ActiveFaults, FaultTransition
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
+from device_plugin.health.lost_contact import LostContact
 from device_plugin.health.snapshot import Moment
-from device_plugin.inventory.entries import EventEntry, Scan, health_word
+from device_plugin.inventory.entries import EventEntry, Scan, health_word, network_word
 
 DISCOVER_S = 30.0
 """Loading the driver and listing all chips can take long on a server that has just started."""
@@ -41,6 +42,7 @@ class Inspector:
         self._rules = default_rules()
         self._book = HealthBook(self._rules, hold_s=0.0)  # no damping: what the codes say now
         self._faults: dict[int, ActiveFaults] = {}
+        self._contacts: dict[int, LostContact] = {}
         self._phy_ids: dict[int, int] = {}  # by logic id
         self._report: Callable[[EventEntry], None] = lambda _event: None
 
@@ -56,8 +58,10 @@ class Inspector:
             raise DriverError(f"the driver does not answer within {self._discover_s:g} s") from None
         self._book.discovered(server, present_moment())
         answers = await asyncio.gather(*map(self._read, server.chips))
-        problems = {chip.phy_id: why for chip, why in zip(server.chips, answers, strict=True) if why is not None}
-        return Scan(self._book.judge(present_moment()), problems)
+        snapshot = self._book.judge(present_moment())
+        problems = {chip.chip_id: chip.sentence for chip in snapshot.chips if chip.in_doubt}
+        problems |= {chip.phy_id: why for chip, why in zip(server.chips, answers, strict=True) if why is not None}
+        return Scan(snapshot, problems)
 
     async def watch(self, report: Callable[[EventEntry], None], *, period_s: float = 1.0) -> None:
         """Report every fault that occurs or clears after the scan, until cancelled.
@@ -77,10 +81,15 @@ class Inspector:
             return f"driver silent: no answer within {self._chip_s:g} s"
         except AscendError as error:
             return error.message
-        self._book.polled(chip.phy_id, state, at)
-        faults = self._faults[chip.phy_id] = ActiveFaults()
-        list(faults.read(state, at))  # what the scan shows is not reported again
+        list(self._apply(chip.phy_id, state, at))  # what the scan shows is not reported again
         return None
+
+    def _apply(self, phy_id: int, state: ChipState, at: Moment) -> Iterator[FaultTransition]:
+        """Apply a reading; yield what it finds and no event announced."""
+        self._book.polled(phy_id, state, at)
+        faults = self._faults.setdefault(phy_id, ActiveFaults())
+        contact = self._contacts.setdefault(phy_id, LostContact())
+        return faults.read(contact.confirm(state, faults.codes, self._rules, at), at)
 
     def discovered(self, server: Inventory, at: Moment) -> None:
         """Follow a discovery."""
@@ -89,8 +98,7 @@ class Inspector:
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Report what a reading finds and no event announced."""
-        self._book.polled(phy_id, state, at)
-        for each in self._faults.setdefault(phy_id, ActiveFaults()).read(state, at):
+        for each in self._apply(phy_id, state, at):
             self._add(phy_id, each.code, "occur" if each.present else "recover", at)
 
     def announced(self, event: FaultEvent, at: Moment) -> None:
@@ -124,7 +132,7 @@ class Inspector:
                 source="poll" if event is None else "event",
                 level=max(chip.level, chip.network_level).wire,
                 health=health_word(chip.healthy),
-                network_health=health_word(chip.network_healthy),
+                network_health=network_word(chip),
             )
         )
 

@@ -97,7 +97,7 @@ async def test_health_and_level_are_those_of_the_report(driver: ScriptedDriver) 
     assert set(chip["fault_codes"]) == {"80E18402", "81078603"}
     assert (chip["level"], chip["health"]) == ("SeparateNPU", "Unhealthy")
     assert dropped["fault_codes"] == ["40F84E00"]
-    assert dropped["health"] == "Unhealthy"
+    assert (dropped["health"], dropped["network_health"]) == ("Unhealthy", "Unknown")
 
 
 async def test_a_chip_that_hangs_is_shown_with_a_problem_and_the_others_are_read(driver: ScriptedDriver) -> None:
@@ -107,7 +107,7 @@ async def test_a_chip_that_hangs_is_shown_with_a_problem_and_the_others_are_read
     finally:
         driver.answer(1)
     assert (read["health"], "problem" in read) == ("Healthy", False)
-    assert (silent["health"], silent["level"]) == ("Unhealthy", None)
+    assert (silent["health"], silent["level"], silent["network_health"]) == ("Unhealthy", None, "Unknown")
     assert silent["problem"] == "driver silent: no answer within 0.05 s"
 
 
@@ -115,6 +115,20 @@ async def test_a_chip_that_cannot_be_read_is_shown_with_the_reason(driver: Scrip
     driver.states[0] = DriverError("dcmi_get_device_errorcode_v2: -8005")
     chip, _ = (await scanned(driver))["chips"]
     assert (chip["level"], chip["problem"]) == (None, "dcmi_get_device_errorcode_v2: -8005")
+
+
+async def test_a_chip_that_the_driver_cannot_reach_is_shown_with_the_reason(driver: ScriptedDriver) -> None:
+    driver.states = {0: ChipState((0x80818C06,), fatal=True), 1: ChipState((0x81078603,), fatal=True)}
+    scan = await scanned(driver)
+    chip, without_link = scan["chips"]
+    assert (chip["health"], chip["level"], chip["network_health"]) == ("Unhealthy", None, "Unknown")
+    assert chip["fault_codes"] == ["80818C06"]
+    assert chip["problem"] == "the driver rates its health as fatal and reports no fault code that explains it"
+    assert without_link["fault_codes"] == ["81078603"]
+    console = Console(file=io.StringIO(), highlight=False)
+    print_table(msgspec.convert(scan, ScanEntry), console)
+    table = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
+    assert f"Unhealthy Unknown {chip['problem']} 80818C06" in " ".join(table.split())
 
 
 async def test_a_chip_that_the_driver_does_not_list_is_shown_as_unhealthy(driver: ScriptedDriver) -> None:
@@ -132,7 +146,7 @@ async def test_a_chip_that_the_driver_does_not_list_is_shown_as_unhealthy(driver
     table = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
     (row,) = [line for line in table.splitlines() if line.startswith("Ascend910-0 ")]
     assert row.split()[1] == "-"
-    assert row.rstrip().endswith("Unknown Unknown the driver does not list its card")
+    assert row.rstrip().endswith("Unhealthy Unknown the driver does not list its card")
     assert not_ready in table
 
 
@@ -201,6 +215,21 @@ async def test_faults_are_found_without_events(driver: ScriptedDriver) -> None:
         ("Ascend910-1", "recover", "poll", None),
     ]
     assert (transitions[1].level, transitions[1].health) == ("NormalNPU", "Healthy")
+
+
+async def test_a_chip_that_the_driver_cannot_reach_is_one_line_and_its_return_another(driver: ScriptedDriver) -> None:
+    driver.announces = False
+    async with watching(driver) as transitions:
+        driver.states[1] = ChipState(fatal=True)
+        await until(lambda: transitions)
+        driver.states[1] = ChipState()
+        await until(lambda: len(transitions) == 2)
+    assert [(each.name, each.code, each.assertion, each.source) for each in transitions] == [
+        ("Ascend910-1", "40F84E00", "occur", "poll"),
+        ("Ascend910-1", "40F84E00", "recover", "poll"),
+    ]
+    assert [each.health for each in transitions] == ["Unhealthy", "Healthy"]
+    assert [each.network_health for each in transitions] == ["Unknown", "Healthy"]
 
 
 @pytest.mark.parametrize("columns", [140, 80, 20])
