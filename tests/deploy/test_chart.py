@@ -94,7 +94,11 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("devicePlugin.kubelet.authorization=all", "/devicePlugin/kubelet/authorization"),
         ("devicePlugin.kubelet.devicePluginDir=relative", "/devicePlugin/kubelet/devicePluginDir"),
         ("devicePlugin.driver.simulated.server.product=nonsense", "/devicePlugin/driver/simulated/server/product"),
-        ("devicePlugin.maxUnavailable=0%", "/devicePlugin/maxUnavailable"),
+        ("devicePlugin.maxUnavailable=0%", 'devicePlugin: maxUnavailable is the text "0%"; it must be a number'),
+        ("devicePlugin.maxUnavailable=110%", 'devicePlugin: maxUnavailable is the text "110%"'),
+        ('devicePlugin.maxUnavailable="20"', 'devicePlugin: maxUnavailable is the text "20"'),
+        ("devicePlugin.pools.a3.maxSurge=five", 'devicePlugin.pools.a3: maxSurge is the text "five"'),
+        ("devicePlugin.maxUnavailable=1.5", "/devicePlugin/maxUnavailable"),
         ("devicePlugin.maxSurge=-1", "/devicePlugin/maxSurge"),
         ("devicePlugin.maxSurge=0", "devicePlugin: maxSurge and maxUnavailable are both 0"),
         ("devicePlugin.pools.a3.maxSurge=0", "devicePlugin.pools.a3: maxSurge and maxUnavailable are both 0"),
@@ -122,7 +126,7 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
 )
 def test_a_wrong_value_is_refused_and_named(value: str, named: str) -> None:
     with pytest.raises(helm.HelmError) as refused:
-        helm.render("--set-json" if value.endswith("null") else "--set", value)
+        helm.render("--set-json" if value.endswith(("null", '"', "1.5")) else "--set", value)
     assert named in str(refused.value)
 
 
@@ -400,7 +404,7 @@ def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_other_pl
 
 
 def test_a_chart_without_both_halves_is_refused() -> None:
-    with pytest.raises(helm.HelmError, match="enabled"):
+    with pytest.raises(helm.HelmError, match=r"devicePlugin\.enabled and allocator\.enabled are both false"):
         helm.render("--set", "devicePlugin.enabled=false,allocator.enabled=false")
 
 
@@ -469,11 +473,23 @@ def test_every_node_belongs_to_one_pool_or_to_none() -> None:
         ({"a3": {"enabled": False}}, "/devicePlugin/pools/a3"),
         ({"a3": {"driver": {"type": "magic"}}}, "/devicePlugin/pools/a3/driver/type"),
         ({"a3": 3}, "/devicePlugin/pools/a3"),
+        ({"a3": {"maxSurge": "5%", "maxUnavailable": 2}}, "pools.a3: maxSurge (5%) has no effect"),
     ],
 )
 def test_a_wrong_pool_is_refused(pools: dict[str, Any], named: str) -> None:
     with pytest.raises(helm.HelmError, match=re.escape(named)):
         helm.render("--set-json", f"devicePlugin.pools={json.dumps(pools)}")
+
+
+def test_a_pools_surge_beside_an_inherited_limit_is_refused_with_the_reason() -> None:
+    sentence = r"pools\.a3: maxSurge \(5%\) has no effect, because maxUnavailable is 1 for all pools"
+    common = ("--set", "devicePlugin.maxUnavailable=1")
+    with pytest.raises(helm.HelmError, match=sentence):
+        helm.render(*common, "--set", "devicePlugin.pools.a3.maxSurge=5%")
+    items = helm.render(*common, "--set", "devicePlugin.pools.a3.maxSurge=5%,devicePlugin.pools.a3.maxUnavailable=0")
+    limits = [helm.find(items, "DaemonSet", f"device-plugin{pool}")["spec"]["updateStrategy"] for pool in ("", "-a3")]
+    assert [each["rollingUpdate"]["maxSurge"] for each in limits] == [0, "5%"]
+    assert [each["rollingUpdate"]["maxUnavailable"] for each in limits] == [1, 0]
 
 
 def test_with_cert_manager_each_rendering_is_the_same_and_has_no_key() -> None:
