@@ -179,6 +179,27 @@ def test_the_notes_warn_of_webhooks_without_client_names(tmp_path: Path) -> None
         assert said not in helm.notes(tmp_path, "--set", f"{secret},{each}")
 
 
+def test_the_notes_label_no_node_during_a_migration(tmp_path: Path) -> None:
+    assert "kubectl label node <node> accelerator=huawei-Ascend910\n" in helm.notes(tmp_path)
+    said = helm.notes(tmp_path, "--set", "devicePlugin.nodeSelector.npu-plugin=ascend-affinity")
+    assert "kubectl label node" not in said
+    assert "docs/migration.md, node by node: a node gets the label npu-plugin=ascend-affinity once" in said
+
+
+def test_the_notes_say_who_chooses_the_chips_without_an_allocator(tmp_path: Path) -> None:
+    without = "allocator.enabled=false"
+    said = helm.notes(tmp_path, "--set", without)
+    assert "another scheduler has to choose the chips" in said
+    assert "devicePlugin.chooseChips=true" in said
+    assert "policies.writers" not in said
+    said = helm.notes(tmp_path, "--set", f"{without},devicePlugin.chooseChips=true")
+    assert "the device plugin chooses the chips" in said
+    assert "another scheduler" not in said
+    assert "-volcanoType=true" in helm.notes(
+        tmp_path, "--set", "devicePlugin.enabled=false,allocator.policies.writers={system:serviceaccount:a:b}"
+    )
+
+
 def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
     items = helm.render(*options)
     kinds = Counter(item["kind"] for item in items)
