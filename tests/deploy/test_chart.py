@@ -98,6 +98,10 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("devicePlugin.maxUnavailable=110%", 'devicePlugin: maxUnavailable is the text "110%"'),
         ('devicePlugin.maxUnavailable="20"', 'devicePlugin: maxUnavailable is the text "20"'),
         ("devicePlugin.pools.a3.maxSurge=five", 'devicePlugin.pools.a3: maxSurge is the text "five"'),
+        (
+            'devicePlugin.driver.simulated.server.chips=[{"id":0,"telemetry":{"temprature":80}}]',
+            "'temprature' not allowed",
+        ),
         ("devicePlugin.maxUnavailable=1.5", "/devicePlugin/maxUnavailable"),
         ("devicePlugin.maxSurge=-1", "/devicePlugin/maxSurge"),
         ("devicePlugin.maxSurge=0", "devicePlugin: maxSurge and maxUnavailable are both 0"),
@@ -126,7 +130,7 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
 )
 def test_a_wrong_value_is_refused_and_named(value: str, named: str) -> None:
     with pytest.raises(helm.HelmError) as refused:
-        helm.render("--set-json" if value.endswith(("null", '"', "1.5")) else "--set", value)
+        helm.render("--set-json" if value.endswith(("null", '"', "1.5", "]")) else "--set", value)
     assert named in str(refused.value)
 
 
@@ -555,6 +559,9 @@ def test_an_issuer_of_the_cluster_replaces_the_charts_own() -> None:
     assert certificate["issuerRef"] == {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "ours"}
 
 
+EXPORTERS_METRICS = ("npu_chip_info_power", "npu_chip_link_up_num", "container_npu_used_memory", "machine_npu_nums")
+
+
 def test_pod_monitors_select_every_pod_and_verify_the_allocators_certificate() -> None:
     chosen = ("--set", "podMonitors.enabled=true,podMonitors.labels.release=prometheus")
     items = helm.render(*chosen, "--set-json", f"devicePlugin.pools={json.dumps(POOLS)}")
@@ -570,6 +577,15 @@ def test_pod_monitors_select_every_pod_and_verify_the_allocators_certificate() -
         assert ("tlsConfig" in endpoint) == (endpoint["scheme"] == "https")
         assert endpoint.get("honorLabels", False) is (workload["kind"] == "DaemonSet")
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        relabelled = endpoint.get("metricRelabelings", [])
+        assert [each["targetLabel"] for each in relabelled] == ["job"] * (workload["kind"] == "DaemonSet")
+        for each in relabelled:
+            assert each["sourceLabels"] == ["__name__", "node"]
+            for name in EXPORTERS_METRICS:
+                found = re.fullmatch(each["regex"], f"{name};n1")
+                assert found is not None, name
+                assert found[1] == "n1"
+            assert not re.fullmatch(each["regex"], "ascend_dp_devices;n1")
         selected.add(labels["app.kubernetes.io/component"])
     assert selected == {"allocator", "device-plugin", "device-plugin-a3", "device-plugin-lab"}
     assert not [item for item in helm.render() if item["kind"] == "PodMonitor"]

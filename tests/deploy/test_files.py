@@ -1,6 +1,7 @@
 """The Dockerfile, the examples and the wheels agree with the code and the chart."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,7 +20,9 @@ from ascend.products import PRODUCTS
 from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
 from device_plugin.driver.simulated_events import SimulatedEvents
+from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
+from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from tests.deploy.helm import CHART, REPOSITORY
 
 SANDBOX = REPOSITORY / "sandbox"
@@ -128,7 +131,7 @@ def test_the_notes_name_files_that_exist(name: str) -> None:
     assert (REPOSITORY / "deploy" / name).is_file()
 
 
-def test_the_values_accept_every_field_of_a_simulated_server() -> None:
+def test_the_values_accept_and_a_page_explains_every_field_of_a_simulated_server() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["definitions"]["simulatedServer"]["properties"]
     chip = schema["chips"]["items"]["properties"]
     virtual = chip["vnpus"]["items"]["properties"]
@@ -136,5 +139,11 @@ def test_the_values_accept_every_field_of_a_simulated_server() -> None:
     switches = (fault, SimulatedSwitchFault)
     events = schema["events"]["anyOf"][1]["properties"]
     assert set(events) == set(SimulatedEvents.__struct_fields__)
-    for fields, struct in ((schema, SimulatedServer), (chip, SimulatedChip), (virtual, SimulatedVirtualNpu), switches):
+    telemetry = (chip["telemetry"]["anyOf"][1]["properties"], SimulatedTelemetry)
+    chips = ((chip, SimulatedChip), (virtual, SimulatedVirtualNpu), telemetry)
+    resets = (schema["reset"]["properties"], SimulatedReset)
+    _, _, page = (REPOSITORY / "docs" / "device-plugin.md").read_text().partition("\n## Simulated chips\n")
+    for fields, struct in ((schema, SimulatedServer), *chips, switches, resets):
         assert set(fields) == set(struct.__struct_fields__)
+    for name in SimulatedServer.__struct_fields__ + SimulatedChip.__struct_fields__ + telemetry[1].__struct_fields__:
+        assert re.search(rf"[`\"]{name}[`\"]", page), name
