@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,21 @@ async def test_an_operator_separates_a_chip_and_puts_it_back(site: Site) -> None
     await site.edit("")
     await site.reported(unhealthy=0, manually_separated=0, free=0xFF)
     await site.offered(8)
+
+
+async def test_the_commands_for_operators_take_chips_out_of_use_and_back(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "device-plugin.md").read_text()
+    commands = re.findall(r"^kubectl -n (\S+) patch configmap (\S+) --type merge -p '(.*)'", page, re.MULTILINE)
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        site = Site(whole, plugin)
+        await site.reported(free=0xFF)
+        separated = []
+        for namespace, name, body in commands:
+            assert (namespace, name.replace("NODE", NODE)) == (KUBE_SYSTEM, REPORT)
+            await whole.client.patch(CONFIG_MAPS, REPORT, json.loads(body), namespace=namespace)
+            separated.append(sum(1 << int(chip_id) for chip_id in re.findall(r"Ascend910-(\d+)", body)))
+            await site.reported(unhealthy=separated[-1], free=0xFF & ~separated[-1])
+        assert separated == [0b10_0100, 0b10_0000, 0]
 
 
 async def test_a_separated_entry_that_is_no_chip_is_kept_and_announced(folder: Path) -> None:
