@@ -410,7 +410,7 @@ def test_readings_too_rare_for_the_stale_time_are_refused_before_a_plugin_refuse
     )
 
 
-def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_other_plugin(tmp_path: Path) -> None:
+def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_others(tmp_path: Path) -> None:
     page = (helm.REPOSITORY / "docs" / "migration.md").read_text()
     (block,) = re.findall(r"```yaml\n( *# migration\.yaml\n.*?)```", page, re.DOTALL)
     values = tmp_path / "migration.yaml"
@@ -418,14 +418,8 @@ def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_other_pl
     items = helm.render("--values", str(values))
     selector = helm.find(items, "DaemonSet", "device-plugin")["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"accelerator": "huawei-Ascend910", "npu-plugin": "ascend-affinity"}
-    (policy,) = (
-        item
-        for item in items
-        if item["kind"] == "ValidatingAdmissionPolicy" and item["metadata"]["name"].endswith("-annotations")
-    )
-    (condition,) = policy["spec"]["matchConditions"]
-    assert "system:serviceaccount:kube-system:ascend-device-plugin-sa" in condition["expression"]
-    assert "system:serviceaccount:volcano-system:volcano-scheduler" in condition["expression"]
+    # Volcano places pods on all nodes meanwhile, and it and MindCluster's plugin write the annotations.
+    assert not {item["kind"] for item in items} & {"Deployment", "ValidatingAdmissionPolicy"}
 
 
 def test_a_chart_without_both_halves_is_refused() -> None:

@@ -61,8 +61,8 @@ def provide(cluster: Cluster, built: image.Image) -> None:
 
 
 @contextlib.contextmanager
-def installed(cluster: Cluster, built: image.Image, *options: str) -> Iterator[None]:
-    """The chart of the image's commit, with kube-scheduler connected as the notes say."""
+def installed(cluster: Cluster, built: image.Image, *options: str, connected: bool = True) -> Iterator[None]:
+    """The chart of the image's commit, with kube-scheduler connected as the notes say, unless that is done later."""
     values = ["devicePlugin.driver.type=simulated", f"image.repository={image.NAME}", f"image.tag={built.tag}"]
     values += ["allocator.leaseDurationSeconds=5"]
     chart = str(built.source / helm.CHART.relative_to(helm.REPOSITORY))
@@ -70,7 +70,8 @@ def installed(cluster: Cluster, built: image.Image, *options: str) -> Iterator[N
         helm.run(
             "install", *WHERE, chart, *waiting("--set", ",".join(values), *options), kubeconfig=cluster.kubeconfig_path
         )
-        connect_scheduler(cluster)
+        if connected:
+            connect_scheduler(cluster)
         yield
     finally:
         cluster.restart_scheduler()
@@ -210,10 +211,12 @@ def blocks(page: str, language: str) -> list[str]:
 def shell(cluster: Cluster, command: str) -> "subprocess.CompletedProcess[str]":
     env = {
         "KUBECONFIG": str(cluster.kubeconfig_path),
-        "PATH": f"{binaries.folder()}:/usr/bin:/bin",
+        "PATH": f"{binaries.folder()}:{helm.path().parent}:/usr/bin:/bin",
         "HOME": str(cluster.folder),
     }
-    return subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["sh", "-c", command], cwd=helm.REPOSITORY, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def has_no_rights_on_its_node(cluster: Cluster, item: dict[str, Any]) -> None:
@@ -321,7 +324,7 @@ def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
 def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict[str, Any]:
     """MindCluster's DaemonSet as far as the guide needs it: pods that the commands move, without a plugin in them."""
     container = {"name": "plugin", "image": f"{image.NAME}:{built.tag}", "command": ["sleep", "infinity"]}
-    labels = {"name": "ascend-device-plugin-ds"}
+    labels, account = {"name": "ascend-device-plugin-ds"}, {"serviceAccountName": "default"}
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -330,7 +333,7 @@ def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
-                "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **affinity},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **affinity, **account},
             },
         },
     }
@@ -341,7 +344,7 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
     forth, _, back = (helm.REPOSITORY / "docs" / "migration.md").read_text().partition("## Rollback")
     _, _, forth = forth.partition("## Steps")
     affinity, values = blocks(forth, "yaml")
-    _edit, find, end, start = blocks(forth, "sh")
+    _edit, find, end, start, switch = blocks(forth, "sh")
     (rollback,) = blocks(back, "sh")
     (tmp_path / "migration.yaml").write_text(values)
 
@@ -362,8 +365,12 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
         wait_until(lambda: found() == wanted, timeout_s=INSTALL_S, what=f"plugin {expected} runs")
 
     cluster.api.create(mindclusters_daemonset(built_image, yaml.safe_load(affinity)))
+    install = (helm.REPOSITORY / "docs" / "install.md").read_text()
+    (account,) = (each for each in blocks(install, "sh") if "get ds" in each)
+    assert run(account.splitlines()[1].replace("NAME", "ascend-device-plugin-daemonset")) == "default"
     wait_for_plugin("ascend-device-plugin-daemonset")
-    with installed(cluster, built_image, "--values", str(tmp_path / "migration.yaml")):
+    with installed(cluster, built_image, "--values", str(tmp_path / "migration.yaml"), connected=False):
+        assert not pods_of(cluster, "allocator")
         assert not pods_of(cluster, "device-plugin")
         run(*find.splitlines(), *end.splitlines())
         wait_for_plugin(None)
@@ -379,6 +386,8 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
         # Without `kubectl exec`: the API server of the test cluster cannot reach the port of a kubelet.
         assert ": 0 problems" in run_in(cluster, plugin, *doctor.partition(" -- ")[2].split())
         run(uncordon)
+        run(switch.rstrip())
+        connect_scheduler(cluster)
         assert place(cluster, "after-the-migration")[0] == "n1"
         cordon, end, give_back, uncordon = rollback.splitlines()
         run(cordon, end)
