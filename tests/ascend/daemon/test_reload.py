@@ -140,3 +140,11 @@ async def test_sighup_reloads_at_once_even_without_a_change(file: Path) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: program.outcomes)
     assert program.outcomes == ["unchanged"]
+
+
+async def test_sighup_while_the_program_ends_does_not_kill_it(file: Path) -> None:
+    async with running(Program(file).reload.run()):
+        await asyncio.sleep(0)
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0)
