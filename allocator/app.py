@@ -99,7 +99,7 @@ class AllocatorApp:
             ignored=log_ignored,
         )
         self.cluster.reports.info.unreadable = log_unreadable
-        self.cluster.jobs.reschedules = settings.reschedule == "on"
+        self.cluster.jobs.reschedules = settings.reschedules
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,

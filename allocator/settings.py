@@ -268,6 +268,11 @@ class Settings(DaemonSettings):
         return JobDefaults(self.default_product, tuple(self.sharing_products), limits)
 
     @property
+    def reschedules(self) -> bool:
+        """Whether pods are deleted after faults; a dry run only says which ones would be."""
+        return self.reschedule == "on"
+
+    @property
     def tls_files(self) -> TlsFiles | None:
         """The certificates; None without TLS."""
         if self.tls_cert_file is None or self.tls_key_file is None:

@@ -50,6 +50,7 @@ class OfflineAllocator:
             reported_s=lambda _node, updated_s: float(updated_s),
             previous=PreviousNodes() if settings.prefer_previous_node else None,
         )
+        self.cluster.jobs.reschedules = settings.reschedules
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,

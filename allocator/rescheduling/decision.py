@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from allocator.rescheduling.faults import Fault, FaultKind
-from allocator.rescheduling.switches import Mode, Reach, Strategy, Switches
+from allocator.rules.switches import Mode, Reach, Strategy, Switches
 from ascend.annotations import RANK
 from ascend.kube.objects import Pod
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from allocator.rescheduling.switches import Strategy, Switches
+from allocator.rules.switches import Strategy, Switches
 from allocator.state.node import NodeRecord, Server
 from allocator.state.report import NodeHealth
 from ascend.annotations import REAL

@@ -8,7 +8,7 @@ from allocator.rescheduling.decision import Choice, may_restart
 from allocator.rescheduling.faults import is_counted
 from allocator.rescheduling.memory import Recovery
 from allocator.rescheduling.owners import owner_uid, why_nobody
-from allocator.rescheduling.switches import Switches
+from allocator.rules.switches import Switches
 from allocator.state.cluster import Cluster
 
 

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from allocator.rescheduling.decision import Choice
-from allocator.rescheduling.switches import RETRY_TIMES, read_retries
 from allocator.rules.job import is_group
+from allocator.rules.switches import RETRY_TIMES, read_retries
 from allocator.state.job import Job
 from ascend.annotations import RANK
 from ascend.errors import UNREADABLE

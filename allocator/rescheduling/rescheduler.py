@@ -37,8 +37,8 @@ from allocator.rescheduling.owners import goes_together, owner_uid, wanted
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
-from allocator.rescheduling.switches import Mode, Reach, Switches, read_switches
 from allocator.rules.job import JobKey, works_alone
+from allocator.rules.switches import Mode, Reach, Switches, read_switches
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.annotations import read_block

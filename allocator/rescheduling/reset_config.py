@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from allocator.rescheduling.decision import Choice
 from allocator.rescheduling.faults import FaultKind
 from allocator.rescheduling.memory import Recovery
-from allocator.rescheduling.switches import Reach, Strategy, Switches
+from allocator.rules.switches import Reach, Strategy, Switches
 from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreachable
 from ascend.job_files import RESET, RESET_CONFIG, RESTART_TYPE, job_name
 from ascend.kube.client import KubeClient

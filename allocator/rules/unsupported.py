@@ -12,8 +12,16 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from allocator.rules.job_products import SUPER_POD_BLOCK, is_mind_ie, names_blocks
+from allocator.rules.job_products import (
+    SERVICE,
+    SUPER_POD_AFFINITY,
+    SUPER_POD_BLOCK,
+    SUPER_POD_FIT,
+    is_mind_ie,
+    names_blocks,
+)
 from allocator.rules.request import requested_chips
+from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES, STRICT, unknown_value
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -71,7 +79,8 @@ class Unsupported(msgspec.Struct, frozen=True):
         sentence: what is missing here, and what helps; without the pod.
         find: how a pod states it, as in ``label tor-affinity=normal-schema``; None if it does not.
         reason: the reason of the refusal, if pods are refused.
-        is_done_by_rescheduling: whether the allocator does it if it reschedules.
+        if_rescheduling: whether it concerns only an allocator that reschedules, or only one that does not; None for
+            both.
     """
 
     what: str
@@ -80,7 +89,7 @@ class Unsupported(msgspec.Struct, frozen=True):
     sentence: str
     find: Finder
     reason: Reason = Reason.UNSUPPORTED_POLICY
-    is_done_by_rescheduling: bool = False
+    if_rescheduling: bool | None = None
 
 
 def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
@@ -121,7 +130,7 @@ def without_effect(
         f"{found}: {row.sentence}"
         for row in UNSUPPORTED
         if row.outcome is Outcome.TOLD
-        and not (reschedules and row.is_done_by_rescheduling)
+        and row.if_rescheduling in {None, reschedules}
         and (found := row.find(asked)) is not None
     )
 
@@ -209,9 +218,45 @@ def _outweighed(asked: Asking) -> str | None:
 def _wrong_block(asked: Asking) -> str | None:
     """A block that no job may have (docs/spec/superpod.md#block-size)."""
     text = asked.annotations.get(SUPER_POD_BLOCK)
-    if text is None or (asked.chips is None and _is_number(text)) or text == str(asked.chips):
+    return None if text is None or _is_number(text) else f"annotation {SUPER_POD_BLOCK}={text!r}"
+
+
+def _wrong_block_of_one(asked: Asking) -> str | None:
+    """A block that no job of a single pod may have."""
+    text = asked.annotations.get(SUPER_POD_BLOCK)
+    if text is None or asked.chips is None or text == str(asked.chips):
         return None
     return f"annotation {SUPER_POD_BLOCK}={text}"
+
+
+def _split_blocks(asked: Asking) -> str | None:
+    """A label that says nothing about the blocks of its job (docs/spec/superpod.md#soft-affinity)."""
+    value, labels = asked.labels.get(SUPER_POD_AFFINITY), asked.labels
+    if not value or value == "hard" or not asked.has_blocks:
+        return None
+    if value != "soft":
+        return f"label {SUPER_POD_AFFINITY}={value} (known values: soft, hard)"
+    if SERVICE in labels:
+        return f"label {SUPER_POD_AFFINITY}={value} of an inference service"
+    return f"label {SUPER_POD_AFFINITY}={value} of a MindIE job" if is_mind_ie(labels) else None
+
+
+def _fit(asked: Asking) -> str | None:
+    """An annotation that says nothing about the SuperPods of its job (docs/spec/inference.md#mindie-jobs)."""
+    value = asked.annotations.get(SUPER_POD_FIT)
+    if not value or not asked.has_blocks or (value == "idlest" and is_mind_ie(asked.labels)):
+        return None
+    return f"annotation {SUPER_POD_FIT}={value}"
+
+
+def _unknown_values(*keys: str) -> Finder:
+    _KEYS.update(keys)
+
+    def find(asked: Asking) -> str | None:
+        found = (unknown_value(key, asked.labels) for key in keys)
+        return ", ".join(f"label {each}" for each in found if each is not None) or None
+
+    return find
 
 
 def _blocks_of_mind_ie(asked: Asking) -> str | None:
@@ -283,9 +328,14 @@ UNSUPPORTED: Final = (
         "nodes that are near to each other in the network",
         Outcome.REFUSED, "the allocator does not know the network of the nodes; remove it, or set its mode to soft",
         _topology(is_hard=True)),
-    Unsupported("annotation `sp-block`, unless a number above 0 and, for a single pod, that of its chips",
+    Unsupported("annotation `sp-block` of a single pod, unless the number of its chips",
         "blocks of nodes of one SuperPod ([block size](spec/superpod.md#block-size))",
         Outcome.REFUSED, "the block of a single pod is the number of its chips; set it to that, or remove it",
+        _wrong_block_of_one, Reason.INVALID_REQUEST),
+    Unsupported("annotation `sp-block`, unless a whole number above 0",
+        "the same",
+        Outcome.REFUSED, "it must be a whole number above 0, a multiple of the chips of each pod, of which the chips "
+        "of the job are a multiple",
         _wrong_block, Reason.INVALID_REQUEST),
     Unsupported("resource `huawei.com/Ascend910-2c`, `huawei.com/npu-core`, …",
         "a vNPU ([vNPUs](spec/vnpu.md))",
@@ -306,19 +356,31 @@ UNSUPPORTED: Final = (
         Outcome.TOLD, _FAULTS,
         _any_of(_label("fault-scheduling", but=frozenset({"", "off"})), _label("pod-rescheduling"),
                 _label("process-recover-enable"), _label("fault-retry-times", but=frozenset({"", "0"})),
-                _annotation("huawei.com/recover_policy_path")), is_done_by_rescheduling=True),
+                _annotation("huawei.com/recover_policy_path")), if_rescheduling=False),
     Unsupported("label `subHealthyStrategy`, unless `ignore`",
         "to avoid sub-healthy nodes, and to leave a node that becomes sub-healthy",
         Outcome.TOLD, "no new pod is placed on a sub-healthy node, but pods that run on one leave it only if the "
         "allocator's setting reschedule is on",
-        _label("subHealthyStrategy", but=frozenset({"", "ignore"})), is_done_by_rescheduling=True),
-    Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}` and `sp-block`; annotations "
-        "`subHealthyStrategy` and `tor-affinity`",
+        _label("subHealthyStrategy", but=frozenset({"", "ignore"})), if_rescheduling=False),
+    Unsupported("labels `fault-scheduling`, `subHealthyStrategy`, unknown values, where the allocator reschedules",
+        "[rescheduling](rescheduling.md#what-a-job-says)",
+        Outcome.TOLD, "the value is unknown, so no pod of the job is deleted after a fault",
+        _unknown_values(*STRICT), if_rescheduling=True),
+    Unsupported("labels `pod-rescheduling`, `process-recover-enable`, `elastic-scheduling`, `fault-retry-times`, "
+        "unknown values, where the allocator reschedules",
+        "the same",
+        Outcome.TOLD, "the value is unknown, so it is as if there were no such label",
+        _unknown_values(*(key for key in KNOWN_VALUES if key not in STRICT), RETRY_TIMES), if_rescheduling=True),
+    Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}`, `sp-block` and `sp-fit`; annotations "
+        "`super-pod-affinity`, `subHealthyStrategy`, `tor-affinity`, `fault-scheduling`, `pod-rescheduling`, "
+        "`process-recover-enable` and `fault-retry-times`",
         "[settings](jobs.md#settings-of-jobs), written as the other kind of mark",
         Outcome.TOLD, "these labels count as annotations only, and these annotations as labels only: write "
         "it as the other one",
         _any_of(_label("huawei.com/schedule_policy"), _label(MIN_AVAILABLE), _label(SUPER_POD_BLOCK),
-                _annotation("subHealthyStrategy"), _annotation(_TOR_AFFINITY))),
+                _label(SUPER_POD_FIT), _annotation(SUPER_POD_AFFINITY), _annotation("subHealthyStrategy"),
+                _annotation(_TOR_AFFINITY), _annotation("fault-scheduling"), _annotation("pod-rescheduling"),
+                _annotation("process-recover-enable"), _annotation(RETRY_TIMES))),
     Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "
         "`minAvailable` of its operator's object",
         "how many pods start together ([gangs](jobs.md#gangs))",
@@ -349,6 +411,16 @@ UNSUPPORTED: Final = (
         "which SuperPod is chosen",
         Outcome.TOLD, "nodes are chosen regardless of SuperPods for a job without blocks of nodes (sp-block)",
         _without_blocks(_any_of(_annotation("sp-fit"), _label("super-pod-affinity")))),
+    Unsupported("label `super-pod-affinity` of a job with blocks, other than `soft` or `hard`, or `soft` of an "
+        "inference job",
+        "whether its blocks may be split ([soft affinity](spec/superpod.md#soft-affinity))",
+        Outcome.TOLD, "blocks are split only with the value soft, and never those of inference jobs",
+        _split_blocks),
+    Unsupported("annotation `sp-fit` of a job with blocks, other than `idlest` of a MindIE job",
+        "which SuperPod is chosen",
+        Outcome.TOLD, "only the value idlest counts, and only for MindIE jobs (labels app and jobID); SuperPods are "
+        "chosen as if there were no such annotation",
+        _fit),
     Unsupported("annotation `ra-block`",
         "which rack is chosen",
         Outcome.TOLD, "nodes are chosen regardless of racks",

@@ -78,9 +78,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """Whether the request of a job is valid at all."""
         templates = _templates_of(request)
         refusal = _job_refusal(f"job {request.job or '(without a name)'}", templates, self._engine.defaults)
+        reschedules = self._cluster.jobs.reschedules
+        ignored = chain.from_iterable(without_effect(pod, reschedules=reschedules) for pod, _ in templates)
         return pb.ValidateJobResponse(
             refusal=refusal_message(refusal) if refusal is not None else None,
-            without_effect=dict.fromkeys(chain.from_iterable(without_effect(pod) for pod, _ in templates)),
+            without_effect=dict.fromkeys(ignored),
         )
 
     async def Filter(self, request: pb.FilterRequest, context: Context) -> pb.FilterResponse:

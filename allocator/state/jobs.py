@@ -10,6 +10,7 @@ from allocator.rules.job import JobKey, find_job, find_object, is_group
 from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
 from allocator.rules.job_products import is_mind_ie
 from allocator.rules.job_settings import DECIDING
+from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES
 from allocator.rules.unsupported import without_effect
 from allocator.state.discovery import Discovery
 from allocator.state.job import Job
@@ -19,7 +20,7 @@ from ascend.kube.job_objects import JobFacts, JobObject
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet, settings_among, task_minima
 
-_SETTINGS: Final = DECIDING | {MIN_AVAILABLE}
+_SETTINGS: Final = DECIDING | KNOWN_VALUES.keys() | {MIN_AVAILABLE, RETRY_TIMES}
 _CORE_OWNERS: Final = {("apps/v1", "StatefulSet"): STATEFUL_SET, ("batch/v1", "Job"): INDEXED_JOB}
 
 

@@ -533,15 +533,41 @@ def test_what_has_no_effect_is_named_once_for_each_job(npuctl: Npuctl) -> None:
     assert named["message"].startswith("label fault-scheduling=grace: ")
 
 
-def test_a_setting_outside_of_the_pod_template_is_named(npuctl: Npuctl) -> None:
+@pytest.mark.parametrize(("mode", "told"), [("on", []), ("dry-run", ["grace"]), ("off", ["grace"])])
+def test_labels_of_rescheduling_have_no_effect_only_where_it_is_off(npuctl: Npuctl, mode: str, told: list[str]) -> None:
+    asking = pod("train", labels={"fault-scheduling": "grace"})
+    found = npuctl.plan(node("node-a"), asking, flags=("--set", f"reschedule={mode}"))["without_effect"]
+    assert [each["message"].partition(": ")[0] for each in found] == [f"label fault-scheduling={each}" for each in told]
+    path = npuctl.write(node("node-a"), asking)
+    done = CliRunner().invoke(app, ["explain", "train", "-f", path, "--now", NOW, "--set", f"reschedule={mode}"])
+    assert ("fault-scheduling=grace" in done.stdout) == bool(told)
+
+
+def test_an_unknown_value_of_a_label_of_rescheduling_is_named(npuctl: Npuctl) -> None:
+    asking = pod("train", labels={"fault-scheduling": "forced"})
+    (found,) = npuctl.plan(node("node-a"), asking, flags=("--set", "reschedule=on"))["without_effect"]
+    assert found["message"] == (
+        "label fault-scheduling=forced (known values: off, grace, force, external-grace, external-force): "
+        "the value is unknown, so no pod of the job is deleted after a fault"
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "key", "value"),
+    [
+        ("annotation", MIN_AVAILABLE, "2"),
+        ("annotation", "sp-block", "32"),
+        ("label", "fault-scheduling", "force"),
+        ("label", "fault-retry-times", "2"),
+    ],
+)
+def test_a_setting_outside_of_the_pod_template_is_named(npuctl: Npuctl, what: str, key: str, value: str) -> None:
     template = {"metadata": {"labels": {"a": "b"}}, "spec": pod("train", 8)["spec"]}
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": "train", "namespace": "default", "annotations": {MIN_AVAILABLE: "2"}},
+        "metadata": {"name": "train", "namespace": "default", f"{what}s": {key: value}},
         "spec": {"parallelism": 2, "completions": 2, "completionMode": "Indexed", "template": template},
     }
     (named,) = npuctl.plan(node("node-a"), node("node-b"), job)["without_effect"]
-    assert named["message"].startswith(
-        f"annotation {MIN_AVAILABLE} on Job default/train: settings on a Job have no effect"
-    )
+    assert named["message"].startswith(f"{what} {key} on Job default/train: settings on a Job have no effect")

@@ -18,7 +18,7 @@ from allocator.rescheduling.decision import (
     stage_after,
 )
 from allocator.rescheduling.faults import Fault, FaultKind
-from allocator.rescheduling.switches import Mode, Reach, Strategy, Switches, read_switches
+from allocator.rules.switches import Mode, Reach, Strategy, Switches, read_switches
 from ascend.annotations import RANK
 from tests.allocator.builders import pod
 from tests.allocator.rescheduling.cases import of_area

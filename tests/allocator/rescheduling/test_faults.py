@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of, read_node
-from allocator.rescheduling.switches import Strategy, Switches
+from allocator.rules.switches import Strategy, Switches
 from ascend.chips import chip_set, parse_names
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.errors import Refusal

@@ -14,7 +14,7 @@ from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.records import REASONS_KEY, REASONS_NAME, REASONS_NAMESPACE, RETRIES_NAMESPACE
-from allocator.rescheduling.switches import Switches, read_switches
+from allocator.rules.switches import Switches, read_switches
 from ascend.errors import ApiError
 from ascend.kube.objects import CONFIG_MAPS, Metadata, Pod
 from ascend.kube.workloads import (

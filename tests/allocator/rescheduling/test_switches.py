@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from allocator.rescheduling.switches import OFF, Mode, Reach, Strategy, Switches, read_switches
+from allocator.rules.switches import OFF, Mode, Reach, Strategy, Switches, read_switches
 from ascend.errors import InvalidValue
 from ascend.kube.job_objects import JobFacts
 from tests.allocator.builders import pod

@@ -6,12 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.rules.job_kinds import VOLCANO, VOLCANO_JOB
+from allocator.rules.switches import KNOWN_VALUES
 from allocator.rules.unsupported import (
     _KEYS,
     UNSUPPORTED,
     Asking,
     Outcome,
     Stated,
+    refused_demand,
     requests_other_devices,
     without_effect,
 )
@@ -41,6 +43,10 @@ TOLD = (
     pod("a", 8, labels={"sp-block": "8"}),
     pod("a", 8, annotations={"subHealthyStrategy": "forceExit"}),
     pod("a", 8, annotations={"tor-affinity": "normal-schema"}),
+    pod("a", 8, labels={"sp-fit": "idlest"}),
+    pod("a", 8, annotations={"super-pod-affinity": "soft"}),
+    pod("a", 8, annotations={"fault-scheduling": "force"}),
+    pod("a", 8, annotations={"fault-retry-times": "3"}),
     pod("a", 8, labels={"app": "mindie-ms-server", "jobID": "mindie"}),
     pod("a", 8, labels={"inferserviceid": "s"}),
     pod("a", 8, labels={"podgroup-sched-enable": "true"}),
@@ -72,11 +78,27 @@ REFUSED = (
     (pod("a", 4, annotations={"sp-block": "-4"}), Reason.INVALID_REQUEST),
     (owned_by(pod("a", 4, annotations={"sp-block": "0"}), "ReplicaSet"), Reason.INVALID_REQUEST),
 )
+UNKNOWN = (
+    (pod("a", 8, labels={"fault-scheduling": "forced"}), "label fault-scheduling=forced (known values: off, grace, "),
+    (pod("a", 8, labels={"subHealthyStrategy": "leave"}), "label subHealthyStrategy=leave (known values: ignore, "),
+    (pod("a", 8, labels={"pod-rescheduling": "yes"}), "label pod-rescheduling=yes (known values: on, off): "),
+    (pod("a", 8, labels={"process-recover-enable": "1"}), "label process-recover-enable=1 (known values: on, off, "),
+    (pod("a", 8, labels={"elastic-scheduling": "x"}), "label elastic-scheduling=x (known values: on, off): "),
+    (pod("a", 8, labels={"fault-retry-times": "x"}), "label fault-retry-times=x (known values: whole numbers): "),
+)
+OF_BLOCKS = (
+    pod("a", 8, labels={"super-pod-affinity": "sotf"}, annotations={"sp-block": "8"}),
+    pod("a", 8, labels={"super-pod-affinity": "soft", "inferserviceid": "s"}, annotations={"sp-block": "8"}),
+    pod("a", 8, labels={"super-pod-affinity": "soft", "app": "a", "jobID": "1"}, annotations={"sp-block": "8"}),
+    pod("a", 8, annotations={"sp-block": "8", "sp-fit": "idlest"}),
+    pod("a", 8, labels={"app": "a", "jobID": "1"}, annotations={"sp-block": "8", "sp-fit": "podAffinity"}),
+)
 FINE = (
     pod("a", 8),
     pod("a", 8, labels={"app": "web", "team": "x"}),
     pod("a", 8, labels={"tor-affinity": "null", "fault-scheduling": "off", "subHealthyStrategy": "ignore"}),
     pod("a", 8, labels={"fault-retry-times": "0"}, annotations={"sp-block": "8"}),
+    pod("a", 8, labels={"super-pod-affinity": "hard"}, annotations={"sp-block": "8"}),
     pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "huawei.com/npu": "0", "cpu": "1"}))]),
     pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "nvidia.com/gpu": "1"}))]),
 )
@@ -103,6 +125,35 @@ def test_a_demand_that_must_not_be_ignored_is_refused(each: Pod, reason: Reason)
     refusal = world.refusal(each)
     assert (refusal.reason, without_effect(each)) == (reason, ())
     assert refusal.message.startswith("pod default/a: ")
+
+
+@pytest.mark.parametrize(("each", "start"), UNKNOWN)
+def test_unknown_values_of_the_labels_of_rescheduling_are_told_where_it_is_on(each: Pod, start: str) -> None:
+    (sentence,) = without_effect(each, reschedules=True)
+    assert sentence.startswith(start)
+    (key,) = each.metadata.labels
+    is_strict = key in {"fault-scheduling", "subHealthyStrategy"}
+    assert ("no pod of the job is deleted" in sentence) == is_strict
+    assert not any("unknown" in said for said in without_effect(each))
+
+
+def test_known_values_of_the_labels_of_rescheduling_are_not_told() -> None:
+    for key, values in (*KNOWN_VALUES.items(), ("fault-retry-times", ("0", "3", ""))):
+        for value in values:
+            assert without_effect(pod("a", 8, labels={key: value}), reschedules=True) == ()
+
+
+@pytest.mark.parametrize("each", OF_BLOCKS)
+def test_marks_of_blocks_that_their_job_does_not_heed_are_told(each: Pod) -> None:
+    (sentence,) = without_effect(each)
+    assert sentence.startswith(("label super-pod-affinity=so", "annotation sp-fit="))
+
+
+@pytest.mark.parametrize("text", ["abc", "0", "-32", "32.0", " 32"])
+def test_a_block_of_several_pods_that_is_no_number_is_refused_with_the_rule(text: str) -> None:
+    refusal = refused_demand(pod("a", 16, annotations={"sp-block": text}), None)
+    assert refusal is not None
+    assert f"annotation sp-block={text!r}: it must be a whole number above 0, a multiple of" in refusal.message
 
 
 @pytest.mark.parametrize("each", FINE)
@@ -143,6 +194,8 @@ def test_every_row_is_shown_by_an_example() -> None:
             *TOLD,
             pod("a", 8, annotations={MIN_AVAILABLE: "3"}),
             pod("a", 8, labels={"app": "a", "jobID": "1"}, annotations={"sp-block": "8"}),
+            *(each for each, _ in UNKNOWN),
+            *OF_BLOCKS,
         ),
         Outcome.REFUSED: tuple(each for each, _ in REFUSED),
     }
@@ -154,6 +207,7 @@ def test_every_row_is_shown_by_an_example() -> None:
                 frozenset(name for one in each.spec.containers for name in one.resources.limits),
                 4,
                 minimum=2,
+                has_blocks="sp-block" in each.metadata.annotations,
                 total=16,
             )
             for each in shown[row.outcome]

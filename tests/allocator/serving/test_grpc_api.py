@@ -375,6 +375,16 @@ async def test_a_job_is_validated_before_its_pods_exist(
     assert answer.HasField("refusal") == bool(reason)
 
 
+async def test_a_job_is_validated_by_an_allocator_that_reschedules(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocator.app.cluster.jobs, "reschedules", True)
+    pods = [pb.PodRequest(resources={RESOURCE: 8}, labels={"fault-scheduling": "grace", "pod-rescheduling": "yes"})]
+    answer = await allocator.stub.ValidateJob(pb.ValidateJobRequest(job="default/train", pods=pods))
+    (sentence,) = answer.without_effect
+    assert sentence.startswith("label pod-rescheduling=yes (known values: on, off): ")
+
+
 async def test_what_a_job_requests_without_effect_is_named_once(allocator: Allocator) -> None:
     pods = [
         pb.PodRequest(resources={RESOURCE: 8}, labels={"fault-scheduling": "grace"}, replicas=4),

@@ -93,6 +93,33 @@ class Switches(msgspec.Struct, frozen=True, gc=False):
 
 OFF: Final = Switches()
 
+_ON: Final = ("on", "off")
+KNOWN_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
+    FAULT_SCHEDULING: tuple(Mode),
+    _STRATEGY: tuple(Strategy),
+    _POD_RESCHEDULING: _ON,
+    _PROCESS_RECOVERY: (*_ON, "pause"),
+    _ELASTIC: _ON,
+}
+"""The known values of the labels that have some."""
+STRICT: Final = (FAULT_SCHEDULING, _STRATEGY)
+"""The labels whose unknown values keep all pods of their job from being deleted."""
+
+
+def unknown_value(key: str, labels: Mapping[str, str]) -> str | None:
+    """Return a label as in ``fault-scheduling=forced (known values: …)`` if its value is unknown; else None.
+
+    Args:
+        key: a key of ``KNOWN_VALUES``, or ``RETRY_TIMES``.
+        labels: what a pod and its job say.
+    """
+    if not (text := labels.get(key)):
+        return None
+    if key == RETRY_TIMES:
+        return None if is_number_of_retries(text) else f"{key}={text} (known values: whole numbers)"
+    known = KNOWN_VALUES[key]
+    return None if text in known else f"{key}={text} (known values: {', '.join(known)})"
+
 
 def read_switches(job: Iterable[JobFacts | None], pods: Iterable[Pod]) -> Switches:
     """Read what a job says.
@@ -146,7 +173,12 @@ def _reach(said: Mapping[str, str]) -> Reach:
 
 def read_retries(text: str) -> int:
     """Read how often failed pods are replaced; what is not a number means never."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0  # noqa: PLR2004 - no job has more
+    return int(text) if is_number_of_retries(text) else 0
+
+
+def is_number_of_retries(text: str) -> bool:
+    """Return whether a text says how often failed pods are replaced."""
+    return text.isascii() and text.isdigit() and len(text) < 10  # noqa: PLR2004 - no job has more
 
 
 def _read(kind: type[_E], key: str, said: Mapping[str, str], otherwise: _E) -> _E:
