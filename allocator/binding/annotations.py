@@ -15,6 +15,7 @@ from allocator.rules.job import writes_rank
 from allocator.rules.job_marks import OPERATOR
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
+from allocator.state.location import Location
 from allocator.state.reservation import InBlock, Reservation, Stage
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
@@ -74,7 +75,7 @@ class Stamper:
             written |= self._block(reservation.node, reservation.part)
         record = self._cluster.nodes.get(reservation.node)
         if record is not None and record.node is not None:
-            written |= _real(pod, grant, record.node)
+            written |= _real(pod, grant, record.node, self._cluster.index.topology.location(reservation.node))
         return written
 
     def _block(self, node: str, part: InBlock) -> dict[str, str]:
@@ -95,7 +96,7 @@ class Stamper:
         return self._last
 
 
-def _real(pod: Pod, grant: Grant, node: Node) -> dict[str, str]:
+def _real(pod: Pod, grant: Grant, node: Node, location: Location) -> dict[str, str]:
     by_operator = OPERATOR in pod.metadata.labels
     if not by_operator and len(grant.chips) != node.allocatable_chips:
         return {}
@@ -113,13 +114,16 @@ def _real(pod: Pod, grant: Grant, node: Node) -> dict[str, str]:
         pod_uid=pod.uid,
         host_ip=node.internal_ip,
         devices={chip: addresses[chip] for chip in grant.chips},
-        super_pod_id=_number(node.metadata.annotations.get(SUPER_POD_ID, "")),
-        server_index=_number(node.metadata.annotations.get(SERVER_INDEX, "")),
+        super_pod_id=_known(location.super_pod, node.metadata.annotations.get(SUPER_POD_ID, "")),
+        server_index=_known(location.server_index, node.metadata.annotations.get(SERVER_INDEX, "")),
     )
     return {REAL: join_names_sorted(grant.chips), CONFIGURATION: configuration}
 
 
-def _number(text: str) -> int:
+def _known(located: int, text: str) -> int:
+    """An id that is known from anywhere; else what the Node says of it, which may be that it has none."""
+    if located >= 0:
+        return located
     try:
         return int(text[:20])
     except ValueError:

@@ -26,8 +26,9 @@ from ascend.annotations import (
     ChipAddress,
     write_base_device_infos,
 )
+from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.kube.objects import Metadata, Node, NodeAddress, Pod
-from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
+from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, report, stateful_set
 from tests.allocator.reference import reference_cases
 
 CASES = reference_cases("ranks")
@@ -87,6 +88,16 @@ def test_a_pod_on_a_whole_node_gets_the_data_for_rank_tables() -> None:
     assert (configuration["host_ip"], configuration["server_id"]) == ("192.0.2.1", "uid-a")
     assert (configuration["super_pod_id"], configuration["server_index"]) == (3, "7")
     assert [each["device_ip"] for each in configuration["devices"]] == [f"10.0.0.{chip}" for chip in range(8)]
+
+
+@pytest.mark.parametrize("on_node", [{}, {"superPodID": "-2", "serverIndex": "-2"}])
+def test_the_super_pod_that_only_the_report_names_is_in_the_data_for_rank_tables(on_node: dict[str, str]) -> None:
+    world = World()
+    at = server(on_node)
+    data = encode_report(DeviceReport(0xFF, 0, 0, update_time_s=1, super_pod_id=5, server_index=2))
+    world.add(report(at.name, data=data))
+    configuration = json.loads(annotations_of(pod("a", 8), 8, at, world=world)[CONFIGURATION])
+    assert (configuration["super_pod_id"], configuration["server_index"]) == (5, "2")
 
 
 def test_a_pod_of_an_operator_gets_the_data_for_rank_tables() -> None:
