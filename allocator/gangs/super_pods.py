@@ -24,10 +24,11 @@ from allocator.superpods.inference import place_mind_ie, place_service
 from allocator.superpods.repair import Lack, Nodes, Slot, place_job
 from allocator.superpods.shares import Share
 from allocator.superpods.stages import place_blocks, place_parts
-from ascend.annotations import RANK
+from ascend.annotations import RANK, SUPER_POD_ID
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Reason
+from ascend.rules.identity import SUPER_POD_LABEL
 from ascend.turn import Steps
 
 _STEP: Final = 64
@@ -90,7 +91,7 @@ class SuperPods(msgspec.Struct, frozen=True):
             blocks, nodes, lambda rooms, need: self._choose(rooms, need, gang), may_split=self.demand.may_split
         )
         if isinstance(found, Lack):
-            return self._refuse(gang, found, free.rooms)
+            return self._refuse(gang, found, free)
         return [free.seat(member, at.node, at.block) for member in gang.members for at in (found.placed[member.rank],)]
 
     def _place_beside(self, replaced: Peer, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
@@ -103,7 +104,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         )
         names = free.names(here)
         if not names:
-            return self._refuse(gang, Lack(1, 0, block, here), free.rooms)
+            return self._refuse(gang, Lack(1, 0, block, here), free)
         return [free.seat(member, names[0], block)]
 
     def _place_on(self, node: str, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
@@ -114,9 +115,9 @@ class SuperPods(msgspec.Struct, frozen=True):
         here = location(node).super_pod
         block, lack = self._block_on(here, member.rank, gang, free.rooms, location)
         if lack is not None:
-            return self._refuse(gang, lack, free.rooms)
+            return self._refuse(gang, lack, free)
         if node not in free.names(here):
-            return self._refuse(gang, Lack(1, 0, block, here), free.rooms)
+            return self._refuse(gang, Lack(1, 0, block, here), free)
         return [free.seat(member, node, block)]
 
     def _block_on(
@@ -190,7 +191,7 @@ class SuperPods(msgspec.Struct, frozen=True):
             return place_parts(free, demand.size, need, demand.limits)
         return place_blocks(free, demand.size, need, demand.limits)
 
-    def _refuse(self, gang: GangRequest, lack: Lack, rooms: Mapping[int, int]) -> Refusal:
+    def _refuse(self, gang: GangRequest, lack: Lack, free: "FreeServers") -> Refusal:
         size = self.demand.size
         if lack.block is None and lack.super_pod >= 0:
             where = f"SuperPod {lack.super_pod} has {lack.found} free"
@@ -206,7 +207,8 @@ class SuperPods(msgspec.Struct, frozen=True):
         else:
             blocks = f"{count(lack.needed, 'block')} of {count(size, 'server')}"
             what = f"{blocks} must be placed at once, each in one SuperPod; there is room for {lack.found}"
-        return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what}; {_rooms(rooms)}")
+        there = f"{_rooms(free.rooms)}{_homeless(free.homeless)}"
+        return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what}; {there}")
 
 
 class FreeServers:
@@ -237,6 +239,13 @@ class FreeServers:
         free = [(bucket.vacancy.sub_healthy, self._usable(names)) for bucket, names in place.fitting(self._verdict_on)]
         if (room := sum(len(names) for _, names in free)) > 0:
             self.rooms[number], self._free[number] = room, free
+
+    @property
+    def homeless(self) -> int:
+        """How many servers are free for all members, but in no SuperPod: their agents and labels name none."""
+        fitting = (each.names for each in self._index.buckets if isinstance(self._verdict_on(each), Fit))
+        in_super_pods = sum(len(names) for groups in self._free.values() for _, names in groups)
+        return sum(len(self._usable(names)) for names in fitting) - in_super_pods
 
     def names(self, number: int) -> list[str]:
         """The free servers of a SuperPod, those that are not sub-healthy first, then by server index and name."""
@@ -313,3 +322,12 @@ def _rooms(rooms: Mapping[int, int]) -> str:
     named = ", ".join(f"{rooms[each]} in SuperPod {each}" for each in ordered[:_MOST_NAMED])
     others = len(ordered) - _MOST_NAMED
     return f"servers that are free for it: {named}" + (f", and fewer in {others} others" if others > 0 else "")
+
+
+def _homeless(number: int) -> str:
+    """What is said about free servers in no SuperPod, as the end of a sentence."""
+    if not number:
+        return ""
+    what = count(number, "free server is", "free servers are")
+    where = f"no SuperPodID in the report, no annotation {SUPER_POD_ID} or label {SUPER_POD_LABEL} with a number"
+    return f"; {what} in no SuperPod ({where})"

@@ -68,11 +68,28 @@ def read_location(node: Node | None, report: NodeReport | Refusal) -> Location:
     return Location(super_pod, _first(reported[1], annotations.get(SERVER_INDEX)), rack)
 
 
+def malformed_ids(node: Node) -> Iterator[str]:
+    """The annotations and labels of a node that should have an id and have something else, as in ``superPodID='x'``.
+
+    A negative number is none: the device plugin writes it where there is no id.
+    """
+    annotations, labels = node.metadata.annotations, node.metadata.labels
+    for what, key, text in (
+        ("annotation", SUPER_POD_ID, annotations.get(SUPER_POD_ID)),
+        ("annotation", SERVER_INDEX, annotations.get(SERVER_INDEX)),
+        ("label", SUPER_POD_LABEL, labels.get(SUPER_POD_LABEL)),
+        ("label", RACK_LABEL, labels.get(RACK_LABEL)),
+    ):
+        if text and not _is_id(text.removeprefix("-")):
+            yield f"{what} {key}={text!r}"
+
+
 def _first(reported: int, *texts: str | None) -> int:
     """The first id that is known."""
     if reported >= 0:
         return reported
-    for text in texts:
-        if text is not None and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
-            return int(text)
-    return UNKNOWN
+    return next((int(text) for text in texts if text is not None and _is_id(text)), UNKNOWN)
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

@@ -6,14 +6,17 @@ from typing import Final
 
 from allocator.rules.request import counted_chips
 from allocator.settings import Settings
+from allocator.state.location import malformed_ids, read_location
 from allocator.state.node import NodeRecord, Server
-from ascend.annotations import REAL, read_grant
+from allocator.superpods.demand import PRODUCTS
+from ascend.annotations import REAL, SUPER_POD_ID, read_grant
 from ascend.chips import chip_ids, chip_set, join_names, parse_names
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.rules.identity import ACCELERATOR_TYPE
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
@@ -27,13 +30,15 @@ _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_S
 
 def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[Finding]:
     """Check a cluster by its objects and the allocator's settings, at a time in Unix nanoseconds."""
+    cluster = OfflineAllocator(objects, settings, now_ns).cluster
     nodes = [
         record
-        for _, record in sorted(OfflineAllocator(objects, settings, now_ns).cluster.nodes.items())
+        for _, record in sorted(cluster.nodes.items())
         if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
     ]
     return [
         *named("nodes", _check_nodes(nodes)),
+        *named("SuperPods", _check_super_pods(nodes)),
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
@@ -59,6 +64,30 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
                 f"node {record.name} names devices that are not whole chips, and are ignored: {some(record.ignored)}"
             )
             yield warning(sentence, "nothing to do if they are vNPUs, or devices of another kind")
+
+
+def _check_super_pods(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
+    known, missing = 0, []
+    for record in npu_nodes:
+        malformed = ", ".join(malformed_ids(record.node)) if record.node is not None else ""
+        if malformed:
+            advice = "it is ignored; write a number of 0 or more, or remove it: the device plugin writes it again"
+            yield problem(f"node {record.name}: {malformed} is no number", advice)
+        if read_location(record.node, record.report).super_pod >= 0:
+            known += 1
+        elif record.product in PRODUCTS and _names_super_pod(record):
+            missing.append(record.name)
+    if missing:
+        sentence = f"in no SuperPod, though their label {ACCELERATOR_TYPE} says that they are: {some(missing)}"
+        advice = f"jobs with blocks don't get them: {SUPER_POD_ID} is missing in the report and on the Node"
+        yield warning(sentence, advice)
+    if known:
+        yield ok(f"{count(known, 'node is', 'nodes are')} in a SuperPod")
+
+
+def _names_super_pod(record: NodeRecord) -> bool:
+    node_type = record.node.metadata.labels.get(ACCELERATOR_TYPE, "") if record.node is not None else ""
+    return "superpod" in node_type.lower().replace("-", "")
 
 
 def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now_s: int) -> Iterator[Finding]:

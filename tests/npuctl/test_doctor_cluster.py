@@ -16,7 +16,7 @@ from npuctl.doctor.allocator import check_allocator
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import Authority, settings_for
 from tests.allocator.harness import running
-from tests.npuctl.manifests import Json, as_list, node, pod, report
+from tests.npuctl.manifests import Json, as_list, node, pod, report, super_pod_node
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -256,3 +256,28 @@ def test_devices_that_are_not_whole_chips_are_a_warning(tmp_path: Path) -> None:
     ((check, severity, sentence),) = bad(tmp_path, cut, report("n1"))
     assert (check, severity) == ("nodes", "warning")
     assert sentence == "node n1 names devices that are not whole chips, and are ignored: Ascend910-2c-100-7"
+
+
+def test_an_id_of_a_super_pod_that_is_no_number_is_a_problem(tmp_path: Path) -> None:
+    odd, fine, none = (super_pod_node(0, index) for index in range(3))
+    odd["metadata"]["annotations"]["superPodID"] = "seven"
+    odd["metadata"]["labels"]["huawei.com/topotree.superpodid"] = "x"
+    none["metadata"]["annotations"]["superPodID"] = "-2"
+    found = [each for each in bad(tmp_path, odd, fine, none) if each[0] == "SuperPods"]
+    assert found == [
+        (
+            "SuperPods",
+            "problem",
+            "node 0-0: annotation superPodID='seven', label huawei.com/topotree.superpodid='x' is no number",
+        ),
+        (
+            "SuperPods",
+            "warning",
+            "in no SuperPod, though their label accelerator-type says that they are: 0-0, 0-2",
+        ),
+    ]
+
+
+def test_nodes_without_super_pods_are_not_checked_for_them(tmp_path: Path) -> None:
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1"))
+    assert not [each for each in diagnosis["findings"] if each["check"] == "SuperPods"]

@@ -71,7 +71,17 @@ def test_what_is_missing_is_said() -> None:
 def test_a_server_in_no_super_pod_is_never_used() -> None:
     world = super_pods()
     world.add(*(server(-1, index) for index in range(4)), *(pods := job(2)))
-    assert "no server of a SuperPod is free for it" in world.refusal(pods[0]).message
+    assert world.refusal(pods[0]).message.endswith(
+        "; no server of a SuperPod is free for it; 4 free servers are in no SuperPod (no SuperPodID in the report, no "
+        "annotation superPodID or label huawei.com/topotree.superpodid with a number)"
+    )
+
+
+def test_only_servers_that_are_free_are_counted_in_no_super_pod() -> None:
+    world = super_pods(1)
+    world.add(*(server(-1, index) for index in range(2)), *(pods := job(2)))
+    world.fill("-1-0", [0])
+    assert "1 in SuperPod 0; 1 free server is in no SuperPod (no SuperPodID" in world.refusal(pods[0]).message
 
 
 def test_a_partly_used_server_is_never_used() -> None:
