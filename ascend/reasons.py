@@ -92,7 +92,7 @@ class Reason(StrEnum):
     UNKNOWN_PRODUCT = ("UnknownProduct", Category.REQUEST, Actor.AUTHOR,
         "the node selector `accelerator-type` (or a node's label `accelerator` or `accelerator-type`) has an unknown "
         "value",
-        "correct it; the known values are in `ascend/products.py`")
+        "correct it; the sentence has the known values")
     PRODUCT_NOT_NAMED = ("ProductNotNamed", Category.REQUEST, Actor.AUTHOR,
         "the cluster has servers of several products, and a job of several pods does not say which of them it is for",
         "set the node selector `accelerator-type` or the annotation `huawei.com/schedule_policy` in the pod template, "

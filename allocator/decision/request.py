@@ -115,7 +115,7 @@ class RequestReader:
             products=request.products,
             vnpus=requested_vnpus(pod),
         )
-        if (refusal := invalidity(shape)) is not None:
+        if (refusal := invalidity(shape, (stated,))) is not None:
             raise refusal
         if together.known != 1:
             products = self._one_product(pod, job, request.products)

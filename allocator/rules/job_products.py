@@ -16,7 +16,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
-from ascend.rules.identity import ACCELERATOR_TYPE, product_of_type
+from ascend.rules.identity import ACCELERATOR_TYPE, KNOWN_TYPES, product_of_type
 
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 SUB_HEALTH_STRATEGY = "subHealthyStrategy"
@@ -112,6 +112,22 @@ def names_blocks(annotations: Mapping[str, str], node_selector: Mapping[str, str
     )
 
 
+def product_marks(pod: Pod) -> tuple[str, ...]:
+    """What names the product of a pod's job, as in ``annotation huawei.com/schedule_policy=chip8-node8``."""
+    given = (
+        ("node selector", ACCELERATOR_TYPE, pod.spec.node_selector.get(ACCELERATOR_TYPE)),
+        ("annotation", SCHEDULE_POLICY, pod.metadata.annotations.get(SCHEDULE_POLICY)),
+    )
+    return tuple(f"{what} {key}={value}" for what, key, value in given if value is not None)
+
+
+def block_marks(pod: Pod) -> tuple[str, ...]:
+    """What requests blocks for a pod's job, as in ``annotation sp-block=32``; none for a job without blocks."""
+    block = pod.metadata.annotations.get(SUPER_POD_BLOCK)
+    named = (each for each in product_marks(pod) if each.endswith((_SUPER_POD, _SUPER_POD_POLICY)))
+    return (*((f"annotation {SUPER_POD_BLOCK}={block}",) if block is not None else ()), *named)
+
+
 def is_mind_ie(labels: Mapping[str, str]) -> bool:
     """Whether a job with these labels is one of MindIE: it has both, with any value, and no inference service's."""
     return SERVICE not in labels and all(key in labels for key in _MIND_IE)
@@ -122,7 +138,8 @@ def _by_type(pod: Pod, node_type: str) -> frozenset[str]:
     if product is None:
         raise Refusal(
             Reason.UNKNOWN_PRODUCT,
-            f"pod {pod.key}: node selector {ACCELERATOR_TYPE}={node_type} names no known product",
+            f"pod {pod.key}: node selector {ACCELERATOR_TYPE}={node_type} names no known product; "
+            f"known values: {KNOWN_TYPES}",
         )
     return _ONLY[product.name]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from allocator.rules.job import JobKey
-from allocator.rules.job_products import wanted_products
+from allocator.rules.job_products import product_marks, wanted_products
 from allocator.rules.request import requested_chips
 from allocator.rules.unsupported import refused_demand
 from ascend.chips import RESOURCE
@@ -94,10 +94,14 @@ def _vnpus(resource: str, quantity: str) -> int:
     return 1 if number is None or (number and resource == _CORES) else number
 
 
-def invalidity(shape: JobShape) -> Refusal | None:
+def invalidity(shape: JobShape, pods: Iterable[Pod] = ()) -> Refusal | None:
     """Why a job fits on no node, whatever is free; None if it is valid.
 
     A job that may use several products is valid if one of them allows it.
+
+    Args:
+        shape: the shape of the job.
+        pods: those of its pods whose marks the sentence names, if they name the products.
     """
     if shape.vnpus and shape.sizes:
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests both whole chips and vNPUs")
@@ -108,10 +112,12 @@ def invalidity(shape: JobShape) -> Refusal | None:
     products = list(_among(shape.products))
     # The number of pods is not always known, and it makes no difference.
     what = f"{'several pods of ' if shape.pods > 1 else ''}{_chips(shape.sizes)}"
+    marks = dict.fromkeys(mark for pod in pods for mark in product_marks(pod))
+    named = f" (its servers are named by {' and '.join(marks)})" if marks else ""
     if len(products) == 1:
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}; {_rule(products[0])}")
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}; {_rule(products[0])}{named}")
     names = ", ".join(product.name for product in products)
-    return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}, which no product allows ({names})")
+    return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}, which no product allows ({names}){named}")
 
 
 def excess_vnpus(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:

@@ -267,7 +267,7 @@ def _job_refusal(job: str, templates: Sequence[tuple[Pod, int]], defaults: JobDe
         shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, 2))])
         if not shape.sizes and not shape.vnpus:
             return None
-        if (refusal := invalidity(shape)) is not None:
+        if (refusal := invalidity(shape, [pod for pod, _ in templates])) is not None:
             return refusal
         requesting = [(pod, number) for pod, number in templates if pod.requests_chips]
         if requesting:

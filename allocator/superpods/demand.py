@@ -17,7 +17,9 @@ from allocator.rules.job_products import (
     SUPER_POD_AFFINITY,
     SUPER_POD_BLOCK,
     SUPER_POD_FIT,
+    block_marks,
     is_mind_ie,
+    product_marks,
     wants_super_pod,
 )
 from ascend.errors import Refusal
@@ -71,7 +73,7 @@ def read_demand(asked: Asked) -> Demand | None:
     if not wants_super_pod(pod) or pods == 1:
         return None
     products, limits = asked.products, asked.defaults.super_pods
-    product = _product_for(job, chips, [each for each in PRODUCTS if products is None or each.name in products])
+    product = _product_for(job, pod, chips, [each for each in PRODUCTS if products is None or each.name in products])
     block = _read_block(job, pod, chips * pods)
     if block % product.chips:
         what = f"is no multiple of the {product.chips} chips of {a(f'{product.name} server')}"
@@ -95,13 +97,15 @@ def read_demand(asked: Asked) -> Demand | None:
     return msgspec.structs.replace(demand, may_split=labels.get(SUPER_POD_AFFINITY) == "soft")
 
 
-def _product_for(job: str, chips: int, products: Iterable[Product]) -> Product:
+def _product_for(job: str, pod: Pod, chips: int, products: Iterable[Product]) -> Product:
     allowed = list(products)
     if not allowed:
+        marks, others = block_marks(pod), [each for each in product_marks(pod) if each not in block_marks(pod)]
+        other = f", but is for other servers ({', '.join(others)})" if others else ""
         raise Refusal(
             Reason.UNSUPPORTED_POLICY,
-            f"{job} requests nodes of one SuperPod (annotation sp-block, a policy that ends in -sp, or a node selector "
-            "that ends in -super-pod), which only A3 and Atlas 850 servers form; name one of these, or remove it",
+            f"{job} requests nodes of one SuperPod ({', '.join(marks)}), which only A3 and Atlas 850 servers form"
+            f"{other}; name one of these, or remove it",
         )
     for each in allowed:
         if each.chips == chips:

@@ -9,6 +9,7 @@ these labels is a 910A server: there were no others when docs/spec/affinity-rule
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from ascend.annotations import SERVER_TYPE as SERVER_TYPE_ANNOTATION
 from ascend.chips import ChipSet, chip_ids, join_names
@@ -28,7 +29,11 @@ _FAMILY_910 = "huawei-Ascend910"
 _CHIP_OF_SERVER_TYPE = {"Ascend910": "910A", "Ascend910B": "910B", "Ascend910A3": "A3"}
 _B = re.compile(r"(Ascend)?(910B\d|A2G\d)")
 _A = re.compile(r"(Ascend)?910")
-_BY_NODE_TYPE = {node_type: product for product in PRODUCTS.values() for node_type in product.node_types}
+_BY_NODE_TYPE: Final = {node_type: product for product in PRODUCTS.values() for node_type in product.node_types}
+
+
+KNOWN_TYPES: Final = ", ".join(_BY_NODE_TYPE)
+"""The known values of ``accelerator-type``, for sentences."""
 
 
 def product_of_type(node_type: str) -> Product | None:
@@ -53,14 +58,14 @@ def identify(name: str, labels: Mapping[str, str], annotations: Mapping[str, str
     """
     accelerator = labels.get(ACCELERATOR, _FAMILY_910)
     if accelerator != _FAMILY_910:
-        raise _unknown(name, ACCELERATOR, accelerator)
+        raise _unknown(name, ACCELERATOR, accelerator, _FAMILY_910)
     chip = "A3" if annotations.get(SERVER_TYPE_ANNOTATION) == "A3" else _chip(labels)
     node_type = labels.get(ACCELERATOR_TYPE)
     if node_type is None:
         return _of_size(name, _servers(labels, chip), reported)
     product = product_of_type(node_type)
     if product is None:
-        raise _unknown(name, ACCELERATOR_TYPE, node_type)
+        raise _unknown(name, ACCELERATOR_TYPE, node_type, KNOWN_TYPES)
     _require_agreement(name, node_type, product, chip, reported)
     return product
 
@@ -112,5 +117,6 @@ def _require_agreement(name: str, node_type: str, product: Product, chip: str, r
         )
 
 
-def _unknown(name: str, label: str, value: str) -> Refusal:
-    return Refusal(Reason.UNKNOWN_PRODUCT, f"node {name}: label {label}={value} names no known product")
+def _unknown(name: str, label: str, value: str, known: str) -> Refusal:
+    sentence = f"node {name}: label {label}={value} names no known product; known values: {known}"
+    return Refusal(Reason.UNKNOWN_PRODUCT, sentence)

@@ -83,7 +83,7 @@ def test_selector_and_policy_restrict_the_products(
 @pytest.mark.parametrize(
     ("selector", "policy", "reason", "words"),
     [
-        (of_type("module-910c"), None, Reason.UNKNOWN_PRODUCT, "accelerator-type=module-910c"),
+        (of_type("module-910c"), None, Reason.UNKNOWN_PRODUCT, "module-910c names no known product; known values: "),
         (None, "chip3-node9", Reason.UNKNOWN_POLICY, "chip3-node9"),
         (None, "multilevel", Reason.UNSUPPORTED_POLICY, "multilevel"),
         (None, "chip8-node8-ra64-sp", Reason.UNSUPPORTED_POLICY, "chip8-node8-ra64-sp"),
@@ -281,3 +281,14 @@ def test_pods_of_a_job_with_contradicting_products_are_refused() -> None:
     assert refused.value.reason is Reason.POLICY_MISMATCH
     shape = job_shape("job", [requesting("a", 8, policy="chip4-node8"), requesting("b", 8, selector=of_type("module"))])
     assert (shape.products, shape.pods, shape.sizes) == (frozenset({"910A"}), 2, frozenset({8}))
+
+
+def test_an_invalid_request_names_what_the_job_says_about_its_product() -> None:
+    made = pod("a", 16, annotations={"huawei.com/schedule_policy": "chip8-node8", "sp-block": "16"})
+    refusal = invalidity(job_shape("job default/train", [made]), [made])
+    assert refusal is not None
+    assert refusal.message.endswith("(its servers are named by annotation huawei.com/schedule_policy=chip8-node8)")
+    selecting = pod("a", 16, selector={"accelerator-type": "module"})
+    refusal = invalidity(job_shape("job default/train", [selecting]), [selecting])
+    assert refusal is not None
+    assert refusal.message.endswith("(its servers are named by node selector accelerator-type=module)")

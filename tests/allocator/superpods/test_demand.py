@@ -108,6 +108,28 @@ def test_only_a3_servers_form_super_pods() -> None:
     assert refused.value.reason is Reason.UNSUPPORTED_POLICY
 
 
+@pytest.mark.parametrize(
+    ("annotations", "selector", "marks"),
+    [
+        ({"sp-block": "32"}, {}, "(annotation sp-block=32), which only A3 and Atlas 850 servers form; name one"),
+        (
+            {"sp-block": "32", "huawei.com/schedule_policy": "chip8-node8"},
+            {},
+            "(annotation sp-block=32), which only A3 and Atlas 850 servers form, but is for other servers (ann",
+        ),
+        ({}, {"accelerator-type": "x-super-pod"}, "(node selector accelerator-type=x-super-pod), which only A3"),
+        ({"huawei.com/schedule_policy": "y-sp"}, {}, "(annotation huawei.com/schedule_policy=y-sp), which only A3"),
+    ],
+)
+def test_a_job_for_other_servers_is_told_which_mark_requests_blocks(
+    annotations: dict[str, str], selector: dict[str, str], marks: str
+) -> None:
+    made = pod("p0", 8, annotations=annotations, selector=selector)
+    with pytest.raises(Refusal) as refused:
+        read_demand(Asked("job default/train", made, 8, 4, frozenset({"910B-8"})))
+    assert f"requests nodes of one SuperPod {marks}" in refused.value.message
+
+
 def test_the_size_of_a_block() -> None:
     assert (demand("32").size, demand("32").blocks) == (2, 2)
     assert (demand("768", pods=48).size, demand("768", pods=48).blocks) == (48, 1)
