@@ -156,7 +156,8 @@ class DecisionEngine:
     def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
         """Every node on which a pod fits, and how: best first, by name among equals; reserves nothing.
 
-        For a pod of a gang these are nodes of the product on which the gang is placed.
+        For a pod of a gang these are nodes of the product on which the gang is placed; for one of a block, those of the
+        SuperPod in which its block is placed.
 
         Raises:
             Refusal: the pod's request is invalid on every node, or its gang can't be placed.
@@ -164,13 +165,19 @@ class DecisionEngine:
         self._prune()
         resolved = self._reader.read(pod)
         request, own = resolved.chips, [resolved.gang.key.plan] if resolved.gang is not None else []
+        location, super_pod = self._cluster.index.topology.location, None
         if resolved.gang is not None:
-            record = self._cluster.nodes.get(self.gangs.preview(pod, request, resolved.gang, None))
+            record = self._cluster.nodes.get(node := self.gangs.preview(pod, request, resolved.gang, None))
             if record is not None and record.product is not None:
                 request = replace(request, products=frozenset({record.product.name}))
+            super_pod = location(node).super_pod if resolved.policy.has_blocks else None
         with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(own):
             verdicts = self._cluster.index.verdicts(request, self._choice.without_peers(pod, resolved, None))
-        found = [(name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)]
+        found = [
+            (name, fit)
+            for name, fit in verdicts.items()
+            if not isinstance(fit, Refusal) and (super_pod is None or location(name).super_pod == super_pod)
+        ]
         return sorted(found, key=lambda each: (each[1].key, each[0]))
 
     def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:

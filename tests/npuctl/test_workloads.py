@@ -455,6 +455,18 @@ def test_the_super_pods_of_blocks_are_shown_with_the_reason(tmp_path: Path) -> N
         assert sentence in told
 
 
+def test_the_candidates_of_a_pod_are_in_the_super_pod_of_its_block(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(as_list(*(super_pod_node(at, index) for at in range(3) for index in range(4)))))
+    files = ["-f", str(path), "-f", str(EXAMPLES / "superpod-job.yaml")]
+    done = CliRunner().invoke(app, ["plan", *files, "--now", NOW, "--candidates", "-o", "json"])
+    for each in json.loads(done.stdout)["pods"]:
+        home = each["node"].partition("-")[0]
+        names = {candidate["node"] for candidate in each["candidates"]}
+        assert each["node"] in names
+        assert {name.partition("-")[0] for name in names} == {home}
+
+
 @pytest.mark.parametrize(
     ("labels", "annotations", "chosen", "sentence"),
     [
