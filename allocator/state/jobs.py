@@ -91,7 +91,8 @@ class Jobs:
         """What a pod or its job asks for without effect, one sentence for each."""
         job = self.job_of(pod)
         pods = job.cooperation_with(pod).known if is_mind_ie(pod.metadata.labels) else None  # called for every new pod
-        said = without_effect(pod, job.facts, pods, reschedules=self.reschedules)
+        several = pods if pods is not None and pods > 1 else None  # pods that are placed by themselves have no blocks
+        said = without_effect(pod, job.facts, several, reschedules=self.reschedules)
         return (*said, *self._misplaced(pod))
 
     def _misplaced(self, pod: Pod) -> Iterator[str]:

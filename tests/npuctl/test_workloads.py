@@ -9,6 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from allocator.rules.job_kinds import VOLCANO
+from ascend.annotations import MIN_AVAILABLE
 from npuctl.cli import app
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
@@ -413,7 +414,7 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 )
 def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example: str) -> None:
     def servers(number: int) -> Json:
-        if example == "superpod-job.yaml":
+        if example in {"mindie.yaml", "superpod-job.yaml"}:
             return as_list(*(super_pod_node(0, index) for index in range(number)))
         return as_list(*(node(f"n{index}") for index in range(number)))
 
@@ -453,6 +454,17 @@ def test_the_super_pods_of_blocks_are_shown_with_the_reason(tmp_path: Path) -> N
         "job default/train: not SuperPod 3 (9 free): more servers would be left over there",
     ):
         assert sentence in told
+
+
+def test_a_mind_ie_deployment_without_a_minimum_is_told_only_that(tmp_path: Path) -> None:
+    (made,) = yaml.safe_load_all((EXAMPLES / "mindie.yaml").read_text())
+    del made["spec"]["template"]["metadata"]["annotations"][MIN_AVAILABLE]
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(*(super_pod_node(0, index) for index in range(4)), made)))
+    done = CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW, "-o", "json"])
+    answer = json.loads(done.stdout)
+    assert {each["reason"] for each in answer["pending"]} == {"InvalidMinAvailable"}
+    assert answer["without_effect"] == []
 
 
 def test_the_candidates_of_a_pod_are_in_the_super_pod_of_its_block(tmp_path: Path) -> None:

@@ -132,6 +132,15 @@ async def test_inference_jobs_prefer_their_own_super_pods(
     assert set(super_pods(await workloads.bound(4))) == chosen
 
 
+async def test_the_pods_of_a_mind_ie_deployment_start_as_one_block(workloads: Workloads) -> None:
+    await add_super_pods(workloads, 1, 4, 5)
+    await workloads.create(example("mindie.yaml"))
+    pods = by_rank(await workloads.bound(2))
+    written = [(pod.metadata.annotations[BLOCK], pod.metadata.annotations[BLOCK_SUPER_POD]) for pod in pods]
+    assert written == [("0", "1"), ("0", "1")]
+    assert [rank(pod) for pod in pods] == [0, 1]
+
+
 def named(name: str) -> JsonObject:
     """The example with another name."""
     (job,) = example("superpod-job.yaml")
