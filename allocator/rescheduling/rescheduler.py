@@ -22,26 +22,25 @@ from allocator.rescheduling.decision import (
     Stage,
     choose,
     failing_nodes,
-    is_master,
     stage_after,
     unfinished,
 )
 from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.fault_watch import FaultWatch
-from allocator.rescheduling.faults import FaultKind, fault_of
+from allocator.rescheduling.faults import FaultKind
+from allocator.rescheduling.judging import member_of, switches_of
 from allocator.rescheduling.limits import Limits, is_again
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.options import Options
-from allocator.rescheduling.owners import goes_together, owner_uid, wanted
+from allocator.rescheduling.owners import owner_uid, wanted
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
-from allocator.rules.job import JobKey, works_alone
-from allocator.rules.switches import Mode, Reach, Switches, read_switches
+from allocator.rules.job import JobKey
+from allocator.rules.switches import Mode, Reach, Switches
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
-from ascend.annotations import read_block
 from ascend.errors import ApiError, InvalidValue, Unreachable
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -198,16 +197,12 @@ class Rescheduler:
         if not any(pod.requests_chips for pod in pods):
             return
         try:
-            switches = read_switches(job.facts, pods)
+            switches = switches_of(job, pods)
         except InvalidValue as error:
             self._announcer.hold(job, pods[0], f"job {job.key} is not rescheduled: {error.message}")
             return
         if switches.mode is Mode.OFF:
             return
-        if goes_together(job):
-            switches = replace(switches, reach=Reach.JOB)
-        elif works_alone(pods[0], job.key) and not job.is_gang:
-            switches = replace(switches, reach=Reach.POD)
         members = [self._member(job, pod, switches) for pod in pods]
         if not switches.mode.is_external:
             await self._decide(job, members, switches)
@@ -215,13 +210,13 @@ class Rescheduler:
             await self._marker.mark(job, members)
 
     def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
-        record = self._cluster.nodes.get(pod.spec.node_name)
-        held = record.holdings.get(pod.uid) if record is not None else None
-        fault = fault_of(pod, held.chips if held is not None else 0, self._watch.of(pod.spec.node_name), switches)
-        if fault is not None and fault.kind is FaultKind.SUB_HEALTH and self._sub_health_stopped is not None:
+        node = pod.spec.node_name
+        member = member_of(pod, self._cluster.nodes.get(node), self._watch.of(node), switches)
+        is_sub_healthy = member.fault is not None and member.fault.kind is FaultKind.SUB_HEALTH
+        if is_sub_healthy and self._sub_health_stopped is not None:
             self._announcer.hold(job, pod, f"it stays on its sub-healthy node: {self._sub_health_stopped}")
-            fault = None
-        return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
+            return replace(member, fault=None)
+        return member
 
     # What is done about a job.
 

@@ -11,10 +11,11 @@ from allocator.rescheduling.announcer import DELETED
 from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from allocator.rescheduling.deletions import NODE_GONE_S, RELEASE_AFTER_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
+from allocator.rescheduling.judging import switches_of
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.records import REASONS_KEY, REASONS_NAME, REASONS_NAMESPACE, RETRIES_NAMESPACE
-from allocator.rules.switches import Switches, read_switches
+from allocator.rules.switches import Switches
 from ascend.errors import ApiError
 from ascend.kube.objects import CONFIG_MAPS, Metadata, Pod
 from ascend.kube.workloads import (
@@ -226,12 +227,12 @@ async def test_a_job_that_can_not_be_judged_stops_no_other(monkeypatch: pytest.M
     stage = scene([*job(1, name="a"), *job(1, name="b", first_node=2)])
     stage.world.add(report("n1", unhealthy=[0]), report("n2", unhealthy=[0]))
 
-    def judge(facts: Any, pods: list[Pod]) -> Switches:
+    def judge(of: Any, pods: list[Pod]) -> Switches:
         if pods[0].name == "a-0":
             raise RuntimeError("a defect")
-        return read_switches(facts, pods)
+        return switches_of(of, pods)
 
-    monkeypatch.setattr(rescheduler, "read_switches", judge)
+    monkeypatch.setattr(rescheduler, "switches_of", judge)
     assert await stage.settle() == ["b-0"]
 
 

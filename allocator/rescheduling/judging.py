@@ -1,0 +1,47 @@
+"""What counts for a job that may be rescheduled: what it says, and which of its pods are faulty."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from allocator.rescheduling.decision import Member, is_master
+from allocator.rescheduling.faults import NodeFaults, fault_of
+from allocator.rescheduling.owners import goes_together
+from allocator.rules.job import works_alone
+from allocator.rules.switches import Reach, Switches, read_switches
+from allocator.state.job import Job
+from allocator.state.node import NodeRecord
+from ascend.annotations import read_block
+from ascend.kube.objects import Pod
+
+
+def switches_of(job: Job, pods: Sequence[Pod]) -> Switches:
+    """Read what a job says, as far as its kind allows it.
+
+    Args:
+        job: the job.
+        pods: its bound pods, at least one.
+
+    Raises:
+        InvalidValue: a switch has an unknown value, or the pods contradict each other.
+    """
+    switches = read_switches(job.facts, pods)
+    if goes_together(job):
+        return replace(switches, reach=Reach.JOB)
+    if works_alone(pods[0], job.key) and not job.is_gang:
+        return replace(switches, reach=Reach.POD)
+    return switches
+
+
+def member_of(pod: Pod, record: NodeRecord | None, faults: NodeFaults, switches: Switches) -> Member:
+    """Judge a bound pod of a job.
+
+    Args:
+        pod: the pod.
+        record: what is known of its node; None if nothing is.
+        faults: what has failed there.
+        switches: what its job says.
+    """
+    held = record.holdings.get(pod.uid) if record is not None else None
+    fault = fault_of(pod, held.chips if held is not None else 0, faults, switches)
+    return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
