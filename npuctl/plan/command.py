@@ -1,6 +1,6 @@
 """Carries out ``npuctl plan`` and lays out its answer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 from rich.console import Group as Stack
@@ -14,7 +14,8 @@ from ascend.daemon.run import EXIT_USAGE
 from ascend.errors import InvalidValue
 from ascend.grammar import count, some
 from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, warn
-from npuctl.plan.placement import PendingPod, Placement, PlacementPlan, PlannedJob, plan_pods
+from npuctl.plan.placement import PendingPod, Placement, PlacementPlan, PlannedJob, Planning, Rescheduled
+from npuctl.plan.rescheduling import reschedule
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import Reading, Unsubmitted
 from npuctl.reading.objects import ClusterObjects
@@ -48,7 +49,9 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: O
     if known := [*known, *(f"Pod {pod.key}" for pod in reading.objects.pods if pod.key in there)]:
         warn(f"in the cluster already, so not planned again: {some(known)}")
     expansion = expand(new, live.with_new(reading.objects) if cluster else reading.objects)
-    plan = plan_pods(expansion.objects, source.settings, source.now_ns, candidates=candidates)
+    planning = Planning(expansion.objects, source.settings, source.now_ns, candidates=candidates)
+    rescheduled = await reschedule(planning, source.settings, held=warn) if source.settings.reschedules else ()
+    plan = structs.replace(planning.rest(), rescheduled=rescheduled)
     of_cluster = there if source.files else set()
     unplanned = [each for each in plan.unplanned if f"{each.namespace}/{each.name}" not in of_cluster]
     plan = structs.replace(plan, unplanned=(*expansion.unplanned, *unplanned))
@@ -86,7 +89,7 @@ def _sort_out(given: Iterable[Unsubmitted], live: ClusterObjects) -> tuple[list[
 
 
 def _render(plan: PlacementPlan) -> RenderableType:
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(each) for job in plan.rescheduled for each in _rescheduled(job)]
     if not plan.pods and not plan.pending and not plan.unplanned:
         parts.append(Text("no pod waits for chips"))
     if plan.pods:
@@ -119,6 +122,12 @@ def _placements(pods: Iterable[Placement]) -> RenderableType:
             chips = f"{numbers(each.chips)} (score {each.score})"
             table.add_row("", "", f"{each.rank}. {each.node}", *("" for _ in blocks), chips, style="dim")
     return table
+
+
+def _rescheduled(job: Rescheduled) -> Iterator[str]:
+    yield f"job {job.job} is rescheduled: {job.why}; {count(len(job.delete), 'pod')} deleted: {some(job.delete)}"
+    for number, block in job.blocks.items():
+        yield f"job {job.job}: block {number} is {block.verdict}: {', '.join(block.nodes)}"
 
 
 def _block(annotations: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from allocator.settings import Settings
 from allocator.state.reservation import Stage
 from allocator.superpods.choice import describe
 from allocator.superpods.demand import Demand
+from allocator.superpods.repair import Verdict
 from ascend.annotations import BLOCK_SUPER_POD, read_block
 from ascend.chips import chip_name
 from ascend.errors import Refusal
@@ -101,15 +102,124 @@ class PlannedJob(msgspec.Struct, frozen=True):
     blocks: tuple[str, ...] = ()
 
 
+class BlockAfter(msgspec.Struct, frozen=True):
+    """A block of a job that is rescheduled: what becomes of it, and its nodes afterwards in the order of ranks."""
+
+    verdict: Verdict
+    nodes: tuple[str, ...]
+
+
+class Rescheduled(msgspec.Struct, frozen=True):
+    """A job of which the allocator would delete pods after a fault.
+
+    Attributes:
+        job: ``namespace/name``.
+        delete: the names of these pods; their successors, which have the same names here, are among the planned pods.
+        blocks: the blocks that are whole again, by id; none for a job without blocks.
+        why: what has failed, a sentence.
+    """
+
+    job: str
+    delete: tuple[str, ...]
+    blocks: dict[str, BlockAfter]
+    why: str
+
+
 class PlacementPlan(msgspec.Struct, frozen=True):
-    """The answer; pods in the order in which they were decided on. No job is rescheduled yet."""
+    """The answer; pods in the order in which they were decided on."""
 
     pods: tuple[Placement, ...]
     pending: tuple[PendingPod, ...]
     jobs: tuple[PlannedJob, ...] = ()
-    rescheduled: tuple[()] = ()
+    rescheduled: tuple[Rescheduled, ...] = ()
     unplanned: tuple[UnplannedWorkload, ...] = ()
     without_effect: tuple[WithoutEffect, ...] = ()
+
+
+class Planning:
+    """A planning run.
+
+    Args:
+        objects: the objects.
+        settings: the allocator's settings.
+        now_ns: the time, Unix nanoseconds.
+        candidates: also list every node that each pod fits on.
+
+    Attributes:
+        allocator: the allocator; what is decided is bound there at once.
+    """
+
+    def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> None:
+        objects = objects.without_gates(lambda _pod: True)
+        self.allocator = OfflineAllocator(objects, settings, now_ns)
+        self._pods = {pod.uid: pod for pod in objects.pods}
+        self._candidates = candidates
+        self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
+        self._placed: dict[str, Placement] = {}
+        self._ignored: dict[tuple[str, str], WithoutEffect] = {}
+        self._asked: dict[str, tuple[Demand, dict[int, int]]] = {}
+        self._seen: list[Pod] = []
+
+    def decide(self, pod: Pod) -> Refusal | None:
+        """Decide on a pod, and bind it to the node it gets; returns why it gets none."""
+        allocator = self.allocator
+        namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
+        for sentence in allocator.engine.without_effect(pod):
+            self._ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
+        if job not in self._asked and (found := allocator.free_for_blocks(pod)) is not None:
+            self._asked[job] = found
+        offered = find_candidates(allocator, pod) if self._candidates else msgspec.UNSET
+        try:
+            reservation = allocator.place(pod)
+        except Refusal as refusal:
+            return refusal
+        stamped = self._stamper.stamp(reservation, Stage.BINDING)
+        annotations = self._stamper.annotations(pod, stamped)
+        self.apply(_bound(pod, stamped.node, annotations))
+        chips = tuple(map(chip_name, stamped.chips))
+        self._placed[pod.uid] = Placement(namespace, name, job, reservation.node, chips, annotations, offered)
+        self._seen.append(pod)
+        return None
+
+    def apply(self, pod: Pod) -> None:
+        """Add a pod, or show it as it is now."""
+        self._pods[pod.uid] = pod
+        self.allocator.cluster.pod_applied(pod)
+
+    def delete(self, pod: Pod) -> None:
+        """Delete a pod, also one that was placed before."""
+        del self._pods[pod.uid]
+        self._placed.pop(pod.uid, None)
+        self.allocator.cluster.pod_deleted(pod)
+
+    def waiting(self) -> list[Pod]:
+        """Return the pods that wait for the allocator's decision, in the order in which they are decided on."""
+        return _in_order(self._pods.values(), self.allocator)
+
+    def rest(self) -> PlacementPlan:
+        """Decide on all pods that wait, job after job."""
+        allocator, pending = self.allocator, list[PendingPod]()
+        ordered = self.waiting()
+        for pod in ordered:
+            if (refusal := self.decide(pod)) is not None:
+                nodes, job = as_values(allocator.refusals(pod)), str(allocator.job_of(pod).key)
+                pending.append(
+                    PendingPod(pod.metadata.namespace, pod.name, job, refusal.reason, refusal.message, nodes)
+                )
+        placed = tuple(self._placed.values())
+        blocks = {job: _blocks_of(job, placed, *each) for job, each in self._asked.items()}
+        unplanned = tuple(
+            UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(allocator.engine.without_effect(pod)))
+            for pod in self._pods.values()
+            if allocator.is_for_others(pod)
+        )
+        return PlacementPlan(
+            placed,
+            tuple(pending),
+            _several((*self._seen, *ordered), allocator, blocks),
+            unplanned=unplanned,
+            without_effect=tuple(self._ignored.values()),
+        )
 
 
 def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:
@@ -117,41 +227,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
 
     ``candidates`` also lists every node that each pod fits on.
     """
-    objects = objects.without_gates(lambda _pod: True)
-    allocator = OfflineAllocator(objects, settings, now_ns)
-    stamper = Stamper(allocator.cluster, allocator.ledger, lambda: now_ns)
-    placed: list[Placement] = []
-    pending: list[PendingPod] = []
-    ignored: dict[tuple[str, str], WithoutEffect] = {}
-    ordered = _in_order(objects.pods, allocator)
-    asked: dict[str, tuple[Demand, dict[int, int]]] = {}
-    for pod in ordered:
-        namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
-        for sentence in allocator.engine.without_effect(pod):
-            ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
-        if job not in asked and (found := allocator.free_for_blocks(pod)) is not None:
-            asked[job] = found
-        offered = find_candidates(allocator, pod) if candidates else msgspec.UNSET
-        try:
-            reservation = allocator.place(pod)
-        except Refusal as refusal:
-            nodes = as_values(allocator.refusals(pod))
-            pending.append(PendingPod(namespace, name, job, refusal.reason, refusal.message, nodes))
-            continue
-        stamped = stamper.stamp(reservation, Stage.BINDING)
-        annotations = stamper.annotations(pod, stamped)
-        allocator.cluster.pod_applied(_bound(pod, stamped.node, annotations))
-        chips = tuple(map(chip_name, stamped.chips))
-        placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))
-    jobs = _several(ordered, allocator, {job: _blocks_of(job, placed, *each) for job, each in asked.items()})
-    unplanned = tuple(
-        UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(allocator.engine.without_effect(pod)))
-        for pod in objects.pods
-        if allocator.is_for_others(pod)
-    )
-    return PlacementPlan(
-        tuple(placed), tuple(pending), jobs, unplanned=unplanned, without_effect=tuple(ignored.values())
-    )
+    return Planning(objects, settings, now_ns, candidates=candidates).rest()
 
 
 def _blocks_of(job: str, placed: Iterable[Placement], demand: Demand, free: Mapping[int, int]) -> tuple[str, ...]:
@@ -198,7 +274,7 @@ def _in_order(pods: Iterable[Pod], allocator: OfflineAllocator) -> list[Pod]:
         if allocator.waits(pod):
             waiting.setdefault(allocator.job_of(pod).key, []).append(pod)
     ordered = sorted(waiting.items(), key=lambda job: (min(_created(pod) for pod in job[1]), job[0]))
-    return [pod for _, members in ordered for pod in sorted(members, key=_position)]
+    return [pod for _, members in ordered for pod in sorted(members, key=position)]
 
 
 def _created(pod: Pod) -> datetime:
@@ -206,7 +282,8 @@ def _created(pod: Pod) -> datetime:
     return msgspec.convert(stamp, datetime) if stamp is not None else datetime.max.replace(tzinfo=UTC)
 
 
-def _position(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:
+def position(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:
+    """Return the order of the pods of a job: by rank, and by the numbers in their names."""
     rank = own_rank(pod)
     # Every second part is a number: train-10 comes after train-9.
     parts = _NUMBERS.split(pod.name)
