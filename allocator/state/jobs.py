@@ -20,7 +20,9 @@ from ascend.kube.job_objects import JobFacts, JobObject
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet, settings_among, task_minima
 
-_SETTINGS: Final = DECIDING | KNOWN_VALUES.keys() | {MIN_AVAILABLE, RETRY_TIMES}
+SETTINGS: Final = DECIDING | KNOWN_VALUES.keys() | {MIN_AVAILABLE, RETRY_TIMES}
+"""The labels and annotations that count on the pods of a job, its PodGroup and the object of its operator only."""
+
 _CORE_OWNERS: Final = {("apps/v1", "StatefulSet"): STATEFUL_SET, ("batch/v1", "Job"): INDEXED_JOB}
 
 
@@ -223,7 +225,7 @@ class Jobs:
         """Add or update an owner of pods."""
         metadata = owner.metadata
         written = (("label", metadata.labels), ("annotation", metadata.annotations))
-        settings = tuple((what, key) for what, keys in written for key in sorted(_SETTINGS.intersection(keys)))
+        settings = tuple((what, key) for what, keys in written for key in sorted(SETTINGS.intersection(keys)))
         owned = Owned(owner.size, owner.is_one_by_one, owner.uid, settings=settings)
         if isinstance(owner, BatchJob):
             owned = owned._replace(

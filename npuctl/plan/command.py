@@ -57,6 +57,8 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: O
     plan = structs.replace(plan, unplanned=(*expansion.unplanned, *unplanned))
     if skipped := reading.ignored - expansion.kinds:
         warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
+    for sentence in expansion.misplaced:
+        warn(sentence)
     if expansion.existing:
         warn(f"the pods of {some(expansion.existing)} exist already, so no others are planned")
     if expansion.without_chips:

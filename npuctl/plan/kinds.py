@@ -54,6 +54,7 @@ class _Job(msgspec.Struct, rename="camel"):
 
 class _JobTemplate(msgspec.Struct):
     spec: _Job
+    metadata: Metadata = Metadata()
 
 
 class _CronJob(msgspec.Struct, rename="camel"):
@@ -183,22 +184,26 @@ def _job(controller: Controller, spec: _Job, labels: Mapping[str, str] = _NOTHIN
 
 
 def _owned_job(
-    controller: Controller, name: str, spec: _Job, labels: Mapping[str, str] = _NOTHING
+    controller: Controller, name: str, template: _JobTemplate, labels: Mapping[str, str] = _NOTHING
 ) -> Iterator[KubeObject]:
-    size = BatchJobSpec(spec.parallelism, spec.completions)
-    yield BatchJob(metadata=controller.metadata("Job", name), spec=size)
+    spec, given = template.spec, template.metadata
+    metadata = structs.replace(
+        controller.metadata("Job", name), labels=given.labels | dict(labels), annotations=given.annotations
+    )
+    yield BatchJob(metadata=metadata, spec=BatchJobSpec(spec.parallelism, spec.completions))
     yield from _job(controller.child("batch/v1", "Job", name), spec, labels)
 
 
 def _cron_job(controller: Controller, spec: _CronJob) -> Iterator[KubeObject]:
     """One of its Jobs."""
-    return _owned_job(controller, f"{controller.name}-0", spec.job_template.spec)
+    return _owned_job(controller, f"{controller.name}-0", spec.job_template)
 
 
 def _job_set(controller: Controller, spec: _JobSet) -> Iterator[KubeObject]:
     total = sum(each.replicas for each in spec.replicated_jobs)
     for each in spec.replicated_jobs:
         job = structs.replace(each.template.spec, completion_mode=each.template.spec.completion_mode or "Indexed")
+        template = structs.replace(each.template, spec=job)
         labels = {
             f"{_JOB_SET}jobset-name": controller.name,
             f"{_JOB_SET}replicatedjob-name": each.name,
@@ -207,7 +212,7 @@ def _job_set(controller: Controller, spec: _JobSet) -> Iterator[KubeObject]:
         }
         for number in range(each.replicas):
             name, own = f"{controller.name}-{each.name}-{number}", {f"{_JOB_SET}job-index": str(number)}
-            yield from _owned_job(controller, name, job, {**labels, **own})
+            yield from _owned_job(controller, name, template, {**labels, **own})
 
 
 def _leader_worker_set(controller: Controller, spec: _LeaderWorkerSet) -> Iterator[KubeObject]:
@@ -260,7 +265,7 @@ def _ray_job(controller: Controller, spec: _RayJob) -> Iterator[KubeObject]:
     if spec.ray_cluster_spec is not None:
         yield from _owned_ray_cluster(controller, spec.ray_cluster_spec)
     if spec.submitter_pod_template is not None:
-        yield from _owned_job(controller, controller.name, _Job(spec.submitter_pod_template))
+        yield from _owned_job(controller, controller.name, _JobTemplate(_Job(spec.submitter_pod_template)))
 
 
 def _ray_service(controller: Controller, spec: _RayService) -> Iterator[KubeObject]:

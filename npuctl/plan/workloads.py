@@ -1,16 +1,17 @@
 """Expands workloads that were not submitted yet into the pods that their controllers would create."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import structs
 
 from allocator.rules.job_kinds import VOLCANO
+from allocator.state.jobs import SETTINGS
 from allocator.state.kinds import KINDS as WATCHED
 from ascend.kube.job_objects import RAY_CLUSTERS, RayCluster
-from ascend.kube.objects import KubeObject, Pod
+from ascend.kube.objects import KubeObject, Metadata, Pod
 from ascend.kube.workloads import PodGroup
 from npuctl.plan.kinds import KINDS, Controller
 from npuctl.plan.placement import UnplannedWorkload
@@ -29,6 +30,7 @@ _CREATED: Final = (
 """What is created from workloads under a generated name: its kind, what is before the suffix, and the workload."""
 _PARTS_SUSPENDED: Final = ("runPolicy", "rayClusterSpec", "rayClusterConfig")
 """The parts of a workload's ``spec`` that can suspend it, beside that itself."""
+_NOT_WATCHED: Final = ("Deployment", "ReplicaSet")
 _DEVICES: Final = ("huawei.com/Ascend", "huawei.com/npu")
 
 
@@ -41,6 +43,7 @@ class Expansion(NamedTuple):
         without_chips: the workloads whose pods request no chips.
         existing: the workloads with chips whose pods are among the objects already.
         kinds: the number of expanded workloads by kind.
+        misplaced: settings of jobs on Deployments and ReplicaSets themselves, a sentence for each.
     """
 
     objects: ClusterObjects
@@ -48,6 +51,7 @@ class Expansion(NamedTuple):
     without_chips: tuple[str, ...]
     existing: tuple[str, ...]
     kinds: Counter[str]
+    misplaced: tuple[str, ...] = ()
 
 
 def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansion:
@@ -67,6 +71,7 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
     made: list[KubeObject] = []
     taken = {pod.key for pod in objects.pods}
     unplanned, without_chips, existing, kinds = [], [], [], Counter[str]()
+    misplaced: list[str] = []
     for each in workloads:
         kind, requests_chips = each.origin.kind, _requests_chips(each.manifest, set())
         if (kind, each.version) not in KINDS:
@@ -90,6 +95,8 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
             given = manifest.metadata
             workload = Controller(each.version, kind, namespace, name, given.labels, given.annotations)
             pods = list(create(workload, manifest.spec))
+            if kind in _NOT_WATCHED:
+                misplaced += _misplaced(workload, manifest.spec.template.metadata)
             if not owners.isdisjoint(_owners(pods)):
                 # The objects have pods that its controller created through another workload, such as a Job.
                 existing.append(f"{kind} {namespace}/{name}")
@@ -100,7 +107,18 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
     groups = [each for each in made if isinstance(each, PodGroup)]
     clusters = [each for each in made if isinstance(each, RayCluster)]
     every = objects.plus(made, {VOLCANO: groups, _RAY_CLUSTERS: clusters})
-    return Expansion(every, tuple(unplanned), tuple(without_chips), tuple(existing), kinds)
+    return Expansion(every, tuple(unplanned), tuple(without_chips), tuple(existing), kinds, tuple(misplaced))
+
+
+def _misplaced(workload: Controller, template: Metadata) -> Iterator[str]:
+    """What an allocator can't tell, because it does not watch these workloads."""
+    for what, own, of_pods in (
+        ("label", workload.labels, template.labels),
+        ("annotation", workload.annotations, template.annotations),
+    ):
+        for key in sorted(SETTINGS & own.keys() - of_pods.keys()):
+            where = f"{workload.kind} {workload.namespace}/{workload.name}"
+            yield f"{what} {key} on {where} has no effect; write it in the metadata of its pod template"
 
 
 def _owners(objects: Iterable[KubeObject]) -> set[tuple[str, str, str]]:

@@ -513,3 +513,31 @@ def test_the_reason_for_a_super_pod_is_that_of_the_jobs_own_rule(
     told = " ".join(done.stdout.split())
     assert (done.exit_code, f"0, SuperPod {chosen}" in told) == (0, True), done.stdout
     assert sentence in told
+
+
+@pytest.mark.parametrize(("in_template", "told"), [({}, True), ({MIN_AVAILABLE: "2"}, False)])
+def test_a_setting_on_a_deployment_itself_is_told(
+    tmp_path: Path,
+    in_template: dict[str, str],
+    told: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    (made,) = yaml.safe_load_all((EXAMPLES / "deployment.yaml").read_text())
+    made["metadata"]["annotations"] = {MIN_AVAILABLE: "2", "team": "a"}
+    made["spec"]["template"]["metadata"]["annotations"] = in_template
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), made)))
+    done = CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW])
+    sentence = f"annotation {MIN_AVAILABLE} on Deployment default/infer has no effect; write it in the metadata of its"
+    assert (sentence in " ".join(done.stderr.split())) == told
+
+
+def test_a_setting_on_the_job_template_of_a_cron_job_is_told(tmp_path: Path) -> None:
+    (made,) = yaml.safe_load_all((EXAMPLES / "superpod-job.yaml").read_text())
+    metadata = {"annotations": {"sp-fit": "idlest"}}
+    spec = {"schedule": "@daily", "jobTemplate": {"metadata": metadata, "spec": made["spec"]}}
+    cron_job = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "nightly"}, "spec": spec}
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(*(super_pod_node(0, index) for index in range(4)), cron_job)))
+    done = CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW, "-o", "json"])
+    (found,) = json.loads(done.stdout)["without_effect"]
+    assert found["message"].startswith("annotation sp-fit on Job default/nightly-0: settings on a Job have no effect")
