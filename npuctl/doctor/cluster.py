@@ -67,19 +67,21 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
 
 
 def _check_super_pods(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
-    known, missing = 0, []
+    known, missing, malformed = 0, list[str](), dict[str, list[str]]()
     for record in npu_nodes:
-        malformed = ", ".join(malformed_ids(record.node)) if record.node is not None else ""
-        if malformed:
-            advice = "it is ignored; write a number of 0 or more, or remove it: the device plugin writes it again"
-            yield problem(f"node {record.name}: {malformed} is no number", advice)
+        for each in malformed_ids(record.node) if record.node is not None else ():
+            malformed.setdefault(each, []).append(record.name)
         if read_location(record.node, record.report).super_pod >= 0:
             known += 1
         elif record.product in PRODUCTS and _names_super_pod(record):
             missing.append(record.name)
+    for each, names in malformed.items():
+        advice = "it is ignored; write a number of 0 or more, or remove it: the device plugin writes it again"
+        nodes = f"node {names[0]}" if len(names) == 1 else f"nodes {some(names)}"
+        yield problem(f"{each} of {nodes} is no number", advice)
     if missing:
         sentence = f"in no SuperPod, though their label {ACCELERATOR_TYPE} says that they are: {some(missing)}"
-        advice = f"jobs with blocks don't get them: {SUPER_POD_ID} is missing in the report and on the Node"
+        advice = f"jobs with blocks don't get them: neither the report nor the Node has a valid {SUPER_POD_ID}"
         yield warning(sentence, advice)
     if known:
         yield ok(f"{count(known, 'node is', 'nodes are')} in a SuperPod")

@@ -259,21 +259,19 @@ def test_devices_that_are_not_whole_chips_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_an_id_of_a_super_pod_that_is_no_number_is_a_problem(tmp_path: Path) -> None:
-    odd, fine, none = (super_pod_node(0, index) for index in range(3))
-    odd["metadata"]["annotations"]["superPodID"] = "seven"
+    odd, fine, none, other = (super_pod_node(0, index) for index in range(4))
+    for each in (odd, other):
+        each["metadata"]["annotations"]["superPodID"] = "seven"
     odd["metadata"]["labels"]["huawei.com/topotree.superpodid"] = "x"
     none["metadata"]["annotations"]["superPodID"] = "-2"
-    found = [each for each in bad(tmp_path, odd, fine, none) if each[0] == "SuperPods"]
+    found = [each for each in bad(tmp_path, odd, fine, none, other) if each[0] == "SuperPods"]
     assert found == [
-        (
-            "SuperPods",
-            "problem",
-            "node 0-0: annotation superPodID='seven', label huawei.com/topotree.superpodid='x' is no number",
-        ),
+        ("SuperPods", "problem", "annotation superPodID='seven' of nodes 0-0, 0-3 is no number"),
+        ("SuperPods", "problem", "label huawei.com/topotree.superpodid='x' of node 0-0 is no number"),
         (
             "SuperPods",
             "warning",
-            "in no SuperPod, though their label accelerator-type says that they are: 0-0, 0-2",
+            "in no SuperPod, though their label accelerator-type says that they are: 0-0, 0-2, 0-3",
         ),
     ]
 
