@@ -147,12 +147,14 @@ class Planning:
 
     Attributes:
         allocator: the allocator; what is decided is bound there at once.
+        returning: the jobs whose pods return to their blocks, which are not chosen anew.
     """
 
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> None:
         objects = objects.without_gates(lambda _pod: True)
         self.allocator = OfflineAllocator(objects, settings, now_ns)
         self._pods = {pod.uid: pod for pod in objects.pods}
+        self.returning: set[str] = set()
         self._candidates = candidates
         self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
         self._placed: dict[str, Placement] = {}
@@ -166,7 +168,8 @@ class Planning:
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
         for sentence in allocator.engine.without_effect(pod):
             self._ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
-        if job not in self._asked and (found := allocator.free_for_blocks(pod)) is not None:
+        is_new = job not in self._asked and job not in self.returning
+        if is_new and (found := allocator.free_for_blocks(pod)) is not None:
             self._asked[job] = found
         offered = find_candidates(allocator, pod) if self._candidates else msgspec.UNSET
         try:

@@ -142,6 +142,7 @@ class _Preview:
         case.faulty |= failing_nodes(choice)
         case.deleted = {each.pod.name: each.pod for each in choice.pods} | case.deleted
         self._cluster.faulty_nodes.note(case.key, case.faulty)
+        self._planning.returning.add(str(case.key))
         all_are_placed = self._replace(case.key, [each.pod for each in choice.pods])
         if all_are_placed or switches.reach is not Reach.WIDER or stage is Stage.JOB:
             return None

@@ -97,6 +97,7 @@ def test_a_damaged_block_is_patched_in_its_super_pod_and_the_other_is_kept(
     assert [each["name"] for each in answer["pods"]] == deleted
     assert "job default/sp is rescheduled: node 1-0 reports a fault of its chips: Ascend910-0" in told
     assert "job default/sp: block 1 is patched: 1-2, 1-1" in told
+    assert "not SuperPod" not in told  # the block is not placed anew
 
 
 def test_a_block_without_room_moves_with_all_of_its_pods(tmp_path: Path) -> None:
