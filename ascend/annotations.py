@@ -20,6 +20,7 @@ from ascend.chips import (
     parse_names,
 )
 from ascend.errors import UNREADABLE, InvalidValue
+from ascend.takes import Take
 
 ALLOCATED = "huawei.com/Ascend910"
 """On a pod, by the allocator: its chips, in selection order."""
@@ -102,10 +103,20 @@ class Grant:
     chips: tuple[int, ...]
     predicate_time: int | None
 
+    @classmethod
+    def of(cls, take: Take, predicate_time: int | None) -> "Grant":
+        """What is written on a pod that takes this."""
+        return cls(take.chips, predicate_time)
+
     @property
     def chip_set(self) -> ChipSet:
         """The chips as a set."""
         return chip_set(self.chips)
+
+    @property
+    def take(self) -> Take:
+        """What the pod takes."""
+        return Take.whole(self.chips)
 
     def annotations(self) -> dict[str, str]:
         """The two annotations as written on the pod."""

@@ -265,7 +265,7 @@ class Earmarks:
         """Whether pods hold chips of a node; the seats of gangs that have not started don't count."""
         entry = self._cluster.index.entries.get(name)
         seats = (self._ledger.get(uid) for uid in self._ledger.on(name))
-        waiting = sum(len(seat.chips) for seat in seats if seat is not None and seat.stage in WAITING)
+        waiting = sum(len(seat.take.chips) for seat in seats if seat is not None and seat.stage in WAITING)
         return isinstance(entry, Bucket) and _held(entry.vacancy) > waiting
 
     def _occupants(self, chips: Mapping[str, ChipSet]) -> Iterator[str]:

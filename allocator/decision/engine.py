@@ -316,7 +316,7 @@ class DecisionEngine:
             self._ledger.release(pod.uid)
             return None
         node, fit = best
-        return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
+        return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, take=fit.take)
 
     def _prune(self) -> None:
         """Release what will not be used any more."""

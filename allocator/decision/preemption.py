@@ -5,6 +5,7 @@ for the pods of a gang by ``gang_preemption.py``; victims without chips, which a
 stay on its list. The chips of the answer are promised to the pod (``state/promises.py``).
 """
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
@@ -26,6 +27,7 @@ from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.takes import Take
 from ascend.turn import Turn
 
 DEFAULT_KEEP_S: Final = 60.0
@@ -210,13 +212,13 @@ class Preemption:
         fit = _judge(self.without(record, {each.uid for each in chosen.victims}, pod), request)
         if isinstance(fit, Fit):
             due_s = self._due_s(each.uid for each in chosen.victims)
-            promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, {chosen.node: fit.taken}, due_s)
+            promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, {chosen.node: fit.take.chip_set}, due_s)
             self._ledger.promises.keep(promise)
 
     def _resume_gang(self, job: Job, pods: list[Pod]) -> None:
         if self._ledger.promises.get(job.key.plan) is not None:
             return
-        chips: dict[str, ChipSet] = {}
+        chips: defaultdict[str, ChipSet] = defaultdict(int)
         victims: set[str] = set()
         for pod in pods:
             node = pod.status.nominated_node_name
@@ -225,10 +227,10 @@ class Preemption:
             lower = {each.uid for each in self._occupants(record) if each.terminating or each.priority < pod.priority}
             offer = offer_without(record, lower, self._ledger, job.key.plan, pod.priority)
             if isinstance(offer, Vacancy):
-                offer = offer.without(chips.get(node, 0))
+                offer = offer.without(Take(chip_set=chips[node]))
             fit = _judge(offer, self._engine.request_of(pod))
             if isinstance(fit, Fit):
-                chips[node] = chips.get(node, 0) | fit.taken
+                chips[node] |= fit.take.chip_set
                 victims |= lower
         if chips:
             priority = min(pod.priority for pod in pods)

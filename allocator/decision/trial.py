@@ -191,5 +191,5 @@ def offer_without(record: NodeRecord, gone: Collection[str], ledger: Ledger, own
         staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
         record = replace(record, holdings=staying)
     if owner in reserved:
-        reserved = {uid: chips for uid, chips in reserved.items() if uid != owner}
+        reserved = {uid: take for uid, take in reserved.items() if uid != owner}
     return assess(record, reserved, promised)

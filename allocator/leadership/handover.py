@@ -16,6 +16,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
 from ascend.chips import chip_set
 from ascend.errors import UNREADABLE
+from ascend.takes import Take
 
 MAX_NOTE: Final = 200_000
 """The longest note, in bytes: the annotations of an object may have 256 KiB."""
@@ -56,7 +57,7 @@ class HandOver:
     def write(self) -> str | None:
         """The note with all Bindings that may still be made; empty if there are none, None if there are too many."""
         found = [
-            OpenBinding(each.uid, each.pod, each.node, each.chips, each.predicate_time)
+            OpenBinding(each.uid, each.pod, each.node, each.take.chips, each.predicate_time)
             for each in self._ledger
             if _is_promised(each)
         ]
@@ -81,7 +82,7 @@ class HandOver:
                 uid=each.uid,
                 pod=each.pod,
                 node=each.node,
-                chips=each.chips,
+                take=Take.whole(each.chips),
                 stage=Stage.DOUBTFUL,
                 predicate_time=each.predicate_time,
             )
@@ -94,7 +95,7 @@ class HandOver:
         if pod is None or not pod.waits_for_chips or record is None:
             return False
         # The note of an earlier leader: other pods have the chips by now, since it has become too late for this one.
-        reserved = sum(chips for uid, chips in self._ledger.on(each.node).items() if uid != each.uid)
+        reserved = sum(take.chip_set for uid, take in self._ledger.on(each.node).items() if uid != each.uid)
         return not chip_set(each.chips) & (record.held | reserved)
 
 

@@ -14,6 +14,7 @@ from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
 from ascend.rules.families import RULES, refuse_number
 from ascend.rules.placement import OrderKey
+from ascend.takes import Take
 
 
 class Vacancy(msgspec.Struct, frozen=True, gc=False):
@@ -50,8 +51,9 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         """What would be left if nothing were kept for others."""
         return replace(self, free=self.free | self.kept, room=self.room + self.kept.bit_count(), kept=0, keeper="")
 
-    def without(self, taken: ChipSet) -> "Vacancy":
-        """What is left after a pod has taken these chips."""
+    def without(self, take: Take) -> "Vacancy":
+        """What is left after a pod has taken this."""
+        taken = take.chip_set
         return replace(
             self,
             free=self.free & ~taken,
@@ -59,26 +61,28 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
             room=max(self.room - taken.bit_count(), 0),
         )
 
+    def has(self, take: Take, request: ChipRequest) -> bool:
+        """Whether what a pod would take is free, and usable for a request."""
+        return not take.chip_set & ~self.usable(request)
+
     def needs_network(self, request: ChipRequest) -> bool:
         """Whether a request can't use chips of this product that have an unhealthy network."""
         return request.needs_network and self.product.has_network
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A request fits: how the node ranks among others, and the chips the pod takes.
+    """A request fits: how the node ranks among others, and what the pod takes.
 
     Attributes:
         key: order among nodes, smaller is better; nodes of one product are adjacent.
         score: a number for the same order among nodes of one product, larger is better: the reference scheduler's if
             it has one.
-        chips: in selection order.
-        taken: the same as a set.
+        take: what the pod takes.
     """
 
     key: OrderKey
     score: int
-    chips: tuple[int, ...]
-    taken: ChipSet
+    take: Take
 
 
 Verdict: TypeAlias = Fit | Refusal
@@ -112,7 +116,7 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
         score = max(score - 1, 0)
     # Keys of different products are not comparable. Between equal scores the healthier server wins.
     order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)
-    return Fit(order, score, placement.chips, placement.taken)
+    return Fit(order, score, Take(placement.chips, placement.taken))
 
 
 def peer_on_node() -> Refusal:
@@ -127,7 +131,7 @@ def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
     verdict, number = judge(vacancy, request), 0
     while isinstance(verdict, Fit):
         number += 1
-        vacancy = vacancy.without(verdict.taken)
+        vacancy = vacancy.without(verdict.take)
         verdict = judge(vacancy, request)
         if request.is_spread and isinstance(verdict, Fit):
             return number, peer_on_node()

@@ -90,16 +90,16 @@ class NodeStates:
 
     def _chips(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
         healthy = server.reported & ~record.unhealthy if isinstance(record.unhealthy, int) else 0
-        reserved = {uid: chips for uid, chips in self._ledger.on(record.name).items() if uid not in record.holdings}
+        reserved = {uid: take for uid, take in self._ledger.on(record.name).items() if uid not in record.holdings}
         for chip in chip_ids(server.reported):
             holders = [
                 pb.Holder(uid=uid, pod=holding.pod)
                 for uid, holding in record.holdings.items()
                 if holding.chips >> chip & 1
             ]
-            for uid, chips in reserved.items():
+            for uid, take in reserved.items():
                 reservation = self._ledger.get(uid)
-                if chips >> chip & 1 and reservation is not None:
+                if take.chip_set >> chip & 1 and reservation is not None:
                     holders.append(pb.Holder(uid=uid, pod=reservation.pod, reserved=True))
             yield pb.ChipState(name=chip_name(chip), healthy=bool(healthy >> chip & 1), holders=holders)
 

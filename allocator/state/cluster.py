@@ -133,15 +133,11 @@ class Cluster:
         """Whether reserved chips still suit a request."""
         record = self._records.get(held.node)
         has_moved = held.part is not None and self.index.topology.has_left(held.node, held.part.super_pod)
-        if record is None or len(held.chips) != request.chips or has_moved:
+        if record is None or len(held.take.chips) != request.chips or has_moved:
             return False
-        others = {uid: chips for uid, chips in self._ledger.on(held.node).items() if uid != held.uid}
+        others = {uid: take for uid, take in self._ledger.on(held.node).items() if uid != held.uid}
         left = assess(record, others)
-        return (
-            isinstance(left, Vacancy)
-            and isinstance(judge(left, request), Fit)
-            and not held.taken & ~left.usable(request)
-        )
+        return isinstance(left, Vacancy) and isinstance(judge(left, request), Fit) and left.has(held.take, request)
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was deleted recently; a pod that was never seen may be new."""

@@ -11,14 +11,15 @@ from allocator.state.report import HEALTH_ANNOTATION, NodeHealth, NodeReport
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.reasons import Reason
+from ascend.takes import Take
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0, keeper: str = "") -> Offer:
+def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet = 0, keeper: str = "") -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
         record: the node.
-        reserved: the chips reserved on it, by pod uid.
+        reserved: what is reserved on it, by pod uid.
         promised: the chips on it that are kept for others, held or not.
         keeper: what they are kept for, in sentences.
     """
@@ -26,10 +27,10 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSe
     if isinstance(idle, Refusal):
         return idle
     taken, room = 0, record.room
-    for uid, chips in reserved.items():
+    for uid, take in reserved.items():
         if uid not in record.holdings:
-            taken |= chips
-            room -= chips.bit_count()
+            taken |= take.chip_set
+            room -= len(take.chips)
     if not taken and not promised:
         return idle
     free = idle.free & ~taken

@@ -141,7 +141,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         stamped = stamper.stamp(reservation, Stage.BINDING)
         annotations = stamper.annotations(pod, stamped)
         allocator.cluster.pod_applied(_bound(pod, stamped.node, annotations))
-        chips = tuple(map(chip_name, stamped.chips))
+        chips = tuple(map(chip_name, stamped.take.chips))
         placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))
     jobs = _several(ordered, allocator, {job: _blocks_of(job, placed, *each) for job, each in asked.items()})
     unplanned = tuple(
@@ -182,7 +182,10 @@ def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, .
     ranks: dict[object, int] = {}
     return tuple(
         Candidate(
-            node, ranks.setdefault((fit.key, fit.score), len(ranks) + 1), fit.score, tuple(map(chip_name, fit.chips))
+            node,
+            ranks.setdefault((fit.key, fit.score), len(ranks) + 1),
+            fit.score,
+            tuple(map(chip_name, fit.take.chips)),
         )
         for node, fit in found
     )

@@ -25,6 +25,7 @@ from allocator.state.reservation import Reservation
 from ascend.chips import ChipSet, chip_ids, join_names
 from ascend.errors import Refusal
 from ascend.kube.objects import KubeObject, Pod
+from ascend.takes import NOTHING, Take
 
 _PART: Final = 64
 """The number of objects compared in one part."""
@@ -60,7 +61,7 @@ def by_kind(*objects: KubeObject) -> dict[str, list[KubeObject]]:
     }
 
 
-_ANYTHING = Fit((), 0, (), 0)
+_ANYTHING = Fit((), 0, NOTHING)
 """Fits every bucket."""
 
 
@@ -215,10 +216,11 @@ def _reservation(reservation: Reservation, cluster: Cluster, ledger: Ledger) -> 
         )
 
 
-def _twice(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Iterator[Difference]:
+def _twice(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Difference]:
     taken: ChipSet = 0
     # A pod that is seen to hold chips counts once, with these.
-    chips_of = dict(reserved) | {uid: holding.chips for uid, holding in record.holdings.items()}
+    chips_of = {uid: take.chip_set for uid, take in reserved.items()}
+    chips_of |= {uid: holding.chips for uid, holding in record.holdings.items()}
     for uid, chips in sorted(chips_of.items()):
         if taken & chips:
             names = join_names(chip_ids(taken & chips))

@@ -242,7 +242,7 @@ async def test_a_pod_bound_by_another_scheduler_keeps_its_chips() -> None:
     # Until the watch shows it, the ledger has its chips.
     held = rig.world.ledger.get("uid-a")
     assert held is not None
-    assert (held.node, held.chips, held.stage) == ("n2", (4, 5), Stage.ASSUMED)
+    assert (held.node, held.take.chips, held.stage) == ("n2", (4, 5), Stage.ASSUMED)
 
 
 async def test_a_pod_the_informer_has_not_seen_is_read() -> None:

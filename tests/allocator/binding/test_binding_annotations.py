@@ -27,6 +27,7 @@ from ascend.annotations import (
     write_base_device_infos,
 )
 from ascend.kube.objects import Metadata, Node, NodeAddress, Pod
+from ascend.takes import Take
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
 from tests.allocator.reference import reference_cases
 
@@ -48,7 +49,7 @@ def annotations_of(
     """The annotations of the Binding of a pod."""
     world = world or World()
     world.add(*([at] if at is not None else []), each, *peers)
-    reservation = Reservation(each.uid, each.key, "n1", tuple(range(chips)), Stage.BINDING, 0.0, 5)
+    reservation = Reservation(each.uid, each.key, "n1", Take.whole(range(chips)), Stage.BINDING, 0.0, 5)
     return Stamper(world.cluster, world.ledger, lambda: 1).annotations(each, reservation)
 
 
@@ -158,7 +159,7 @@ def test_pods_are_read_when_the_first_predicate_time_is_made() -> None:
 def test_a_reservation_keeps_its_predicate_time_unless_renewed() -> None:
     world = World()
     stamper = Stamper(world.cluster, world.ledger, lambda: NOW_NS)
-    made = world.ledger.reserve(uid="u", pod="default/p", node="n1", chips=(0,))
+    made = world.ledger.reserve(uid="u", pod="default/p", node="n1", take=Take.whole((0,)))
     first = stamper.stamp(made, Stage.RESERVED)
     assert stamper.stamp(first, Stage.DOUBTFUL).predicate_time == first.predicate_time == NOW_NS
     assert stamper.stamp(first, Stage.BINDING, renew=True).predicate_time == NOW_NS + 1

@@ -285,7 +285,7 @@ def test_without_the_annotation_report_and_pods_name_the_chips() -> None:
         world.add(*order)
         assert free(world) == [1, 4, 5, 6, 7]
         assert (world.vacancy().product, world.vacancy().healthy, world.vacancy().faulty) == (ASCEND_910A, 7, 1)
-        assert world.engine.place(pod("b", 4)).chips == (4, 5, 6, 7)
+        assert world.engine.place(pod("b", 4)).take.chips == (4, 5, 6, 7)
 
 
 @pytest.mark.parametrize(("capacity", "allocatable"), [(8, 8), (8, 4), (None, 8)])
