@@ -29,6 +29,11 @@ class Take(msgspec.Struct, frozen=True, order=True, gc=False):
         ordered = tuple(chips)
         return cls(ordered, chip_set(ordered))
 
+    @classmethod
+    def part(cls, vnpu: Vnpu) -> "Take":
+        """One vNPU."""
+        return cls(vnpu=vnpu)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its devices on the wire, in selection order."""

@@ -194,7 +194,7 @@ class Preemption:
     def _completed(self, own: VictimSet, suggested: Mapping[str, Suggestion]) -> VictimSet:
         """With the victims without chips, as the scheduler has selected them."""
         held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
-        others = self._pods(uid for uid in suggestion.uids if uid not in held)
+        others = self._pods(uid for uid in suggestion.uids if uid not in held or not held[uid].chips)
         victims = tuple(reversed(least_important_first((*own.victims, *others))))
         return VictimSet(own.node, victims, suggestion.pdb_violations)
 
@@ -264,7 +264,7 @@ class Preemption:
 
     def _occupants(self, record: NodeRecord) -> Iterator[Occupant]:
         for uid, holding in record.holdings.items():
-            if holding.unreadable is None:
+            if holding.unreadable is None and holding.chips:
                 yield Occupant.of(self._cluster.pods[uid], holding.chips, holding.counted)
 
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:

@@ -148,7 +148,7 @@ class Trial:
     def _read_pods(self, record: NodeRecord, *, may_end: bool) -> None:
         for uid, holding in record.holdings.items():
             pod = self._cluster.pods[uid]
-            if holding.unreadable is not None:
+            if holding.unreadable is not None or not holding.chips:
                 continue
             if pod.is_terminating:
                 self._terminating[record.name].append(Occupant.of(pod, holding.chips, holding.counted))

@@ -80,9 +80,9 @@ def pack(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         return untouched.room(equals[0].request, gang.allowed(equals[0])) - len(equals)
 
     orders: tuple[Callable[[list[Member]], tuple[float, float]], ...] = (
-        lambda equals: (choice(equals), -equals[0].request.chips),
-        lambda equals: (-equals[0].request.chips, choice(equals)),
-        lambda equals: (spare(equals), -equals[0].request.chips),
+        lambda equals: (choice(equals), -equals[0].request.size),
+        lambda equals: (-equals[0].request.size, choice(equals)),
+        lambda equals: (spare(equals), -equals[0].request.size),
     )
     found = yield from _packed(gang, _Board(index, gang.limits, gang.peers), orders[0])
     if isinstance(found, _Misfit) and any(each.candidates is not None for each in gang.members):
@@ -317,13 +317,13 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     request, is_single = misfit.request, len(gang.members) == 1
     # Without the pod's name: the refusal is cached for peers with an equal request.
     if is_single:
-        what = f"one of its pods ({count(request.chips, 'chip')}) must join its peers and does not fit;"
+        what = f"one of its pods ({request.what}) must join its peers and does not fit;"
     else:
         fitting = f"only {count(misfit.fitting, 'fits', 'fit')} at once" if misfit.fitting else "none fits"
-        next_one = f"{'another' if misfit.fitting else 'the first'} one ({count(request.chips, 'chip')})"
+        next_one = f"{'another' if misfit.fitting else 'the first'} one ({request.what})"
         if misfit.equals == 1:
             fitting = "one of them fits on no node"
-            next_one = f"this one ({count(request.chips, 'chip')})"
+            next_one = f"this one ({request.what})"
         elif 0 < misfit.equals < len(gang.members):
             fitting = f"of {misfit.equals} equal ones {fitting}"
         what = f"{len(gang.members)} pods must be placed together and {fitting}; for {next_one}"

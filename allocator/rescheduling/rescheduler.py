@@ -217,7 +217,7 @@ class Rescheduler:
     def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
         record = self._cluster.nodes.get(pod.spec.node_name)
         held = record.holdings.get(pod.uid) if record is not None else None
-        fault = fault_of(pod, held.chips if held is not None else 0, self._watch.of(pod.spec.node_name), switches)
+        fault = fault_of(pod, held.occupied if held is not None else 0, self._watch.of(pod.spec.node_name), switches)
         if fault is not None and fault.kind is FaultKind.SUB_HEALTH and self._sub_health_stopped is not None:
             self._announcer.hold(job, pod, f"it stays on its sub-healthy node: {self._sub_health_stopped}")
             fault = None

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from allocator.rules.job_products import SUPER_POD_BLOCK, is_mind_ie, names_blocks
-from allocator.rules.request import requested_chips
+from allocator.rules.request import counted_chips
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -21,6 +21,7 @@ from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.reasons import Reason
+from ascend.vnpus import suffix_of
 
 _VENDOR: Final = "huawei.com/"
 _TOR_AFFINITY: Final = "tor-affinity"
@@ -115,7 +116,7 @@ def without_effect(
     if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
         return ()
     has_blocks = names_blocks(annotations, pod.spec.node_selector)
-    total = pods * requested_chips(pod) if pods is not None else None
+    total = pods * counted_chips(pod) if pods is not None else None
     asked = Asking(labels, annotations, resources, minimum=_first_minimum(job), has_blocks=has_blocks, total=total)
     return tuple(
         f"{found}: {row.sentence}"
@@ -156,15 +157,20 @@ def _first_minimum(job: Stated) -> int | None:
 
 
 def _resources(pod: Pod) -> frozenset[str]:
-    """Names of the resources of Huawei that a pod requests besides chips."""
+    """Names of the resources of Huawei that a pod requests besides chips and vNPUs."""
     found = set()
     for containers in (pod.spec.containers, pod.spec.init_containers):
         for each in containers:
             for quantities in (each.resources.limits, each.resources.requests):
                 for name in quantities:
-                    if name.startswith(_VENDOR) and name != RESOURCE and quantities[name] != "0":
+                    if (
+                        name.startswith(_VENDOR)
+                        and name != RESOURCE
+                        and suffix_of(name) is None
+                        and quantities[name] != "0"
+                    ):
                         found.add(name)
-    return frozenset(found)
+    return frozenset(name for name in found if suffix_of(name) is None)
 
 
 _KEYS: Final = {MIN_AVAILABLE, TASK_MINIMA}
@@ -287,9 +293,9 @@ UNSUPPORTED: Final = (
         "blocks of nodes of one SuperPod ([block size](spec/superpod.md#block-size))",
         Outcome.REFUSED, "the block of a single pod is the number of its chips; set it to that, or remove it",
         _wrong_block, Reason.INVALID_REQUEST),
-    Unsupported("resource `huawei.com/Ascend910-2c`, `huawei.com/npu-core`, …",
-        "a vNPU ([vNPUs](spec/vnpu.md))",
-        Outcome.TOLD, f"{_COUNTED}. A job may have one",
+    Unsupported("resource `huawei.com/npu-core`, or a vNPU of another kind, as `huawei.com/Ascend910B-2c`",
+        "a vNPU that is cut out of a chip when the pod starts ([vNPUs](spec/vnpu.md#dynamic-vnpus))",
+        Outcome.TOLD, f"{_COUNTED}. vNPUs that were cut beforehand are {RESOURCE}-2c and the like",
         _resource(r"(Ascend910[^-]*-[0-9]+c.*|npu-core)")),
     Unsupported("resource `huawei.com/npu`",
         "chips of Ascend 950 and Atlas 350 servers",

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from allocator.rules.request import ChipRequest
+from allocator.rules.vnpus import VnpusLeft, no_such_vnpu
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import a, count
@@ -31,6 +32,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         sub_healthy: the node or one of its chips is degraded.
         kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting gang.
         keeper: what they are kept for, in sentences.
+        vnpus: what is left of its vNPUs; None if it has none.
     """
 
     product: Product
@@ -42,6 +44,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     sub_healthy: bool = False
     kept: ChipSet = 0
     keeper: str = ""
+    vnpus: VnpusLeft | None = None
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
@@ -53,6 +56,8 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
 
     def without(self, take: Take) -> "Vacancy":
         """What is left after a pod has taken this."""
+        if take.vnpu is not None:
+            return replace(self, vnpus=self.vnpus.without((take.vnpu,)) if self.vnpus is not None else None)
         taken = take.chip_set
         return replace(
             self,
@@ -63,6 +68,8 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
 
     def has(self, take: Take, request: ChipRequest) -> bool:
         """Whether what a pod would take is free, and usable for a request."""
+        if take.vnpu is not None:
+            return self.vnpus is not None and take.vnpu in self.vnpus.free
         return not take.chip_set & ~self.usable(request)
 
     def needs_network(self, request: ChipRequest) -> bool:
@@ -87,6 +94,9 @@ class Fit(msgspec.Struct, frozen=True):
 
 Verdict: TypeAlias = Fit | Refusal
 
+_SCORE_OF_CHIP: Final = 1024
+"""More than twice the vNPUs of a node."""
+
 _PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
 """The order of products for a request that fits on several: the first is 910A, whose rule the reference applies to a
 job that names no product (docs/spec/products.md#policies-and-rules)."""
@@ -102,6 +112,8 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     obstacle = _unsuitable(vacancy, request)
     if obstacle is not None:
         return obstacle
+    if request.vnpu:
+        return _judge_vnpu(vacancy, request.vnpu)
     product, usable = vacancy.product, vacancy.usable(request)
     rule = RULES[product.family]
     obstacle = _shortage(vacancy, request)
@@ -117,6 +129,15 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     # Keys of different products are not comparable. Between equal scores the healthier server wins.
     order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)
     return Fit(order, score, Take(placement.chips, placement.taken))
+
+
+def _judge_vnpu(vacancy: Vacancy, suffix: str) -> Verdict:
+    chosen = vacancy.vnpus.choose(suffix) if vacancy.vnpus is not None else no_such_vnpu(suffix, ())
+    if isinstance(chosen, Refusal):
+        return chosen
+    order = (_PREFERENCE[vacancy.product.name], -chosen.beside, -chosen.on_node, vacancy.sub_healthy)
+    score = _SCORE_OF_CHIP * chosen.beside + 2 * chosen.on_node + 1 - vacancy.sub_healthy
+    return Fit(order, score, Take.part(chosen.vnpu))
 
 
 def peer_on_node() -> Refusal:
@@ -143,7 +164,7 @@ def _invalid_for(product: Product, request: ChipRequest) -> Refusal | None:
     if request.products is not None and product.name not in request.products:
         wanted = " or ".join(sorted(request.products))
         return Refusal(Reason.WRONG_PRODUCT, f"the job is for {wanted} servers; this is {a(f'{product.name} server')}")
-    if request.chips not in product.allowed(distributed=request.distributed):
+    if not request.vnpu and request.chips not in product.allowed(distributed=request.distributed):
         return refuse_number(product, request.chips, distributed=request.distributed)
     return None
 

@@ -265,10 +265,10 @@ def _job_refusal(job: str, templates: Sequence[tuple[Pod, int]], defaults: JobDe
         shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, 2))])
         if not shape.sizes and not shape.vnpus:
             return None
-        if (refusal := invalidity(shape)) is not None:
+        if (refusal := invalidity(shape, defaults.vnpus_per_job)) is not None:
             return refusal
         requesting = [(pod, number) for pod, number in templates if pod.requests_chips]
-        if requesting:
+        if requesting and shape.sizes:
             pods = sum(number for _, number in requesting)
             policy_of(Asked(job, requesting[0][0], max(shape.sizes), pods, shape.products, defaults))
     except Refusal as refused:
