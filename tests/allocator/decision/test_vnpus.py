@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from allocator.decision.preemption import Preemption
+from allocator.decision.victim_set import Suggestion
+from allocator.leadership.handover import HandOver
 from allocator.rules.vacancy import Vacancy
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, REAL
@@ -198,3 +201,66 @@ def test_a_binding_of_unknown_outcome_keeps_its_vnpu() -> None:
     world.ledger.advance("uid-p", Stage.DOUBTFUL)
     world.now_s += 1000
     assert world.refusal(vnpu_pod("q")).reason is Reason.NO_FREE_VNPU
+
+
+def victim(world: World, preemptor: Pod, name: str = "n1") -> list[str] | Refusal:
+    found = Preemption(world.cluster, world.ledger, world.engine).victims(preemptor, name)
+    return found if isinstance(found, Refusal) else [each.pod for each in found.victims]
+
+
+def test_the_least_important_pod_with_a_vnpu_of_the_size_is_preempted() -> None:
+    world = World()
+    two, four = cut([0], parts=3), cut([1], "4c", parts=1, first=200)
+    world.add(cut_node("n1", [*two, *four]), vnpu_pod("other-size", "4c", vnpu=four[0], node="n1"))
+    for priority, vnpu in zip((3, 1, 2), two, strict=True):
+        world.add(vnpu_pod(f"p{priority}", vnpu=vnpu, node="n1", priority=priority, phase="Running"))
+    urgent = vnpu_pod("urgent", priority=3)
+    assert victim(world, urgent) == ["default/p1"]
+    assert victim(world, pod("whole", 1, priority=9)) == []
+    low = victim(world, vnpu_pod("low", priority=1))
+    assert isinstance(low, Refusal)
+    assert low.reason is Reason.NO_FREE_VNPU
+    world.add(vnpu_pod("p3", vnpu=two[0], node="n1", priority=3, terminating=True))
+    assert victim(world, urgent) == ["default/p3"]
+
+
+async def test_victims_of_the_scheduler_for_other_resources_stay() -> None:
+    world = World()
+    (only,) = cut([0], parts=1)
+    world.add(cut_node("n1", [only]), vnpu_pod("low", vnpu=only, node="n1", phase="Running"))
+    world.add(pod("chips", 1, node="n1", chips=[5], phase="Running"))
+    preemption = Preemption(world.cluster, world.ledger, world.engine)
+    urgent = vnpu_pod("urgent", priority=9)
+    chosen = await preemption.improve(urgent, {"n1": Suggestion(("uid-low", "uid-chips"))})
+    assert chosen is not None
+    assert {each.uid for each in chosen.victims} == {"uid-low", "uid-chips"}
+    assert not world.ledger.promises
+
+
+async def test_a_gang_with_vnpus_preempts_nothing() -> None:
+    world = World(vnpus_per_job=0)
+    (only,) = cut([0], parts=1)
+    world.add(cut_node("n1", [only]), vnpu_pod("low", vnpu=only, node="n1", phase="Running"))
+    marks = {GROUP: "train", MIN_AVAILABLE: "2"}
+    pods = [vnpu_pod(f"train-{rank}", annotations=marks, priority=9) for rank in range(2)]
+    world.add(*pods)
+    with pytest.raises(Refusal, match="preempt no others"):
+        await Preemption(world.cluster, world.ledger, world.engine).improve(pods[0], {"n1": Suggestion(("uid-low",))})
+
+
+def test_the_note_to_the_next_leader_has_vnpus() -> None:
+    world = World()
+    world.add(cut_node("n1", cut([0], parts=2)), vnpu_pod("p"))
+    made = world.engine.place(vnpu_pod("p"))
+    world.ledger.advance("uid-p", Stage.DOUBTFUL, predicate_time=5)
+    note = HandOver(world.cluster, world.ledger).write()
+    assert note is not None
+    for held, read in ((None, 1), (made.take.vnpu, 0)):
+        successor = World()
+        successor.add(cut_node("n1", cut([0], parts=2)), vnpu_pod("p"))
+        if held is not None:
+            successor.add(vnpu_pod("q", vnpu=held, node="n1"))
+        taken = HandOver(successor.cluster, successor.ledger).read(note)
+        assert [(each.take, each.predicate_time) for each in taken] == [(made.take, 5)] * read
+    with pytest.raises(ValueError, match="not a vNPU name"):
+        HandOver(world.cluster, world.ledger).read('[["u","d/p","n1",[],5,"x"]]')
