@@ -294,7 +294,7 @@ class Preemption:
     def _occupants(self, record: NodeRecord, request: ChipRequest) -> Iterator[Occupant]:
         for uid, holding in record.holdings.items():
             if holding.unreadable is None and _has_some(holding, request):
-                yield Occupant.of(self._cluster.pods[uid], holding.chips, holding.counted)
+                yield Occupant.of(self._cluster.pods[uid], holding.chips, holding.counted, holding.vnpus)
 
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
         for uid in uids:

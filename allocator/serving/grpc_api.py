@@ -308,6 +308,7 @@ def _victim_set(chosen: VictimSet) -> pb.VictimSet:
             priority=each.priority,
             chips=map(chip_name, chip_ids(each.chips)),
             ending=each.terminating,
+            vnpus=[vnpu.name for vnpu in each.vnpus],
         )
         for each in chosen.victims
     ]
@@ -320,4 +321,5 @@ def _allocated(bound: Assignment, *, is_bound: bool) -> pb.AllocateResponse:
         chips=map(chip_name, bound.grant.chips),
         annotations=bound.annotations or bound.grant.annotations(),
         bound=is_bound,
+        vnpus=[bound.grant.vnpu.name] if bound.grant.vnpu is not None else [],
     )
