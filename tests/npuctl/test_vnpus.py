@@ -9,22 +9,9 @@ from typer.testing import CliRunner
 from ascend.annotations import REAL
 from ascend.chips import RESOURCE
 from npuctl.cli import app
-from tests.npuctl.manifests import Json, node, parts, pod, report
+from tests.npuctl.manifests import Json, cut_node, parts, pod, report
 
 NOW = "2026-01-01T00:00:00Z"
-
-
-def cut(name: str, *, chips: int = 2, each: int = 2, allocatable: int | None = None) -> Json:
-    """A 910A server of which the first chips are cut into vNPUs of 2 cores."""
-    made = node(name)
-    infos = json.loads(made["metadata"]["annotations"]["baseDeviceInfos"])
-    for chip in range(chips):
-        del infos[f"Ascend910-{chip}"]
-        infos |= {f"Ascend910-2c-{100 + chip * each + number}-{chip}": {} for number in range(each)}
-    made["metadata"]["annotations"]["baseDeviceInfos"] = json.dumps(infos)
-    offered = chips * each if allocatable is None else allocatable
-    made["status"]["allocatable"] |= {RESOURCE: str(8 - chips), f"{RESOURCE}-2c": str(offered)}
-    return made
 
 
 def has(name: str, vnpu: str, *, where: str, real: str = "") -> Json:
@@ -40,7 +27,7 @@ def run(folder: Path, *arguments: str, objects: tuple[Json, ...], output: str = 
 
 
 def test_plan_names_the_vnpu_and_the_annotations_of_its_binding(tmp_path: Path) -> None:
-    objects = (cut("n1"), has("old", "Ascend910-2c-102-1", where="n1"), parts("p", "1"), pod("whole", 2))
+    objects = (cut_node("n1"), has("old", "Ascend910-2c-102-1", where="n1"), parts("p", "1"), pod("whole", 2))
     status, answer = run(tmp_path, "plan", objects=objects)
     assert status == 0
     placed, whole = answer["pods"]
@@ -55,7 +42,7 @@ def test_plan_names_the_vnpu_and_the_annotations_of_its_binding(tmp_path: Path) 
 
 def test_explain_says_which_vnpu_a_pod_has_or_why_it_waits(tmp_path: Path) -> None:
     held = [has(f"old-{number}", f"Ascend910-2c-{100 + number}-0", where="n1") for number in range(2)]
-    nodes = (cut("n1", chips=1), *held)
+    nodes = (cut_node("n1", chips=1), *held)
     _, answer = run(tmp_path, "explain", "old-1", objects=nodes)
     assert (answer["state"], answer["vnpus"], answer["vnpu"]) == ("placed", ["Ascend910-2c-101-0"], "2c")
     _, printed = run(tmp_path, "explain", "old-1", objects=nodes, output="table")
@@ -63,14 +50,14 @@ def test_explain_says_which_vnpu_a_pod_has_or_why_it_waits(tmp_path: Path) -> No
     status, answer = run(tmp_path, "explain", "p", objects=(*nodes, parts("p", "1")))
     assert (status, answer["state"], answer["reason"]) == (3, "waits", "NoFreeVnpu")
     assert {tuple(each["targets"]) for each in answer["remedies"]} == {("default/old-0",), ("default/old-1",)}
-    _, answer = run(tmp_path, "explain", "p", objects=(*nodes, cut("n2"), parts("p", "1")))
+    _, answer = run(tmp_path, "explain", "p", objects=(*nodes, cut_node("n2"), parts("p", "1")))
     assert (answer["state"], answer["candidates"][0]["vnpus"]) == ("fits", ["Ascend910-2c-100-0"])
-    _, printed = run(tmp_path, "explain", "p", objects=(*nodes, cut("n2"), parts("p", "1")), output="table")
+    _, printed = run(tmp_path, "explain", "p", objects=(*nodes, cut_node("n2"), parts("p", "1")), output="table")
     assert "requests 1 vNPU Ascend910-2c and fits on 1 node now" in printed
 
 
 def test_topo_draws_the_parts_of_cut_chips(tmp_path: Path) -> None:
-    objects = (cut("n1"), has("old", "Ascend910-2c-102-1", where="n1"), report("n1"))
+    objects = (cut_node("n1"), has("old", "Ascend910-2c-102-1", where="n1"), report("n1"))
     _, answer = run(tmp_path, "topo", objects=objects)
     chips = answer["nodes"][0]["chips"]
     assert len(chips) == 8
@@ -88,7 +75,7 @@ def test_topo_draws_the_parts_of_cut_chips(tmp_path: Path) -> None:
 
 def test_doctor_finds_vnpus_held_twice_and_swapped_and_not_offered(tmp_path: Path) -> None:
     objects = (
-        cut("n1", allocatable=3),
+        cut_node("n1", allocatable=3),
         has("a", "Ascend910-2c-100-0", where="n1"),
         has("b", "Ascend910-2c-101-0", where="n1", real="Ascend910-2c-100-0"),
         report("n1"),
