@@ -44,6 +44,11 @@ class Held(NamedTuple):
     chips: ChipSet
     vnpus: tuple[Vnpu, ...] = ()
 
+    @property
+    def occupied(self) -> ChipSet:
+        """The chips that it holds, or parts of which it holds."""
+        return self.chips | chip_set(each.chip for each in self.vnpus)
+
 
 def read_held(annotations: Mapping[str, str]) -> Held:
     """What a live pod may hold: what the allocator wrote, and what is in AscendReal (as ``held_chips``).

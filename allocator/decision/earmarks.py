@@ -272,8 +272,8 @@ class Earmarks:
         for name in chips:
             record = self._cluster.nodes.get(name)
             if record is not None:
-                yield from record.holdings
-            yield from self._ledger.on(name)
+                yield from (uid for uid, each in record.holdings.items() if each.chips or each.counted)
+            yield from (uid for uid, take in self._ledger.on(name).items() if take.chips)
 
     def _ends_s(self, uid: str, now_s: float) -> float:
         pod = self._cluster.pods.get(uid)

@@ -261,8 +261,9 @@ def _job_refusal(job: str, templates: Sequence[tuple[Pod, int]], defaults: JobDe
         defaults: what an administrator has set for all jobs.
     """
     try:
-        # For the number of chips two pods are equivalent to thousands.
-        shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, 2))])
+        # For the number of chips two pods are equivalent to thousands, and for vNPUs one more than a job may have.
+        most = max(defaults.vnpus_per_job + 1, 2)
+        shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, most))])
         if not shape.sizes and not shape.vnpus:
             return None
         if (refusal := invalidity(shape, defaults.vnpus_per_job)) is not None:
