@@ -6,7 +6,6 @@ from typing import Final
 import msgspec
 
 from ascend.chips import ChipSet, chip_name, chip_set
-from ascend.grammar import count
 from ascend.vnpus import Vnpu
 
 
@@ -38,11 +37,6 @@ class Take(msgspec.Struct, frozen=True, order=True, gc=False):
     def names(self) -> tuple[str, ...]:
         """The names of its devices on the wire, in selection order."""
         return tuple(map(chip_name, self.chips)) if self.vnpu is None else (self.vnpu.name,)
-
-    @property
-    def what(self) -> str:
-        """How much it is, for sentences: ``2 chips``, ``1 vNPU``."""
-        return count(len(self.chips), "chip") if self.vnpu is None else "1 vNPU"
 
 
 NOTHING: Final = Take()
