@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from allocator.rules.asked import (
     DEFAULT_RESERVE_NODES,
     DEFAULT_SUPER_POD_SIZE,
+    DEFAULT_VNPUS_PER_JOB,
     JobDefaults,
     SuperPodLimits,
 )
@@ -134,6 +135,12 @@ class Settings(DaemonSettings):
         ge=0,
         description="how many nodes of each SuperPod blocks leave free, where possible, to replace faulty ones; if it"
         " is not below super_pod_size: 2, or 0 for SuperPods of 1 or 2 nodes",
+    )
+    vnpus_per_job: int = setting(
+        default=DEFAULT_VNPUS_PER_JOB,
+        ge=0,
+        description="how many vNPUs the pods of a job may have at one time: 1 by the makers' documents; 0: any number,"
+        " as in MindCluster since 2026",
     )
     invalid_pods: Literal["deny", "warn"] = setting(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
@@ -265,7 +272,7 @@ class Settings(DaemonSettings):
     def job_defaults(self) -> JobDefaults:
         """What counts for all jobs."""
         limits = SuperPodLimits.of(self.super_pod_size, self.reserve_nodes)
-        return JobDefaults(self.default_product, tuple(self.sharing_products), limits)
+        return JobDefaults(self.default_product, tuple(self.sharing_products), limits, self.vnpus_per_job)
 
     @property
     def reschedules(self) -> bool:

@@ -20,9 +20,14 @@ from ascend.chips import (
     parse_names,
 )
 from ascend.errors import UNREADABLE, InvalidValue
+from ascend.takes import Take
+from ascend.vnpus import Vnpu, parse_vnpu
 
 ALLOCATED = "huawei.com/Ascend910"
 """On a pod, by the allocator: its chips, in selection order."""
+
+VNPU_PREFIX = f"{ALLOCATED}-"
+"""What keys on a pod begin with that name its vNPU: the key is the resource, as in ``huawei.com/Ascend910-2c``."""
 
 PREDICATE_TIME = "predicate-time"
 """On a pod, by the allocator: when it was decided, in Unix nanoseconds; the device plugin overwrites it by CLAIMED."""
@@ -97,19 +102,32 @@ class Grant:
         chips: physical ids in selection order.
         predicate_time: Unix nanoseconds; None if the annotation is missing or invalid, which sorts last;
             ``CLAIMED`` once the device plugin has handed the chips over.
+        vnpu: the vNPU that was written instead of chips; None if there is none.
     """
 
     chips: tuple[int, ...]
     predicate_time: int | None
+    vnpu: Vnpu | None = None
+
+    @classmethod
+    def of(cls, take: Take, predicate_time: int | None) -> "Grant":
+        """What is written on a pod that takes this."""
+        return cls(take.chips, predicate_time, take.vnpu)
 
     @property
     def chip_set(self) -> ChipSet:
         """The chips as a set."""
         return chip_set(self.chips)
 
+    @property
+    def take(self) -> Take:
+        """What the pod takes."""
+        return Take.whole(self.chips) if self.vnpu is None else Take.part(self.vnpu)
+
     def annotations(self) -> dict[str, str]:
         """The two annotations as written on the pod."""
-        return {ALLOCATED: join_names(self.chips), PREDICATE_TIME: str(self.predicate_time)}
+        key, value = (ALLOCATED, join_names(self.chips)) if self.vnpu is None else (self.vnpu.resource, self.vnpu.name)
+        return {key: value, PREDICATE_TIME: str(self.predicate_time)}
 
 
 def read_grant(annotations: Mapping[str, str]) -> Grant | None:
@@ -122,6 +140,11 @@ def read_grant(annotations: Mapping[str, str]) -> Grant | None:
     if text is None:
         return None
     return Grant(_parse_list(text, ALLOCATED), read_predicate_time(annotations))
+
+
+def is_ours(key: str) -> bool:
+    """Whether an annotation of a pod is written by the two programs only: it is one of ``OURS``, or names a vNPU."""
+    return key in OURS or key.startswith(VNPU_PREFIX)
 
 
 def read_predicate_time(annotations: Mapping[str, str]) -> int | None:
@@ -183,12 +206,14 @@ class BaseDeviceInfos(msgspec.Struct, frozen=True):
         addresses: the whole chips, by physical id.
         withheld: chips that the node has, but that can't be given to pods as a whole: they are cut into vNPUs, or their
             entry is malformed.
-        ignored: the names that are not whole chips: vNPUs, malformed entries, and devices of other kinds.
+        ignored: the names that are neither whole chips nor vNPUs: malformed entries, and devices of other kinds.
+        vnpus: the vNPUs, in order.
     """
 
     addresses: dict[int, ChipAddress]
     withheld: ChipSet = 0
     ignored: tuple[str, ...] = ()
+    vnpus: tuple[Vnpu, ...] = ()
 
     @property
     def chips(self) -> ChipSet:
@@ -225,6 +250,7 @@ def _read_entries(entries: Mapping[str, msgspec.Raw]) -> BaseDeviceInfos:
     addresses: dict[int, ChipAddress] = {}
     withheld: ChipSet = 0
     ignored: list[str] = []
+    vnpus: list[Vnpu] = []
     for name, entry in sorted(entries.items()):
         chip = chip_of_vnpu(name)
         if chip is None:
@@ -236,9 +262,12 @@ def _read_entries(entries: Mapping[str, msgspec.Raw]) -> BaseDeviceInfos:
                 pass
         if chip is not None:
             withheld |= 1 << chip
-        ignored.append(name)
+        try:
+            vnpus.append(parse_vnpu(name))
+        except InvalidValue:
+            ignored.append(name)
     whole = {chip: each for chip, each in addresses.items() if not withheld >> chip & 1}
-    return BaseDeviceInfos(whole, withheld, tuple(ignored))
+    return BaseDeviceInfos(whole, withheld, tuple(ignored), tuple(sorted(vnpus)))
 
 
 def write_configuration(

@@ -176,13 +176,19 @@ class Reason(StrEnum):
     MESH_TOO_SMALL = ("MeshTooSmall", Category.OCCUPIED, Actor.NOBODY,
         "boards with meshes of 4: no mesh has that many free chips, or too few meshes are entirely free",
         "wait, or delete a smaller pod on that mesh")
+    NO_FREE_VNPU = ("NoFreeVnpu", Category.OCCUPIED, Actor.NOBODY,
+        "all vNPUs of the size that the pod requests are in use, or on unhealthy chips",
+        "wait, or delete a pod that has one")
     NO_ROOM_AT_KUBELET = ("NoRoomAtKubelet", Category.OCCUPIED, Actor.NOBODY,
-        "the chips are free, but the kubelet still counts those of a pod that is terminating",
+        "the chips or vNPUs are free, but the kubelet still counts those of a pod that is terminating",
         "wait a moment")
 
     WRONG_PRODUCT = ("WrongProduct", Category.MISMATCH, Actor.NOBODY,
         "the job is for servers of another product, by its node selector, its policy or the setting `default_product`",
         "nothing to do, unless the node's label is wrong")
+    NO_SUCH_VNPU = ("NoSuchVnpu", Category.MISMATCH, Actor.NOBODY,
+        "the node has no vNPU of the size that the pod requests; the sentence lists the sizes it has",
+        "nothing to do, if other nodes have some; else cut a chip into that size, and restart the node's device plugin")
     PEER_ON_NODE = ("PeerOnNode", Category.MISMATCH, Actor.NOBODY,
         "another pod of the job is on the node, and its product takes one pod of a job of several pods (910A, A3)",
         "nothing to do, if other nodes have room; the setting `sharing_products` allows several")
@@ -237,7 +243,7 @@ class Reason(StrEnum):
         "the node's report is no longer renewed: its device plugin has ended, or was silent for `max_report_age_s`",
         "check the device plugin of that node: `npuctl doctor` there says what is wrong")
     UNREADABLE_POD = ("UnreadablePod", Category.NODE, Actor.ADMINISTRATOR,
-        "a pod on the node holds chips, but its annotations don't say which",
+        "a pod on the node holds chips or a vNPU, but its annotations don't say which",
         "delete the pod that is named; it was not bound by the allocator")
 
     VIEW_INCOMPLETE = ("ViewIncomplete", Category.ALLOCATOR, Actor.NOBODY,

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from ascend.chips import MAX_CHIP_ID, NAME_PREFIX, RESOURCE
+from ascend.chips import NAME_PREFIX, RESOURCE
 from ascend.errors import InvalidValue
 
 SUFFIXES: Final[Mapping[str, str]] = MappingProxyType(
@@ -35,7 +35,13 @@ SUFFIXES: Final[Mapping[str, str]] = MappingProxyType(
 
 _SUFFIX: Final = r"[1-9][0-9]?c(?:\.[1-9][0-9]?cpu)?(?:\.[1-9][0-9]{0,2}g)?(?:\.n?dvpp)?"
 _RESOURCE: Final = re.compile(rf"{re.escape(RESOURCE)}-({_SUFFIX})")
-_NAME: Final = re.compile(rf"{NAME_PREFIX}({_SUFFIX})-([1-9][0-9]{{0,4}})-(0|[1-9][0-9]{{0,2}})")
+_ID: Final = r"(0|1?[1-9]?[0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
+"""A physical id up to ``MAX_CHIP_ID``."""
+
+VNPU_PATTERN: Final = rf"^{NAME_PREFIX}({_SUFFIX})-([1-9][0-9]{{0,4}})-{_ID}\Z"
+"""What the names of vNPUs match."""
+
+_NAME: Final = re.compile(VNPU_PATTERN)
 
 
 class Vnpu(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -62,6 +68,11 @@ class Vnpu(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{NAME_PREFIX}{self.suffix}-{self.vdev_id}-{self.chip}"
 
 
+def device_type(suffix: str) -> str:
+    """What vNPUs of a size are called: ``Ascend910-2c``."""
+    return f"{NAME_PREFIX}{suffix}"
+
+
 def resource_of(suffix: str) -> str:
     """The resource of the vNPUs of a size: ``huawei.com/Ascend910-2c``."""
     return f"{RESOURCE}-{suffix}"
@@ -80,6 +91,6 @@ def parse_vnpu(name: str) -> Vnpu:
         InvalidValue: the text is not a name of a vNPU.
     """
     match = _NAME.fullmatch(name)
-    if match is None or int(match[3]) > MAX_CHIP_ID:
+    if match is None:
         raise InvalidValue(f"{name!r} is not a vNPU name (expected {NAME_PREFIX}<size>-<vdev id>-<physical id>)")
     return Vnpu(match[1], int(match[3]), int(match[2]))

@@ -118,7 +118,7 @@ class OfflineAllocator:
             return self.engine.place(pod, self._selected(pod))
         except Refusal:
             reasons = Counter(each.reason for each in self.refusals(pod).values())
-            raise sum_up(pod.key, request.chips, reasons) from None
+            raise sum_up(pod.key, request.what, reasons) from None
 
     def refusals(self, pod: Pod) -> dict[str, Refusal]:
         """Why each node that refuses a pod does so; every node refuses an invalid request."""

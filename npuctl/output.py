@@ -172,7 +172,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def numbers(chips: Sequence[str]) -> str:
-    """Return the numbers of chips, as in ``0,1``."""
+    """Return the numbers of chips, as in ``0,1``; for a vNPU its size, vdev id and chip: ``2c-100-1``."""
     return ",".join(name.removeprefix(NAME_PREFIX) for name in chips)
 
 

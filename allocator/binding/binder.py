@@ -297,7 +297,7 @@ class Binder:
                 uid=ref.uid,
                 pod=ref.key,
                 node=bound.node,
-                chips=bound.grant.chips,
+                take=bound.grant.take,
                 stage=Stage.ASSUMED,
                 predicate_time=bound.grant.predicate_time,
             )

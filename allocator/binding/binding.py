@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from ascend.annotations import Grant, read_grant
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
+from ascend.pod_devices import read_vnpu_grant
 from ascend.reasons import Reason
 
 
@@ -70,7 +71,7 @@ def read_assignment(pod: Pod) -> Assignment | None:
     if not node:
         return None
     try:
-        grant = read_grant(pod.metadata.annotations)
+        grant = read_grant(pod.metadata.annotations) or read_vnpu_grant(pod.metadata.annotations)
     except InvalidValue as error:
         raise Refusal(Reason.UNREADABLE_POD, f"pod {pod.key} on node {node}: {error}") from error
     if grant is None:

@@ -52,7 +52,7 @@ class Choice:
                 (refusal,) = refused.refusals
                 return Refusal(refusal.reason, refusal.message)
             reasons = refused.reasons
-        return sum_up(pod.key, request.chips, index.reasons(request, candidates) if reasons is None else reasons)
+        return sum_up(pod.key, request.what, index.reasons(request, candidates) if reasons is None else reasons)
 
     def prefer_previous(
         self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None, best: tuple[str, Fit]

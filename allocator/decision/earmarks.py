@@ -265,15 +265,15 @@ class Earmarks:
         """Whether pods hold chips of a node; the seats of gangs that have not started don't count."""
         entry = self._cluster.index.entries.get(name)
         seats = (self._ledger.get(uid) for uid in self._ledger.on(name))
-        waiting = sum(len(seat.chips) for seat in seats if seat is not None and seat.stage in WAITING)
+        waiting = sum(len(seat.take.chips) for seat in seats if seat is not None and seat.stage in WAITING)
         return isinstance(entry, Bucket) and _held(entry.vacancy) > waiting
 
     def _occupants(self, chips: Mapping[str, ChipSet]) -> Iterator[str]:
         for name in chips:
             record = self._cluster.nodes.get(name)
             if record is not None:
-                yield from record.holdings
-            yield from self._ledger.on(name)
+                yield from (uid for uid, each in record.holdings.items() if each.chips or each.counted)
+            yield from (uid for uid, take in self._ledger.on(name).items() if take.chips)
 
     def _ends_s(self, uid: str, now_s: float) -> float:
         pod = self._cluster.pods.get(uid)

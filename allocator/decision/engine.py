@@ -294,7 +294,7 @@ class DecisionEngine:
             try:
                 return resolved, self.gangs.place(pod, resolved.chips, resolved.gang, candidates)
             except Refusal as refusal:
-                if refusal.reason is Reason.GANG_DOES_NOT_FIT:
+                if refusal.reason is Reason.GANG_DOES_NOT_FIT and not resolved.chips.vnpu:
                     self.earmarks.note(resolved.gang)
                 return resolved, refusal.with_traceback(None)
         return resolved, self._place_alone(pod, resolved, held, candidates)
@@ -323,7 +323,7 @@ class DecisionEngine:
             self._ledger.release(pod.uid)
             return None
         node, fit = best
-        return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
+        return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, take=fit.take)
 
     def _prune(self) -> None:
         """Release what will not be used any more."""

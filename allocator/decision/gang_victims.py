@@ -24,7 +24,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.promises import Promise
-from ascend.chips import ChipSet, chip_set
+from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
@@ -220,7 +220,7 @@ class GangVictims:
         requests = {each.uid: each.request for each in gang.members}
         chips: defaultdict[str, ChipSet] = defaultdict(int)
         for seat in seats:
-            chips[seat.node] |= chip_set(seat.chips)
+            chips[seat.node] |= seat.take.chip_set
         victims = await self._needed_victims(trial, chips)
         # Other tasks have run meanwhile.
         if job.version != version or self._offered.held(job) != held:

@@ -3,9 +3,13 @@
 Only pods of lower priority than the preemptor are preempted. Victims that hold chips are selected by ``rules.victims``,
 for the pods of a gang by ``gang_preemption.py``; victims without chips, which a scheduler selects for other reasons,
 stay on its list. The chips of the answer are promised to the pod (``state/promises.py``).
+
+A pod that requests a vNPU preempts one that has a vNPU of the same size. Nothing is promised to it: kube-scheduler
+counts vNPUs, and keeps that of a nominated pod from pods of lower priority. The pods of a gang with vNPUs preempt none.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -19,13 +23,14 @@ from allocator.rules.victims import Occupant, least_important_first, select_vict
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Offer, unknown_node
+from allocator.state.node import Holding, NodeRecord, Offer, unknown_node
 from allocator.state.plain_pods import PlainPod
 from allocator.state.promises import Promise
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.takes import Take
 from ascend.turn import Turn
 
 DEFAULT_KEEP_S: Final = 60.0
@@ -96,19 +101,26 @@ class Preemption:
         if gang is not None:
             return await self._improve_gang(pod, request, gang, suggested)
         if (promised := self._promised(pod, request)) is not None:
-            return self._completed(promised, suggested) if promised.node in suggested and promised.victims else None
-        found = [self._completed(own, suggested) async for own in self._each(pod, suggested, request) if own.victims]
+            return (
+                self._completed(promised, suggested, request)
+                if promised.node in suggested and promised.victims
+                else None
+            )
+        found = [
+            self._completed(own, suggested, request) async for own in self._each(pod, suggested, request) if own.victims
+        ]
         for chosen in sorted(found, key=lambda each: each.order):
             # Another pod may have been promised the chips meanwhile.
             again = self._victims(pod, chosen.node, request)
             if isinstance(again, VictimSet) and again.victims:
                 self._promise(pod, again, request)
-                return self._completed(again, suggested)
+                return self._completed(again, suggested, request)
         return None
 
     def offered(self, pod: Pod, nodes: Collection[str]) -> None:
         """A pod that fits on no node was filtered on these nodes."""
-        if (gang := self._engine.gang_of(pod)) is not None:
+        gang = self._engine.gang_of(pod)
+        if gang is not None and not self._engine.request_of(pod).vnpu:
             self._gangs.offered(pod, gang, nodes)
 
     def unanswered(self, pod: Pod) -> list[Pod]:
@@ -175,11 +187,14 @@ class Preemption:
     async def _improve_gang(
         self, pod: Pod, request: ChipRequest, gang: Job, suggested: Mapping[str, Suggestion]
     ) -> VictimSet | None:
+        if request.vnpu:
+            sentence = f"job {gang.key}: pods with vNPUs that start together preempt no others"
+            raise Refusal(Reason.GANG_DOES_NOT_FIT, sentence)
         place = await self._gangs.place(pod, request, gang, suggested)
         if place is None:
             return None
         victims = tuple(reversed(least_important_first(self._gangs.remaining(place))))
-        return self._completed(VictimSet(place.node, victims), suggested)
+        return self._completed(VictimSet(place.node, victims), suggested, request)
 
     async def _each(self, pod: Pod, nodes: Iterable[str], request: ChipRequest) -> AsyncIterator[VictimSet]:
         turn = Turn()
@@ -189,10 +204,10 @@ class Preemption:
                 yield found
             await turn.share()
 
-    def _completed(self, own: VictimSet, suggested: Mapping[str, Suggestion]) -> VictimSet:
-        """With the victims without chips, as the scheduler has selected them."""
+    def _completed(self, own: VictimSet, suggested: Mapping[str, Suggestion], request: ChipRequest) -> VictimSet:
+        """With the victims that have nothing of what is requested, as the scheduler has selected them."""
         held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
-        others = self._pods(uid for uid in suggestion.uids if uid not in held)
+        others = self._pods(uid for uid in suggestion.uids if uid not in held or not _has_some(held[uid], request))
         victims = tuple(reversed(least_important_first((*own.victims, *others))))
         return VictimSet(own.node, victims, suggestion.pdb_violations)
 
@@ -208,27 +223,29 @@ class Preemption:
     def _promise(self, pod: Pod, chosen: VictimSet, request: ChipRequest) -> None:
         record = self._cluster.nodes[chosen.node]
         fit = _judge(self.without(record, {each.uid for each in chosen.victims}, pod), request)
-        if isinstance(fit, Fit):
+        if isinstance(fit, Fit) and fit.take.vnpu is None:
             due_s = self._due_s(each.uid for each in chosen.victims)
-            promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, {chosen.node: fit.taken}, due_s)
+            promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, {chosen.node: fit.take.chip_set}, due_s)
             self._ledger.promises.keep(promise)
 
     def _resume_gang(self, job: Job, pods: list[Pod]) -> None:
         if self._ledger.promises.get(job.key.plan) is not None:
             return
-        chips: dict[str, ChipSet] = {}
+        chips: defaultdict[str, ChipSet] = defaultdict(int)
         victims: set[str] = set()
         for pod in pods:
             node = pod.status.nominated_node_name
             if (record := self._cluster.nodes.get(node)) is None:
                 continue
-            lower = {each.uid for each in self._occupants(record) if each.terminating or each.priority < pod.priority}
+            request = self._engine.request_of(pod)
+            occupants = self._occupants(record, request)
+            lower = {each.uid for each in occupants if each.terminating or each.priority < pod.priority}
             offer = offer_without(record, lower, self._ledger, job.key.plan, pod.priority)
             if isinstance(offer, Vacancy):
-                offer = offer.without(chips.get(node, 0))
-            fit = _judge(offer, self._engine.request_of(pod))
-            if isinstance(fit, Fit):
-                chips[node] = chips.get(node, 0) | fit.taken
+                offer = offer.without(Take(chip_set=chips[node]))
+            fit = _judge(offer, request)
+            if isinstance(fit, Fit) and fit.take.vnpu is None:
+                chips[node] |= fit.take.chip_set
                 victims |= lower
         if chips:
             priority = min(pod.priority for pod in pods)
@@ -254,16 +271,30 @@ class Preemption:
     ) -> tuple[Occupant, ...] | Refusal:
         occupants = [
             each
-            for each in self._occupants(record)
+            for each in self._occupants(record, request)
             if each.terminating or (each.priority < pod.priority and not terminating_only)
         ]
+        if request.vnpu:
+            return self._select_one(record, pod, request, occupants)
         empty = self.without(record, {each.uid for each in occupants}, pod)
         return empty if isinstance(empty, Refusal) else select_victims(empty, request, occupants)
 
-    def _occupants(self, record: NodeRecord) -> Iterator[Occupant]:
+    def _select_one(
+        self, record: NodeRecord, pod: Pod, request: ChipRequest, occupants: Sequence[Occupant]
+    ) -> tuple[Occupant, ...] | Refusal:
+        """The pod whose vNPU the request gets, the least important one; none if one is free."""
+        verdict = _judge(self.without(record, (), pod), request)
+        if isinstance(verdict, Fit):
+            return ()
+        for each in least_important_first(occupants):
+            if isinstance(_judge(self.without(record, {each.uid}, pod), request), Fit):
+                return (each,)
+        return verdict
+
+    def _occupants(self, record: NodeRecord, request: ChipRequest) -> Iterator[Occupant]:
         for uid, holding in record.holdings.items():
-            if holding.unreadable is None:
-                yield Occupant.of(self._cluster.pods[uid], holding.chips, holding.counted)
+            if holding.unreadable is None and _has_some(holding, request):
+                yield Occupant.of(self._cluster.pods[uid], holding.chips, holding.counted, holding.vnpus)
 
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
         for uid in uids:
@@ -274,6 +305,13 @@ class Preemption:
                 # Without priority and age: the informers have not seen it yet.
                 plain = self._cluster.plain.get(uid) or PlainPod(0, "", terminating=False)
                 yield Occupant(uid, "", *plain, 0, 0)
+
+
+def _has_some(holding: Holding, request: ChipRequest) -> bool:
+    """Whether a pod holds some of what is requested: chips, or a vNPU of that size."""
+    if request.vnpu:
+        return any(each.suffix == request.vnpu for each in holding.vnpus)
+    return bool(holding.chips)
 
 
 def _judge(offer: Offer, request: ChipRequest) -> Fit | Refusal:

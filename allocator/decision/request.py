@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from allocator.gangs.packing import PACKING
 from allocator.gangs.policies import policy_of
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import group_missing
@@ -23,9 +24,9 @@ from allocator.rules.job_products import (
     wanted_products,
 )
 from allocator.rules.job_settings import with_settings
-from allocator.rules.request import ChipRequest, requested_chips
+from allocator.rules.request import ChipRequest, requested_chips, requested_size
 from allocator.rules.unsupported import refused_demand
-from allocator.rules.validity import JobShape, excess_vnpus, invalidity, requested_vnpus
+from allocator.rules.validity import JobShape, excess_vnpus, invalidity, refuse_blocks, requested_vnpus
 from allocator.state.cluster import Cluster
 from allocator.state.job import Cooperation, Job
 from allocator.state.ledger import Ledger
@@ -72,7 +73,7 @@ class RequestReader:
         self._defaults = defaults
 
     def handles(self, pod: Pod) -> bool:
-        """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""
+        """Whether the allocator judges a pod: it requests chips or a vNPU, or more vNPUs than are allowed."""
         return pod.requests_chips or self._excess_vnpus(pod) is not None
 
     def read(self, pod: Pod, candidates: Collection[str] | None = None) -> ResolvedRequest:
@@ -87,14 +88,26 @@ class RequestReader:
         """
         if self._cluster.is_gone(pod.uid):
             raise Refusal(Reason.POD_GONE, f"pod {pod.key} was deleted")
-        if not pod.requests_chips and (excess := self._excess_vnpus(pod)) is not None:
+        vnpus = requested_vnpus(pod)
+        if vnpus and (excess := self._excess_vnpus(pod)) is not None:
             raise excess
+        size = requested_size(pod) if vnpus else ""
         stated_minimum(pod)
         stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)
         if job.is_gang and (never := _OF_NO_JOB if job.kind == SINGLE else job.never_starts(pod)) is not None:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
         stated = with_settings(pod, job.settings)
+        if size:
+            return self._read_vnpu(stated, job, size)
+        return self._read_chips(pod, stated, job, candidates)
+
+    def _read_chips(self, pod: Pod, stated: Pod, job: Job, candidates: Collection[str] | None) -> ResolvedRequest:
+        """What a pod requests that requests whole chips.
+
+        Raises:
+            Refusal: the request is invalid on every node.
+        """
         together = job.cooperation_with(pod)
         is_job = together.known == 1 and (job.kind == SINGLE or job.is_gang or not works_alone(pod, job.key))
         chips = requested_chips(pod)
@@ -113,7 +126,6 @@ class RequestReader:
             frozenset({request.chips}),
             pods=2 if several else 1,
             products=request.products,
-            vnpus=requested_vnpus(pod),
         )
         if (refusal := invalidity(shape, (stated,))) is not None:
             raise refusal
@@ -129,6 +141,22 @@ class RequestReader:
                     # A pod without peers needs no network: chips with an unhealthy network are better than none.
                     request = replace(request, needs_network=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), policy)
+
+    def _read_vnpu(self, stated: Pod, job: Job, size: str) -> ResolvedRequest:
+        """What a pod with a vNPU requests: of the rules of jobs only those about products and nodes concern it.
+
+        vNPUs have no network and no ring, so the pods of a job may be anywhere.
+
+        Raises:
+            Refusal: it asks for what no vNPU can have.
+        """
+        refuse_blocks(stated)
+        if (unsupported := refused_demand(stated, None)) is not None:
+            raise unsupported
+        request = ChipRequest(
+            0, products=wanted_products(stated), avoids_sub_healthy=avoids_sub_healthy(stated), vnpu=size
+        )
+        return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
 
     def policy(self, pod: Pod) -> Policy:
         """Where the pods of a pod's job are placed.
@@ -194,7 +222,7 @@ class RequestReader:
 
     def _excess_vnpus(self, pod: Pod) -> Refusal | None:
         job = self._cluster.jobs.job_of(pod)
-        return excess_vnpus(pod, job.key, job.vnpus_with(pod))
+        return excess_vnpus(pod, job.key, job.vnpus_with(pod), self._defaults.vnpus_per_job)
 
 
 def _not_together(job: Job) -> Refusal:

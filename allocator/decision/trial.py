@@ -148,7 +148,7 @@ class Trial:
     def _read_pods(self, record: NodeRecord, *, may_end: bool) -> None:
         for uid, holding in record.holdings.items():
             pod = self._cluster.pods[uid]
-            if holding.unreadable is not None:
+            if holding.unreadable is not None or not holding.chips:
                 continue
             if pod.is_terminating:
                 self._terminating[record.name].append(Occupant.of(pod, holding.chips, holding.counted))
@@ -191,5 +191,5 @@ def offer_without(record: NodeRecord, gone: Collection[str], ledger: Ledger, own
         staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
         record = replace(record, holdings=staying)
     if owner in reserved:
-        reserved = {uid: chips for uid, chips in reserved.items() if uid != owner}
+        reserved = {uid: take for uid, take in reserved.items() if uid != owner}
     return assess(record, reserved, promised)

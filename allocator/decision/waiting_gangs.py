@@ -115,8 +115,8 @@ class WaitingGangs:
             gang, needed = yield from self._gangs.gang_request(waiting[0], request, job, None)
         except Refusal:
             return None
-        if gang.policy.has_blocks:
-            return None  # nodes that drain would be of any SuperPods
+        if request.vnpu or gang.policy.has_blocks:
+            return None  # whole nodes would drain for parts of chips, or nodes of any SuperPods for blocks
         request = max((each.request for each in gang.members[:needed]), key=lambda each: each.chips)
         priority = min(each.priority for each in waiting)
         since = max(each.metadata.creation_timestamp or "" for each in waiting)

@@ -324,7 +324,7 @@ class Gangs:
             return True
         pod = self._cluster.pods.get(seat.uid)
         try:
-            request = self.request_of(pod) if pod is not None else ChipRequest(len(seat.chips))
+            request = self.request_of(pod) if pod is not None else ChipRequest.of(seat.take)
         except Refusal:
             return False  # refused when the pod is scheduled
         if pod is not None and seat.stage is Stage.HELD and self._is_repelled(pod, seat.node):

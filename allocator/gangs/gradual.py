@@ -32,7 +32,6 @@ from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer
 from allocator.state.offers import assess
 from allocator.state.reservation import Seat
-from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, Turn
@@ -178,7 +177,7 @@ class GradualPlans:
                 yield
             record = self._cluster.nodes.get(name)
             offer = self._offer(record, plan) if record is not None else None
-            if isinstance(offer, Vacancy) and offer.free:
+            if isinstance(offer, Vacancy) and (offer.free or offer.vnpus is not None):
                 index.put(name, offer)
         return index
 
@@ -203,10 +202,10 @@ class GradualPlans:
             record = self._cluster.nodes.get(node)
             left = self._offer(record, plan) if record is not None else None
             for seat in here:
-                request, chips = requests[seat.uid], chip_set(seat.chips)
-                if not isinstance(left, Vacancy) or chips & ~left.usable(request):
+                request = requests[seat.uid]
+                if not isinstance(left, Vacancy) or not left.has(seat.take, request):
                     return False
                 if not isinstance(judge(left, request), Fit):
                     return False
-                left = left.without(chips)
+                left = left.without(seat.take)
         return True

@@ -22,11 +22,11 @@ from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity, judge
 from allocator.state.index import NodeIndex
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Seat
-from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Category, Reason
 from ascend.rules.placement import OrderKey
+from ascend.takes import Take
 from ascend.turn import Steps
 
 _STEP = 32
@@ -80,9 +80,9 @@ def pack(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         return untouched.room(equals[0].request, gang.allowed(equals[0])) - len(equals)
 
     orders: tuple[Callable[[list[Member]], tuple[float, float]], ...] = (
-        lambda equals: (choice(equals), -equals[0].request.chips),
-        lambda equals: (-equals[0].request.chips, choice(equals)),
-        lambda equals: (spare(equals), -equals[0].request.chips),
+        lambda equals: (choice(equals), -equals[0].request.size),
+        lambda equals: (-equals[0].request.size, choice(equals)),
+        lambda equals: (spare(equals), -equals[0].request.size),
     )
     found = yield from _packed(gang, _Board(index, gang.limits, gang.peers), orders[0])
     if isinstance(found, _Misfit) and any(each.candidates is not None for each in gang.members):
@@ -107,8 +107,8 @@ def _packed(
         found = yield from board.take(request, len(equals), allowed)
         if len(found) < len(equals):
             return _Misfit(board, request, allowed, len(seats) + len(found))
-        for member, (node, chips) in zip(equals, sorted(found), strict=True):
-            seats[member.uid] = Seat(member.uid, member.pod, node, chips)
+        for member, (node, take) in zip(equals, sorted(found), strict=True):
+            seats[member.uid] = Seat(member.uid, member.pod, node, take)
     return [seats[member.uid] for member in gang.members]
 
 
@@ -130,14 +130,14 @@ class _Board:
 
     def take(
         self, request: ChipRequest, number: int, candidates: Collection[str] | None
-    ) -> Steps[list[tuple[str, tuple[int, ...]]]]:
+    ) -> Steps[list[tuple[str, Take]]]:
         """Take nodes and chips for ``number`` pods, or for as many as fit."""
         if number == 1 and not self._changed and not self._limits and not self._peers:
             return self._take_one(request, candidates)
         heap = list(self._entries(request, candidates))
         heapq.heapify(heap)
-        memo: dict[int, tuple[Vacancy, dict[ChipSet, tuple[Vacancy, Verdict]]]] = {}
-        taken: list[tuple[str, tuple[int, ...]]] = []
+        memo: dict[int, tuple[Vacancy, dict[Take, tuple[Vacancy, Verdict]]]] = {}
+        taken: list[tuple[str, Take]] = []
         while heap and len(taken) < number:
             entry = heap[0]
             if self._is_full(entry.name, request):
@@ -145,17 +145,17 @@ class _Board:
                 if (following := entry.following()) is not None:
                     heapq.heappush(heap, following)
                 continue
-            taken.append((entry.name, entry.fit.chips))
+            taken.append((entry.name, entry.fit.take))
             if not len(taken) % _STEP:
                 yield
             self._seats[entry.name] += 1
             # Equal nodes stay equal, so each step is computed once. Looked up by identity, which is much faster than
             # by value; the memo holds the vacancy so that its identity is not reused.
             _, steps = memo.setdefault(id(entry.vacancy), (entry.vacancy, {}))
-            step = steps.get(entry.fit.taken)
+            step = steps.get(entry.fit.take)
             if step is None:
-                left = entry.vacancy.without(entry.fit.taken)
-                step = steps[entry.fit.taken] = (left, judge(left, request))
+                left = entry.vacancy.without(entry.fit.take)
+                step = steps[entry.fit.take] = (left, judge(left, request))
             left, verdict = step
             self._changed[entry.name] = left
             following = entry.following()
@@ -198,7 +198,7 @@ class _Board:
                     found.append(name)
         return found
 
-    def _take_one(self, request: ChipRequest, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
+    def _take_one(self, request: ChipRequest, candidates: Collection[str] | None) -> list[tuple[str, Take]]:
         # The index finds the best node for one pod without examining the others.
         best = self._index.best(request, candidates)
         vacancy = self._index.vacancy_for(request, best[0]) if best is not None else None
@@ -206,8 +206,8 @@ class _Board:
             return []
         name, fit = best
         self._seats[name] += 1
-        self._changed[name] = vacancy.without(fit.taken)
-        return [(name, fit.chips)]
+        self._changed[name] = vacancy.without(fit.take)
+        return [(name, fit.take)]
 
     def reasons(self, request: ChipRequest, candidates: Collection[str] | None, *, is_full: bool) -> Counter[Reason]:
         """The number of nodes that would refuse one more pod with this request, by reason.
@@ -317,13 +317,13 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     request, is_single = misfit.request, len(gang.members) == 1
     # Without the pod's name: the refusal is cached for peers with an equal request.
     if is_single:
-        what = f"one of its pods ({count(request.chips, 'chip')}) must join its peers and does not fit;"
+        what = f"one of its pods ({request.what}) must join its peers and does not fit;"
     else:
         fitting = f"only {count(misfit.fitting, 'fits', 'fit')} at once" if misfit.fitting else "none fits"
-        next_one = f"{'another' if misfit.fitting else 'the first'} one ({count(request.chips, 'chip')})"
+        next_one = f"{'another' if misfit.fitting else 'the first'} one ({request.what})"
         if misfit.equals == 1:
             fitting = "one of them fits on no node"
-            next_one = f"this one ({count(request.chips, 'chip')})"
+            next_one = f"this one ({request.what})"
         elif 0 < misfit.equals < len(gang.members):
             fitting = f"of {misfit.equals} equal ones {fitting}"
         what = f"{len(gang.members)} pods must be placed together and {fitting}; for {next_one}"

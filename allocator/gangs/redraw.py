@@ -16,6 +16,7 @@ from allocator.gangs.policy import GangRequest
 from allocator.state.index import NodeIndex
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
+from ascend.takes import NOTHING
 from ascend.turn import at_once
 
 MOST_MEMBERS: Final = 32
@@ -57,7 +58,7 @@ def redraw(
         return None
     plans = 0
     for _ in range(_DRAWS):
-        drawn = [Seat(each.uid, each.pod, random.choice(choices[each.uid]), ()) for each in gang.members]
+        drawn = [Seat(each.uid, each.pod, random.choice(choices[each.uid]), NOTHING) for each in gang.members]
         if conflicts_with(drawn, conflicts):
             continue
         pairs = zip(gang.members, drawn, strict=True)

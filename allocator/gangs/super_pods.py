@@ -29,6 +29,7 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Reason
 from ascend.rules.identity import SUPER_POD_LABEL
+from ascend.takes import Take
 from ascend.turn import Steps
 
 _STEP: Final = 64
@@ -260,13 +261,13 @@ class FreeServers:
     def seat(self, member: Member, name: str, block: int) -> Seat:
         """The seat of a member of a block on a free server."""
         part = InBlock(block, member.rank, self._index.topology.location(name).super_pod)
-        return Seat(member.uid, member.pod, name, self._chips(name), part)
+        return Seat(member.uid, member.pod, name, self._take(name), part)
 
-    def _chips(self, name: str) -> tuple[int, ...]:
+    def _take(self, name: str) -> Take:
         bucket = self._index.entries[name]
         fit = self._verdict_on(bucket) if isinstance(bucket, Bucket) else None
         assert isinstance(fit, Fit)  # noqa: S101 - else it would not be among the free ones
-        return fit.chips
+        return fit.take
 
     def _usable(self, names: AbstractSet[str]) -> frozenset[str]:
         found = names if self._allowed is None else names & self._allowed

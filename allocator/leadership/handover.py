@@ -14,8 +14,9 @@ import msgspec
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
-from ascend.chips import chip_set
-from ascend.errors import UNREADABLE
+from ascend.errors import UNREADABLE, InvalidValue
+from ascend.takes import Take
+from ascend.vnpus import parse_vnpu
 
 MAX_NOTE: Final = 200_000
 """The longest note, in bytes: the annotations of an object may have 256 KiB."""
@@ -32,6 +33,7 @@ class OpenBinding(msgspec.Struct, frozen=True, array_like=True):
         node: the node of the chips.
         chips: in selection order.
         predicate_time: what is written on the pod with them, Unix nanoseconds.
+        vnpu: the name of the vNPU instead of chips; empty if there is none.
     """
 
     uid: str
@@ -39,6 +41,22 @@ class OpenBinding(msgspec.Struct, frozen=True, array_like=True):
     node: str
     chips: tuple[int, ...]
     predicate_time: int | None = None
+    vnpu: str = ""
+
+    @property
+    def take(self) -> Take:
+        """What is promised.
+
+        Raises:
+            InvalidValue: the name of the vNPU is malformed.
+        """
+        return Take.part(parse_vnpu(self.vnpu)) if self.vnpu else Take.whole(self.chips)
+
+    @classmethod
+    def of(cls, each: Reservation) -> "OpenBinding":
+        """The Binding that a reservation stands for."""
+        vnpu = each.take.vnpu.name if each.take.vnpu is not None else ""
+        return cls(each.uid, each.pod, each.node, each.take.chips, each.predicate_time, vnpu)
 
 
 class HandOver:
@@ -55,11 +73,7 @@ class HandOver:
 
     def write(self) -> str | None:
         """The note with all Bindings that may still be made; empty if there are none, None if there are too many."""
-        found = [
-            OpenBinding(each.uid, each.pod, each.node, each.chips, each.predicate_time)
-            for each in self._ledger
-            if _is_promised(each)
-        ]
+        found = [OpenBinding.of(each) for each in self._ledger if _is_promised(each)]
         note = msgspec.json.encode(found).decode() if found else ""
         return note if len(note) <= MAX_NOTE else None
 
@@ -74,14 +88,15 @@ class HandOver:
         """
         try:
             found = msgspec.json.decode(note, type=list[OpenBinding]) if note else []
-        except UNREADABLE as error:
+            takes = {each.uid: each.take for each in found}
+        except (InvalidValue, *UNREADABLE) as error:
             raise ValueError(str(error)) from error
         return [
             self._ledger.reserve(
                 uid=each.uid,
                 pod=each.pod,
                 node=each.node,
-                chips=each.chips,
+                take=takes[each.uid],
                 stage=Stage.DOUBTFUL,
                 predicate_time=each.predicate_time,
             )
@@ -94,8 +109,12 @@ class HandOver:
         if pod is None or not pod.waits_for_chips or record is None:
             return False
         # The note of an earlier leader: other pods have the chips by now, since it has become too late for this one.
-        reserved = sum(chips for uid, chips in self._ledger.on(each.node).items() if uid != each.uid)
-        return not chip_set(each.chips) & (record.held | reserved)
+        others = [take for uid, take in self._ledger.on(each.node).items() if uid != each.uid]
+        take = each.take
+        if take.vnpu is not None:
+            held = {vnpu for holding in record.holdings.values() for vnpu in holding.vnpus}
+            return take.vnpu not in held and take not in others
+        return not take.chip_set & (record.held | sum(other.chip_set for other in others))
 
 
 def _is_promised(each: Reservation) -> bool:

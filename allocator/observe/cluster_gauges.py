@@ -98,6 +98,10 @@ class ClusterGauges(Collector):
         yield _by_product("healthy_chips", "Healthy chips on usable nodes, free or not, by product", supply.healthy)
         yield _by_product("free_servers", "Servers all of whose chips are free, by product", supply.servers)
         yield _by_product("free_rings", "Rings, meshes or cards all of whose chips are free, by product", supply.rings)
+        vnpus = GaugeMetricFamily("ascend_allocator_free_vnpus", "Free vNPUs on usable nodes, by size", labels=["size"])
+        for size, number in sorted(supply.vnpus.items()):
+            vnpus.add_metric([size], number)
+        yield vnpus
         yield GaugeMetricFamily(
             "ascend_allocator_disputed_chips",
             "Chips that count as held beyond what pods request, since AscendReal and the chips written on a pod differ",

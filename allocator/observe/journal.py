@@ -12,7 +12,7 @@ from allocator.decision.filtered import Filtered
 from allocator.decision.victim_set import VictimSet
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.refusal_events import RefusalEvents
-from allocator.rules.request import counted_chips
+from allocator.rules.request import counted_chips, counted_vnpus, requested_what
 from allocator.rules.summary import sum_up_nodes
 from ascend.annotations import Grant
 from ascend.chips import join_names
@@ -91,7 +91,7 @@ class Journal:
         """
         self._metrics.decisions.labels("refused", refusal.reason).inc()
         self._events.refused(PodRef.of(pod), refusal, action="Filter")
-        line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod))
+        line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or ",".join(counted_vnpus(pod)))
         line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes))
 
     def gated(self, pod: Pod, refusal: Refusal) -> bool:
@@ -105,7 +105,7 @@ class Journal:
             fitting = len(filtered.fitting)
             log.debug("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=fitting, refused=dict(reasons))
             return
-        self.refused(pod, sum_up_nodes(pod.key, counted_chips(pod), filtered.refusals), nodes=dict(reasons))
+        self.refused(pod, sum_up_nodes(pod.key, requested_what(pod), filtered.refusals), nodes=dict(reasons))
 
     def preempts(self, pod: Pod, chosen: VictimSet | Refusal | None) -> None:
         """Victims were returned to a scheduler, which decides whether to preempt them; or there are none."""
@@ -120,4 +120,6 @@ class Journal:
 
 
 def _chips(grant: Grant) -> dict[str, str | int]:
+    if grant.vnpu is not None:
+        return {"request": grant.vnpu.suffix, "vnpu": grant.vnpu.name}
     return {"request": len(grant.chips), "chips": join_names(grant.chips)}

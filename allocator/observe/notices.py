@@ -79,8 +79,8 @@ class Notices:
 
 
 def log_ignored(node: str, names: tuple[str, ...]) -> None:
-    """Log the devices that a node names in its annotation and that are not whole chips."""
-    log.warning("devices of a node are not whole chips of a known name: ignored", node=node, devices=list(names))
+    """Log the devices that a node names in its annotation and that are neither chips nor vNPUs."""
+    log.warning("devices of a node are neither chips nor vNPUs: ignored", node=node, devices=list(names))
 
 
 def log_unreadable(sentence: str) -> None:

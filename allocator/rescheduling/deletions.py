@@ -17,7 +17,7 @@ from allocator.rescheduling.fault_watch import FaultWatch
 from allocator.rescheduling.memory import Deleted, Memory
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
-from ascend.chips import chip_ids, chip_set
+from ascend.chips import chip_ids
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.objects import Pod
 
@@ -86,7 +86,8 @@ class Deletions:
         record = self._cluster.nodes.get(pod.spec.node_name)
         held = record.holdings.get(pod.uid) if record is not None else None
         chips = list(chip_ids(held.chips)) if held is not None else []
-        return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod))
+        vnpus = [each.name for each in held.vnpus] if held is not None else []
+        return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod), vnpus)
 
     def prepare(self, choice: Choice, memory: Memory) -> None:
         """Keep the chips of pods that will be deleted without their kubelets; then ``memory`` has to be stored."""
@@ -213,7 +214,7 @@ class Deletions:
         if pod.uid in memory.force_deleted:
             return False
         each = memory.force_deleted[pod.uid] = self.note(pod, at_once=True)
-        self._cluster.hold_deleted(pod.uid, each.node, each.pod, chip_set(each.chips))
+        self._cluster.hold_deleted(pod.uid, each.node, each.holding)
         return True
 
 

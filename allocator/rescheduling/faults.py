@@ -10,9 +10,10 @@ from allocator.rules.switches import Strategy, Switches
 from allocator.state.node import NodeRecord, Server
 from allocator.state.report import NodeHealth
 from ascend.annotations import REAL
-from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, parse_names
+from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
+from ascend.pod_devices import read_held
 
 FAULT_TYPE: Final = "fault-type"
 """A label of a pod, by MindCluster's recovery: ``Separate`` if the pod fails with a fault of another pod."""
@@ -91,7 +92,7 @@ def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: Switches) -> F
 
     Args:
         pod: the pod.
-        held: the chips that its annotations name.
+        held: the chips that its annotations name, or parts of which they name.
         node: what has failed on its node.
         switches: what its job says.
     """
@@ -120,10 +121,10 @@ def is_counted(pod: Pod) -> bool:
 
 
 def _given(pod: Pod, held: ChipSet) -> ChipSet:
-    """The chips that the pod runs with; MindCluster's plugin may have swapped them with those of another pod."""
+    """The chips of which the pod has parts or all; MindCluster's plugin may have swapped those of two pods."""
     text = pod.metadata.annotations.get(REAL)
     try:
-        return chip_set(parse_names(text)) if text else held
+        return read_held({REAL: text}).occupied if text else held
     except InvalidValue:
         return held
 

@@ -43,5 +43,5 @@ def member_of(pod: Pod, record: NodeRecord | None, faults: NodeFaults, switches:
         switches: what its job says.
     """
     held = record.holdings.get(pod.uid) if record is not None else None
-    fault = fault_of(pod, held.chips if held is not None else 0, faults, switches)
+    fault = fault_of(pod, held.occupied if held is not None else 0, faults, switches)
     return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))

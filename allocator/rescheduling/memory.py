@@ -1,6 +1,7 @@
 """What is remembered of jobs with faults, also by the next leader: in a ConfigMap, as JSON."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, TypeVar
 
@@ -9,8 +10,10 @@ from msgspec.structs import replace
 
 from allocator.rescheduling.decision import Stage
 from allocator.state.block_record import Spot
-from ascend.chips import MAX_CHIP_ID
+from allocator.state.node import Holding
+from ascend.chips import MAX_CHIP_ID, chip_set
 from ascend.errors import UNREADABLE, InvalidValue
+from ascend.vnpus import VNPU_PATTERN, parse_vnpu
 
 _E = TypeVar("_E")
 
@@ -29,6 +32,7 @@ class Deleted(msgspec.Struct, frozen=True):
         chips: the chips it held.
         at_once: whether it was deleted without its grace period.
         ends_s: until then its kubelet may give its containers to end, Unix seconds; 0 if it was not terminating.
+        vnpus: the names of its vNPUs.
     """
 
     pod: str
@@ -37,6 +41,14 @@ class Deleted(msgspec.Struct, frozen=True):
     chips: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_CHIP_ID)]] = []
     at_once: bool = False
     ends_s: float = 0.0
+    vnpus: list[Annotated[str, msgspec.Meta(pattern=VNPU_PATTERN)]] = []
+
+    @property
+    def holding(self) -> Holding:
+        """What it holds."""
+        vnpus = tuple(map(parse_vnpu, self.vnpus))
+        counted = Counter(each.suffix for each in vnpus)
+        return Holding(self.pod, chip_set(self.chips), len(self.chips), vnpus=vnpus, counted_vnpus=dict(counted))
 
 
 class Recovery(msgspec.Struct):

@@ -11,7 +11,6 @@ from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.memory import Memory
 from allocator.rules.job import JobKey
 from allocator.state.cluster import Cluster
-from ascend.chips import chip_set
 from ascend.errors import ApiError, InvalidValue, Unreachable
 
 log = structlog.get_logger()
@@ -47,7 +46,7 @@ async def restore(actions: Actions, cluster: Cluster, now_s: Callable[[], float]
                 return None
         await asyncio.sleep(RETRY_S)
     for uid, each in memory.force_deleted.items():
-        cluster.hold_deleted(uid, each.node, each.pod, chip_set(each.chips))
+        cluster.hold_deleted(uid, each.node, each.holding)
     for plan, recovery in memory.jobs.items():
         key = JobKey.of_plan(plan)
         cluster.faulty_nodes.note(key, recovery.faulty_nodes)

@@ -9,6 +9,8 @@ from ascend.kube.objects import Pod
 
 DEFAULT_SUPER_POD_SIZE: Final = 48
 DEFAULT_RESERVE_NODES: Final = 2
+DEFAULT_VNPUS_PER_JOB: Final = 1
+"""docs/spec/affinity-rules.md#one-vnpu-per-job"""
 
 
 class SuperPodLimits(msgspec.Struct, frozen=True):
@@ -45,11 +47,13 @@ class JobDefaults(msgspec.Struct, frozen=True):
         product: name of the product for jobs of several pods that name none; empty for none.
         sharing_products: names of products whose servers may take several pods of one job of several pods.
         super_pods: the size of SuperPods, and their reserve.
+        vnpus_per_job: how many vNPUs the pods of a job may have at one time; 0 for any number.
     """
 
     product: str = ""
     sharing_products: Container[str] = ()
     super_pods: SuperPodLimits = DEFAULT_SUPER_PODS
+    vnpus_per_job: int = DEFAULT_VNPUS_PER_JOB
 
 
 NO_DEFAULTS: Final = JobDefaults()

@@ -4,22 +4,26 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue, Refusal
+from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from ascend.slices import effective_request
+from ascend.slices import ContainerRequest, effective_request
+from ascend.takes import Take
+from ascend.vnpus import device_type
 
 
 class ChipRequest(msgspec.Struct, frozen=True, gc=False):
     """What a pod requests of a node: pods with equal requests are interchangeable for every rule.
 
     Attributes:
-        chips: the number of chips, over all containers of the pod.
+        chips: the number of chips, over all containers of the pod; 0 for a vNPU.
         distributed: the job is known to have several pods that request chips: on some products these have to request
             more chips.
         needs_network: it can't use chips with an unhealthy network, because its pods use it, or may use it.
         products: names of the products that the job may use; None for any.
         avoids_sub_healthy: the job excludes sub-healthy nodes.
         is_spread: no two pods of its job may be on one node.
+        vnpu: the size of the vNPU that it requests instead of chips, as in the name of the resource; empty for chips.
     """
 
     chips: int
@@ -28,6 +32,28 @@ class ChipRequest(msgspec.Struct, frozen=True, gc=False):
     products: frozenset[str] | None = None
     avoids_sub_healthy: bool = False
     is_spread: bool = False
+    vnpu: str = ""
+
+    @property
+    def what(self) -> str:
+        """What is requested, for sentences: ``2 chips``, ``1 vNPU Ascend910-2c``."""
+        return f"1 vNPU {device_type(self.vnpu)}" if self.vnpu else count(self.chips, "chip")
+
+    @property
+    def size(self) -> float:
+        """How much is requested, in chips: any vNPU is less than one chip."""
+        return self.chips or 0.5
+
+    def is_for(self, take: Take) -> bool:
+        """Whether this is as much as it requests."""
+        if take.vnpu is not None:
+            return self.vnpu == take.vnpu.suffix
+        return not self.vnpu and len(take.chips) == self.chips
+
+    @classmethod
+    def of(cls, take: Take) -> "ChipRequest":
+        """The request of a pod that has this."""
+        return cls(len(take.chips), vnpu=take.vnpu.suffix if take.vnpu is not None else "")
 
 
 def requested_chips(pod: Pod) -> int:
@@ -44,6 +70,40 @@ def requested_chips(pod: Pod) -> int:
     if not chips:
         raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} does not request {RESOURCE}")
     return chips
+
+
+def requested_size(pod: Pod) -> str:
+    """The size of the vNPU that a pod requests; empty if it requests none.
+
+    Raises:
+        Refusal: ``InvalidRequest`` if it requests several, or chips as well.
+    """
+    containers = (each for each, _ in pod.ordered_containers)
+    requests = [(each.name, suffix, number) for each in containers for suffix, number in each.vnpus.items()]
+    if not requests:
+        return ""
+    if counted_chips(pod):
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} requests both whole chips and vNPUs")
+    if len(requests) > 1 or requests[0][2] > 1:
+        where = ", ".join(f"{number} {device_type(suffix)} in container {name}" for name, suffix, number in requests)
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {where}; a pod may have one vNPU, in one container")
+    return requests[0][1]
+
+
+def counted_vnpus(pod: Pod) -> dict[str, int]:
+    """By size, the number of vNPUs that kube-scheduler and the kubelet count for a pod."""
+    requests: dict[str, list[ContainerRequest]] = {}
+    for container, kind in pod.ordered_containers:
+        for suffix, number in container.vnpus.items():
+            requests.setdefault(suffix, []).append(ContainerRequest(container.name, kind, number))
+    return {suffix: effective_request(each) for suffix, each in requests.items()}
+
+
+def requested_what(pod: Pod) -> str:
+    """What a pod requests, for sentences and the log."""
+    chips = counted_chips(pod)
+    vnpus = [f"{count(number, 'vNPU')} {device_type(suffix)}" for suffix, number in counted_vnpus(pod).items()]
+    return " and ".join([*([count(chips, "chip")] if chips or not vnpus else []), *vnpus])
 
 
 def counted_chips(pod: Pod) -> int:

@@ -8,12 +8,12 @@ from ascend.grammar import count
 from ascend.reasons import Category, Reason
 
 
-def sum_up(pod: str, chips: int, reasons: Mapping[Reason, int]) -> Refusal:
+def sum_up(pod: str, what: str, reasons: Mapping[Reason, int]) -> Refusal:
     """Summarize why a pod fits on no node.
 
     Args:
         pod: ``namespace/name``.
-        chips: the number of chips it requests.
+        what: what it requests, as in ``2 chips``.
         reasons: the number of nodes for each reason.
 
     Returns:
@@ -25,10 +25,12 @@ def sum_up(pod: str, chips: int, reasons: Mapping[Reason, int]) -> Refusal:
     relevant = relevant or [reason for reason, _ in ordered]
     reason = relevant[0] if len(relevant) == 1 else Reason.NO_NODE_FITS
     if not ordered:
-        return Refusal(reason, f"pod {pod}: {count(chips, 'chip')} requested, and there are no nodes")
+        return Refusal(reason, f"pod {pod}: {what} requested, and there are no nodes")
     counts = ", ".join(f"{number} {reason}" for reason, number in ordered)
     total = count(sum(reasons.values()), "node")
-    return Refusal(reason, f"pod {pod}: {count(chips, 'chip fits', 'chips fit')} on none of {total}: {counts}")
+    return Refusal(
+        reason, f"pod {pod}: {what} {'fits' if what.startswith('1 ') else 'fit'} on none of {total}: {counts}"
+    )
 
 
 def count_reasons(refusals: Mapping[Refusal, int]) -> Counter[Reason]:
@@ -43,16 +45,16 @@ def count_reasons(refusals: Mapping[Refusal, int]) -> Counter[Reason]:
     return reasons
 
 
-def sum_up_nodes(pod: str, chips: int, refusals: Mapping[Refusal, int]) -> Refusal:
+def sum_up_nodes(pod: str, what: str, refusals: Mapping[Refusal, int]) -> Refusal:
     """Summarize why a pod fits on no node, from the refusals of the nodes; a sentence that all share is kept.
 
     Args:
         pod: ``namespace/name``.
-        chips: the number of chips it requests.
+        what: what it requests, as in ``2 chips``.
         refusals: the number of nodes for each refusal.
     """
     sentences = {refusal.message: refusal for refusal in refusals}
     if len(sentences) == 1:
         (only,) = sentences.values()
         return Refusal(only.reason, only.message)
-    return sum_up(pod, chips, count_reasons(refusals))
+    return sum_up(pod, what, count_reasons(refusals))

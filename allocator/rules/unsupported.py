@@ -20,7 +20,7 @@ from allocator.rules.job_products import (
     is_mind_ie,
     names_blocks,
 )
-from allocator.rules.request import requested_chips
+from allocator.rules.request import counted_chips
 from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES, STRICT, unknown_value
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
@@ -29,6 +29,7 @@ from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.reasons import Reason
+from ascend.vnpus import suffix_of
 
 _VENDOR: Final = "huawei.com/"
 _TOR_AFFINITY: Final = "tor-affinity"
@@ -124,7 +125,7 @@ def without_effect(
     if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
         return ()
     has_blocks = names_blocks(annotations, pod.spec.node_selector)
-    total = pods * requested_chips(pod) if pods is not None else None
+    total = pods * counted_chips(pod) if pods is not None else None
     asked = Asking(labels, annotations, resources, minimum=_first_minimum(job), has_blocks=has_blocks, total=total)
     return tuple(
         f"{found}: {row.sentence}"
@@ -165,15 +166,20 @@ def _first_minimum(job: Stated) -> int | None:
 
 
 def _resources(pod: Pod) -> frozenset[str]:
-    """Names of the resources of Huawei that a pod requests besides chips."""
+    """Names of the resources of Huawei that a pod requests besides chips and vNPUs."""
     found = set()
     for containers in (pod.spec.containers, pod.spec.init_containers):
         for each in containers:
             for quantities in (each.resources.limits, each.resources.requests):
                 for name in quantities:
-                    if name.startswith(_VENDOR) and name != RESOURCE and quantities[name] != "0":
+                    if (
+                        name.startswith(_VENDOR)
+                        and name != RESOURCE
+                        and suffix_of(name) is None
+                        and quantities[name] != "0"
+                    ):
                         found.add(name)
-    return frozenset(found)
+    return frozenset(name for name in found if suffix_of(name) is None)
 
 
 _KEYS: Final = {MIN_AVAILABLE, TASK_MINIMA}
@@ -337,9 +343,9 @@ UNSUPPORTED: Final = (
         Outcome.REFUSED, "it must be a whole number above 0, a multiple of the chips of each pod, of which the chips "
         "of the job are a multiple",
         _wrong_block, Reason.INVALID_REQUEST),
-    Unsupported("resource `huawei.com/Ascend910-2c`, `huawei.com/npu-core`, …",
-        "a vNPU ([vNPUs](spec/vnpu.md))",
-        Outcome.TOLD, f"{_COUNTED}. A job may have one",
+    Unsupported("resource `huawei.com/npu-core`, or a vNPU of another kind, as `huawei.com/Ascend910B-2c`",
+        "a vNPU that is cut out of a chip when the pod starts ([vNPUs](spec/vnpu.md#dynamic-vnpus))",
+        Outcome.TOLD, f"{_COUNTED}. vNPUs that were cut beforehand are {RESOURCE}-2c and the like",
         _resource(r"(Ascend910[^-]*-[0-9]+c.*|npu-core)")),
     Unsupported("resource `huawei.com/npu`",
         "chips of Ascend 950 and Atlas 350 servers",

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from allocator.rules.request import ChipRequest
+from allocator.rules.vnpus import VnpusLeft, no_such_vnpu
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import a, count
@@ -14,6 +15,7 @@ from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
 from ascend.rules.families import RULES, refuse_number
 from ascend.rules.placement import OrderKey
+from ascend.takes import Take
 
 
 class Vacancy(msgspec.Struct, frozen=True, gc=False):
@@ -30,6 +32,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         sub_healthy: the node or one of its chips is degraded.
         kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting gang.
         keeper: what they are kept for, in sentences.
+        vnpus: what is left of its vNPUs; None if it has none.
     """
 
     product: Product
@@ -41,6 +44,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     sub_healthy: bool = False
     kept: ChipSet = 0
     keeper: str = ""
+    vnpus: VnpusLeft | None = None
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
@@ -50,8 +54,11 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         """What would be left if nothing were kept for others."""
         return replace(self, free=self.free | self.kept, room=self.room + self.kept.bit_count(), kept=0, keeper="")
 
-    def without(self, taken: ChipSet) -> "Vacancy":
-        """What is left after a pod has taken these chips."""
+    def without(self, take: Take) -> "Vacancy":
+        """What is left after a pod has taken this."""
+        if take.vnpu is not None:
+            return replace(self, vnpus=self.vnpus.without((take.vnpu,)) if self.vnpus is not None else None)
+        taken = take.chip_set
         return replace(
             self,
             free=self.free & ~taken,
@@ -59,29 +66,36 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
             room=max(self.room - taken.bit_count(), 0),
         )
 
+    def has(self, take: Take, request: ChipRequest) -> bool:
+        """Whether what a pod would take is free, and usable for a request."""
+        if take.vnpu is not None:
+            return self.vnpus is not None and take.vnpu in self.vnpus.free
+        return not take.chip_set & ~self.usable(request)
+
     def needs_network(self, request: ChipRequest) -> bool:
         """Whether a request can't use chips of this product that have an unhealthy network."""
         return request.needs_network and self.product.has_network
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A request fits: how the node ranks among others, and the chips the pod takes.
+    """A request fits: how the node ranks among others, and what the pod takes.
 
     Attributes:
         key: order among nodes, smaller is better; nodes of one product are adjacent.
         score: a number for the same order among nodes of one product, larger is better: the reference scheduler's if
             it has one.
-        chips: in selection order.
-        taken: the same as a set.
+        take: what the pod takes.
     """
 
     key: OrderKey
     score: int
-    chips: tuple[int, ...]
-    taken: ChipSet
+    take: Take
 
 
 Verdict: TypeAlias = Fit | Refusal
+
+_SCORE_OF_CHIP: Final = 1024
+"""More than twice the vNPUs of a node."""
 
 _PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
 """The order of products for a request that fits on several: the first is 910A, whose rule the reference applies to a
@@ -98,6 +112,8 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     obstacle = _unsuitable(vacancy, request)
     if obstacle is not None:
         return obstacle
+    if request.vnpu:
+        return _judge_vnpu(vacancy, request.vnpu)
     product, usable = vacancy.product, vacancy.usable(request)
     rule = RULES[product.family]
     obstacle = _shortage(vacancy, request)
@@ -112,7 +128,16 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
         score = max(score - 1, 0)
     # Keys of different products are not comparable. Between equal scores the healthier server wins.
     order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)
-    return Fit(order, score, placement.chips, placement.taken)
+    return Fit(order, score, Take(placement.chips, placement.taken))
+
+
+def _judge_vnpu(vacancy: Vacancy, suffix: str) -> Verdict:
+    chosen = vacancy.vnpus.choose(suffix) if vacancy.vnpus is not None else no_such_vnpu(suffix, ())
+    if isinstance(chosen, Refusal):
+        return chosen
+    order = (_PREFERENCE[vacancy.product.name], -chosen.beside, -chosen.on_node, vacancy.sub_healthy)
+    score = _SCORE_OF_CHIP * chosen.beside + 2 * chosen.on_node + 1 - vacancy.sub_healthy
+    return Fit(order, score, Take.part(chosen.vnpu))
 
 
 def peer_on_node() -> Refusal:
@@ -127,7 +152,7 @@ def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
     verdict, number = judge(vacancy, request), 0
     while isinstance(verdict, Fit):
         number += 1
-        vacancy = vacancy.without(verdict.taken)
+        vacancy = vacancy.without(verdict.take)
         verdict = judge(vacancy, request)
         if request.is_spread and isinstance(verdict, Fit):
             return number, peer_on_node()
@@ -139,7 +164,7 @@ def _invalid_for(product: Product, request: ChipRequest) -> Refusal | None:
     if request.products is not None and product.name not in request.products:
         wanted = " or ".join(sorted(request.products))
         return Refusal(Reason.WRONG_PRODUCT, f"the job is for {wanted} servers; this is {a(f'{product.name} server')}")
-    if request.chips not in product.allowed(distributed=request.distributed):
+    if not request.vnpu and request.chips not in product.allowed(distributed=request.distributed):
         return refuse_number(product, request.chips, distributed=request.distributed)
     return None
 

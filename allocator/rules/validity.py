@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from allocator.rules.asked import DEFAULT_VNPUS_PER_JOB
 from allocator.rules.job import JobKey
-from allocator.rules.job_products import product_marks, wanted_products
-from allocator.rules.request import requested_chips
+from allocator.rules.job_products import SUPER_POD_BLOCK, product_marks, wanted_products
+from allocator.rules.request import counted_chips, requested_chips
 from allocator.rules.unsupported import refused_demand
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -37,6 +38,7 @@ class JobShape(msgspec.Struct, frozen=True):
         pods: the number of pods that request chips; if it is unknown, 2 stands for several.
         products: names of the products that the job may use; None for any.
         vnpus: the number of vNPUs that its pods request.
+        most_vnpus: how many of them one pod requests, at most.
     """
 
     key: str
@@ -44,6 +46,7 @@ class JobShape(msgspec.Struct, frozen=True):
     pods: int = 1
     products: frozenset[str] | None = None
     vnpus: int = 0
+    most_vnpus: int = 0
 
 
 def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
@@ -52,21 +55,40 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
     Raises:
         Refusal: the request of a pod is invalid, or the pods contradict each other.
     """
-    requesting, vnpus = [], 0
+    requesting, vnpus, most = list[Pod](), 0, 0
+    sizes: set[int] = set()
     for pod in pods:
-        vnpus += requested_vnpus(pod)
-        if pod.requests_chips:
-            requesting.append(pod)
-    sizes = frozenset(map(requested_chips, requesting))
+        own = requested_vnpus(pod)
+        vnpus, most = vnpus + own, max(most, own)
+        if not pod.requests_chips:
+            continue
+        requesting.append(pod)
+        if not own or counted_chips(pod):
+            sizes.add(requested_chips(pod))
+        else:
+            refuse_blocks(pod)
     for pod in requesting:
-        if (unsupported := refused_demand(pod, max(sizes) if len(requesting) == 1 else None)) is not None:
+        chips = max(sizes) if len(requesting) == 1 and sizes else None
+        if (unsupported := refused_demand(pod, chips)) is not None:
             raise unsupported
     products = None
     for wanted in filter(None, map(wanted_products, requesting)):
         products = wanted if products is None else products & wanted
     if products is not None and not products:
         raise Refusal(Reason.POLICY_MISMATCH, f"{key}: its pods are for different products")
-    return JobShape(key, sizes, len(requesting), products, vnpus)
+    return JobShape(key, frozenset(sizes), len(requesting), products, vnpus, most)
+
+
+def refuse_blocks(pod: Pod) -> None:
+    """Accept a pod with a vNPU unless it also asks for blocks of whole servers.
+
+    Raises:
+        Refusal: it does.
+    """
+    block = pod.metadata.annotations.get(SUPER_POD_BLOCK)
+    if block is not None:
+        sentence = f"annotation {SUPER_POD_BLOCK}={block}: blocks consist of whole servers, the pod requests a vNPU"
+        raise Refusal(Reason.UNSUPPORTED_POLICY, f"pod {pod.key}: {sentence}; remove the annotation")
 
 
 def requested_vnpus(pod: Pod) -> int:
@@ -94,7 +116,9 @@ def _vnpus(resource: str, quantity: str) -> int:
     return 1 if number is None or (number and resource == _CORES) else number
 
 
-def invalidity(shape: JobShape, pods: Iterable[Pod] = ()) -> Refusal | None:
+def invalidity(
+    shape: JobShape, pods: Iterable[Pod] = (), *, vnpus_per_job: int = DEFAULT_VNPUS_PER_JOB
+) -> Refusal | None:
     """Why a job fits on no node, whatever is free; None if it is valid.
 
     A job that may use several products is valid if one of them allows it.
@@ -102,12 +126,16 @@ def invalidity(shape: JobShape, pods: Iterable[Pod] = ()) -> Refusal | None:
     Args:
         shape: the shape of the job.
         pods: those of its pods whose marks the sentence names, if they name the products.
+        vnpus_per_job: how many vNPUs its pods may have; 0 for any number.
     """
     if shape.vnpus and shape.sizes:
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests both whole chips and vNPUs")
-    if shape.vnpus > 1:
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; a job may have one")
-    if _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
+    if vnpus_per_job and shape.vnpus > vnpus_per_job:
+        most = "one" if vnpus_per_job == 1 else str(vnpus_per_job)
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; a job may have {most}")
+    if shape.most_vnpus > 1:
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.most_vnpus} vNPUs; a pod may have one")
+    if shape.vnpus or _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
         return None
     products = list(_among(shape.products))
     # The number of pods is not always known, and it makes no difference.
@@ -120,18 +148,22 @@ def invalidity(shape: JobShape, pods: Iterable[Pod] = ()) -> Refusal | None:
     return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}, which no product allows ({names}){named}")
 
 
-def excess_vnpus(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:
+def excess_vnpus(pod: Pod, job: JobKey, in_job: int, vnpus_per_job: int = DEFAULT_VNPUS_PER_JOB) -> Refusal | None:
     """Why a pod may not have the vNPUs it requests; None if it may, or requests none.
 
     Args:
         pod: the pod.
         job: its job.
         in_job: the number of vNPUs that the pods of the job have or request, this pod included.
+        vnpus_per_job: how many they may have; 0 for any number.
     """
     own = requested_vnpus(pod)
     if not own:
         return None
-    return invalidity(JobShape(f"pod {pod.key}" if own > 1 else f"job {job}", frozenset(), vnpus=max(own, in_job)))
+    chips = counted_chips(pod)
+    key = f"pod {pod.key}" if own > 1 or chips else f"job {job}"
+    shape = JobShape(key, frozenset({chips} if chips else ()), vnpus=max(own, in_job), most_vnpus=own)
+    return invalidity(shape, vnpus_per_job=vnpus_per_job)
 
 
 @functools.lru_cache(maxsize=1024)  # called by every decision, and there are few shapes of jobs

@@ -20,6 +20,7 @@ from allocator.rules.vacancy import Vacancy, judge
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.vnpus import Vnpu
 
 _EXHAUSTIVE: Final = 10
 """Up to this number of pods every set is tried (1,024 at most); with more pods, one after the other is reprieved if
@@ -37,6 +38,7 @@ class Occupant(msgspec.Struct, frozen=True, eq=False, gc=False):
         terminating: it is terminating already.
         chips: the chips it holds.
         counted: the number of chips that the kubelet counts for it.
+        vnpus: the vNPUs it holds.
     """
 
     uid: str
@@ -46,12 +48,13 @@ class Occupant(msgspec.Struct, frozen=True, eq=False, gc=False):
     terminating: bool
     chips: ChipSet
     counted: int
+    vnpus: tuple[Vnpu, ...] = ()
 
     @classmethod
-    def of(cls, pod: Pod, chips: ChipSet, counted: int) -> "Occupant":
+    def of(cls, pod: Pod, chips: ChipSet, counted: int, vnpus: tuple[Vnpu, ...] = ()) -> "Occupant":
         """The occupant that a pod is."""
         since = pod.metadata.creation_timestamp or ""
-        return cls(pod.uid, pod.key, pod.priority, since, pod.is_terminating, chips, counted)
+        return cls(pod.uid, pod.key, pod.priority, since, pod.is_terminating, chips, counted, vnpus)
 
 
 Cost: TypeAlias = tuple[int, int, int]

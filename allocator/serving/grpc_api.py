@@ -263,16 +263,19 @@ def _job_refusal(job: str, templates: Sequence[tuple[Pod, int]], defaults: JobDe
         defaults: what an administrator has set for all jobs.
     """
     try:
-        # For the number of chips two pods are equivalent to thousands.
-        shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, 2))])
+        # For the number of chips two pods are equivalent to thousands, and for vNPUs one more than a job may have.
+        most = max(defaults.vnpus_per_job + 1, 2)
+        shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, most))])
         if not shape.sizes and not shape.vnpus:
             return None
-        if (refusal := invalidity(shape, [pod for pod, _ in templates])) is not None:
+        if (
+            refusal := invalidity(shape, [pod for pod, _ in templates], vnpus_per_job=defaults.vnpus_per_job)
+        ) is not None:
             return refusal
         requesting = [(pod, number) for pod, number in templates if pod.requests_chips]
-        if requesting:
-            pods = sum(number for _, number in requesting)
-            policy_of(Asked(job, requesting[0][0], max(shape.sizes), pods, shape.products, defaults))
+        if requesting and shape.sizes:
+            number = sum(number for _, number in requesting)
+            policy_of(Asked(job, requesting[0][0], max(shape.sizes), number, shape.products, defaults))
     except Refusal as refused:
         return refused
     return None
@@ -310,6 +313,7 @@ def _victim_set(chosen: VictimSet) -> pb.VictimSet:
             priority=each.priority,
             chips=map(chip_name, chip_ids(each.chips)),
             ending=each.terminating,
+            vnpus=[vnpu.name for vnpu in each.vnpus],
         )
         for each in chosen.victims
     ]
@@ -322,4 +326,5 @@ def _allocated(bound: Assignment, *, is_bound: bool) -> pb.AllocateResponse:
         chips=map(chip_name, bound.grant.chips),
         annotations=bound.annotations or bound.grant.annotations(),
         bound=is_bound,
+        vnpus=[bound.grant.vnpu.name] if bound.grant.vnpu is not None else [],
     )

@@ -2,14 +2,15 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Final
 
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Server, unknown_node
+from allocator.state.node import Holding, NodeRecord, Server, unknown_node
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import Refusal
+from ascend.takes import Take
 from ascend.turn import Turn
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 
@@ -38,6 +39,7 @@ class NodeStates:
         if isinstance(record.server, Server):
             state.product = record.server.product.name
             state.chips.extend(self._chips(record, record.server))
+            state.vnpus.extend(self._vnpus(record, record.server))
         return state
 
     async def page(self, only: Collection[str], size: int, after: str) -> pb.GetStateResponse:
@@ -90,18 +92,33 @@ class NodeStates:
 
     def _chips(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
         healthy = server.reported & ~record.unhealthy if isinstance(record.unhealthy, int) else 0
-        reserved = {uid: chips for uid, chips in self._ledger.on(record.name).items() if uid not in record.holdings}
         for chip in chip_ids(server.reported):
-            holders = [
-                pb.Holder(uid=uid, pod=holding.pod)
-                for uid, holding in record.holdings.items()
-                if holding.chips >> chip & 1
-            ]
-            for uid, chips in reserved.items():
-                reservation = self._ledger.get(uid)
-                if chips >> chip & 1 and reservation is not None:
-                    holders.append(pb.Holder(uid=uid, pod=reservation.pod, reserved=True))
+            holders = self._holders(
+                record,
+                lambda holding, chip=chip: holding.chips >> chip & 1,  # type: ignore[misc]  # bound
+                lambda take, chip=chip: take.chip_set >> chip & 1,  # type: ignore[misc]  # bound
+            )
             yield pb.ChipState(name=chip_name(chip), healthy=bool(healthy >> chip & 1), holders=holders)
+
+    def _vnpus(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
+        unhealthy = record.unhealthy if isinstance(record.unhealthy, int) else -1
+        for vnpu in server.vnpus:
+            holders = self._holders(
+                record,
+                lambda holding, vnpu=vnpu: vnpu in holding.vnpus,  # type: ignore[misc]  # bound
+                lambda take, vnpu=vnpu: take.vnpu == vnpu,  # type: ignore[misc]  # bound
+            )
+            yield pb.ChipState(name=vnpu.name, healthy=not unhealthy >> vnpu.chip & 1, holders=holders)
+
+    def _holders(
+        self, record: NodeRecord, holds: Callable[[Holding], object], takes: Callable[[Take], object]
+    ) -> list[pb.Holder]:
+        found = [pb.Holder(uid=uid, pod=holding.pod) for uid, holding in record.holdings.items() if holds(holding)]
+        for uid, take in self._ledger.on(record.name).items():
+            reservation = self._ledger.get(uid)
+            if uid not in record.holdings and reservation is not None and takes(take):
+                found.append(pb.Holder(uid=uid, pod=reservation.pod, reserved=True))
+        return found
 
 
 def refusal_message(refusal: Refusal) -> pb.Refusal:

@@ -20,7 +20,7 @@ from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
 from allocator.serving.extender import read_body
 from allocator.serving.extender_wire import text
-from ascend.annotations import OURS, PLACEMENT_GATE
+from ascend.annotations import PLACEMENT_GATE, is_ours
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
 from ascend.reasons import Reason
@@ -161,7 +161,7 @@ def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
     """
     document = msgspec.json.decode(binding)
     present = document.get("metadata", {}).get("annotations") or {}
-    kept = {key: value for key, value in present.items() if key not in OURS}
+    kept = {key: value for key, value in present.items() if not is_ours(key)}
     annotations = {**kept, **wanted}
     if present == annotations:
         return {}

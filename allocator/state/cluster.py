@@ -33,7 +33,6 @@ from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import CLAIMED, read_block, read_predicate_time
-from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Node, Pod
 from ascend.products import Product
@@ -54,7 +53,7 @@ class Cluster:
         max_report_age_s: the greatest age of a node's report.
         reported_s: when a report was written that is seen for the first time (``report_ages.py``); now if not given.
         previous: remembers the nodes of pods for their successors; None to disable this.
-        ignored: called with a node and the names in its annotation that are not whole chips, when these change.
+        ignored: called with a node and the names in its annotation that are neither chips nor vNPUs, when these change.
 
     Attributes:
         nominated: called with a pod after it was nominated for a node.
@@ -99,17 +98,16 @@ class Cluster:
         ledger.subscribe(self._reserved)
         ledger.promises.subscribe(self._promised)
 
-    def hold_deleted(self, uid: str, node: str, pod: str, chips: ChipSet) -> None:
-        """Let a pod hold its chips although it is deleted: its containers may still run.
+    def hold_deleted(self, uid: str, node: str, holding: Holding) -> None:
+        """Let a pod hold what it has although it is deleted: its containers may still run.
 
         Args:
             uid: its uid.
             node: its node.
-            pod: ``namespace/name``.
-            chips: its chips.
+            holding: what it has.
         """
         self._held_deleted.add(uid)
-        self._record(node).holdings.setdefault(uid, Holding(pod, chips, chips.bit_count()))
+        self._record(node).holdings.setdefault(uid, holding)
         self._refresh(node)
 
     def release_deleted(self, uid: str, node: str) -> None:
@@ -133,15 +131,11 @@ class Cluster:
         """Whether reserved chips still suit a request."""
         record = self._records.get(held.node)
         has_moved = held.part is not None and self.index.topology.has_left(held.node, held.part.super_pod)
-        if record is None or len(held.chips) != request.chips or has_moved:
+        if record is None or not request.is_for(held.take) or has_moved:
             return False
-        others = {uid: chips for uid, chips in self._ledger.on(held.node).items() if uid != held.uid}
+        others = {uid: take for uid, take in self._ledger.on(held.node).items() if uid != held.uid}
         left = assess(record, others)
-        return (
-            isinstance(left, Vacancy)
-            and isinstance(judge(left, request), Fit)
-            and not held.taken & ~left.usable(request)
-        )
+        return isinstance(left, Vacancy) and isinstance(judge(left, request), Fit) and left.has(held.take, request)
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was deleted recently; a pod that was never seen may be new."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from allocator.state.plans import Plans
 from allocator.state.promises import Promises
 from allocator.state.reservation import Reservation, Seat, Stage
-from ascend.chips import ChipSet
+from ascend.takes import Take
 
 DOUBT_S = 75.0
 """How long a Binding of unknown outcome may still be made: the API server's own limit for requests is 60 s."""
@@ -42,7 +42,7 @@ class Ledger:
         self.promises = Promises(monotonic)
         self.monotonic = monotonic
         self._by_uid: dict[str, Reservation] = {}
-        self._by_node: dict[str, dict[str, ChipSet]] = {}
+        self._by_node: dict[str, dict[str, Take]] = {}
         # Expiry times of RESERVED ones; outdated entries are skipped when they come up.
         self._due: list[tuple[float, str]] = []
         self._plans = Plans()
@@ -67,8 +67,8 @@ class Ledger:
         """The reservation of a pod."""
         return self._by_uid.get(uid)
 
-    def on(self, node: str) -> Mapping[str, ChipSet]:
-        """The chips reserved on a node, by pod uid."""
+    def on(self, node: str) -> Mapping[str, Take]:
+        """What is reserved on a node, by pod uid."""
         return self._by_node.get(node, {})
 
     def count(self, stage: Stage) -> int:
@@ -81,13 +81,13 @@ class Ledger:
         uid: str,
         pod: str,
         node: str,
-        chips: tuple[int, ...],
+        take: Take,
         stage: Stage = Stage.RESERVED,
         predicate_time: int | None = None,
     ) -> Reservation:
-        """Reserve chips for a pod, replacing its reservation; the caller makes sure that the chips are free."""
+        """Reserve something for a pod, replacing its reservation; the caller makes sure that it is free."""
         self.release(uid)
-        reservation = Reservation(uid, pod, node, chips, stage, self.monotonic(), predicate_time)
+        reservation = Reservation(uid, pod, node, take, stage, self.monotonic(), predicate_time)
         self._put(reservation)
         return reservation
 
@@ -128,9 +128,7 @@ class Ledger:
             if (old := self._take_out(seat.uid)) is not None:
                 changed[old.node].append(seat.uid)
                 self._ended(old)
-            planned = Reservation(
-                seat.uid, seat.pod, seat.node, seat.chips, Stage.PLANNED, now_s, None, name, seat.part
-            )
+            planned = Reservation(seat.uid, seat.pod, seat.node, seat.take, Stage.PLANNED, now_s, None, name, seat.part)
             self._enter(planned)
             changed[seat.node].append(seat.uid)
         self._notify(changed)
@@ -170,7 +168,7 @@ class Ledger:
         one, two = self._by_uid[uid], self._by_uid[other]
         for old, new in ((one, two), (two, one)):
             self._take_out(old.uid)
-            self._enter(replace(old, node=new.node, chips=new.chips, predicate_time=None))
+            self._enter(replace(old, node=new.node, take=new.take, predicate_time=None))
         self._notify(dict.fromkeys((one.node, two.node), (uid, other)))
 
     def hand(self, seat: str, uid: str, pod: str) -> Reservation:
@@ -300,9 +298,9 @@ class Ledger:
 
     def _enter(self, reservation: Reservation) -> None:
         self._by_uid[reservation.uid] = reservation
-        self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.taken
+        self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.take
         if self.promises:
-            self.promises.taken(reservation.node, reservation.taken, (reservation.uid, reservation.plan))
+            self.promises.taken(reservation.node, reservation.take.chip_set, (reservation.uid, reservation.plan))
         self._schedule(reservation)
         self._plans.put(reservation)
 

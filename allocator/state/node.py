@@ -13,21 +13,22 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from allocator.rules.request import counted_chips
+from allocator.rules.request import counted_chips, counted_vnpus, requested_what
 from allocator.rules.vacancy import Vacancy
 from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
-    held_chips,
     read_base_device_infos,
 )
-from ascend.chips import RESOURCE, ChipSet
+from ascend.chips import RESOURCE, ChipSet, chip_set
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Node, Pod
+from ascend.pod_devices import read_held
 from ascend.products import Product
 from ascend.reasons import Reason
 from ascend.rules.identity import identify
+from ascend.vnpus import Vnpu
 
 _MOST_NAMED: Final = 3
 """Names of foreign devices in a sentence."""
@@ -41,12 +42,16 @@ class Server(msgspec.Struct, frozen=True, gc=False):
         reported: the chips that pods can get, healthy or not.
         allocatable: the number of allocatable chips.
         health: the health of the node as a whole, from its annotation.
+        vnpus: its vNPUs, healthy or not.
+        allocatable_vnpus: by size, the number of allocatable ones.
     """
 
     product: Product
     reported: ChipSet
     allocatable: int
     health: NodeHealth = NodeHealth.HEALTHY
+    vnpus: tuple[Vnpu, ...] = ()
+    allocatable_vnpus: dict[str, int] = {}
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
@@ -58,6 +63,9 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
         counted: the number of chips that the kubelet counts for it.
         unreadable: why its list of chips can't be read, a sentence; None if it can.
         disputed: whether AscendReal and the allocator's list name more chips together than the kubelet counts.
+        vnpus: the vNPUs it holds.
+        counted_vnpus: by size, the number of vNPUs that the kubelet counts for it.
+        unknown_vnpus: why it is unknown which vNPUs it holds, a sentence; None if that is known.
     """
 
     pod: str
@@ -65,6 +73,14 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     counted: int
     unreadable: str | None = None
     disputed: bool = False
+    vnpus: tuple[Vnpu, ...] = ()
+    counted_vnpus: dict[str, int] = {}
+    unknown_vnpus: str | None = None
+
+    @property
+    def occupied(self) -> ChipSet:
+        """The chips that it holds, or parts of which it holds."""
+        return self.chips | chip_set(each.chip for each in self.vnpus) if self.vnpus else self.chips
 
 
 @dataclass(slots=True)
@@ -84,7 +100,7 @@ class NodeRecord:
         offer: what is left according to all of these and the ledger, or why the node can't be used.
         node: the object as last seen; None if there is none.
         product: its product, also while the node can't be used; None if it is unknown.
-        ignored: the names in its annotation that are not whole chips.
+        ignored: the names in its annotation that are neither chips nor vNPUs.
         idle: what is left beside its pods, without the ledger; None if that has to be read again. Whatever changes the
             record sets it to None.
         room: the number of chips that the kubelet would admit beside its pods, if ``idle`` is a vacancy.
@@ -156,17 +172,18 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         held: the chips of the pods on it; used if the Node names no chips.
     """
     try:
-        reported, withheld = _read_chips(node, report, held)
+        reported, withheld, vnpus = _read_chips(node, report, held)
         product = identify(node.name, node.metadata.labels, node.metadata.annotations, reported | withheld)
         health = read_health(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
-        return Server(product, reported, _read_allocatable(node), health)
+        sizes = node.allocatable_vnpus if vnpus else {}
+        return Server(product, reported, _read_allocatable(node, has_vnpus=bool(sizes)), health, vnpus, sizes)
     except Refusal as refusal:
         return refusal.with_traceback(None)  # the refusal is stored
 
 
 def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Product | None:
     try:
-        reported, withheld = _read_chips(node, report, held)
+        reported, withheld, _ = _read_chips(node, report, held)
         return identify(node.name, node.metadata.labels, node.metadata.annotations, reported | withheld)
     except Refusal:
         return None
@@ -179,18 +196,18 @@ def has_same_infos(one: Node, other: Node) -> bool:
 
 
 def ignored_devices(node: Node) -> tuple[str, ...]:
-    """The names in a Node's annotation that are not whole chips; none if it is missing or malformed."""
+    """The names in a Node's annotation that are neither chips nor vNPUs; none if it is missing or malformed."""
     try:
         return read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, "{}")).ignored
     except InvalidValue:
         return ()
 
 
-def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> tuple[ChipSet, ChipSet]:
-    """The chips that pods can get, and those that the node has besides."""
+def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> tuple[ChipSet, ChipSet, tuple[Vnpu, ...]]:
+    """The chips that pods can get, those that the node has besides, and the vNPUs that these are cut into."""
     text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
     if text is None:
-        return _read_chips_without_annotation(node, report, held), 0
+        return _read_chips_without_annotation(node, report, held), 0, ()
     try:
         infos = read_base_device_infos(text)
     except InvalidValue as error:
@@ -200,7 +217,7 @@ def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> tupl
         raise Refusal(
             Reason.NOT_AN_NPU_NODE, f"node {node.name}: annotation {BASE_DEVICE_INFOS} names no Ascend910 chip: {shown}"
         )
-    return infos.chips, infos.withheld
+    return infos.chips, infos.withheld, infos.vnpus
 
 
 def _read_chips_without_annotation(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
@@ -222,12 +239,14 @@ def _read_chips_without_annotation(node: Node, report: NodeReport | Refusal, hel
     return chips
 
 
-def _read_allocatable(node: Node) -> int:
+def _read_allocatable(node: Node, *, has_vnpus: bool) -> int:
     if not node.is_ready:
         raise Refusal(Reason.NODE_NOT_READY, f"node {node.name} is not Ready")
     if node.spec.unschedulable:
         raise Refusal(Reason.NODE_CORDONED, f"node {node.name} is cordoned")
     if not node.allocatable_chips:
+        if has_vnpus:
+            return 0  # all of its chips are cut
         # While the resource is not registered, the kubelet would start the pod without any chip.
         raise Refusal(Reason.RESOURCE_NOT_OFFERED, f"node {node.name} has no allocatable {RESOURCE} now")
     capacity = node.capacity_chips
@@ -263,19 +282,33 @@ def judge_freshness(node: str, updated_s: int, age_s: float, max_age_s: float) -
 
 
 def read_holding(pod: Pod) -> Holding | None:
-    """What a live bound pod holds of its node; None if it requests no chips, since the kubelet gives it none.
+    """What a live bound pod holds of its node; None if it requests no chips and no vNPUs: the kubelet gives it none.
 
-    AscendReal and the allocator's list both count until it ends (``ascend.annotations.held_chips``).
+    AscendReal and what the allocator wrote both count until it ends (``ascend.pod_devices.read_held``).
     """
-    counted = counted_chips(pod)
-    if not counted:
+    counted, vnpus = counted_chips(pod), counted_vnpus(pod)
+    if not counted and not vnpus:
         return None
-    annotations = pod.metadata.annotations
     try:
-        chips = held_chips(annotations)
+        held = read_held(pod.metadata.annotations)
     except InvalidValue as error:
-        return Holding(pod.key, 0, counted, f"pod {pod.key}: {error}")
-    if not chips:
-        sentence = f"pod {pod.key} is bound with {count(counted, 'chip')}, but no annotation names them"
-        return Holding(pod.key, 0, counted, sentence)
-    return Holding(pod.key, chips, counted, disputed=chips.bit_count() > counted)
+        sentence = f"pod {pod.key}: {error}"
+        return Holding(
+            pod.key,
+            0,
+            counted,
+            sentence if counted else None,
+            counted_vnpus=vnpus,
+            unknown_vnpus=sentence if vnpus else None,
+        )
+    missing = f"pod {pod.key} is bound with {requested_what(pod)}, but no annotation names "
+    return Holding(
+        pod.key,
+        held.chips,
+        counted,
+        f"{missing}them" if counted and not held.chips else None,
+        held.chips.bit_count() > counted,
+        held.vnpus,
+        vnpus,
+        f"{missing}it" if len(held.vnpus) < sum(vnpus.values()) else None,
+    )

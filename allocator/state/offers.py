@@ -3,33 +3,40 @@
 What is left beside its pods is remembered on the record: a reservation changes only the rest.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from allocator.rules.vacancy import Vacancy
+from allocator.rules.vnpus import VnpusLeft, vnpus_left
 from allocator.state.node import NodeRecord, Offer, Server
 from allocator.state.report import HEALTH_ANNOTATION, NodeHealth, NodeReport
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.reasons import Reason
+from ascend.takes import Take
+from ascend.vnpus import Vnpu
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0, keeper: str = "") -> Offer:
+def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet = 0, keeper: str = "") -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
         record: the node.
-        reserved: the chips reserved on it, by pod uid.
+        reserved: what is reserved on it, by pod uid.
         promised: the chips on it that are kept for others, held or not.
         keeper: what they are kept for, in sentences.
     """
     idle = record.idle if record.idle is not None else _assess_idle(record)
     if isinstance(idle, Refusal):
         return idle
-    taken, room = 0, record.room
-    for uid, chips in reserved.items():
+    taken, room, vnpus = 0, record.room, list[Vnpu]()
+    for uid, take in reserved.items():
         if uid not in record.holdings:
-            taken |= chips
-            room -= chips.bit_count()
+            taken |= take.chip_set
+            room -= len(take.chips)
+            if take.vnpu is not None:
+                vnpus.append(take.vnpu)
+                taken |= 1 << take.vnpu.chip  # which may no longer be cut
     if not taken and not promised:
         return idle
     free = idle.free & ~taken
@@ -46,6 +53,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSe
         sub_healthy=idle.sub_healthy,
         kept=kept,
         keeper=keeper if kept else "",
+        vnpus=idle.vnpus.without(vnpus) if idle.vnpus is not None and vnpus else idle.vnpus,
     )
 
 
@@ -73,7 +81,7 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         if holding.unreadable is not None:
             sentence = f"the free chips of node {record.name} are unknown: {holding.unreadable}"
             return Refusal(Reason.UNREADABLE_POD, sentence), 0
-        taken |= holding.chips
+        taken |= holding.occupied
         room -= holding.counted
     healthy = server.reported & ~unhealthy
     free = healthy & ~taken
@@ -86,8 +94,29 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         faulty=(server.reported & unhealthy).bit_count(),
         cut_off=free & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
+        vnpus=_vnpus_left(record, server, unhealthy | report.pre_separate) if server.vnpus else None,
     )
     return vacancy, room
+
+
+def _vnpus_left(record: NodeRecord, server: Server, excluded: ChipSet) -> VnpusLeft:
+    held: set[Vnpu] = set()
+    counted: Counter[str] = Counter()
+    unknown = []
+    for holding in record.holdings.values():
+        excluded |= holding.chips
+        held.update(holding.vnpus)
+        counted.update(holding.counted_vnpus)
+        if holding.unknown_vnpus is not None:
+            unknown.append(holding.unknown_vnpus)
+    return vnpus_left(
+        server.vnpus,
+        excluded=excluded,
+        held=held,
+        counted=counted,
+        allocatable=server.allocatable_vnpus,
+        unknown=min(unknown, default=""),
+    )
 
 
 def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealth | Refusal:

@@ -21,7 +21,7 @@ from enum import StrEnum
 import msgspec
 
 from ascend.annotations import Grant
-from ascend.chips import ChipSet, chip_set
+from ascend.takes import Take
 
 
 class Stage(StrEnum):
@@ -50,13 +50,13 @@ class InBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
-    """Chips reserved for a pod.
+    """What is reserved for a pod.
 
     Attributes:
         uid: the pod's uid.
         pod: ``namespace/name``.
-        node: the node of the chips.
-        chips: in selection order.
+        node: the node.
+        take: what is reserved.
         stage: its stage.
         since_s: when it entered the stage, on the ledger's clock.
         predicate_time: what is written on the pod, Unix nanoseconds; None before that is known.
@@ -67,17 +67,12 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     uid: str
     pod: str
     node: str
-    chips: tuple[int, ...]
+    take: Take
     stage: Stage
     since_s: float
     predicate_time: int | None = None
     plan: str = ""
     part: InBlock | None = None
-
-    @property
-    def taken(self) -> ChipSet:
-        """The chips as a set."""
-        return chip_set(self.chips)
 
     @property
     def is_empty(self) -> bool:
@@ -87,7 +82,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     @property
     def grant(self) -> Grant:
         """What is written on the pod."""
-        return Grant(self.chips, self.predicate_time)
+        return Grant.of(self.take, self.predicate_time)
 
 
 class Seat(msgspec.Struct, frozen=True, gc=False):
@@ -96,13 +91,13 @@ class Seat(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         uid: the pod's uid.
         pod: ``namespace/name``.
-        node: the node of the chips.
-        chips: in selection order.
+        node: the node.
+        take: what the pod takes there.
         part: its part in a job with blocks; None in other jobs.
     """
 
     uid: str
     pod: str
     node: str
-    chips: tuple[int, ...]
+    take: Take
     part: InBlock | None = None

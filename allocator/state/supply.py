@@ -23,6 +23,7 @@ class Supply(msgspec.Struct, frozen=True):
         healthy: healthy chips, free or not.
         servers: servers all of whose chips are free.
         rings: rings (or meshes, or cards of two dies) all of whose chips are free.
+        vnpus: free vNPUs, by size.
         largest_gang: the most pods of a job of several pods that would fit at once, by product and chips of each pod.
     """
 
@@ -30,6 +31,7 @@ class Supply(msgspec.Struct, frozen=True):
     healthy: Mapping[str, int] = {}
     servers: Mapping[str, int] = {}
     rings: Mapping[str, int] = {}
+    vnpus: Mapping[str, int] = {}
     largest_gang: Mapping[tuple[str, int], int] = {}
 
 
@@ -62,6 +64,7 @@ class SupplyReader:
         healthy: Counter[str] = Counter()
         servers: Counter[str] = Counter()
         rings: Counter[str] = Counter()
+        vnpus: Counter[str] = Counter()
         gang: Counter[tuple[str, int]] = Counter()
         for bucket in self._index.buckets:
             await turn.share()
@@ -71,9 +74,11 @@ class SupplyReader:
             healthy[product] += nodes * vacancy.healthy
             servers[product] += nodes * figures.is_whole
             rings[product] += nodes * figures.rings
+            for vnpu in vacancy.vnpus.free if vacancy.vnpus is not None else ():
+                vnpus[vnpu.suffix] += nodes
             for size, pods in figures.pods:
                 gang[product, size] += nodes * pods
-        return Supply(chips, healthy, servers, rings, gang)
+        return Supply(chips, healthy, servers, rings, vnpus, gang)
 
     def _figures(self, vacancy: Vacancy) -> _Figures:
         product = vacancy.product

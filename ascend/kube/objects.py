@@ -18,7 +18,9 @@ from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from ascend.kube.volumes import Volume
 from ascend.slices import ContainerKind, ContainerRequest
+from ascend.vnpus import suffix_of
 
+_VNPUS = f"{RESOURCE}-"
 _MAX_DIGITS = 19
 """The longest quantity: the API server accepts none above 2^63-1, and Python refuses to convert thousands of digits."""
 
@@ -126,10 +128,21 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
         return number
 
     @property
+    def vnpus(self) -> dict[str, int]:
+        """By size, the number of vNPUs that the container requests; an invalid quantity counts as one."""
+        found: dict[str, int] = {}
+        for quantities in (self.resources.requests, self.resources.limits):
+            for name, quantity in quantities.items():
+                if name.startswith(_VNPUS) and (suffix := suffix_of(name)) is not None:
+                    number = whole_number(quantity)
+                    found[suffix] = 1 if number is None else number
+        return {suffix: number for suffix, number in found.items() if number} if found else found
+
+    @property
     def requests_chips(self) -> bool:
-        """Whether it requests chips; an invalid quantity counts as a request, which is refused later."""
+        """Whether it requests chips or vNPUs; an invalid quantity counts as a request, which is refused later."""
         quantity = self._quantity
-        return quantity != "0" and whole_number(quantity) != 0
+        return (quantity != "0" and whole_number(quantity) != 0) or bool(self.vnpus)
 
     @property
     def _quantity(self) -> str:
@@ -222,7 +235,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def waits_for_chips(self) -> bool:
-        """Whether it requests chips and is neither bound, finished nor gated."""
+        """Whether it requests chips or a vNPU, and is neither bound, finished nor gated."""
         return self.requests_chips and not self.spec.node_name and self.is_live and not self.is_gated
 
     @property
@@ -261,7 +274,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def requests_chips(self) -> bool:
-        """Whether any container requests chips; a request of 0 does not count."""
+        """Whether any container requests chips or vNPUs; a request of 0 does not count."""
         # Evaluated a dozen times for each decision, so without a generator.
         for containers in (self.spec.containers, self.spec.init_containers):
             for each in containers:
@@ -326,6 +339,12 @@ class Node(KubeObject, frozen=True, kw_only=True):
     def capacity_chips(self) -> int | None:
         """The capacity in chips, allocatable or not; None if the resource is not registered."""
         return whole_number(self.status.capacity.get(RESOURCE))
+
+    @property
+    def allocatable_vnpus(self) -> dict[str, int]:
+        """By size, the number of allocatable vNPUs, without sizes of which there are none."""
+        found = ((suffix_of(name), whole_number(text)) for name, text in self.status.allocatable.items())
+        return {suffix: number for suffix, number in found if suffix is not None and number}
 
 
 class ConfigMap(KubeObject, frozen=True, kw_only=True):

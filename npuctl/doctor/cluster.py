@@ -1,22 +1,24 @@
 """The checks of a cluster: unusable nodes, device reports that are not renewed, pods with other chips than recorded."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
-from allocator.rules.request import counted_chips
 from allocator.settings import Settings
 from allocator.state.location import malformed_ids, read_location
 from allocator.state.node import NodeRecord, Server
 from allocator.superpods.demand import PRODUCTS
 from ascend.annotations import REAL, SUPER_POD_ID, read_grant
-from ascend.chips import chip_ids, chip_set, join_names, parse_names
+from ascend.chips import ChipSet, chip_ids, chip_name
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
+from ascend.pod_devices import Held, read_held, read_vnpu_grant
 from ascend.reasons import Category, Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
+from ascend.vnpus import device_type
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
@@ -60,10 +62,9 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
         yield found(sentence, each.reason.cure.replace("`", ""))
     for record in npu_nodes:
         if record.ignored:
-            sentence = (
-                f"node {record.name} names devices that are not whole chips, and are ignored: {some(record.ignored)}"
-            )
-            yield warning(sentence, "nothing to do if they are vNPUs, or devices of another kind")
+            names = some(record.ignored)
+            sentence = f"node {record.name} names devices that are neither chips nor vNPUs, and are ignored: {names}"
+            yield warning(sentence, "nothing to do if they are devices of another kind")
 
 
 def _check_super_pods(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
@@ -118,15 +119,27 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
     for record in npu_nodes:
         if not isinstance(record.server, Server) or not isinstance(record.unhealthy, int):
             continue
-        healthy = (record.server.reported & ~record.unhealthy).bit_count()
-        if record.server.allocatable != healthy:
-            offered = count(record.server.allocatable, "chip")
-            sentence = (
-                f"the kubelet of node {record.name} offers {offered}, but {count(healthy, 'is healthy', 'are healthy')}"
-            )
-            advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
-            different.append(warning(sentence, advice))
+        for one, several, allocatable, healthy in _offered(record.server, record.unhealthy):
+            if allocatable != healthy:
+                offered, are = count(allocatable, one, several), count(healthy, "is healthy", "are healthy")
+                sentence = f"the kubelet of node {record.name} offers {offered}, but {are}"
+                advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
+                different.append(warning(sentence, advice))
     return different or [ok("each offers as many chips as are healthy")]
+
+
+def _offered(server: Server, unhealthy: ChipSet) -> Iterator[tuple[str, str, int, int]]:
+    """What the kubelet of a node offers, and how many of each the node has on healthy chips."""
+    yield "chip", "chips", server.allocatable, (server.reported & ~unhealthy).bit_count()
+    for suffix, healthy in sorted(
+        Counter(each.suffix for each in server.vnpus if not unhealthy >> each.chip & 1).items()
+    ):
+        name = device_type(suffix)
+        yield f"vNPU {name}", f"vNPUs {name}", server.allocatable_vnpus.get(suffix, 0), healthy
+
+
+def _names(held: Held) -> tuple[str, ...]:
+    return (*map(chip_name, chip_ids(held.chips)), *(each.name for each in held.vnpus))
 
 
 def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
@@ -134,8 +147,9 @@ def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
     for record in npu_nodes:
         holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
         for first, second in combinations(holdings, 2):
-            if both := first.chips & second.chips:
-                sentence = f"{join_names(chip_ids(both))} of node {record.name}: held by {first.pod} and {second.pod}"
+            vnpus = tuple(each for each in first.vnpus if each in second.vnpus)
+            if both := _names(Held(first.chips & second.chips, vnpus)):
+                sentence = f"{','.join(both)} of node {record.name}: held by {first.pod} and {second.pod}"
                 twice.append(problem(sentence, "delete one of these pods"))
     return twice or [ok("none is held by two pods")]
 
@@ -143,7 +157,7 @@ def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
 def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
     right = 0
     for pod in pods:
-        if pod.spec.node_name and pod.is_live and counted_chips(pod):
+        if pod.spec.node_name and pod.is_live and pod.requests_chips:
             found = _check_pod(pod)
             if found is None:
                 right += 1
@@ -156,8 +170,8 @@ def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
 def _check_pod(pod: Pod) -> Finding | None:
     where = f"pod {pod.key} on node {pod.spec.node_name}"
     try:
-        grant = read_grant(pod.metadata.annotations)
-        real = chip_set(parse_names(pod.metadata.annotations.get(REAL, ""), REAL))
+        grant = read_grant(pod.metadata.annotations) or read_vnpu_grant(pod.metadata.annotations)
+        real = _names(read_held({REAL: pod.metadata.annotations.get(REAL, "")}))
     except InvalidValue as error:
         return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)
     if grant is None and not real:
@@ -168,8 +182,8 @@ def _check_pod(pod: Pod) -> Finding | None:
     if not real:
         advice = "the device plugin of that node did not claim it; the plugin's log says why"
         return problem(f"{where} runs, but has no annotation {REAL}", advice)
-    if grant is not None and real != grant.chip_set:
-        sentence = f"{where} was given {join_names(chip_ids(real))} instead of {join_names(chip_ids(grant.chip_set))}"
+    if grant is not None and set(real) != set(grant.take.names):
+        sentence = f"{where} was given {','.join(real)} instead of {','.join(grant.take.names)}"
         advice = "all of them count as held until the pod ends; with MindCluster's device plugin this happens"
         return warning(sentence, advice)
     return None

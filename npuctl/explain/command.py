@@ -13,15 +13,17 @@ from rich.text import Text
 from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import InvalidValue
 from ascend.grammar import count, some
+from ascend.vnpus import device_type
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target, require_name
 from npuctl.output import EXIT_NO_PLACE, Output, numbers, show
+from npuctl.plan.placement import Candidate
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
 
 _NOTHING_TO_DO: Final = {
-    "none": "requests no chips: the allocator does not handle it",
+    "none": "requests no chips and no vNPU: the allocator does not handle it",
     "terminating": "is being deleted: no scheduler binds it any more",
 }
 _OTHER_DEVICES: Final = "requests no chips that the allocator handles"
@@ -76,7 +78,16 @@ def _render_job(job: _JobExplanation) -> RenderableType:
     for answer in job.pods:
         # The pods of a gang that fits are placed on different nodes.
         groups = tuple((group.reason, group.nodes) for group in answer.groups) if answer.state == "waits" else ()
-        key = (answer.state, answer.reason, answer.request, answer.gates, answer.node, answer.chips, groups)
+        key = (
+            answer.state,
+            answer.reason,
+            answer.request,
+            answer.gates,
+            answer.node,
+            answer.chips,
+            answer.vnpus,
+            groups,
+        )
         alike.setdefault(key, []).append(answer)
     for first, *others in alike.values():
         parts += [Text(""), render(first)]
@@ -128,7 +139,7 @@ def _gates(answer: Explanation) -> Iterator[Text]:
 
 
 def _verdict(answer: Explanation) -> Text:
-    requests = f"requests {count(answer.request, 'chip')}"
+    requests = f"requests {f'1 vNPU {device_type(answer.vnpu)}' if answer.vnpu else count(answer.request, 'chip')}"
     match answer.state:
         case "none" | "terminating":
             other = answer.state == "none" and answer.without_effect
@@ -138,13 +149,18 @@ def _verdict(answer: Explanation) -> Text:
         case "placed" if answer.reason:
             return Text.assemble(f"is on node {answer.node}: ", (answer.reason, "red"), f": {answer.message}")
         case "placed":
-            return Text(f"is on node {answer.node} with chips {numbers(answer.chips)}")
+            return Text(f"is on node {answer.node} with {_devices(answer)}")
         case "fits":
             gang = ", and so do the other pods of its gang" if answer.gang else ""
             nodes = count(len(answer.candidates), "node")
             return Text(f"{requests} and fits on {nodes} now{gang}; it is not bound yet")
     waits = f"{requests} and waits: " if answer.request else "waits: "
     return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
+
+
+def _devices(answer: Explanation | Candidate) -> str:
+    """The chips or the vNPU of a pod."""
+    return f"vNPU {numbers(answer.vnpus)}" if answer.vnpus else f"chips {numbers(answer.chips)}"
 
 
 def _groups(answer: Explanation) -> Table:
@@ -180,5 +196,5 @@ def _without_remedy(answer: Explanation) -> Iterator[str]:
 def _candidates(answer: Explanation) -> Table:
     table = Table.grid(padding=(0, 2))
     for each in answer.candidates[:_MOST_CANDIDATES]:
-        table.add_row(f"  {each.rank}.", each.node, f"chips {numbers(each.chips)}")
+        table.add_row(f"  {each.rank}.", each.node, _devices(each))
     return table

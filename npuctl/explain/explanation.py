@@ -8,14 +8,15 @@ import msgspec
 from msgspec import structs
 
 from allocator.rules.job import find_job
-from allocator.rules.request import ChipRequest, counted_chips
+from allocator.rules.request import ChipRequest, counted_chips, counted_vnpus
 from allocator.settings import Settings
 from allocator.state.job import Job
-from ascend.annotations import ALLOCATED, REAL, held_chips
+from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
+from ascend.pod_devices import read_held
 from ascend.reasons import Category, Reason
 from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
 from npuctl.offline_allocator import OfflineAllocator
@@ -40,10 +41,12 @@ class Explanation(msgspec.Struct, frozen=True):
         name: the pod's.
         job: ``namespace/name`` of its job.
         request: the number of chips it requests.
-        state: ``none`` (it requests no chips), ``finished``, ``placed``, ``terminating`` (it is being deleted, so no
-            scheduler binds it), ``fits`` (it is not bound, but fits on a node) or ``waits``.
+        vnpu: the size of the vNPU that it requests instead, as in the name of the resource.
+        state: ``none`` (it requests neither chips nor a vNPU), ``finished``, ``placed``, ``terminating`` (it is being
+            deleted, so no scheduler binds it), ``fits`` (it is not bound, but fits on a node) or ``waits``.
         node: its node, if it is placed.
         chips: its chips.
+        vnpus: its vNPU.
         reason: why it waits.
         message: the same as a sentence.
         gang: it is placed together with other pods of its job, or not at all.
@@ -64,8 +67,10 @@ class Explanation(msgspec.Struct, frozen=True):
     job: str
     request: int
     state: str
+    vnpu: str = ""
     node: str = ""
     chips: tuple[str, ...] = ()
+    vnpus: tuple[str, ...] = ()
     reason: str = ""
     message: str = ""
     gang: bool = False
@@ -91,7 +96,9 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     allocator = OfflineAllocator(objects, settings, now_ns)
     namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
     says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
-    explanation = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=says)
+    explanation = Explanation(
+        namespace, name, job, counted_chips(pod), "none", ",".join(counted_vnpus(pod)), scheduler=says
+    )
     if pod.is_live:
         explanation = structs.replace(explanation, without_effect=allocator.engine.without_effect(pod))
     if not pod.requests_chips and not allocator.waits(pod):
@@ -137,17 +144,19 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
 def _placed(explanation: Explanation, pod: Pod) -> Explanation:
     placed = structs.replace(explanation, state="placed", node=pod.spec.node_name)
     try:
-        chips = tuple(map(chip_name, chip_ids(held_chips(pod.metadata.annotations))))
+        held = read_held(pod.metadata.annotations)
     except InvalidValue as error:
         return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=str(error))
-    if not chips:
-        message = f"pod {pod.key} is on node {pod.spec.node_name}, but no annotation says which chips it holds"
+    chips, vnpus = tuple(map(chip_name, chip_ids(held.chips))), tuple(each.name for each in held.vnpus)
+    if not chips and not vnpus:
+        what = "chips it holds" if placed.request else "vNPU it has"
+        message = f"pod {pod.key} is on node {pod.spec.node_name}, but no annotation says which {what}"
         return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=message)
     if len(chips) > placed.request:
         real, written = (pod.metadata.annotations.get(key, "") for key in (REAL, ALLOCATED))
         message = f"pod {pod.key} has {REAL} {real}, but {written} written on it; both count until it ends"
         placed = structs.replace(placed, message=message)
-    return structs.replace(placed, chips=chips)
+    return structs.replace(placed, chips=chips, vnpus=vnpus)
 
 
 def _search(

@@ -119,9 +119,9 @@ def _placements(pods: Iterable[Placement]) -> RenderableType:
     table = FittingTable(("POD", "JOB", "NODE", *blocks, "CHIPS"), drop=("JOB",))
     for pod in pods:
         own = (_block(pod.annotations),) if blocks else ()
-        table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, *own, numbers(pod.chips))
+        table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, *own, numbers((*pod.chips, *pod.vnpus)))
         for each in pod.candidates or ():
-            chips = f"{numbers(each.chips)} (score {each.score})"
+            chips = f"{numbers((*each.chips, *each.vnpus))} (score {each.score})"
             table.add_row("", "", f"{each.rank}. {each.node}", *("" for _ in blocks), chips, style="dim")
     return table
 

@@ -19,9 +19,9 @@ from allocator.superpods.choice import describe
 from allocator.superpods.demand import Demand
 from allocator.superpods.repair import Verdict
 from ascend.annotations import BLOCK_SUPER_POD, read_block
-from ascend.chips import chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.takes import Take
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import NodeRefusal, as_values
 from npuctl.reading.objects import ClusterObjects
@@ -37,28 +37,31 @@ class Candidate(msgspec.Struct, frozen=True):
         rank: 1 is the best; equally good nodes share a rank.
         score: the reference scheduler's number for the placement.
         chips: the chips the pod would get.
+        vnpus: the vNPU it would get instead.
     """
 
     node: str
     rank: int
     score: int
     chips: tuple[str, ...]
+    vnpus: tuple[str, ...]
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A pod that gets chips, and the annotations its Binding would carry."""
+    """A pod that gets chips or a vNPU, and the annotations its Binding would carry."""
 
     namespace: str
     name: str
     job: str
     node: str
     chips: tuple[str, ...]
+    vnpus: tuple[str, ...]
     annotations: dict[str, str]
     candidates: tuple[Candidate, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PendingPod(msgspec.Struct, frozen=True):
-    """A pod that gets no chips: why, as a whole and by node."""
+    """A pod that gets nothing: why, as a whole and by node."""
 
     namespace: str
     name: str
@@ -179,8 +182,8 @@ class Planning:
         stamped = self._stamper.stamp(reservation, Stage.BINDING)
         annotations = self._stamper.annotations(pod, stamped)
         self.apply(_bound(pod, stamped.node, annotations))
-        chips = tuple(map(chip_name, stamped.chips))
-        self._placed[pod.uid] = Placement(namespace, name, job, reservation.node, chips, annotations, offered)
+        devices = _devices(stamped.take)
+        self._placed[pod.uid] = Placement(namespace, name, job, reservation.node, *devices, annotations, offered)
         self._seen.append(pod)
         return None
 
@@ -252,6 +255,11 @@ def _several(
     return tuple(each for each in found if each.pods > 1 or each.together > 1)
 
 
+def _devices(take: Take) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the chips and of the vNPUs that a pod takes."""
+    return (take.names, ()) if take.vnpu is None else ((), take.names)
+
+
 def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, ...]:
     """Return every node that a pod fits on, best first; none if its request is invalid."""
     try:
@@ -261,7 +269,10 @@ def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, .
     ranks: dict[object, int] = {}
     return tuple(
         Candidate(
-            node, ranks.setdefault((fit.key, fit.score), len(ranks) + 1), fit.score, tuple(map(chip_name, fit.chips))
+            node,
+            ranks.setdefault((fit.key, fit.score), len(ranks) + 1),
+            fit.score,
+            *_devices(fit.take),
         )
         for node, fit in found
     )

@@ -12,7 +12,7 @@ from rich.text import Text
 from ascend.chips import NAME_PREFIX
 from ascend.grammar import count
 from npuctl.output import full_width
-from npuctl.topo.nodes import ChipView, NodeView
+from npuctl.topo.nodes import ChipView, NodeView, VnpuView
 
 # Pods are distinguished by colour; which pod has which colour does not matter.
 _COLOURS: Final = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
@@ -37,7 +37,7 @@ def node_map(views: Sequence[NodeView]) -> RenderableType:
     """Lay out nodes; a chip shows its number and the pod that holds it."""
     if not views:
         return Text("no NPU nodes")
-    pods = sorted({holder for view in views for chip in view.chips for holder in chip.holders})
+    pods = sorted({holder for view in views for chip in view.chips for each in chip.devices for holder in each.holders})
     colours = {pod: _COLOURS[number % len(_COLOURS)] for number, pod in enumerate(pods)}
     return Group(*(_NodePanel(view, colours) for view in views), totals(views, marks=True))
 
@@ -48,6 +48,9 @@ def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
     unusable = sum(view.reason is not None for view in views)
     free = sum(view.free for view in views if view.reason is None)
     parts = [count(len(views), "node"), f"{free} of {count(len(chips), 'chip')} free"]
+    if vnpus := sum(view.vnpus for view in views):
+        usable = sum(view.free_vnpus for view in views if view.reason is None)
+        parts.append(f"{usable} of {count(vnpus, 'vNPU')} free")
     unhealthy = sum(view.unhealthy for view in views)
     parts += [f"{unhealthy} unhealthy"] if unhealthy else []
     parts += [f"{count(unusable, 'node')} not used"] if unusable else []
@@ -70,15 +73,19 @@ class _NodePanel:
         if title.cell_len + _FRAME > options.max_width:
             title, body = Text(view.node, style="bold"), [self._facts()]
         body.append(_ChipLines([(name, [self._cell(chip) for chip in chips]) for name, chips in _lines(view)]))
+        if view.vnpus:
+            cut = [chip for chip in view.chips if chip.vnpus]
+            body.append(_ChipLines([(f"chip {_number(chip)}", list(map(self._part, chip.vnpus))) for chip in cut]))
         body += [
             Text(f"{chip.name} {chip.health}: {', '.join(chip.faults)}", style="dim")
             for chip in view.chips
             if chip.faults
         ]
         body += [
-            Text(f"{chip.name} is held by {' and '.join(chip.holders)}", style="red")
+            Text(f"{each.name} is held by {' and '.join(each.holders)}", style="red")
             for chip in view.chips
-            if len(chip.holders) > 1
+            for each in chip.devices
+            if len(each.holders) > 1
         ]
         if view.reason is not None:
             body.append(Text(f"not used: {view.message} ({view.reason})", style="red"))
@@ -87,14 +94,31 @@ class _NodePanel:
     def _facts(self) -> Text:
         view = self._view
         facts = Text(f"{view.product}  {view.free} of {len(view.chips)} free")
+        if view.vnpus:
+            facts.append(f", {view.free_vnpus} of {count(view.vnpus, 'vNPU')}")
         return facts.append("  ").append(f"{view.unhealthy} unhealthy", style="red") if view.unhealthy else facts
 
     def _cell(self, chip: ChipView) -> Text:
-        number = chip.name.removeprefix(NAME_PREFIX)
+        number = _number(chip)
+        if chip.vnpus and not chip.holders:
+            cell = Text(f"[{number} cut", style="dim")
+            return self._marked(cell, chip)
         if len(chip.holders) > 1:
             return Text(f"[{number} CONFLICT]", style="bold white on red")
         label = chip.holders[0].removeprefix("default/") if chip.holders else "·" if chip.healthy else ""
         cell = Text(f"[{number} {label}".rstrip(), style=self._colours[chip.holders[0]] if chip.holders else "dim")
+        return self._marked(cell, chip)
+
+    def _part(self, part: VnpuView) -> Text:
+        """A vNPU: its size and vdev id, and the pod that holds it."""
+        name = f"{part.size}-{part.vdev_id}"
+        if len(part.holders) > 1:
+            return Text(f"[{name} CONFLICT]", style="bold white on red")
+        label = part.holders[0].removeprefix("default/") if part.holders else "·"
+        return Text(f"[{name} {label}]", style=self._colours[part.holders[0]] if part.holders else "dim")
+
+    @staticmethod
+    def _marked(cell: Text, chip: ChipView) -> Text:
         if chip.health in _MARKS:
             mark, style, _ = _MARKS[chip.health]
             cell.append(f" {mark}", style=style)
@@ -129,6 +153,10 @@ class _ChipLines:
             for first in range(0, len(cells), longest):
                 grid.add_row(Text("" if first else name, style="dim"), *cells[first : first + longest])
         return grid
+
+
+def _number(chip: ChipView) -> str:
+    return chip.name.removeprefix(NAME_PREFIX)
 
 
 def _lines(view: NodeView) -> Iterator[tuple[str, Sequence[ChipView]]]:

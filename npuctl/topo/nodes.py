@@ -25,6 +25,23 @@ _GROUPS = {
 
 
 @dataclass(frozen=True, slots=True)
+class VnpuView:
+    """A vNPU of a chip that is cut.
+
+    Attributes:
+        name: its name, as in ``Ascend910-2c-100-0``.
+        size: its size, as in the name of its resource.
+        vdev_id: the driver's id of it.
+        holders: the pods (``namespace/name``) that hold it.
+    """
+
+    name: str
+    size: str
+    vdev_id: int
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChipView:
     """A chip.
 
@@ -36,6 +53,7 @@ class ChipView:
         health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (removed from use),
             ``separating`` (only the pod that holds it may use it) or ``network-unhealthy`` (not for distributed jobs).
         faults: its fault codes.
+        vnpus: the vNPUs into which it is cut; none for a whole chip.
     """
 
     name: str
@@ -44,11 +62,22 @@ class ChipView:
     holders: tuple[str, ...]
     health: str = "healthy"
     faults: tuple[str, ...] = ()
+    vnpus: tuple[VnpuView, ...] = ()
 
     @property
     def is_free(self) -> bool:
-        """It can be allocated, and no pod holds it."""
-        return self.healthy and not self.holders
+        """It can be allocated as a whole, and no pod holds it."""
+        return self.healthy and not self.holders and not self.vnpus
+
+    @property
+    def devices(self) -> tuple["ChipView | VnpuView", ...]:
+        """The chip and its vNPUs."""
+        return self, *self.vnpus
+
+    @property
+    def free_vnpus(self) -> int:
+        """The number of its vNPUs that can be allocated and that no pod holds."""
+        return sum(not each.holders for each in self.vnpus) if self.healthy and not self.holders else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +112,16 @@ class NodeView:
     def free(self) -> int:
         """The number of healthy chips that no pod holds."""
         return sum(chip.is_free for chip in self.chips)
+
+    @property
+    def vnpus(self) -> int:
+        """The number of its vNPUs."""
+        return sum(len(chip.vnpus) for chip in self.chips)
+
+    @property
+    def free_vnpus(self) -> int:
+        """The number of its vNPUs on healthy chips that no pod holds."""
+        return sum(chip.free_vnpus for chip in self.chips)
 
     @property
     def unhealthy(self) -> int:
@@ -125,14 +164,19 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     reported = NO_REPORT if isinstance(record.report, Refusal) else record.report
     unusable = reported.unhealthy | reported.pre_separate
     chips = []
-    for chip_id in chip_ids(server.reported):
+    parts: dict[int, list[VnpuView]] = {}
+    for vnpu in server.vnpus:
+        holders = tuple(sorted(each.pod for each in record.holdings.values() if vnpu in each.vnpus))
+        parts.setdefault(vnpu.chip, []).append(VnpuView(vnpu.name, vnpu.suffix, vnpu.vdev_id, holders))
+    for chip_id in chip_ids(server.reported | chip_set(parts)):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
         # ClusterD may know more than the node's own report.
         known = "unhealthy" if reported.unhealthy & chip else "healthy"
         health, faults = _health(chip, report, reported.pre_separate, known), _faults(name, report)
-        chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults))
+        vnpus = tuple(parts.get(chip_id, ()))
+        chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults, vnpus))
     group = _GROUPS.get(server.product.family, "")
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
 

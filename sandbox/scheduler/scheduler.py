@@ -20,6 +20,7 @@ from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import NODES, JsonObject, Node
 from ascend.kube.reflector import Reflector
+from ascend.vnpus import suffix_of
 from sandbox.changes import Changes
 from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod, timestamp_now
 from sandbox.scheduler.cache import SchedulerCache
@@ -287,9 +288,10 @@ class _NodeHandler:
 
 
 def _is_managed(pod: FullPod) -> bool:
-    """Whether the pod names the resource that the extender manages (``managedResources``)."""
+    """Whether the pod names a resource that the extender manages (``managedResources``)."""
     containers = (*pod.init_containers, *pod.containers)
-    return any(RESOURCE in each.resources.limits or RESOURCE in each.resources.requests for each in containers)
+    names = {name for each in containers for name in (*each.resources.limits, *each.resources.requests)}
+    return any(name == RESOURCE or suffix_of(name) is not None for name in names)
 
 
 def _regarding(pod: FullPod) -> Regarding:

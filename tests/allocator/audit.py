@@ -22,9 +22,11 @@ from allocator.state.node import NodeRecord
 from allocator.state.offers import assess
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation
-from ascend.chips import ChipSet, chip_ids, join_names
+from ascend.chips import ChipSet, chip_ids, chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import KubeObject, Pod
+from ascend.takes import NOTHING, Take
+from ascend.vnpus import Vnpu
 
 _PART: Final = 64
 """The number of objects compared in one part."""
@@ -60,7 +62,7 @@ def by_kind(*objects: KubeObject) -> dict[str, list[KubeObject]]:
     }
 
 
-_ANYTHING = Fit((), 0, (), 0)
+_ANYTHING = Fit((), 0, NOTHING)
 """Fits every bucket."""
 
 
@@ -215,15 +217,20 @@ def _reservation(reservation: Reservation, cluster: Cluster, ledger: Ledger) -> 
         )
 
 
-def _twice(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Iterator[Difference]:
+def _twice(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Difference]:
     taken: ChipSet = 0
+    parts: set[Vnpu] = set()
     # A pod that is seen to hold chips counts once, with these.
-    chips_of = dict(reserved) | {uid: holding.chips for uid, holding in record.holdings.items()}
-    for uid, chips in sorted(chips_of.items()):
-        if taken & chips:
-            names = join_names(chip_ids(taken & chips))
+    devices_of = {
+        uid: (take.chip_set, {take.vnpu} if take.vnpu is not None else set()) for uid, take in reserved.items()
+    }
+    devices_of |= {uid: (holding.chips, set(holding.vnpus)) for uid, holding in record.holdings.items()}
+    for uid, (chips, vnpus) in sorted(devices_of.items()):
+        if (taken & chips) or (parts & vnpus):
+            names = ",".join((*map(chip_name, chip_ids(taken & chips)), *(each.name for each in sorted(parts & vnpus))))
             yield Difference(f"node {record.name}", f"chips of pod {uid}", f"{names}, assigned twice", "assigned once")
         taken |= chips
+        parts |= vnpus
 
 
 def _differs(name: str, field: str, mine: object, other: object) -> Iterator[Difference]:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.decision.engine import DecisionEngine
-from allocator.rules.asked import DEFAULT_SUPER_PODS, JobDefaults, SuperPodLimits
+from allocator.rules.asked import DEFAULT_SUPER_PODS, DEFAULT_VNPUS_PER_JOB, JobDefaults, SuperPodLimits
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -165,6 +165,7 @@ class World:
         sharing_products: tuple[str, ...] = (),
         super_pods: SuperPodLimits = DEFAULT_SUPER_PODS,
         earmark_share: float = 0.0,
+        vnpus_per_job: int = DEFAULT_VNPUS_PER_JOB,
     ) -> None:
         self.now_s = 100.0
         self.ledger = Ledger(ttl_s=ttl_s, monotonic=lambda: self.now_s)
@@ -172,7 +173,7 @@ class World:
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,
-            defaults=JobDefaults(default_product, sharing_products, super_pods),
+            defaults=JobDefaults(default_product, sharing_products, super_pods, vnpus_per_job),
             earmark_share=earmark_share,
             now_s=lambda: self.now_s,
         )

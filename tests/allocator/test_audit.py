@@ -11,6 +11,7 @@ from ascend.chips import RESOURCE
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import ConfigMap, Container, Metadata, Node, Pod, Resources
 from ascend.kube.workloads import BatchJob, StatefulSet
+from ascend.takes import Take
 from tests.allocator.audit import Difference, audit, by_kind
 from tests.allocator.builders import GROUP, World, node, pod, pod_group, report, stateful_set
 
@@ -86,7 +87,7 @@ def test_a_chip_of_two_pods_is_found() -> None:
 def test_a_reservation_of_a_bound_pod_is_found() -> None:
     world = World()
     world.add(*OBJECTS)
-    world.ledger.reserve(uid="uid-a", pod="default/a", node="n1", chips=(5,), stage=Stage.ASSUMED)
+    world.ledger.reserve(uid="uid-a", pod="default/a", node="n1", take=Take.whole((5,)), stage=Stage.ASSUMED)
     (found,) = differences(world, OBJECTS)
     assert (found.object, found.field) == ("pod default/a", "reservation")
     assert "n1" in found.kept
@@ -109,7 +110,7 @@ def half_bound_gang() -> World:
         world.cluster.jobs.group_applied(VOLCANO, each)
     world.cluster.jobs.watched(VOLCANO)
     world.add(*GANG)
-    world.ledger.reserve(uid="uid-train-1", pod="default/train-1", node="n2", chips=tuple(range(8)))
+    world.ledger.reserve(uid="uid-train-1", pod="default/train-1", node="n2", take=Take.whole(range(8)))
     return world
 
 

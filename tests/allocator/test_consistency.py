@@ -227,14 +227,14 @@ class Consistency(RuleBasedStateMachine):
         if held is None:
             return
         if outcome in ("made", "lost, made"):
-            self._write(f"pod {each.name}", self._changed(each, at=held.node, chips=held.chips))
+            self._write(f"pod {each.name}", self._changed(each, at=held.node, chips=held.take.chips))
         match outcome:
             case "made":
                 ledger.advance(each.uid, Stage.ASSUMED)
             case "refused":
                 ledger.withdraw(each.uid)
             case "lost, made later":
-                self.late.append(LateBinding(each.name, held.node, held.chips, self.world.now_s + IN_FLIGHT_S))
+                self.late.append(LateBinding(each.name, held.node, held.take.chips, self.world.now_s + IN_FLIGHT_S))
         if outcome.startswith("lost"):
             ledger.advance(each.uid, Stage.DOUBTFUL)
 
@@ -363,8 +363,9 @@ class Consistency(RuleBasedStateMachine):
             if record is None or not isinstance(record.offer, Vacancy):
                 continue
             held = {uid: holding.chips for uid, holding in record.holdings.items()}
+            reserved = {uid: take.chip_set for uid, take in self.world.ledger.on(name).items()}
             taken = taken_by_live = 0
-            for uid, chips in (dict(self.world.ledger.on(name)) | held).items():
+            for uid, chips in (reserved | held).items():
                 taken |= chips
                 if uid not in held or not self._has_ended(uid):
                     assert not taken_by_live & chips
@@ -382,7 +383,7 @@ class Consistency(RuleBasedStateMachine):
             held = ledger.get(uid)
             seen = self.world.cluster.pods.get(uid)
             # The caller can't bind a pod that is gone or was placed elsewhere meanwhile.
-            assert held is None or seen is None or (held.node, held.chips) == (promise.node, promise.chips)
+            assert held is None or seen is None or (held.node, held.take.chips) == (promise.node, promise.chips)
         for job in JOBS:
             plan = JobKey("default", job, VOLCANO).plan
             assert {each.uid for each in ledger.seats(plan)} == {

@@ -116,7 +116,7 @@ def test_malformed_base_device_infos_are_refused_by_name(text: str) -> None:
 def test_an_entry_that_is_no_whole_chip_costs_that_chip_at_most(name: str, withheld: int) -> None:
     text = json.dumps({"Ascend910-0": {"IP": "10.0.0.1"}, "Ascend910-7": {}, name: {}})
     read = read_base_device_infos(text)
-    assert (read.withheld, read.ignored) == (withheld, (name,))
+    assert (read.withheld, *read.ignored, *(each.name for each in read.vnpus)) == (withheld, name)
     assert read.chips == (1 << 0 | 1 << 7) & ~withheld
 
 

@@ -101,14 +101,14 @@ def _timed(decide: Callable[[Pod], object], pods: list[Pod], times: int, into: l
 def _indexed(engine: DecisionEngine, each: Pod) -> tuple[str, tuple[int, ...]]:
     kept = engine.place(each)
     engine.release(each.uid)
-    return kept.node, kept.chips
+    return kept.node, kept.take.chips
 
 
 def _walk(engine: DecisionEngine, each: Pod, names: list[str]) -> tuple[str, tuple[int, ...]]:
     fitting = engine.filter(each, names).fitting
     kept = engine.place(each, [engine.rank(each, fitting)[0].nodes[0]])
     engine.release(each.uid)
-    return kept.node, kept.chips
+    return kept.node, kept.take.chips
 
 
 async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:

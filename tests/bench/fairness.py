@@ -182,11 +182,11 @@ class Simulation:
         for each in self._waiting[job]:
             held = self._engine.place(each)
             running = pod(
-                each.name, len(held.chips), node=held.node, chips=held.chips, phase="Running",
+                each.name, len(held.take.chips), node=held.node, chips=held.take.chips, phase="Running",
                 annotations=each.metadata.annotations, since=each.metadata.creation_timestamp or "",
             )  # fmt: skip
             self._cluster.pod_applied(running)
-            self._taken += len(held.chips)
+            self._taken += len(held.take.chips)
             bound.append(running)
         del self._waiting[job]
         self._record(job)

@@ -51,8 +51,10 @@ class Allocator(Placer):
             reservation = self._engine.place(pod(name, job.chips))
         except Refusal:
             return None
-        self._cluster.pod_applied(pod(name, job.chips, node=reservation.node, chips=reservation.chips, phase="Running"))
-        place = self._bound[job.number] = self._numbers[reservation.node], reservation.chips
+        self._cluster.pod_applied(
+            pod(name, job.chips, node=reservation.node, chips=reservation.take.chips, phase="Running")
+        )
+        place = self._bound[job.number] = self._numbers[reservation.node], reservation.take.chips
         return place
 
     def end(self, job: Job) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ascend.vnpus import SUFFIXES
 from tests.cluster.images import BUSYBOX_IMAGE
 
 RESOURCE: Final = "huawei.com/Ascend910"
@@ -82,5 +83,8 @@ def extender(url: str, *, bind: bool = True, resource: str = RESOURCE, **more: A
         "httpTimeout": "60s",
         "nodeCacheCapable": True,
         "ignorable": False,
-        "managedResources": [{"name": resource, "ignoredByScheduler": False}],
+        "managedResources": [
+            {"name": name, "ignoredByScheduler": False}
+            for name in (resource, *(f"{resource}-{suffix}" for suffix in SUFFIXES.values()))
+        ],
     } | more

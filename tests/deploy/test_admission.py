@@ -111,11 +111,16 @@ def test_only_configured_writers_may_write_chip_annotations(
     cluster.api.patch(path, {"metadata": {"annotations": {"note": "b"}}})
     for where in (path, f"{path}/status"):
         assert said in refusal(lambda where=where: cluster.api.patch(where, {"metadata": {"annotations": FORGED}}))  # type: ignore[misc]
+    vnpu: dict[str, Any] = {"metadata": {"annotations": {"huawei.com/Ascend910-2c": "Ascend910-2c-100-1"}}}
+    assert f"{said} huawei.com/Ascend910-2c, by which" in refusal(lambda: cluster.api.patch(path, vnpu))
     written = {"metadata": {"annotations": FORGED}}
     for posted_to in (pod_path(kube_namespace, "plain", "binding"), f"/api/v1/namespaces/{kube_namespace}/bindings"):
         call = lambda to=posted_to: cluster.api.request("POST", to, binding("plain", "n1", FORGED))  # noqa: E731
         assert said in refusal(call)
     cluster.server(running.plugin_token).patch(path, written)
+    cluster.server(running.plugin_token).patch(path, vnpu)
+    vnpu["metadata"]["annotations"] = dict.fromkeys(vnpu["metadata"]["annotations"])
+    assert f"{said} huawei.com/Ascend910-2c, by which" in refusal(lambda: cluster.api.patch(path, vnpu))
     assert said in refusal(lambda: cluster.api.patch(path, {"metadata": {"annotations": {ALLOCATED: None}}}))
     cluster.api.patch(path, {"metadata": {"annotations": {"note": None}}})
     # In a namespace with the webhook's label such annotations are replaced, because schedulers copy those of the pod.

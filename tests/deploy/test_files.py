@@ -17,6 +17,7 @@ import yaml
 
 from ascend.chips import RESOURCE
 from ascend.products import PRODUCTS
+from ascend.vnpus import SUFFIXES, resource_of
 from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
 from device_plugin.driver.simulated_events import SimulatedEvents
@@ -122,7 +123,8 @@ def test_the_scheduler_configuration_has_what_the_allocator_needs() -> None:
     assert verbs == {"filterVerb": "filter", "preemptVerb": "preempt", "bindVerb": "bind"}
     assert extender["ignorable"] is False
     assert extender["nodeCacheCapable"] is True
-    assert extender["managedResources"] == [{"name": RESOURCE, "ignoredByScheduler": False}]
+    managed = [RESOURCE, *map(resource_of, SUFFIXES.values())]
+    assert extender["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in managed]
 
 
 @pytest.mark.parametrize("name", ["kube-scheduler.yaml", "examples/pod.yaml"])

@@ -1,5 +1,6 @@
 """Builders of Kubernetes objects as in manifests."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,6 +35,19 @@ def node(
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
         },
     }
+
+
+def cut_node(name: str, *, chips: int = 2, each: int = 2, allocatable: int | None = None) -> Json:
+    """A 910A server of which the first chips are cut into vNPUs of 2 cores."""
+    made = node(name)
+    infos = json.loads(made["metadata"]["annotations"]["baseDeviceInfos"])
+    for chip in range(chips):
+        del infos[f"Ascend910-{chip}"]
+        infos |= {f"Ascend910-2c-{100 + chip * each + number}-{chip}": {} for number in range(each)}
+    made["metadata"]["annotations"]["baseDeviceInfos"] = json.dumps(infos)
+    offered = chips * each if allocatable is None else allocatable
+    made["status"]["allocatable"] |= {RESOURCE: str(8 - chips), f"{RESOURCE}-2c": str(offered)}
+    return made
 
 
 def super_pod_node(super_pod: int, index: int) -> Json:

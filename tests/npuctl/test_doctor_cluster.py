@@ -252,10 +252,10 @@ def test_devices_that_are_not_whole_chips_are_a_warning(tmp_path: Path) -> None:
     cut = node("n1", chips=7)
     infos = json.loads(cut["metadata"]["annotations"]["baseDeviceInfos"])
     del infos["Ascend910-7"]
-    cut["metadata"]["annotations"]["baseDeviceInfos"] = json.dumps({**infos, "Ascend910-2c-100-7": {}})
+    cut["metadata"]["annotations"]["baseDeviceInfos"] = json.dumps({**infos, "Ascend910-x-100-7": {}})
     ((check, severity, sentence),) = bad(tmp_path, cut, report("n1"))
     assert (check, severity) == ("nodes", "warning")
-    assert sentence == "node n1 names devices that are not whole chips, and are ignored: Ascend910-2c-100-7"
+    assert sentence == "node n1 names devices that are neither chips nor vNPUs, and are ignored: Ascend910-x-100-7"
 
 
 def test_an_id_of_a_super_pod_that_is_no_number_is_a_problem(tmp_path: Path) -> None:

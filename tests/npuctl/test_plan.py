@@ -58,6 +58,7 @@ def test_a_pod_gets_the_chips_and_annotations_of_its_binding(npuctl: Npuctl) -> 
                 "job": "default/train",
                 "node": "node-a",
                 "chips": ["Ascend910-6", "Ascend910-7"],
+                "vnpus": [],
                 "annotations": {
                     "huawei.com/Ascend910": "Ascend910-6,Ascend910-7",
                     "predicate-time": str(NOW_NS),
@@ -104,9 +105,11 @@ def test_only_pods_with_more_than_one_vnpu_are_refused(npuctl: Npuctl) -> None:
     pods = [parts(f"train-{number}", "1", ownerReferences=[owner], labels={index: str(number)}) for number in range(2)]
     answer = npuctl.plan(node("node-a"), parts("one", "1"), parts("two", "2"), *pods, pod("whole", 8))
     assert [each["name"] for each in answer["pods"]] == ["whole"]
+    waits = "1 vNPU Ascend910-2c requested, the node has no vNPUs"
     expected = {each["name"]: (each["message"], each["nodes"]["node-a"]["message"]) for each in answer["pending"]}
     job = "job default/train requests 2 vNPUs; a job may have one"
     alone = "pod default/two requests 2 vNPUs; a job may have one"
+    assert expected.pop("one")[1] == waits
     assert expected == {"train-0": (job, job), "train-1": (job, job), "two": (alone, alone)}
     bound = npuctl.plan(node("node-a"), parts("two", "2", node="node-a"), parts("done", "2", phase="Succeeded"))
     assert bound["pending"] == []
@@ -146,9 +149,9 @@ def test_candidates_are_all_nodes_that_fit_best_first(npuctl: Npuctl) -> None:
     answer = npuctl.plan(*nodes, node("node-d", cordoned=True), busy, pod("train", 4), flags=("--candidates",))
     left, right = [f"Ascend910-{chip}" for chip in range(4)], [f"Ascend910-{chip}" for chip in range(4, 8)]
     assert answer["pods"][0]["candidates"] == [
-        {"node": "node-c", "rank": 1, "score": 260, "chips": right},
-        {"node": "node-a", "rank": 2, "score": 256, "chips": left},
-        {"node": "node-b", "rank": 2, "score": 256, "chips": left},
+        {"node": "node-c", "rank": 1, "score": 260, "chips": right, "vnpus": []},
+        {"node": "node-a", "rank": 2, "score": 256, "chips": left, "vnpus": []},
+        {"node": "node-b", "rank": 2, "score": 256, "chips": left, "vnpus": []},
     ]
 
 
@@ -514,7 +517,7 @@ for output in ("table", "json", "yaml"):
     assert out("2") == first
 
 
-@pytest.mark.parametrize("resource", ["Ascend910-2c", "npu-core", "npu", "Ascend310P"])
+@pytest.mark.parametrize("resource", ["Ascend910B-2c", "npu-core", "npu", "Ascend310P"])
 def test_a_pod_with_other_devices_is_named_and_is_no_success(npuctl: Npuctl, resource: str) -> None:
     other = pod("other", None)
     other["spec"]["containers"][0]["resources"] = {"limits": {f"huawei.com/{resource}": "1"}}

@@ -12,8 +12,11 @@ from ascend.annotations import ALLOCATED, DISTRIBUTED, PREDICATE_TIME
 from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Throttled, Unreachable
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.takes import Take
+from ascend.vnpus import Vnpu
 from tests.allocator.binding.rig import NOW_NS, REF, BinderWorld, Server
 from tests.allocator.builders import node, pod
+from tests.allocator.vnpus import cut_node, vnpu_pod
 
 pytestmark = pytest.mark.looptime
 
@@ -242,7 +245,25 @@ async def test_a_pod_bound_by_another_scheduler_keeps_its_chips() -> None:
     # Until the watch shows it, the ledger has its chips.
     held = rig.world.ledger.get("uid-a")
     assert held is not None
-    assert (held.node, held.chips, held.stage) == ("n2", (4, 5), Stage.ASSUMED)
+    assert (held.node, held.take.chips, held.stage) == ("n2", (4, 5), Stage.ASSUMED)
+
+
+async def test_a_pod_bound_by_another_scheduler_keeps_its_vnpu() -> None:
+    part = Vnpu("2c", 0, 100)
+    rig = BinderWorld(vnpu_pod("a"))
+    rig.world.add(cut_node("n1", [part]), cut_node("n2", [part]))
+    rig.server.pods["a"] = vnpu_pod("a", node="n2", vnpu=part)
+    with pytest.raises(Refusal) as refused:
+        await rig.binder.bind(REF, "n1")
+    assert refused.value.reason is Reason.ALREADY_PLACED
+    held = rig.world.ledger.get("uid-a")
+    assert held is not None
+    assert (held.node, held.take, held.stage) == ("n2", Take.part(part), Stage.ASSUMED)
+    rig.server.pods["a"] = vnpu_pod("a", node="n2", annotations={part.resource: "x"})
+    rig.world.add(rig.server.pods["a"])
+    with pytest.raises(Refusal) as refused:
+        await rig.binder.bind(REF, "n2")
+    assert refused.value.reason is Reason.UNREADABLE_POD
 
 
 async def test_a_pod_the_informer_has_not_seen_is_read() -> None:

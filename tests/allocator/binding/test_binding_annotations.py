@@ -28,8 +28,11 @@ from ascend.annotations import (
 )
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.kube.objects import Metadata, Node, NodeAddress, Pod
+from ascend.takes import Take
+from ascend.vnpus import Vnpu
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, report, stateful_set
 from tests.allocator.reference import reference_cases
+from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 CASES = reference_cases("ranks")
 
@@ -49,8 +52,22 @@ def annotations_of(
     """The annotations of the Binding of a pod."""
     world = world or World()
     world.add(*([at] if at is not None else []), each, *peers)
-    reservation = Reservation(each.uid, each.key, "n1", tuple(range(chips)), Stage.BINDING, 0.0, 5)
+    reservation = Reservation(each.uid, each.key, "n1", Take.whole(range(chips)), Stage.BINDING, 0.0, 5)
     return Stamper(world.cluster, world.ledger, lambda: 1).annotations(each, reservation)
+
+
+@pytest.mark.parametrize("labels", [{}, {OPERATOR: "default"}])
+def test_a_pod_gets_its_vnpu_under_the_name_of_the_resource(labels: dict[str, str]) -> None:
+    # On a node without whole chips it is no whole-node pod either.
+    world, each = World(), vnpu_pod("a", labels=labels)
+    world.add(cut_node("n1", cut(range(8))), each)
+    reservation = Reservation(each.uid, each.key, "n1", Take.part(Vnpu("2c", 1, 104)), Stage.BINDING, 0.0, 5)
+    written = Stamper(world.cluster, world.ledger, lambda: 1).annotations(each, reservation)
+    assert {key: written[key] for key in (PREDICATE_TIME, f"{ALLOCATED}-2c")} == {
+        PREDICATE_TIME: "5",
+        f"{ALLOCATED}-2c": "Ascend910-2c-104-1",
+    }
+    assert not {ALLOCATED, REAL, CONFIGURATION} & written.keys()
 
 
 def test_a_single_pod_gets_chips_and_time_and_is_not_distributed() -> None:
@@ -169,7 +186,7 @@ def test_pods_are_read_when_the_first_predicate_time_is_made() -> None:
 def test_a_reservation_keeps_its_predicate_time_unless_renewed() -> None:
     world = World()
     stamper = Stamper(world.cluster, world.ledger, lambda: NOW_NS)
-    made = world.ledger.reserve(uid="u", pod="default/p", node="n1", chips=(0,))
+    made = world.ledger.reserve(uid="u", pod="default/p", node="n1", take=Take.whole((0,)))
     first = stamper.stamp(made, Stage.RESERVED)
     assert stamper.stamp(first, Stage.DOUBTFUL).predicate_time == first.predicate_time == NOW_NS
     assert stamper.stamp(first, Stage.BINDING, renew=True).predicate_time == NOW_NS + 1

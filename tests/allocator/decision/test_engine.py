@@ -45,7 +45,7 @@ def test_a_repeated_call_has_the_same_answer() -> None:
     first = world.engine.place(pod("a", 2))
     world.occupy("n0", [0, 1])
     again = world.engine.place(pod("a", 2))
-    assert (again.node, again.chips) == (first.node, first.chips) == ("n1", (0, 1))
+    assert (again.node, again.take.chips) == (first.node, first.take.chips) == ("n1", (0, 1))
 
 
 def test_a_pod_placed_elsewhere_releases_its_first_chips() -> None:
@@ -60,9 +60,9 @@ def test_a_pod_placed_elsewhere_releases_its_first_chips() -> None:
 def test_reserved_chips_that_fail_are_replaced() -> None:
     world = World()
     world.occupy("n1", [0, 1, 2, 3])
-    assert world.engine.place(pod("a", 2)).chips == (0, 1)
+    assert world.engine.place(pod("a", 2)).take.chips == (0, 1)
     world.occupy("n1", [1, 2, 3])
-    assert world.engine.place(pod("a", 2)).chips == (1, 2)
+    assert world.engine.place(pod("a", 2)).take.chips == (1, 2)
 
 
 def test_a_pod_that_no_longer_fits_has_no_reservation() -> None:
@@ -156,8 +156,8 @@ def test_ten_pods_in_flight_never_share_a_chip(sizes: list[int], choices: list[i
             assert chosen != winners[each.uid].node
             continue
         if chosen == winners[each.uid].node:
-            assert bound.chips == winners[each.uid].chips
-        chips = {(bound.node, chip) for chip in bound.chips}
+            assert bound.take.chips == winners[each.uid].take.chips
+        chips = {(bound.node, chip) for chip in bound.take.chips}
         assert not taken & chips
         taken |= chips
         world.ledger.advance(each.uid, Stage.ASSUMED)

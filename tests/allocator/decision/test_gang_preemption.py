@@ -307,7 +307,7 @@ async def test_what_was_promised_to_a_gang_ends_when_it_has_started() -> None:
         assert world.ledger.promises
         held = world.engine.place(each)
         bound = replace(each, spec=replace(each.spec, node_name=held.node))
-        world.add(replace(bound, metadata=holder(each.name, held.node, held.chips, annotations=each.metadata.annotations).metadata))  # fmt: skip  # noqa: E501
+        world.add(replace(bound, metadata=holder(each.name, held.node, held.take.chips, annotations=each.metadata.annotations).metadata))  # fmt: skip  # noqa: E501
     assert not world.ledger.promises
     world, preemption = world_of(1, holder("low", "n0", range(8)), *pods)
     await answers(world, preemption, pods)

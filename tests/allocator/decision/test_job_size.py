@@ -55,14 +55,14 @@ def test_no_pod_of_an_invalid_job_gets_chips(seen: int) -> None:
 
 def test_a_job_of_one_pod_may_use_any_part_of_a_server() -> None:
     world = world_of({"n1": list(range(8))}, 1)
-    assert len(world.engine.place(ordinal(0, 4)).chips) == 4
+    assert len(world.engine.place(ordinal(0, 4)).take.chips) == 4
 
 
 def test_pods_of_a_job_of_unknown_size_are_placed_one_by_one() -> None:
     world = world_of({"n1": [], "n2": []}, None)
     pods = [ordinal(number, 4) for number in range(2)]
     for each in pods:
-        assert len(world.engine.place(each).chips) == 4
+        assert len(world.engine.place(each).take.chips) == 4
         world.add(each)
 
 

@@ -59,8 +59,8 @@ async def test_a_lower_priority_pod_does_not_take_chips_of_a_ring_that_was_freed
     assert names(await preempt(preemption, high)) == ["low"]
     end(world, "low")
     world.add(nominated(high, "n0"))
-    assert world.engine.place(pod("small", 2, priority=1)).chips == (4, 5)
-    assert world.engine.place(nominated(high, "n0"), ["n0"]).chips == (0, 1, 2, 3)
+    assert world.engine.place(pod("small", 2, priority=1)).take.chips == (4, 5)
+    assert world.engine.place(nominated(high, "n0"), ["n0"]).take.chips == (0, 1, 2, 3)
 
 
 async def test_kept_chips_are_named_in_the_refusal() -> None:

@@ -31,7 +31,7 @@ def bind(world: World, each: Pod) -> Pod:
     world.ledger.advance(each.uid, Stage.BINDING)
     world.ledger.advance(each.uid, Stage.ASSUMED)
     bound = pod(
-        each.name, len(held.chips), node=held.node, chips=held.chips, phase="Running",
+        each.name, len(held.take.chips), node=held.node, chips=held.take.chips, phase="Running",
         annotations=each.metadata.annotations,
     )  # fmt: skip
     world.add(bound)

@@ -113,7 +113,7 @@ def test_a_small_pod_does_not_take_what_a_large_peer_needs() -> None:
     pods = [pod(f"train-{chips}", chips, annotations=annotations) for chips in (4, 3, 2)]
     world.add(*pods)
     assert world.engine.filter(pods[2]).fitting == ["n0"]
-    assert world.engine.place(pods[2], ["n0"]).chips == (11, 12)
+    assert world.engine.place(pods[2], ["n0"]).take.chips == (11, 12)
     assert {world.engine.place(each, ["n0"]).node for each in pods} == {"n0"}
 
 

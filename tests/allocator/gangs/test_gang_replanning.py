@@ -11,6 +11,7 @@ from allocator.state.reservation import Stage
 from ascend.chips import chip_ids
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.takes import Take
 from tests.allocator.builders import World, node, pod, report
 from tests.allocator.gangs.builders import MESHES, bind, gang, reason, world_of
 
@@ -74,9 +75,9 @@ def test_filter_counts_the_chips_of_a_pods_broken_seat_as_free() -> None:
         world.engine.place(each)
     bind(world, pods[1])
     held = world.engine.place(pods[0])
-    free = chip_ids(0xFF & ~held.taken & ~world.cluster.nodes["n0"].held)
+    free = chip_ids(0xFF & ~held.take.chip_set & ~world.cluster.nodes["n0"].held)
     world.add(pod("busy", len(free) - 1, node="n0", chips=free[1:], phase="Running"))
-    world.add(report("n0", unhealthy=[held.chips[0]]))
+    world.add(report("n0", unhealthy=[held.take.chips[0]]))
     assert world.engine.filter(pods[0]).fitting == ["n0"]
     assert world.engine.place(pods[0]).node == "n0"
 
@@ -133,9 +134,9 @@ def test_seats_that_were_just_planned_are_not_examined_again() -> None:
 def test_a_seat_with_a_failed_chip_is_dropped() -> None:
     world = world_of(1, **MESHES)
     world.add(*(pods := gang("train", 2, chips=2)))
-    failed = world.engine.place(pods[0]).chips[0]
+    failed = world.engine.place(pods[0]).take.chips[0]
     world.add(report("n0", unhealthy=[failed]))
-    seats = [world.engine.place(each).chips for each in pods]
+    seats = [world.engine.place(each).take.chips for each in pods]
     assert failed not in {chip for seat in seats for chip in seat}
 
 
@@ -211,7 +212,7 @@ def test_after_a_restart_a_gang_is_planned_beside_bindings_in_flight() -> None:
     bound = pod("train-0", 8, node="n0", chips=range(8), phase="Running", annotations=pods[0].metadata.annotations)
     world.add(bound, *pods[1:])
     stage = Stage.DOUBTFUL
-    world.ledger.reserve(uid=pods[1].uid, pod=pods[1].key, node="n1", chips=tuple(range(8)), stage=stage)
+    world.ledger.reserve(uid=pods[1].uid, pod=pods[1].key, node="n1", take=Take.whole(range(8)), stage=stage)
     world.add(node("n1", cordoned=True))
     assert asyncio.run(world.engine.resume()) == []
     assert [(each.node, each.stage) for each in world.ledger] == [("n1", stage), ("n2", Stage.PLANNED)]

@@ -33,7 +33,7 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seats(world: World) -> dict[str, tuple[str, int]]:
-    return {held.uid: (held.node, chip_set(held.chips)) for held in world.ledger}
+    return {held.uid: (held.node, chip_set(held.take.chips)) for held in world.ledger}
 
 
 def planned_at_once(world: World, each: Pod, names: list[str] | None = None) -> dict[str, tuple[str, int]]:
@@ -252,11 +252,11 @@ def test_whatever_happens_in_between_the_gang_has_all_its_seats_or_none(
     asyncio.run(prepare(world, pods[0], between=[_nothing()] * quiet + between))
     event(f"{len(world.ledger)} seats")
     world.engine.gangs.prune()
-    taken: Counter[tuple[str, int]] = Counter((held.node, chip) for held in world.ledger for chip in held.chips)
+    taken: Counter[tuple[str, int]] = Counter((held.node, chip) for held in world.ledger for chip in held.take.chips)
     assert not [each for each, times in taken.items() if times > 1]
     for held in world.ledger:
         record = world.cluster.nodes[held.node]
-        assert not record.held & chip_set(held.chips), "a chip of a running pod"
+        assert not record.held & chip_set(held.take.chips), "a chip of a running pod"
         if (seen := world.cluster.pods.get(held.uid)) is not None and held.stage is Stage.PLANNED:
             assert world.cluster.suits(held, world.engine.request_of(seen)), "an unusable seat"
     job = world.cluster.jobs.job_of(pods[0])

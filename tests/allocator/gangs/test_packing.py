@@ -58,7 +58,7 @@ def test_packing_equals_placing_one_after_the_other(
             counts = sorted(f"{count} {reason}" for reason, count in reasons.items())
             assert sorted(found.message.rpartition("the nodes refuse: ")[2].split(", ")) == counts
             return
-        one_by_one.append((chips, held.node, chip_set(held.chips)))
+        one_by_one.append((chips, held.node, chip_set(held.take.chips)))
     assert not isinstance(found, Refusal)
     assert [seat.uid for seat in found] == [member.uid for member in members]
-    assert sorted((len(seat.chips), seat.node, chip_set(seat.chips)) for seat in found) == sorted(one_by_one)
+    assert sorted((len(seat.take.chips), seat.node, chip_set(seat.take.chips)) for seat in found) == sorted(one_by_one)

@@ -16,6 +16,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.identity import RACK_LABEL
+from ascend.takes import Take
 from ascend.turn import Steps
 from tests.allocator.builders import GROUP, World, node, pod
 
@@ -58,7 +59,7 @@ class RackBlocks(msgspec.Struct, frozen=True):
                 if (not racks or number in racks) and len(names) >= len(members):
                     used.update(names[: len(members)])
                     seats += [
-                        Seat(each.uid, each.pod, name, tuple(range(8)), InBlock(block, each.rank))
+                        Seat(each.uid, each.pod, name, Take.whole(range(8)), InBlock(block, each.rank))
                         for each, name in zip(members, names, strict=False)
                     ]
                     break
@@ -106,7 +107,7 @@ def bind(world: World, each: Pod, block: int) -> None:
     held = world.engine.place(each)
     world.ledger.advance(each.uid, Stage.ASSUMED)
     annotations = each.metadata.annotations | {BLOCK: str(block)}
-    world.add(pod(each.name, 8, node=held.node, chips=held.chips, phase="Running", annotations=annotations))
+    world.add(pod(each.name, 8, node=held.node, chips=held.take.chips, phase="Running", annotations=annotations))
 
 
 def test_the_job_says_by_which_policy_it_is_placed() -> None:

@@ -17,6 +17,7 @@ from allocator.state.ledger import DOUBT_S
 from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED
 from ascend.kube.client import KubeClient
+from ascend.takes import NOTHING
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.patches import json_patch
@@ -125,17 +126,17 @@ def test_the_note_has_what_may_still_be_bound_and_nothing_else() -> None:
     assert note is not None
     successor, reading = promising()
     # Its list shows what became of one of them.
-    successor.add(pod("posted", 2, node="n1", chips=world.ledger.get("uid-posted").chips))  # type: ignore[union-attr]
+    successor.add(pod("posted", 2, node="n1", chips=world.ledger.get("uid-posted").take.chips))  # type: ignore[union-attr]
     taken = {each.uid: each for each in reading.read(note)}
     assert taken.keys() == {"uid-given", "uid-doubtful"}
     for uid, each in taken.items():
         old = world.ledger.get(uid)
         assert old is not None
-        assert (each.node, each.chips, each.predicate_time) == (old.node, old.chips, old.predicate_time)
+        assert (each.node, each.take.chips, each.predicate_time) == (old.node, old.take.chips, old.predicate_time)
         assert each.stage is Stage.DOUBTFUL
     # After it has died as well, the third reads the same note; by then another pod may have the chips.
     third, reading = promising()
-    third.add(pod("other", 2, node=taken["uid-given"].node, chips=taken["uid-given"].chips))
+    third.add(pod("other", 2, node=taken["uid-given"].node, chips=taken["uid-given"].take.chips))
     assert {each.uid for each in reading.read(note)} == {"uid-doubtful", "uid-posted"}
 
 
@@ -155,7 +156,7 @@ def test_pods_that_are_gone_or_bound_are_not_reserved_for() -> None:
 def test_a_note_that_is_too_long_is_not_written() -> None:
     world, handover = promising()
     for number in range(MAX_NOTE // 50):
-        world.ledger.reserve(uid=f"u{number:040}", pod="d/p", node="n1", chips=(), stage=Stage.DOUBTFUL)
+        world.ledger.reserve(uid=f"u{number:040}", pod="d/p", node="n1", take=NOTHING, stage=Stage.DOUBTFUL)
     assert handover.write() is None
 
 

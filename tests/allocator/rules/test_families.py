@@ -102,7 +102,7 @@ def test_selected_a3_chips_agree_with_the_reference(case: dict[str, Any]) -> Non
         assert isinstance(verdict, Refusal)
     else:
         assert isinstance(verdict, Fit)
-        assert chip_ids(verdict.taken) == tuple(case["selected_set"])
+        assert chip_ids(verdict.take.chip_set) == tuple(case["selected_set"])
 
 
 @numbered(A3["valid_job"], without={1, 4, 5})
@@ -198,13 +198,13 @@ def test_filter_score_and_selection_agree(product: Product, data: st.DataObject)
             Reason.MESH_TOO_SMALL,
         }
         return
-    assert verdict.taken & ~free == 0
-    assert chip_set(verdict.chips) == verdict.taken
-    assert len(verdict.chips) == len(set(verdict.chips)) == request
-    assert linked(product, verdict.taken, request)
+    assert verdict.take.chip_set & ~free == 0
+    assert chip_set(verdict.take.chips) == verdict.take.chip_set
+    assert len(verdict.take.chips) == len(set(verdict.take.chips)) == request
+    assert linked(product, verdict.take.chip_set, request)
     assert verdict.score > 0
     if distributed and product.has_network:
-        assert not verdict.taken & cut_off
+        assert not verdict.take.chip_set & cut_off
 
 
 @every_product

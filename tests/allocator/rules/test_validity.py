@@ -220,7 +220,9 @@ def test_vnpus_in_use_at_the_same_time_are_counted(init: list[tuple[str, str]], 
     then = [container(f"c{number}", each) for number, each in enumerate(app)]
     made = pod("p", init_containers=first, containers=then)
     assert requested_vnpus(made) == parts
-    assert World().engine.handles(made) == (parts > 1)
+    world = World()
+    with pytest.raises(Refusal, match="2 vNPUs" if parts > 1 else "a pod may have one vNPU, in one container"):
+        world.engine.validate(made)
 
 
 def of_job(name: str, kind: str, *, phase: str = "Pending", **metadata: Any) -> Pod:
@@ -247,14 +249,15 @@ def test_the_pods_of_a_job_share_one_vnpu(kind: str, marks: dict[str, Any]) -> N
     first, second = of_job("a", kind, **marks), of_job("b", kind, **marks)
     launcher = owned_by(pod("launcher", None, **marks), kind)
     world.add(launcher, first)
-    assert not world.engine.handles(first)
+    world.engine.validate(first)
     for _ in range(2):
         # Whether the pod was seen before or not.
         with pytest.raises(Refusal, match=r"job default/train .*2 vNPUs") as refused:
             world.engine.validate(second)
         assert refused.value.reason is Reason.INVALID_REQUEST
         world.add(second)
-    assert world.engine.handles(first)
+    with pytest.raises(Refusal, match="2 vNPUs"):
+        world.engine.validate(first)
     assert not world.engine.handles(launcher)
     world.add(of_job("a", kind, phase="Succeeded", **marks))
     world.engine.validate(second)

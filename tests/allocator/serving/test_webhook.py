@@ -321,7 +321,7 @@ async def test_a_demand_that_can_not_be_met_is_denied_with_the_filters_sentence(
     assert (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"] == {"n1": sentence}
 
 
-@pytest.mark.parametrize("resource", [f"{RESOURCE}-2c", "huawei.com/npu-core", "huawei.com/npu"])
+@pytest.mark.parametrize("resource", ["huawei.com/Ascend910B-2c", "huawei.com/npu-core", "huawei.com/npu"])
 async def test_what_has_no_effect_is_a_warning(allocator: Allocator, resource: str) -> None:
     answer = await review(allocator, "pods", pod_requesting("other", {resource: "1"}))
     assert answer["allowed"]

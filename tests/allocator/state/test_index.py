@@ -52,7 +52,7 @@ def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 def scan(offers: dict[str, Offer], request: ChipRequest) -> tuple[str, Fit] | None:
     """The best node, found by judging every node."""
     verdicts = {name: judge(offer, request) for name, offer in offers.items() if isinstance(offer, Vacancy)}
-    fits = [(fit.key, name, fit.chips) for name, fit in verdicts.items() if isinstance(fit, Fit)]
+    fits = [(fit.key, name, fit.take.chips) for name, fit in verdicts.items() if isinstance(fit, Fit)]
     if not fits:
         return None
     name = min(fits)[1]

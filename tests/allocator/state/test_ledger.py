@@ -9,6 +9,7 @@ from allocator.state.reservation import Seat, Stage
 from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.takes import Take
 from tests.allocator.builders import World, node, pod, report
 
 NODES = ("n1", "n2")
@@ -40,9 +41,11 @@ def test_subscribers_are_notified_of_changed_nodes_and_pods() -> None:
         found, calls[:] = sorted(calls), []
         return found
 
-    ledger.reserve(uid="a", pod="d/a", node="n1", chips=(0,))
+    ledger.reserve(uid="a", pod="d/a", node="n1", take=Take.whole((0,)))
     assert notified() == [("n1", {"a"})]
-    ledger.reserve_plan("plan", [Seat("a", "d/a", "n2", (0,)), Seat("b", "d/b", "n3", (1,))], ttl_s=TTL_S)
+    ledger.reserve_plan(
+        "plan", [Seat("a", "d/a", "n2", Take.whole((0,))), Seat("b", "d/b", "n3", Take.whole((1,)))], ttl_s=TTL_S
+    )
     assert notified() == [("n1", {"a"}), ("n2", {"a"}), ("n3", {"b"})]
     ledger.swap("a", "b")
     assert notified() == [("n2", {"a", "b"}), ("n3", {"a", "b"})]
@@ -141,7 +144,9 @@ class Reservations(RuleBasedStateMachine):
         held = self.world.ledger.get(each.uid)
         if held is None:
             return multiple()
-        seen = pod(each.name, int(each.spec.containers[0].chips), node=held.node, chips=held.chips, phase="Running")
+        seen = pod(
+            each.name, int(each.spec.containers[0].chips), node=held.node, chips=held.take.chips, phase="Running"
+        )
         self.world.add(seen)
         return seen
 
@@ -170,7 +175,7 @@ class Reservations(RuleBasedStateMachine):
     def no_chip_is_allocated_twice_or_lost(self) -> None:
         for name in NODES:
             held = [holding.chips for holding in self.world.cluster.nodes[name].holdings.values()]
-            held += self.world.ledger.on(name).values()
+            held += [take.chip_set for take in self.world.ledger.on(name).values()]
             taken = 0
             for chips in held:
                 assert not taken & chips
@@ -193,7 +198,9 @@ TestReservations = Reservations.TestCase
 
 def test_a_plan_is_deserted_while_all_its_seats_await_successors() -> None:
     ledger = Ledger(ttl_s=30.0, monotonic=lambda: 0.0)
-    ledger.reserve_plan("plan", [Seat(uid, uid, "n1", (chip,)) for chip, uid in enumerate("abc")], ttl_s=120.0)
+    ledger.reserve_plan(
+        "plan", [Seat(uid, uid, "n1", Take.whole((chip,))) for chip, uid in enumerate("abc")], ttl_s=120.0
+    )
     assert not ledger.is_deserted("plan")
     ledger.advance("a", Stage.BINDING)
     ledger.vacate("b")
@@ -219,7 +226,7 @@ def test_a_plan_that_is_made_again_has_one_deadline() -> None:
     ledger = Ledger(ttl_s=30.0, monotonic=lambda: now_s)
     for _ in range(1000):
         ledger.drop_plan("plan")
-        ledger.reserve_plan("plan", [Seat("a", "a", "n1", (0,))], ttl_s=10.0)
+        ledger.reserve_plan("plan", [Seat("a", "a", "n1", Take.whole((0,)))], ttl_s=10.0)
         now_s += 1.0
         assert not ledger.expire()
     assert len(ledger._plans._queue) < 20

@@ -285,7 +285,7 @@ def test_without_the_annotation_report_and_pods_name_the_chips() -> None:
         world.add(*order)
         assert free(world) == [1, 4, 5, 6, 7]
         assert (world.vacancy().product, world.vacancy().healthy, world.vacancy().faulty) == (ASCEND_910A, 7, 1)
-        assert world.engine.place(pod("b", 4)).chips == (4, 5, 6, 7)
+        assert world.engine.place(pod("b", 4)).take.chips == (4, 5, 6, 7)
 
 
 @pytest.mark.parametrize(("capacity", "allocatable"), [(8, 8), (8, 4), (None, 8)])
@@ -356,10 +356,14 @@ def test_a_vnpu_in_a_list_of_the_report_stands_for_its_chip(key: str) -> None:
 def test_odd_names_are_passed_on_once_until_they_change() -> None:
     seen: list[tuple[str, tuple[str, ...]]] = []
     cluster = Cluster(Ledger(ttl_s=30.0, monotonic=lambda: 0.0), ignored=lambda name, names: seen.append((name, names)))
-    odd: dict[str, object] = {**{f"Ascend910-{chip}": {} for chip in range(7)}, "Ascend910-2c-100-7": {}}
+    odd: dict[str, object] = {
+        **{f"Ascend910-{chip}": {} for chip in range(7)},
+        "Ascend910-x-100-7": {},
+        "Ascend910-2c-100-7": {},
+    }
     for ready in (True, False, True):
         cluster.node_applied(node("n1", infos=json.dumps(odd), ready=ready))
     cluster.node_applied(node("n2"))
-    assert seen == [("n1", ("Ascend910-2c-100-7",))]
+    assert seen == [("n1", ("Ascend910-x-100-7",))]
     cluster.node_applied(node("n1", infos=json.dumps(odd | {"npu-9": {}})))
-    assert seen[1:] == [("n1", ("Ascend910-2c-100-7", "npu-9"))]
+    assert seen[1:] == [("n1", ("Ascend910-x-100-7", "npu-9"))]

@@ -157,7 +157,7 @@ def test_chips_without_a_network_are_free_only_for_single_pods() -> None:
         judge(found, ChipRequest(8, distributed=True, needs_network=True)),
     )
     assert isinstance(alone, Fit)
-    assert alone.chips == (0, 1, 2, 3)
+    assert alone.take.chips == (0, 1, 2, 3)
     assert isinstance(distributed, Refusal)
     assert re.search("7 free of 8 healthy.* 1 .*network", distributed.message)
 

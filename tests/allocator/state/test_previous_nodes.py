@@ -95,7 +95,7 @@ def test_the_chosen_node_follows_the_stated_rule(
             world.engine.place(waiting, candidates)
     else:
         place = world.engine.place(waiting, candidates)
-        assert (place.node, place.chips) == (expected, dict(world.engine.fits(waiting))[expected].chips)
+        assert (place.node, place.take.chips) == (expected, dict(world.engine.fits(waiting))[expected].take.chips)
 
 
 def world_with(*, remembers: bool = True) -> World:

@@ -43,7 +43,7 @@ class SwappingPlugin:
         except Refusal:
             self.world.cluster.pod_deleted(each)
             return
-        bound = pod(each.name, count, node=held.node, chips=held.chips, phase="Pending")
+        bound = pod(each.name, count, node=held.node, chips=held.take.chips, phase="Pending")
         self.world.add(bound)
         self._waiting.append(bound)
 

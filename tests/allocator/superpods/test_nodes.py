@@ -52,7 +52,7 @@ def test_chips_of_a_part_of_a_server_are_chosen_as_in_the_cases(case: dict[str, 
     world.fill("0-0", ALL - free)
     world.add(each := single(case["given"]["request"]))
     if case["expect"].get("eligible", True):
-        chosen = world.engine.place(each).chips
+        chosen = world.engine.place(each).take.chips
         assert (list(chosen), sorted(free - set(chosen))) == (case["expect"]["chosen"], case["expect"]["left"])
     else:
         with pytest.raises(Refusal):
@@ -82,7 +82,7 @@ def test_a_pod_of_a_job_with_blocks_takes_a_whole_server_as_in_the_cases(case: d
     asked = second if chips == CHIPS else pod("p", chips, annotations=second.metadata.annotations, selector=SELECTOR)
     world.add(first, asked)
     if case["expect"]["valid"]:
-        assert world.engine.place(asked).chips == tuple(range(CHIPS))
+        assert world.engine.place(asked).take.chips == tuple(range(CHIPS))
     else:  # the allocator does not place pods without chips, but without them the job is one of a single pod
         refusal = world.refusal(first)
         assert refusal.reason is Reason.INVALID_REQUEST

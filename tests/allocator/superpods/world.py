@@ -65,7 +65,7 @@ def bind(world: World, each: Pod) -> Pod:
     assert held.part is not None
     annotations = each.metadata.annotations | {BLOCK: str(held.part.block)}
     bound = pod(
-        each.name, CHIPS, node=held.node, chips=held.chips, phase="Running",
+        each.name, CHIPS, node=held.node, chips=held.take.chips, phase="Running",
         labels=each.metadata.labels, annotations=annotations, selector=SELECTOR,
     )  # fmt: skip
     bound = replace(bound, metadata=replace(bound.metadata, owner_references=each.metadata.owner_references))

@@ -332,6 +332,7 @@ class Victim(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CHIPS_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
+    VNPUS_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     pod: _builtins.str
     """"namespace/name" """
@@ -340,6 +341,8 @@ class Victim(_message.Message):
     """It is terminating already."""
     @_builtins.property
     def chips(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def vnpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -348,10 +351,11 @@ class Victim(_message.Message):
         priority: _builtins.int = ...,
         chips: _abc.Iterable[_builtins.str] | None = ...,
         ending: _builtins.bool = ...,
+        vnpus: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chips", b"chips", "ending", b"ending", "pod", b"pod", "priority", b"priority", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chips", b"chips", "ending", b"ending", "pod", b"pod", "priority", b"priority", "uid", b"uid", "vnpus", b"vnpus"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -765,6 +769,7 @@ class AllocateResponse(_message.Message):
     CHIPS_FIELD_NUMBER: _builtins.int
     ANNOTATIONS_FIELD_NUMBER: _builtins.int
     BOUND_FIELD_NUMBER: _builtins.int
+    VNPUS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     bound: _builtins.bool
     @_builtins.property
@@ -773,6 +778,10 @@ class AllocateResponse(_message.Message):
 
     @_builtins.property
     def annotations(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def vnpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The name of its vNPU, if it requests one instead of chips: "Ascend910-2c-100-1"."""
+
     def __init__(
         self,
         *,
@@ -780,10 +789,11 @@ class AllocateResponse(_message.Message):
         chips: _abc.Iterable[_builtins.str] | None = ...,
         annotations: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         bound: _builtins.bool = ...,
+        vnpus: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "bound", b"bound", "chips", b"chips", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "bound", b"bound", "chips", b"chips", "node", b"node", "vnpus", b"vnpus"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -891,6 +901,7 @@ class NodeState(_message.Message):
     PRODUCT_FIELD_NUMBER: _builtins.int
     CHIPS_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    VNPUS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     product: _builtins.str
     @_builtins.property
@@ -899,6 +910,10 @@ class NodeState(_message.Message):
     def refusal(self) -> Global___Refusal:
         """Why the node can't be used; not set if it can."""
 
+    @_builtins.property
+    def vnpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChipState]:
+        """The vNPUs of the chips that are cut; these chips themselves are not in chips."""
+
     def __init__(
         self,
         *,
@@ -906,10 +921,11 @@ class NodeState(_message.Message):
         product: _builtins.str = ...,
         chips: _abc.Iterable[Global___ChipState] | None = ...,
         refusal: Global___Refusal | None = ...,
+        vnpus: _abc.Iterable[Global___ChipState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chips", b"chips", "node", b"node", "product", b"product", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chips", b"chips", "node", b"node", "product", b"product", "refusal", b"refusal", "vnpus", b"vnpus"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -917,6 +933,8 @@ Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
 @_typing.final
 class ChipState(_message.Message):
+    """Of a chip or a vNPU."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

@@ -1,0 +1,134 @@
+"""What a node has left of the vNPUs that an administrator has cut out of its chips, and which of them a pod gets.
+
+The best vNPU is on the chip of which the most are in use, so that the parts of whole chips stay together: an
+administrator can cut an idle chip anew, and a fault of a chip concerns as many pods as before. The reference leaves the
+choice to the kubelet (docs/spec/vnpu.md#static-vnpus).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ascend.chips import ChipSet
+from ascend.errors import Refusal
+from ascend.grammar import some
+from ascend.reasons import Reason
+from ascend.vnpus import Vnpu, device_type
+
+
+class Size(NamedTuple):
+    """The vNPUs of one size on a node.
+
+    Attributes:
+        suffix: the size, as in the name of its resource.
+        healthy: how many are on healthy chips.
+        room: how many more the kubelet would admit.
+    """
+
+    suffix: str
+    healthy: int
+    room: int
+
+
+class ChosenVnpu(NamedTuple):
+    """The best free vNPU of a node.
+
+    Attributes:
+        vnpu: the vNPU.
+        beside: how many others of its chip are in use.
+        on_node: how many of the node are in use.
+    """
+
+    vnpu: Vnpu
+    beside: int
+    on_node: int
+
+
+class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
+    """What a node has left of its vNPUs.
+
+    Attributes:
+        free: those that are on healthy chips and neither held nor reserved, in order.
+        used: by chip, how many of its vNPUs are held or reserved; without chips of which none is.
+        sizes: the sizes that the node has, in order.
+        unknown: why it is unknown which are free, a sentence; empty if it is known.
+    """
+
+    free: tuple[Vnpu, ...]
+    used: tuple[tuple[int, int], ...]
+    sizes: tuple[Size, ...]
+    unknown: str = ""
+
+    def without(self, taken: Collection[Vnpu]) -> "VnpusLeft":
+        """What is left after these were taken as well."""
+        used = Counter(dict(self.used))
+        used.update(each.chip for each in taken)
+        requested = Counter(each.suffix for each in taken)
+        return VnpusLeft(
+            tuple(each for each in self.free if each not in taken),
+            tuple(sorted(used.items())),
+            tuple(each._replace(room=max(each.room - requested[each.suffix], 0)) for each in self.sizes),
+            self.unknown,
+        )
+
+    def choose(self, suffix: str) -> ChosenVnpu | Refusal:
+        """The best free vNPU of a size, or why there is none."""
+        size = next((each for each in self.sizes if each.suffix == suffix), None)
+        if size is None:
+            return no_such_vnpu(suffix, [each.suffix for each in self.sizes])
+        if self.unknown:
+            return Refusal(Reason.UNREADABLE_POD, f"the free vNPUs are unknown: {self.unknown}")
+        used, left = dict(self.used), Counter(each.chip for each in self.free)
+        fitting = [each for each in self.free if each.suffix == suffix]
+        if not fitting:
+            sentence = f"1 vNPU {device_type(suffix)} requested, 0 free of {size.healthy} healthy"
+            return Refusal(Reason.NO_FREE_VNPU, sentence)
+        if not size.room:
+            sentence = f"1 vNPU {device_type(suffix)} requested, the kubelet would admit 0"
+            return Refusal(Reason.NO_ROOM_AT_KUBELET, sentence)
+        best = min(fitting, key=lambda each: (-used.get(each.chip, 0), left[each.chip], each.chip, each.vdev_id))
+        return ChosenVnpu(best, used.get(best.chip, 0), sum(used.values()))
+
+
+def no_such_vnpu(suffix: str, there: Iterable[str]) -> Refusal:
+    """Why a node refuses a size that it does not have.
+
+    Args:
+        suffix: the size.
+        there: the sizes that it has.
+    """
+    names = some(list(map(device_type, there)))
+    has = f"only {names}" if names else "no vNPUs"
+    return Refusal(Reason.NO_SUCH_VNPU, f"1 vNPU {device_type(suffix)} requested, the node has {has}")
+
+
+def vnpus_left(
+    vnpus: Iterable[Vnpu],
+    *,
+    excluded: ChipSet,
+    held: Collection[Vnpu],
+    counted: Mapping[str, int],
+    allocatable: Mapping[str, int],
+    unknown: str = "",
+) -> VnpusLeft:
+    """What a node has left of its vNPUs beside its pods.
+
+    Args:
+        vnpus: those that it has.
+        excluded: the chips of which no pod may get a part: unhealthy ones, and those that pods hold as a whole.
+        held: the vNPUs of its pods.
+        counted: by size, how many the kubelet counts for its pods.
+        allocatable: by size, how many the kubelet has in all.
+        unknown: why it is unknown which are free, a sentence; empty if it is known.
+    """
+    healthy = sorted(each for each in vnpus if not excluded >> each.chip & 1)
+    numbers = Counter(each.suffix for each in healthy)
+    sizes = (
+        Size(suffix, numbers[suffix], min(max(allocatable.get(suffix, 0) - counted.get(suffix, 0), 0), numbers[suffix]))
+        for suffix in sorted({each.suffix for each in vnpus})
+    )
+    used = Counter(each.chip for each in held if not excluded >> each.chip & 1)
+    free = tuple(each for each in healthy if each not in held)
+    return VnpusLeft(free, tuple(sorted(used.items())), tuple(sizes), unknown)

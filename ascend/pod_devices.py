@@ -1,0 +1,86 @@
+"""What the annotations of a pod say of the chips and vNPUs that it has.
+
+The allocator writes a vNPU under the name of its resource, ``huawei.com/Ascend910-2c: Ascend910-2c-100-1``; the device
+plugin lists it in AscendReal, as it lists chips there.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ascend.annotations import (
+    ALLOCATED,
+    MAX_LIST_ENTRIES,
+    REAL,
+    VNPU_PREFIX,
+    Grant,
+    held_chips,
+    read_predicate_time,
+)
+from ascend.chips import ChipSet, chip_of_vnpu, chip_set, parse_names
+from ascend.errors import InvalidValue
+from ascend.vnpus import Vnpu, parse_vnpu
+
+
+def read_vnpu_grant(annotations: Mapping[str, str]) -> Grant | None:
+    """Read the vNPU that the allocator wrote on a pod; None if it wrote none.
+
+    Raises:
+        InvalidValue: it is malformed, or there are several.
+    """
+    written = _written_vnpus(annotations)
+    if len(written) > 1:
+        raise InvalidValue(f"annotations name several vNPUs: {', '.join(each.name for each in written)}")
+    return Grant((), read_predicate_time(annotations), written[0]) if written else None
+
+
+class Held(NamedTuple):
+    """What a live pod may hold of its node.
+
+    Attributes:
+        chips: whole chips.
+        vnpus: vNPUs, in order.
+    """
+
+    chips: ChipSet
+    vnpus: tuple[Vnpu, ...] = ()
+
+    @property
+    def occupied(self) -> ChipSet:
+        """The chips that it holds, or parts of which it holds."""
+        return self.chips | chip_set(each.chip for each in self.vnpus)
+
+
+def read_held(annotations: Mapping[str, str]) -> Held:
+    """What a live pod may hold: what the allocator wrote, and what is in AscendReal (as ``held_chips``).
+
+    Raises:
+        InvalidValue: a list or a name is malformed.
+    """
+    written = _written_vnpus(annotations)
+    real = annotations.get(REAL, "")
+    if not written and not _names_vnpu(real):  # most pods
+        return Held(held_chips(annotations))
+    chips, vnpus = held_chips({ALLOCATED: annotations.get(ALLOCATED, "")}), set(written)
+    for name in filter(None, real.split(",")[:MAX_LIST_ENTRIES]):
+        if chip_of_vnpu(name) is not None:
+            vnpus.add(parse_vnpu(name))
+        else:
+            chips |= chip_set(parse_names(name, f"annotation {REAL}"))
+    return Held(chips, tuple(sorted(vnpus)))
+
+
+def _names_vnpu(names: str) -> bool:
+    """Whether a list may name a vNPU: the name of a chip has one hyphen."""
+    return names.count("-") > names.count(",") + 1
+
+
+def _written_vnpus(annotations: Mapping[str, str]) -> list[Vnpu]:
+    """The vNPUs that the allocator wrote: the key is the resource, the value the name."""
+    found = []
+    for key, text in annotations.items():
+        if key.startswith(VNPU_PREFIX):
+            vnpu = parse_vnpu(text)
+            if vnpu.resource != key:
+                raise InvalidValue(f"annotation {key}: {text!r} is a vNPU of another size")
+            found.append(vnpu)
+    return found
