@@ -12,6 +12,7 @@ class Metrics:
     """All metrics of one plugin, in their own registry."""
 
     def __init__(self) -> None:
+        self._without: dict[str, int] = {}
         registry = self.registry = CollectorRegistry()
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=BUCKETS_S)
@@ -62,3 +63,8 @@ class Metrics:
             "ascend_dp_settings_awaiting_restart", "Changed settings that take effect only after a restart"
         )
         gauge("ascend_dp_build_info", "Version", ["version"]).labels(version=version("ascend-affinity")).set(1)
+
+    def count_without(self, resource: str, pods: int) -> None:
+        """Take over how many running pods request a resource and have a container without it."""
+        self._without[resource] = pods
+        self.without_chips.set(sum(self._without.values()))

@@ -11,6 +11,7 @@ from ascend.job_files import job_name
 from ascend.kube.objects import Container, Pod, whole_number
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
+from ascend.vnpus import suffix_of
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 
 CONFIG_SOURCE = "kubernetes.io/config.source"
@@ -85,10 +86,12 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
     except InvalidValue as error:
         problem = (Reason.INVALID_REQUEST, error.message)
     count = effective_request(requests)
+    if problem is None and count and (sentence := _not_supported(pod, count, device_type)) is not None:
+        problem = (Reason.INVALID_REQUEST, sentence)
     try:
         grant = _read_grant(annotations, device_type)
     except InvalidValue as error:
-        problem = (Reason.MALFORMED_ANNOTATION, error.message)
+        problem = problem or (Reason.MALFORMED_ANNOTATION, error.message)
     if problem is None and grant is not None and len(grant.chips) != count:
         named = device_type.count(len(grant.chips))
         problem = (Reason.WRONG_COUNT, f"annotation {device_type.resource} names {named}, the pod requests {count}")
@@ -140,6 +143,29 @@ def _requested(container: Container, device_type: DeviceType) -> int:
     return number
 
 
+def requested_types(pod: Pod) -> set[DeviceType]:
+    """Return the types of devices that the containers of a pod request."""
+    found = set()
+    for container, _ in pod.ordered_containers:
+        quantities = container.resources.requests | container.resources.limits
+        for resource in (resource for resource, quantity in quantities.items() if quantity != "0"):
+            if resource == WHOLE_CHIPS.resource:
+                found.add(WHOLE_CHIPS)
+            elif (suffix := suffix_of(resource)) is not None:
+                found.add(DeviceType(suffix))
+    return found
+
+
+def _not_supported(pod: Pod, count: int, device_type: DeviceType) -> str | None:
+    """Return why a pod with such requests gets no devices; None if it may get some."""
+    if len(types := requested_types(pod)) > 1:
+        resources = ", ".join(each.resource for each in sorted(types))
+        return f"the pod requests devices of several types ({resources}); it can have those of one type only"
+    if device_type.suffix and count > 1:
+        return f"the pod requests {device_type.count(count)}; it can have one vNPU only"
+    return None
+
+
 def _read_grant(annotations: Mapping[str, str], device_type: DeviceType) -> Grant | None:
     key = device_type.resource
     text = annotations.get(key)
@@ -166,15 +192,21 @@ class NodePods:
     Args:
         on_gone: receives the uid of a pod whose containers can't run any more.
         device_type: the type of devices whose requests and annotations are read.
+        changes: what is set on every change; None for one of its own.
     """
 
-    def __init__(self, on_gone: Callable[[str], None], device_type: DeviceType = WHOLE_CHIPS) -> None:
+    def __init__(
+        self,
+        on_gone: Callable[[str], None],
+        device_type: DeviceType = WHOLE_CHIPS,
+        changes: Observable[None] | None = None,
+    ) -> None:
         self._on_gone = on_gone
         self.device_type = device_type
         self._pods: dict[str, NodePod] = {}
         self._deleted: dict[str, NodePod | None] = {}
         self._next_order = 0
-        self.changes: Observable[None] = Observable(None)
+        self.changes: Observable[None] = changes if changes is not None else Observable(None)
         """Set on every change."""
 
     def __iter__(self) -> Iterator[NodePod]:

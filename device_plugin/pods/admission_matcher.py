@@ -18,7 +18,7 @@ from ascend.reasons import Category, Reason
 from ascend.slices import choose
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.admission import Candidate, UnofferedChips, chips_for, known_ids
-from device_plugin.ledger.chip_choice import ChipChooser
+from device_plugin.ledger.chip_choice import Chooser
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.ledger.stand_ins import counted_for, stand_ins
@@ -93,7 +93,7 @@ class AdmissionMatcher:
         self._one_at_a_time = asyncio.Lock()
         self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
         self._unoffered = UnofferedChips(pods)
-        self.chooser: ChipChooser | None = None
+        self.chooser: Chooser | None = None
 
     def begin(self) -> None:
         """Note that a kubelet, which may have just started, is about to be sent our devices."""

@@ -182,7 +182,8 @@ class Reconciler:
 
     def _count_without(self) -> None:
         known = [self._pods.get(uid) for uid, reason in self._announced if reason == WITHOUT]
-        self._metrics.without_chips.set(sum(pod is not None and pod.live for pod in known))
+        without = sum(pod is not None and pod.live for pod in known)
+        self._metrics.count_without(self._device_type.resource, without)
 
     def _unexplained(self) -> list[NodePod]:
         """Return live pods that request chips and have containers or a claim, but no hand-over."""
