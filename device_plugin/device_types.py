@@ -18,7 +18,7 @@ _DOMAIN: Final = RESOURCE.removesuffix(NAME_PREFIX.rstrip("-"))
 _CHIP_BITS: Final = 8
 
 MAX_VDEV_ID: Final = 2047
-"""The largest id of a vNPU that is served: the driver gives out ids from 100, at most 16 for each chip."""
+"""The largest id of a vNPU that is served: the driver gives out ids from 100, and MindCluster takes 1024 at most."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -226,7 +226,8 @@ class Registration:
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
         self._generation += 1
-        path = self._directory / f"{PREFIX}{self._instance}-{self._device_type.suffix}{self._generation}.sock"
+        parts = (PREFIX + self._instance, self._device_type.suffix, f"{self._generation}.sock")
+        path = self._directory / "-".join(filter(None, parts))
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
         # The umask sets the mode of the socket; a later chmod would leave a gap
