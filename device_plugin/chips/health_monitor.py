@@ -204,7 +204,7 @@ class HealthMonitor:
         for device_type in present:
             self._ledgers.serve(device_type)
         vnpus = {
-            device_type: Vnpus(present.get(device_type, 0), ledger.used, ledger.running)
+            device_type: Vnpus(present.get(device_type, 0), ledger.used, ledger.running, ledger.given)
             for device_type, ledger in self._ledgers.vnpus.items()
         }
         before = self._snapshots.value

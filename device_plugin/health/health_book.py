@@ -206,8 +206,9 @@ class HealthBook:
         cut = self._chips_that(lambda chip: chip.facts is not None and bool(chip.facts.vnpus))
         held_whole = used
         for device_type, found in vnpus.items():
-            used, running = used | device_type.chips(found.used), running | device_type.chips(found.running)
-            cut |= device_type.chips(found.running)
+            used |= device_type.chips(found.used & found.offered)
+            running |= device_type.chips(found.running & found.offered)
+            cut |= device_type.chips(found.given)
         chips = []
         for phy_id, chip in sorted(self._chips.items()):
             chip.settle(now_s, self._policy)

@@ -53,7 +53,7 @@ def _whole_chips(snapshot: Snapshot) -> Snapshot:
         return snapshot
     with_vnpus = 0
     for device_type, found in snapshot.vnpus.items():
-        with_vnpus |= device_type.chips(found.running)
+        with_vnpus |= device_type.chips(found.running & found.offered)
     chips = (chip for chip in snapshot.chips if not snapshot.left_out >> chip.chip_id & 1)
     judged = tuple(_cut(chip) if snapshot.cut >> chip.chip_id & 1 else chip for chip in chips)
     return replace(snapshot, chips=judged, running=snapshot.running & ~with_vnpus)

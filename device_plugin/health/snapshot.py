@@ -109,16 +109,19 @@ class Vnpus:
         present: those that the driver lists.
         used: those that pods hold.
         running: those that pods run with, or are about to.
+        given: those of them that pods were given by this plugin's ledger. Annotations alone, which a pod's author could
+            write, make no removed vNPU of a whole chip.
     """
 
     present: ChipSet = 0
     used: ChipSet = 0
     running: ChipSet = 0
+    given: ChipSet = 0
 
     @property
     def offered(self) -> ChipSet:
         """Those in the kubelet's list: one that was removed stays while a pod runs with it."""
-        return self.present | self.running
+        return self.present | self.given
 
 
 @dataclass(frozen=True, slots=True)

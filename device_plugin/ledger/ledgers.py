@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ascend.annotations import REAL
-from ascend.chips import ChipSet
+from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from device_plugin.device_types import DeviceType
@@ -33,6 +33,11 @@ class Ledger:
     def used(self) -> ChipSet:
         """The devices that pods hold."""
         return used_chips(self.pods, self.handovers)
+
+    @property
+    def given(self) -> ChipSet:
+        """The devices that pods were given."""
+        return chip_set(number for handover in self.handovers for number in handover.chips)
 
     @property
     def running(self) -> ChipSet:

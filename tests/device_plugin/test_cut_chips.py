@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from ascend.annotations import BASE_DEVICE_INFOS
-from ascend.chips import chip_ids
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Metadata, Node, Pod
 from device_plugin.chips.health_monitor import HealthMonitor
@@ -18,7 +17,7 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import Level
 from device_plugin.health.offers import OfferedDevices
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.handovers import HandOver, HandOvers, Part
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -26,6 +25,7 @@ from device_plugin.publish.node_object import node_annotations
 from device_plugin.publish.report import make_report
 from device_plugin.publish.restore import read_known
 from device_plugin.reset.rules import obstacles
+from device_plugin.telemetry.holders import SEVERAL, Holder, holders
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import pod, server, vnpu_pod
 
@@ -199,14 +199,36 @@ async def test_the_node_lists_vnpus_by_name_and_the_next_plugin_reads_them_back(
     assert vnpus == {1: (VirtualNpu(100, 1, "vir02"), VirtualNpu(101, 1, "vir04"))}
 
 
-async def test_a_pod_that_may_have_a_vnpu_begins_a_ledger_without_any(keeping: Keeping) -> None:
+async def test_an_annotation_alone_takes_no_chip_out_of_use(keeping: Keeping) -> None:
     keeping.find()
     await keeping.until({"Ascend910-0": "", "Ascend910-1": ""})
     keeping.ledgers.applied(vnpu_pod("waits", "Ascend910-2c-100-1"))
+    assert keeping.ledgers.types.value == ()
     keeping.ledgers.applied(vnpu_pod("runs", "Ascend910-4c-100-1", started=True))
-    assert keeping.ledgers.types.value == (FOUR_CORES,)
+    types: tuple[DeviceType, ...] = keeping.ledgers.types.value
+    assert types == (FOUR_CORES,)  # its kubelet's ledger says whether it has a vNPU that was removed
+    await until(lambda: keeping.snapshot.vnpus.keys() == {FOUR_CORES})
+    assert keeping.health() == {"Ascend910-0": "", "Ascend910-1": ""}
+    assert keeping.health(FOUR_CORES) == {}
+    assert make_report(keeping.snapshot, 1).free == 0b11
+    keeping.give("runs", "Ascend910-4c-100-1", FOUR_CORES)
     await keeping.until({"Ascend910-4c-100-1": "Removed"}, FOUR_CORES)
-    assert chip_ids(keeping.snapshot.cut) == (1,)
+    assert keeping.health()["Ascend910-1"] == "CutIntoVirtual"
+
+
+async def test_a_chip_has_the_label_of_a_container_if_only_one_has_a_part_of_it(keeping: Keeping) -> None:
+    keeping.find({100: "vir02", 101: "vir04"})
+    await keeping.until({"Ascend910-0": ""})
+    keeping.ledgers.serve(TWO_CORES).handovers.add(given("one", TWO_CORES.parse("Ascend910-2c-100-1")))
+    assert holders(keeping.ledgers)[1] == Holder("default", "one", "main")
+    keeping.ledgers.serve(FOUR_CORES).handovers.add(given("other", FOUR_CORES.parse("Ascend910-4c-101-1")))
+    assert holders(keeping.ledgers)[1].pod_name == SEVERAL
+
+
+def given(name: str, number: int) -> HandOver:
+    """What a pod with one container was given."""
+    part = Part("main", keeps=True, chips=(number,), kubelet_ids=(number,))
+    return HandOver.of_parts(f"uid-{name}", f"default/{name}", (number,), (part,))
 
 
 async def test_hand_overs_of_vnpus_are_those_of_their_chips(keeping: Keeping) -> None:

@@ -61,7 +61,8 @@ def sites(draw: st.DrawFn) -> Site:
     for device_type, known in numbers.items():
         held = chip_set(each for each in range(known.bit_length()) if known >> each & 1 and draw(st.booleans()))
         runs = chip_set(each for each in range(held.bit_length()) if held >> each & 1 and draw(st.booleans()))
-        vnpus[device_type] = Vnpus(book.vnpus.get(device_type, 0), held, runs)
+        given_out = runs & draw(st.sampled_from((runs, 0)))
+        vnpus[device_type] = Vnpus(book.vnpus.get(device_type, 0), held, runs, given_out)
     snapshot = book.judge(Moment(6, 0), used=used, running=running, vnpus=vnpus)
     return Site(snapshot, running, chip_set(chip for chip, parts in cut.items() if parts))
 
@@ -73,7 +74,7 @@ def test_no_chip_is_given_to_new_pods_both_whole_and_in_parts(site: Site) -> Non
     for device_type in TEMPLATES.values():
         parts |= device_type.chips(site.free(device_type))
         # Nor whole while a pod runs with a part of it, nor in parts while a pod has it whole.
-        assert not whole & device_type.chips(site.snapshot.vnpus[device_type].running)
+        assert not whole & device_type.chips(site.snapshot.vnpus[device_type].given)
     assert not whole & parts
     assert not parts & site.snapshot.held_whole
     assert not whole & site.present
@@ -91,13 +92,13 @@ def test_new_pods_get_nothing_of_a_chip_that_the_report_keeps_from_them(site: Si
 def test_what_pods_run_with_stays_healthy_for_the_kubelet(site: Site) -> None:
     for device_type, found in site.snapshot.vnpus.items():
         shown = offered(site.snapshot, device_type)
-        assert shown.all_chips == found.present | found.running
-        assert not found.running & ~shown.sent_healthy
+        assert shown.all_chips == found.present | found.given
+        assert not found.running & shown.all_chips & ~shown.sent_healthy
     whole = offered(site.snapshot, WHOLE_CHIPS)
     with_parts = chip_set(
         chip
         for device_type, found in site.snapshot.vnpus.items()
         for chip in range(CHIPS)
-        if device_type.chips(found.running) >> chip & 1
+        if device_type.chips(found.running & found.offered) >> chip & 1
     )
     assert not site.whole_running & whole.all_chips & ~with_parts & ~whole.sent_healthy

@@ -212,6 +212,41 @@ async def test_recutting_is_followed_without_a_restart(folder: Path) -> None:
         assert whole.node.kubelet.devices(FOUR) == {}
 
 
+async def test_a_removed_vnpu_stays_with_its_pod_over_a_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        cut(whole, 1, v100="vir02")
+        async with whole.plugin(WHOLE):
+            await until(lambda: offers(whole, TWO, v100_1="Healthy"))
+            await bind(whole, "first", TWO, "Ascend910-2c-100-1")
+            await whole.claimed("first")
+        cut(whole, 1)
+        async with whole.plugin(WHOLE):
+            await until(lambda: offers(whole, TWO, v100_1="Healthy"))
+            await whole.bind("train", 1)
+            assert "ChipUnhealthy: Ascend910-1 is unhealthy" in await failure(whole, "train")
+            await seen(lambda: report(whole), lambda found: found.free == WHOLE)
+            await whole.client.delete(PODS, "first", "default")
+            await until(whole.offers_chips)
+
+
+async def test_a_pod_that_another_plugin_gave_a_vnpu_keeps_it(folder: Path) -> None:
+    """MindCluster's plugin takes the kubelet's choice, and writes none of our annotations."""
+    async with whole_node(folder) as whole:
+        cut(whole, 1, v100="vir02", v101="vir02")
+        async with whole.plugin(WHOLE, choose_chips=True):
+            await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
+            await bind(whole, "old", TWO)
+            device = (await whole.claimed("old")).metadata.annotations[REAL]
+        lost = dict.fromkeys((REAL, KUBELET_IDS, CONFIGURATION, PREDICATE_TIME))
+        await whole.client.patch(PODS, "old", {"metadata": {"annotations": lost}}, namespace="default")
+        await until(lambda: (found := whole.find("old")) is not None and REAL not in found.metadata.annotations)
+        async with whole.plugin(WHOLE):
+            assert (await whole.claimed("old")).metadata.annotations[REAL] == device
+            await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
+            await bind(whole, "new", TWO, device)
+            assert f"ChipHeld: {device} is held by pod default/old" in await failure(whole, "new")
+
+
 @pytest.mark.parametrize("race", [True, False], ids=["kubelet before 1.37", "kubelet from 1.37"])
 async def test_the_devices_of_every_type_stay_healthy_in_an_upgrade(folder: Path, *, race: bool) -> None:
     async with whole_node(folder, reregistration_race=race) as whole:
