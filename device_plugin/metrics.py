@@ -16,7 +16,11 @@ class Metrics:
         registry = self.registry = CollectorRegistry()
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=BUCKETS_S)
-        self.devices = gauge("ascend_dp_devices", "Chips by state, and why they are unhealthy", ["state", "reason"])
+        self.devices = gauge(
+            "ascend_dp_devices",
+            "Chips by state (free, used, cut into vNPUs, unhealthy), and why they are unhealthy",
+            ["state", "reason"],
+        )
         self.transitions = counter("ascend_dp_health_transitions", "Changes of chips' health", ["to", "reason"])
         self.driver_calls = histogram("ascend_dp_dcmi_call_duration_seconds", "Duration of driver calls", ["call"])
         self.allocate_duration = histogram("ascend_dp_allocate_duration_seconds", "Duration of Allocate calls")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from ascend.annotations import CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TI
 from ascend.chips import RESOURCE, parse_chip_name
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
 from ascend.kube.objects import CONFIG_MAPS, PODS, Pod
-from ascend.vnpus import resource_of
+from ascend.vnpus import parse_vnpu, resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips import scanner
 from device_plugin.driver.simulated import SimulatedVirtualNpu
@@ -121,6 +122,34 @@ async def test_pods_get_the_vnpus_written_on_them_beside_whole_chips(folder: Pat
             assert configuration["server_id"] == claimed.uid
             check_hand_over(whole, await whole.claimed("train"))
             await seen(lambda: report(whole), lambda found: found.free == WHOLE & ~0b101)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_pods_that_come_together_get_each_its_own(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with whole_node(folder, seed=seed) as whole:
+        cut(whole, 1, v100="vir02", v101="vir02", v102="vir02", v103="vir04")
+        cut(whole, 2, v110="vir02", v111="vir04", v112="vir04")
+        async with whole.plugin(WHOLE & ~0b100) as plugin:
+            await until(lambda: len(whole.node.kubelet.devices(TWO)) == 4 and whole.node.kubelet.allocatable(TWO) == 4)
+            await until(lambda: whole.node.kubelet.allocatable(FOUR) == 3)
+            devices = [*whole.node.kubelet.devices(TWO), *whole.node.kubelet.devices(FOUR)]
+            rng.shuffle(devices)
+            bindings = [
+                bind(whole, f"p{number}", parse_vnpu(each).resource, each) for number, each in enumerate(devices)
+            ]
+            await asyncio.gather(*bindings, whole.bind("train", 3, 0), whole.bind("eval", 5, 4, 6))
+            for number, device in enumerate(devices):
+                pod = await whole.claimed(f"p{number}")
+                assert pod.metadata.annotations[REAL] == pod.metadata.annotations[KUBELET_IDS] == device
+                assert held(whole, pod.name) == {device}
+                container = whole.node.kubelet.container(f"default/{pod.name}", "main")
+                assert container.env["ASCEND_VISIBLE_DEVICES"] == str(parse_vnpu(device).vdev_id)
+            for name in ("train", "eval"):
+                check_hand_over(whole, await whole.claimed(name))
+            await seen(lambda: report(whole), lambda found: found.free == 0b1000_0000)
+            states = plugin.metrics.registry.get_sample_value
+            assert states("ascend_dp_devices", {"state": "cut", "reason": ""}) == 2
 
 
 async def test_a_pod_gets_one_vnpu_and_devices_of_one_type(folder: Path) -> None:
