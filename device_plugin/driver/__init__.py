@@ -36,11 +36,13 @@ class VirtualNpu:
         vdev_id: the driver's id, from 100.
         phy_id: physical id of the chip it is cut out of.
         template: the driver's name of its size, such as ``vir02``; empty if unknown.
+        in_container: whether the driver says that a container has it. It is no part of what the vNPU is.
     """
 
     vdev_id: int
     phy_id: int
     template: str = ""
+    in_container: bool = field(default=False, compare=False)
 
     @classmethod
     def named(cls, vnpu: Vnpu) -> "VirtualNpu":

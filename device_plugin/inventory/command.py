@@ -108,7 +108,8 @@ def print_table(scan: ScanEntry, console: Console) -> None:
     virtual = [
         Text(
             f"{vnpu.name}: vNPU {vnpu.vdev_id} of chip {vnpu.phy_id}, {vnpu.template or 'size unknown'}, "
-            f"{f'requested as {vnpu.resource}' if vnpu.resource is not None else 'not offered'}",
+            f"{f'requested as {vnpu.resource}' if vnpu.resource is not None else 'not offered'}"
+            f"{', a container has it' if vnpu.in_container else ''}",
             style="dim",
         )
         for vnpu in scan.vnpus

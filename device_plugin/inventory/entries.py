@@ -46,6 +46,7 @@ class VirtualEntry(msgspec.Struct, frozen=True):
         phy_id: the chip that it is a part of.
         template: the driver's name of its size; empty if unknown.
         resource: as what it is requested; None if its size has no name, so that it is not offered.
+        in_container: whether the driver says that a container has it.
     """
 
     name: str
@@ -53,6 +54,7 @@ class VirtualEntry(msgspec.Struct, frozen=True):
     vdev_id: int
     template: str
     resource: str | None
+    in_container: bool
 
 
 class ScanEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,7 +141,7 @@ def virtual_name(npu: VirtualNpu) -> str:
 
 def _virtual_entry(npu: VirtualNpu) -> VirtualEntry:
     resource = npu.vnpu.resource if npu.vnpu is not None else None
-    return VirtualEntry(virtual_name(npu), npu.phy_id, npu.vdev_id, npu.template, resource)
+    return VirtualEntry(virtual_name(npu), npu.phy_id, npu.vdev_id, npu.template, resource, npu.in_container)
 
 
 def health_word(healthy: bool) -> str:  # noqa: FBT001 - names its only argument

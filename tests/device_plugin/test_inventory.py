@@ -31,7 +31,7 @@ SERVER = Inventory(
     "Ascend910B",
     (
         ChipFacts(0, 1, 4, 2, "910B3", ChipAddress("10.0.0.1", 7), numa_node=3, hbm_mb=65536),
-        ChipFacts(1, 0, 5, 0, "910B3", vnpus=(VirtualNpu(100, 1, "vir02"), VirtualNpu(101, 1))),
+        ChipFacts(1, 0, 5, 0, "910B3", vnpus=(VirtualNpu(100, 1, "vir02", in_container=True), VirtualNpu(101, 1))),
     ),
     driver_version="24.1.0",
     super_pod_id=3,
@@ -80,8 +80,16 @@ async def test_the_json_has_the_public_format(driver: ScriptedDriver) -> None:
             "vdev_id": 100,
             "template": "vir02",
             "resource": "huawei.com/Ascend910-2c",
+            "in_container": True,
         },
-        {"name": "Ascend910-unknown-101-1", "phy_id": 1, "vdev_id": 101, "template": "", "resource": None},
+        {
+            "name": "Ascend910-unknown-101-1",
+            "phy_id": 1,
+            "vdev_id": 101,
+            "template": "",
+            "resource": None,
+            "in_container": False,
+        },
     ]
 
 
@@ -209,7 +217,7 @@ async def test_faults_are_found_without_events(driver: ScriptedDriver) -> None:
     assert (transitions[1].level, transitions[1].health) == ("NormalNPU", "Healthy")
 
 
-VNPU_WORDS = ("Ascend910-2c-100-1: vNPU 100", "vir02", "huawei.com/Ascend910-2c", "not offered")
+VNPU_WORDS = ("Ascend910-2c-100-1: vNPU 100", "vir02", "huawei.com/Ascend910-2c", "a container has it", "not offered")
 
 
 @pytest.mark.parametrize("columns", [140, 80, 20])
