@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, read_base_device_infos
@@ -85,16 +86,17 @@ def read_known(node: Node) -> tuple[dict[int, ChipAddress], dict[int, tuple[Virt
     if text is None:
         return {}, {}
     try:
-        found = read_base_device_infos(text)
+        addresses = read_base_device_infos(text).addresses
+        names = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except InvalidValue as error:
         log.warning("the chips that an earlier plugin advertised are unknown", error=str(error))
         return {}, {}
     vnpus: dict[int, tuple[VirtualNpu, ...]] = {}
-    for name in found.ignored:
+    for name in names:
         with contextlib.suppress(InvalidValue):
             vnpu = parse_vnpu(name)
             vnpus[vnpu.chip] = (*vnpus.get(vnpu.chip, ()), VirtualNpu.named(vnpu))
-    return found.addresses, vnpus
+    return addresses, vnpus
 
 
 def _report(data: Mapping[str, str]) -> DeviceReport | None:
