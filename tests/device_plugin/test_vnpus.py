@@ -276,6 +276,21 @@ async def test_a_pod_that_another_plugin_gave_a_vnpu_keeps_it(folder: Path) -> N
             assert f"ChipHeld: {device} is held by pod default/old" in await failure(whole, "new")
 
 
+async def test_one_size_gives_way_to_another_plugin_and_the_others_are_served(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        cut(whole, 1, v100="vir02", v101="vir04")
+        other = await asyncio.start_unix_server(
+            lambda _, writer: writer.close(), whole.node.kubelet.socket_dir / "Ascend910-2c.sock"
+        )
+        async with whole.plugin(WHOLE) as plugin:
+            await until(lambda: offers(whole, FOUR, v101_1="Healthy"))
+            await answers(plugin, "/readyz", 503, "MindCluster's device plugin serves huawei.com/Ascend910-2c")
+            assert whole.node.kubelet.devices(TWO) == {}
+            other.close()
+            await until(lambda: offers(whole, TWO, v100_1="Healthy"))
+            await answers(plugin, "/readyz", 200, "")
+
+
 @pytest.mark.parametrize("race", [True, False], ids=["kubelet before 1.37", "kubelet from 1.37"])
 async def test_the_devices_of_every_type_stay_healthy_in_an_upgrade(folder: Path, *, race: bool) -> None:
     async with whole_node(folder, reregistration_race=race) as whole:
