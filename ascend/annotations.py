@@ -221,12 +221,17 @@ class BaseDeviceInfos(msgspec.Struct, frozen=True):
         return chip_set(self.addresses)
 
 
-def write_base_device_infos(chips: Mapping[int, ChipAddress]) -> str:
+def write_base_device_infos(chips: Mapping[int, ChipAddress], vnpus: Iterable[str] = ()) -> str:
     """The node annotation ``baseDeviceInfos``: JSON from chip name to address, keys in string order.
 
     See docs/spec/node-report.md#node-annotations.
+
+    Args:
+        chips: the addresses of the whole chips, by physical id.
+        vnpus: the names of the vNPUs.
     """
     infos = {chip_name(chip_id): address for chip_id, address in chips.items()}
+    infos |= dict.fromkeys(vnpus, ChipAddress())
     return msgspec.json.encode(dict(sorted(infos.items()))).decode()
 
 
@@ -278,11 +283,12 @@ def write_configuration(
     devices: Mapping[int, ChipAddress],
     super_pod_id: int = UNKNOWN,
     server_index: int = UNKNOWN,
+    virtual: bool = False,
 ) -> str:
     """The pod annotation ``ascend-910-configuration``: JSON, devices by ascending id.
 
     See docs/spec/hand-over.md#configuration. ``host_ip`` is the node's internal address, and ``server_index`` its index
-    within the SuperPod; devices are by physical id.
+    within the SuperPod; devices are by physical id. With ``virtual`` they are vNPUs, which have no id in a SuperPod.
     """
     # The order of the keys is that of the wire.
     configuration = {
@@ -290,7 +296,7 @@ def write_configuration(
         "server_id": pod_uid,
         "host_ip": host_ip,
         "super_pod_id": super_pod_id,
-        "devices": [_configured_device(chip_id, address) for chip_id, address in sorted(devices.items())],
+        "devices": [_configured_device(*each, virtual=virtual) for each in sorted(devices.items())],
         "rack_id": 0,
         "server_index": str(server_index),
         "server_ip": host_ip,
@@ -298,7 +304,9 @@ def write_configuration(
     return msgspec.json.encode(configuration).decode()
 
 
-def _configured_device(chip_id: int, address: ChipAddress) -> dict[str, str]:
+def _configured_device(chip_id: int, address: ChipAddress, *, virtual: bool) -> dict[str, str]:
+    if virtual:
+        return {"device_id": str(chip_id), "device_ip": address.ip}
     unsigned = address.super_device_id
     signed = unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
     return {"device_id": str(chip_id), "device_ip": address.ip, "super_device_id": str(signed)}

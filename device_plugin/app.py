@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from ascend.chips import chip_ids
 from ascend.daemon.lean import trim_heap_after
 from ascend.daemon.observable import Observable
 from ascend.daemon.reload import Outcome, SettingsReload
@@ -19,13 +20,14 @@ from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
-from ascend.kube.objects import PODS, Node, Pod
+from ascend.kube.objects import PODS, Node
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, loop_is_turning, serve_http, task_is_running
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.fault_rules import FaultRules, default_rules
@@ -33,18 +35,16 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
-from device_plugin.ledger.chip_choice import ChipChooser
-from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.chip_choice import ChipChooser, VnpuChooser
+from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.parts import ChipSide, PodSide, Probes, pod_announcer
-from device_plugin.pods.admission_matcher import AdmissionMatcher
-from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.offers import Offer, OfferMaker, Surroundings
+from device_plugin.parts import ChipSide, PodSide, Probes
 from device_plugin.pods.cdi_file import Injector
-from device_plugin.pods.claims import ClaimWriter, claim_annotations
+from device_plugin.pods.claims import ClaimWriter
 from device_plugin.pods.container_edits import ContainerEdits, detect
-from device_plugin.pods.fault_notices import FaultNotices
-from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
@@ -55,10 +55,7 @@ from device_plugin.publish.shown_chips import ShownChips
 from device_plugin.reset.hot_reset import HotReset, Knowledge
 from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
-from device_plugin.serving.registration import Registration
-from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.succession import Succession, kubelet_version
-from device_plugin.serving.unknown_plugin import OtherPlugins
 from device_plugin.settings import Settings
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
@@ -91,6 +88,7 @@ class Plugin:
         self.order = PublishingOrder()
         self.handovers = HandOvers()
         self.pods = NodePods(on_gone=self.handovers.drop)
+        self.ledgers = Ledgers(self.pods, self.handovers)
         self._live: dict[str, Check] = {}
         self.http_address = ""
 
@@ -165,21 +163,25 @@ class Plugin:
             start = self._starter(tasks)
             self._serves = True
             self._renew_injector()
-            await pods.reconciler.restore()
             if settings.choose_chips:
-                pods.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
+                pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
+            for device_type in self.ledgers.types.value:
+                self._offer(pods, device_type)
+            for offer in pods.offers:
+                await offer.reconciler.restore()
             if (options := settings.hot_reset_options) is not None:
-                known = Knowledge(self.snapshots, self.order.advertised, self.pods, self.handovers, pods.matcher)
+                known = Knowledge(self.snapshots, self.order.advertised, self.pods, self.handovers, pods.whole.matcher)
                 reset = HotReset(
                     self._driver, chips, known, options=options, metrics=self.metrics, earlier=node.metadata.annotations
                 )
                 await reset.prepare()
                 start("hot reset", reset.run())
             start("report watch", chips.config_map.watch().run())
-            start("reconciler", pods.reconciler.run())
-            start("fault notices", pods.fault_notices.run())
+            for offer in pods.offers:
+                start(f"reconciler{_of(offer)}", offer.reconciler.run())
+                start(f"fault notices{_of(offer)}", offer.fault_notices.run())
             start("shown chips", ShownChips(client, settings.node_name, self.order).run())
-            chips.reporter.gives_way = lambda: pods.registration.others.problem is not None
+            chips.reporter.gives_way = lambda: pods.other_plugin is not None
             start("report", chips.reporter.run())
             if settings.readmission == "manual":
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
@@ -189,7 +191,31 @@ class Plugin:
                 folders = {"reset_config_dir": settings.reset_config_dir, "data_trace_dir": settings.data_trace_dir}
                 start("job files", JobFiles(client, self.pods, **folders).run())
             tasks.create_task(trim_heap_after(self.order.reported_unhealthy.newer_than(0)))
-            await pods.registration.run()
+            for offer in pods.offers:
+                start(f"registration{_of(offer)}", offer.registration.run())
+            await self._offer_more(pods, start)
+
+    def _offer(self, pods: PodSide, device_type: DeviceType) -> Offer:
+        """Offer the vNPUs of a size."""
+        offer = pods.vnpus[device_type] = pods.make_offer(device_type)
+        if self._settings.choose_chips:
+            ledger = self.ledgers.serve(device_type)
+            offer.matcher.chooser = VnpuChooser(ledger.pods, ledger.handovers)
+        return offer
+
+    async def _offer_more(self, pods: PodSide, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
+        """Offer each size of vNPUs as soon as the first of it appears."""
+        while True:
+            version = self.ledgers.types.version
+            for device_type in self.ledgers.types.value:
+                if device_type not in pods.vnpus:
+                    offer = self._offer(pods, device_type)
+                    await offer.reconciler.restore()
+                    start(f"reconciler{_of(offer)}", offer.reconciler.run())
+                    start(f"fault notices{_of(offer)}", offer.fault_notices.run())
+                    start(f"registration{_of(offer)}", offer.registration.run())
+                    self._prepare(self._injector)
+            await self.ledgers.types.newer_than(version)
 
     def _starter(self, tasks: asyncio.TaskGroup) -> Callable[[str, Coroutine[Any, Any, None]], None]:
         def start(what: str, work: Coroutine[Any, Any, None]) -> None:
@@ -225,8 +251,12 @@ class Plugin:
     def _prepare(self, injector: Injector) -> bool:
         """Return whether containers can get chips this way; until they can, each is refused with the same sentence."""
         snapshot = self.snapshots.value
+        whole, vnpus = (snapshot.chips, snapshot.vnpus) if snapshot is not None else ((), {})
         try:
-            injector.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
+            injector.prepare(
+                (chip.chip_id for chip in whole if not chip.facts.vnpus),
+                (device_type.vnpu(each) for device_type, found in vnpus.items() for each in chip_ids(found.present)),
+            )
         except Refusal as refusal:
             log.warning("containers can't get chips this way yet", reason=refusal.reason, error=refusal.message)
             return False
@@ -244,8 +274,7 @@ class Plugin:
         health = HealthMonitor(
             book,
             self.snapshots,
-            pods=self.pods,
-            handovers=self.handovers,
+            ledgers=self.ledgers,
             metrics=self.metrics,
             announce=announce,
         )
@@ -285,77 +314,43 @@ class Plugin:
             off_limits=lambda: muting.muted,
         )
         if settings.telemetry:
-            self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.handovers))
+            self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.ledgers))
         return ChipSide(
             scanner, muting, hangs, announce, health, meter, switches, fault_config, node_object, config_map, reporter
         )
 
     def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> PodSide:
         settings = self._settings
-        own = f"spec.nodeName={settings.node_name}"
         claims = ClaimWriter(client)
         self.metrics.claims_pending.set_function(lambda: claims.pending)
-
-        def claim(handover: HandOver) -> None:
-            namespace, _, name = handover.pod.partition("/")
-            annotations = claim_annotations(handover, self.snapshots.value, pod_name=name, host_ip=self._host_ip)
-            claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
-
-        async def api_pods() -> list[Pod]:
-            return await client.list_objects(PODS, field_selector=own)
-
-        watch = Reflector(client, PODS, self.pods, field_selector=own)
-        matcher = AdmissionMatcher(
-            snapshots=self.snapshots,
-            pods=self.pods,
-            handovers=self.handovers,
-            finder=AdmittedPodFinder(self.pods, self.handovers, kubelet_pods=kubelet_pods.list, api_pods=api_pods),
-            refresh=watch.refresh,
-            inject=self._inject,
-            on_handover=claim,
-        )
-        reconciler = Reconciler(
-            settings.pod_resources_socket,
-            kubelet_pods=kubelet_pods.list,
-            pods=self.pods,
-            handovers=self.handovers,
-            claim=claim,
-            metrics=self.metrics,
-            announce=pod_announcer(events, "HandOver"),
-        )
-        once = pod_announcer(events, "WatchHealth", once=True)
-        fault_notices = FaultNotices(self.snapshots, self.pods, self.handovers, once)
+        watch = Reflector(client, PODS, self.ledgers, field_selector=f"spec.nodeName={settings.node_name}")
         lock = InstanceLock(settings.device_plugin_dir)
         succession = Succession(lock, lambda: kubelet_version(client, settings.node_name))
-
-        def make_servicer() -> DevicePluginServicer:
-            return DevicePluginServicer(
-                snapshots=self.snapshots,
-                matcher=matcher,
-                order=self.order,
-                metrics=self.metrics,
-                on_watched=lock.settle,
-                before_first_call=reconciler.catch_up if lock.took_over else None,
-            )
-
-        async def meet_new_kubelet() -> None:
-            lock.renew()  # its folder may have been recreated
-            await reconciler.forget_lost()
-
-        folder, registry = settings.device_plugin_dir, settings.plugins_registry_dir
-        announce = node_announcer(events, settings.node_name)
-        registration = Registration(
-            folder,
-            make_servicer,
-            self.metrics,
-            on_new_kubelet=meet_new_kubelet,
+        surroundings = Surroundings(
+            settings=settings,
+            client=client,
+            events=events,
+            kubelet_pods=kubelet_pods,
+            snapshots=self.snapshots,
+            ledgers=self.ledgers,
+            metrics=self.metrics,
+            claims=claims,
+            lock=lock,
             succession=succession,
-            others=OtherPlugins(folder, settings.pod_resources_socket, registry, kubelet_pods.registrations, announce),
+            refresh=watch.refresh,
+            inject=self._inject,
+            host_ip=lambda: self._host_ip,
         )
-        return PodSide(watch, claims, matcher, reconciler, fault_notices, lock, registration, succession)
+        make_offer = OfferMaker(surroundings, self.order).make
+        return PodSide(watch, claims, lock, succession, make_offer(WHOLE_CHIPS), {}, make_offer)
 
-    def _inject(self, chips: tuple[int, ...]) -> ContainerEdits:
-        return self._injector.inject(chips)  # a reload of the settings may replace the injector
+    def _inject(self, chips: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
+        return self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector
+
+
+def _of(offer: Offer) -> str:
+    """Return the name of what is offered, for the names of tasks; empty for whole chips."""
+    return f" of {offer.device_type.name}" if offer.device_type.suffix else ""
 
 
 def _make_injector(settings: Settings) -> Injector:

@@ -12,10 +12,15 @@ class Metrics:
     """All metrics of one plugin, in their own registry."""
 
     def __init__(self) -> None:
+        self._without: dict[str, int] = {}
         registry = self.registry = CollectorRegistry()
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=BUCKETS_S)
-        self.devices = gauge("ascend_dp_devices", "Chips by state, and why they are unhealthy", ["state", "reason"])
+        self.devices = gauge(
+            "ascend_dp_devices",
+            "Chips by state (free, used, cut into vNPUs, unhealthy), and why they are unhealthy",
+            ["state", "reason"],
+        )
         self.transitions = counter("ascend_dp_health_transitions", "Changes of chips' health", ["to", "reason"])
         self.driver_calls = histogram("ascend_dp_dcmi_call_duration_seconds", "Duration of driver calls", ["call"])
         self.allocate_duration = histogram("ascend_dp_allocate_duration_seconds", "Duration of Allocate calls")
@@ -62,3 +67,8 @@ class Metrics:
             "ascend_dp_settings_awaiting_restart", "Changed settings that take effect only after a restart"
         )
         gauge("ascend_dp_build_info", "Version", ["version"]).labels(version=version("ascend-affinity")).set(1)
+
+    def count_without(self, resource: str, pods: int) -> None:
+        """Take over how many running pods request a resource and have a container without it."""
+        self._without[resource] = pods
+        self.without_chips.set(sum(self._without.values()))

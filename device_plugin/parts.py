@@ -7,7 +7,6 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from ascend.daemon.observable import Observable
-from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import Pod
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, add_probes
@@ -15,19 +14,16 @@ from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import Announce, HealthMonitor
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
+from device_plugin.device_types import DeviceType
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.node_pods import NodePod
-from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.offers import Offer
 from device_plugin.pods.claims import ClaimWriter
-from device_plugin.pods.fault_notices import FaultNotices
-from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.reporter import Reporter
 from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
-from device_plugin.serving.registration import Registration
 from device_plugin.serving.succession import Succession
 from device_plugin.telemetry.meter import Meter
 
@@ -51,32 +47,43 @@ class ChipSide:
 
 @dataclass(frozen=True, slots=True)
 class PodSide:
-    """Gives the chips to pods."""
+    """Gives the chips to pods.
+
+    Attributes:
+        watch: of the node's pods.
+        claims: writes what they were given.
+        lock: of this node's instances.
+        succession: hands the kubelet over to another instance.
+        whole: offers whole chips.
+        vnpus: offer vNPUs, by their type.
+        make_offer: returns what offers a type.
+    """
 
     watch: Reflector[Pod]
     claims: ClaimWriter
-    matcher: AdmissionMatcher
-    reconciler: Reconciler
-    fault_notices: FaultNotices
     lock: InstanceLock
-    registration: Registration
     succession: Succession
+    whole: Offer
+    vnpus: dict[DeviceType, Offer]
+    make_offer: Callable[[DeviceType], Offer]
 
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """What is offered to the kubelet."""
+        return self.whole, *self.vnpus.values()
 
-def pod_announcer(events: EventRecorder, action: str, *, once: bool = False) -> Callable[[NodePod, str, str], None]:
-    """Return a callback that publishes Events about a pod: the pod, a reason and a sentence.
+    @property
+    def problem(self) -> str | None:
+        """Why the kubelet does not see our devices; None while it does."""
+        if (problem := self.whole.registration.problem) is not None:
+            return problem
+        problems = ((each, each.registration.problem) for each in self.vnpus.values())
+        return next((f"{each.device_type.resource}: {why}" for each, why in problems if why is not None), None)
 
-    Args:
-        events: posts them.
-        action: what is being done, a CamelCase word.
-        once: whether one that an earlier process posted is enough.
-    """
-
-    def announce(pod: NodePod, reason: str, sentence: str) -> None:
-        regarding = Regarding("Pod", pod.name, pod.namespace, pod.uid)
-        events.publish(regarding, reason, sentence, action=action, once=once)
-
-    return announce
+    @property
+    def other_plugin(self) -> str | None:
+        """The sentence about another plugin of the same resource; None if none is known."""
+        return next((why for each in self.offers if (why := each.registration.others.problem) is not None), None)
 
 
 class Probes:
@@ -100,7 +107,7 @@ class Probes:
         # Only the instance that has the lock does this.
         works: dict[str, Check] = {
             "lock": lambda: pods.lock.problem,
-            "kubelet": lambda: pods.registration.problem,
+            "kubelet": lambda: pods.problem,
             "report": lambda: chips.reporter.problem,
         }
         self.ready = reads | works
@@ -109,7 +116,7 @@ class Probes:
             "node": lambda: chips.node_object.problem,
             "chips": lambda: None if snapshots.value is not None else "no chip has been judged yet",
             "lock": self.standby["lock"],
-            "kubelet": lambda: None if pods.registration.others.problem else self.standby["kubelet"](),
+            "kubelet": lambda: None if pods.other_plugin else self.standby["kubelet"](),
         }
 
     def add(

@@ -40,7 +40,7 @@ class Observable(Generic[V]):
     async def newer_than(self, version: int) -> int:
         """Wait until the version is greater than the given one; return the present version."""
         await wait_for_change((self,), (version,))
-        return self._version
+        return self.version
 
 
 async def wait_for_change(

@@ -11,12 +11,11 @@ import structlog
 from ascend.chips import ChipSet, chip_ids, chip_name, join_names
 from ascend.daemon.observable import Observable, wait_for_change, wait_until
 from device_plugin.chips.scanner import present_moment
-from device_plugin.driver import ChipState, FaultEvent, Inventory
+from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.snapshot import RESETTING, Chip, EarlierState, Moment, Snapshot
-from device_plugin.ledger.handovers import HandOvers, running_chips, used_chips
-from device_plugin.ledger.node_pods import NodePods
+from device_plugin.health.snapshot import RESETTING, Chip, EarlierState, Moment, Snapshot, Vnpus
+from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -37,8 +36,7 @@ class HealthMonitor:
     Args:
         book: the state of the chips' health.
         snapshots: receives each judgement; None until the first one.
-        pods: the node's pods; a fault can leave a chip in use healthy that it makes unhealthy without a pod.
-        handovers: the chips the pods were given.
+        ledgers: what pods hold; a fault can leave a chip in use healthy that it makes unhealthy without a pod.
         metrics: counts transitions.
         announce: receives changes of health, for people to see on the Node.
         moment: returns the present time.
@@ -49,20 +47,19 @@ class HealthMonitor:
         book: HealthBook,
         snapshots: Observable[Snapshot | None],
         *,
-        pods: NodePods,
-        handovers: HandOvers,
+        ledgers: Ledgers,
         metrics: Metrics,
         announce: Announce,
         moment: Callable[[], Moment] = present_moment,
     ) -> None:
         self._book = book
         self._snapshots = snapshots
-        self._pods = pods
-        self._handovers = handovers
+        self._ledgers = ledgers
         self._metrics = metrics
         self._announce = announce
         self._moment = moment
         self._known: ChipSet = 0
+        self._vnpus: dict[int, str] | None = None  # the names of those of each cut chip
         self._states: dict[int, ChipState] = {}
         self._changed: Observable[None] = Observable(None)
         self._running = False
@@ -71,16 +68,25 @@ class HealthMonitor:
         self._withheld: tuple[ChipSet, Mapping[str, str]] = (0, {})
 
     def discovered(self, server: Inventory, at: Moment) -> None:
-        """Take over a discovery.
-
-        A chip that is cut into virtual chips can't be allocated as a whole, so it is not advertised; one that is cut
-        later stays advertised, as unhealthy.
-        """
-        cut = sum(1 << chip.phy_id for chip in server.chips if chip.vnpus)
-        for phy_id in chip_ids(self._book.discovered(server, at, cut=cut)):
-            log.info("not advertised, it is cut into virtual chips", chip=chip_name(phy_id))
+        """Take over a discovery."""
+        self._book.discovered(server, at)
         self._known = self._book.discovered_chips
+        self._announce_vnpus(server)
         self._changed.set(None)
+
+    def _announce_vnpus(self, server: Inventory) -> None:
+        """Announce which chips were cut, or cut in another way, since the last discovery."""
+        now = {chip.phy_id: _vnpus_of(chip) for chip in server.chips if chip.is_listed}
+        before = self._vnpus
+        self._vnpus = {**(before or {}), **now}
+        for phy_id, names in now.items():
+            earlier = before.get(phy_id, "") if before is not None else ""
+            if names == earlier:
+                continue
+            sentence = f"{chip_name(phy_id)} is cut into {names}" if names else f"{chip_name(phy_id)} is no longer cut"
+            log.info("chip cut", chips=sentence)
+            if before is not None:
+                self._announce("NPUCut", sentence, False)  # noqa: FBT003 - a callback's plain word
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Take over a reading; an unchanged state of a healthy chip does not cause a new judgement."""
@@ -172,7 +178,8 @@ class HealthMonitor:
         if not await wait_until(lambda: not self._unread, (self._changed,), FIRST_S):
             log.warning("going on without chips that have not been read", chips=join_names(self._unread))
         self._running = True
-        sources = (self._changed, self._pods.changes, self._handovers.changes)
+        whole = self._ledgers.whole
+        sources = (self._changed, whole.pods.changes, whole.handovers.changes, self._ledgers.vnpu_changes)
         while True:
             versions = [source.version for source in sources]
             self._judge()
@@ -193,9 +200,15 @@ class HealthMonitor:
 
     def _judge(self) -> None:
         at = self._moment()
-        used = used_chips(self._pods, self._handovers)
-        running = running_chips(self._pods, self._handovers)
-        before, snapshot = self._snapshots.value, self._book.judge(at, used=used, running=running)
+        present, whole = self._book.vnpus, self._ledgers.whole
+        for device_type in present:
+            self._ledgers.serve(device_type)
+        vnpus = {
+            device_type: Vnpus(present.get(device_type, 0), ledger.used, ledger.running, ledger.given)
+            for device_type, ledger in self._ledgers.vnpus.items()
+        }
+        before = self._snapshots.value
+        snapshot = self._book.judge(at, used=whole.used, running=whole.running, vnpus=vnpus)
         snapshot = snapshot.withholding(*self._withheld)
         self._next_s = self._book.next_s(at)
         unknown = snapshot.manually_separated & ~snapshot.all_chips
@@ -229,6 +242,13 @@ class HealthMonitor:
             sentence = "; ".join(_sentence(chip, reason) for chip in chips)
             (log.warning if warning else log.info)("chip health changed", reason=reason, chips=sentence)
             self._announce(reason, sentence, warning)
+
+
+def _vnpus_of(chip: ChipFacts) -> str:
+    named = ((each, each.vnpu) for each in chip.vnpus)
+    return ", ".join(
+        f"the vNPU {each.vdev_id} of an unknown size" if vnpu is None else vnpu.name for each, vnpu in named
+    )
 
 
 def _sentence(chip: Chip, reason: str) -> str:

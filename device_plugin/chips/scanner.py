@@ -30,6 +30,9 @@ from device_plugin.health.snapshot import Moment
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+DISCOVER_S = 60.0
+"""Seconds between two discoveries: so long it takes until a chip that was cut into vNPUs is seen to be."""
+
 SOON_S = 10.0
 """Seconds between two discoveries while a card can't be read."""
 
@@ -68,7 +71,7 @@ class Scanner:
         listener: receives chips, states and events.
         period_s: seconds between two readings of a chip.
         known: returns the chips that are known from before, and that the driver should list.
-        discover_s: seconds between two discoveries of the chips.
+        discover_s: seconds between two discoveries of the chips; by default ``DISCOVER_S``.
         deadline_s: seconds after which a call counts as late.
         moment: returns the present time.
     """
@@ -80,7 +83,7 @@ class Scanner:
         *,
         known: Callable[[], ChipSet] = lambda: 0,
         period_s: float = 1.0,
-        discover_s: float = 60.0,
+        discover_s: float | None = None,
         deadline_s: float = 2.0,
         moment: Callable[[], Moment] = present_moment,
     ) -> None:
@@ -88,7 +91,7 @@ class Scanner:
         self._listener = listener
         self._known = known
         self.period_s = period_s
-        self._discover_s = discover_s
+        self._discover_s = DISCOVER_S if discover_s is None else discover_s
         self._deadline_s = deadline_s
         self._moment = moment
         self._thread = CallThread("driver")

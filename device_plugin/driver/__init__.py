@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.grammar import count
+from ascend.vnpus import SUFFIXES, Vnpu
 
 ChipType: TypeAlias = Literal["Ascend910", "Ascend910B", "Ascend910A3"]
 """910A, 910B and 910C (A3): the first half of the node label ``servertype``.
@@ -21,23 +22,38 @@ Assertion: TypeAlias = Literal["recover", "occur", "once"]
 LINK_DOWN = 0x81078603
 """The fault of a chip's network port without link (docs/spec/faults.md#codes)."""
 
+_TEMPLATES = {suffix: template for template, suffix in SUFFIXES.items()}
+
 NO_CARD = -1
 """The card of a chip that the driver does not list at present."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualNpu:
-    """A virtual chip cut out of a chip by its owner; it is reported, but not created or allocated here.
+    """A vNPU that an administrator has cut out of a chip.
 
     Attributes:
         vdev_id: the driver's id, from 100.
         phy_id: physical id of the chip it is cut out of.
         template: the driver's name of its size, such as ``vir02``; empty if unknown.
+        in_container: whether the driver says that a container has it. It is no part of what the vNPU is.
     """
 
     vdev_id: int
     phy_id: int
     template: str = ""
+    in_container: bool = field(default=False, compare=False)
+
+    @classmethod
+    def named(cls, vnpu: Vnpu) -> "VirtualNpu":
+        """Return the one that a name stands for."""
+        return cls(vnpu.vdev_id, vnpu.chip, _TEMPLATES.get(vnpu.suffix, ""))
+
+    @property
+    def vnpu(self) -> Vnpu | None:
+        """What its name stands for; None if its size has no name."""
+        suffix = SUFFIXES.get(self.template)
+        return Vnpu(suffix, self.phy_id, self.vdev_id) if suffix is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class ChipFacts:
         address: how other servers reach it.
         numa_node: the closest NUMA node; None if unknown.
         hbm_mb: its memory in MB; 0 if unknown.
-        vnpus: the virtual chips cut out of it.
+        vnpus: the vNPUs cut out of it.
     """
 
     phy_id: int

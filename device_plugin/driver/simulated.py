@@ -14,7 +14,7 @@ makes every call fail with that text. Only ``product``, ``chips`` and the chips'
 ``driver_version``, ``super_pod_id``, ``server_index``, ``switch_faults`` (``simulated_switches``), ``reset``
 (``simulated_resets``) and, if the driver announces faults, ``events`` (such as ``{"delay_s": 1.5, "code_delay_s": 0}``,
 ``simulated_events``), a chip ``chip_name``, ``numa_node``, ``hbm_mb``, ``processes``, ``vnpus`` (such as
-``[{"id": 100, "template": "vir02"}]``) and ``telemetry`` (``simulated_telemetry``).
+``[{"id": 100, "template": "vir02", "in_container": false}]``) and ``telemetry`` (``simulated_telemetry``).
 
 As with the real driver, a chip has three more states. With ``"ready": false`` it is being reset: it does not answer,
 and if the driver is initialized meanwhile, its card is not listed until the driver is initialized again. With
@@ -87,6 +87,7 @@ class SimulatedVirtualNpu(msgspec.Struct, forbid_unknown_fields=True):
 
     id: Count
     template: str = ""
+    in_container: bool = False
 
 
 class SimulatedChip(FaultyChip, forbid_unknown_fields=True):
@@ -339,7 +340,7 @@ def _facts(chip: SimulatedChip, kind: _Kind) -> ChipFacts:
         address=ChipAddress(chip.ip, chip.super_device_id),
         numa_node=chip.numa_node,
         hbm_mb=kind.hbm_mb if chip.hbm_mb is None else chip.hbm_mb,
-        vnpus=tuple(VirtualNpu(each.id, chip.id, each.template) for each in chip.vnpus),
+        vnpus=tuple(VirtualNpu(each.id, chip.id, each.template, in_container=each.in_container) for each in chip.vnpus),
     )
 
 

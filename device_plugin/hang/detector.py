@@ -70,8 +70,11 @@ class HangDetector:
         self._said_unseen = False
 
     def discovered(self, server: Inventory, at: Moment) -> None:
-        """Pass on the list of chips."""
-        self._chips = tuple(chip for chip in server.chips if chip.is_listed)
+        """Pass on the list of chips. Those that are cut are not watched: the activity of vNPUs can't be told apart."""
+        self._chips = tuple(chip for chip in server.chips if chip.is_listed and not chip.vnpus)
+        for chip in server.chips:
+            if chip.vnpus:
+                self._watches.pop(chip.phy_id, None)
         self._listener.discovered(server, at)
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:

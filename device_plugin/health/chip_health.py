@@ -41,11 +41,9 @@ class ChipHealth:
 
     def __init__(self) -> None:
         self.facts: ChipFacts | None = None
-        """As last discovered, or as known from before a restart; None if it is not advertised."""
-        self.was_discovered = False
-        """Whether a discovery of this process had it."""
-        self.cut = False
-        """Whether it is cut into virtual chips, so that it can't be allocated as a whole."""
+        """As last discovered, or as known from before a restart; None if it is not known."""
+        self.was_whole = False
+        """Whether a discovery of this process had it without vNPUs."""
         self._faults = ActiveFaults()
         self._contact = LostContact()
         self._was_faulty = False  # before the restart
@@ -109,6 +107,8 @@ class ChipHealth:
         self._faults.recall(code for code in earlier.harmless.get(phy_id, ()) if code not in policy.rules.chip)
         if self.facts is None and phy_id in earlier.known:
             self.facts = ChipFacts(phy_id, NO_CARD, NO_CARD, NO_CARD, address=earlier.known[phy_id])
+        elif self.facts is None and phy_id in earlier.known_vnpus:
+            self.facts = ChipFacts(phy_id, NO_CARD, NO_CARD, NO_CARD, vnpus=earlier.known_vnpus[phy_id])
         self._was_faulty = bool(earlier.faulty >> phy_id & 1)
         self._awaits |= bool(earlier.awaiting >> phy_id & 1)
         self._network_awaits |= bool(earlier.network_awaiting >> phy_id & 1)
@@ -262,8 +262,6 @@ class ChipHealth:
         """Return why it is unhealthy, as a word and a sentence; empty if it is healthy."""
         if self._bars_use(own) or (self._level(own).bars_new_use and not running):
             return self._why_barred(own)
-        if self.cut:
-            return "CutIntoVirtual", "it is cut into virtual chips"
         if self._is_silent(now_s, policy):
             return "DriverSilent", self._why_silent(policy)
         if self._contact.in_doubt:

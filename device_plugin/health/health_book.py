@@ -1,15 +1,17 @@
 """The health of all chips: takes events, readings and operators' orders, and judges which chips can be used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from ascend.chips import ChipSet, chip_ids, chip_set
+from device_plugin.device_types import MAX_VDEV_ID, DeviceType, number_of
 from device_plugin.driver import NO_CARD, ChipState, FaultEvent, Inventory
 from device_plugin.health.chip_health import ChipHealth, Policy
 from device_plugin.health.damping import Damping
 from device_plugin.health.fault_rules import FaultRules
-from device_plugin.health.snapshot import EarlierState, Moment, Snapshot
+from device_plugin.health.snapshot import EarlierState, Moment, Snapshot, Vnpus
 
 HOLD_LIMIT_S = 300.0
 """The longest time a recovered chip is held back."""
@@ -45,7 +47,6 @@ class HealthBook:
         self._policy = Policy(rules, Damping(hold_s, HOLD_LIMIT_S), stale_s, readmission == "manual")
         self._chips: dict[int, ChipHealth] = {}
         self._phy_ids: dict[int, int] = {}  # by logic id
-        self._left_out: ChipSet = 0
         self._now: Moment | None = None
         self.server: Inventory | None = None
         """As last discovered; None before the first discovery."""
@@ -78,21 +79,16 @@ class HealthBook:
             raise ValueError("the state from before a restart must be restored before the first reading")
         self._turn_to(at)
         listed = earlier.manually_separated | earlier.awaiting | earlier.network_awaiting
-        known = {phy_id: address for phy_id, address in earlier.known.items() if not self._left_out >> phy_id & 1}
-        earlier = replace(earlier, known=known)
+        known = {*earlier.known, *earlier.known_vnpus}
         for phy_id in sorted({*chip_ids(listed | earlier.faulty), *earlier.reasons, *earlier.harmless, *known}):
             self._chips.setdefault(phy_id, ChipHealth()).restore(phy_id, earlier, at, self._policy)
 
-    def discovered(self, server: Inventory, at: Moment, *, cut: ChipSet = 0) -> ChipSet:
+    def discovered(self, server: Inventory, at: Moment) -> None:
         """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, as unhealthy.
 
         Args:
             server: the server and its chips.
             at: when.
-            cut: chips that can't be allocated as a whole. A new one is left out, a known one becomes unhealthy.
-
-        Returns:
-            The chips left out.
         """
         self._turn_to(at)
         self.server = server
@@ -101,16 +97,24 @@ class HealthBook:
         for phy_id, earlier in self._chips.items():
             if phy_id not in listed and earlier.facts is not None:
                 earlier.facts = replace(earlier.facts, card_id=NO_CARD, device_id=NO_CARD)
-        self._left_out = left_out = cut & ~self._chips_that(lambda chip: chip.was_discovered)
         for facts in server.chips:
-            bit = chip_set((facts.phy_id,))
-            if not left_out & bit:
-                self._phy_ids[facts.logic_id] = facts.phy_id
-                chip = self._chips.setdefault(facts.phy_id, ChipHealth())
-                chip.facts, chip.cut, chip.was_discovered = facts, bool(cut & bit), True
-            elif (known := self._chips.get(facts.phy_id)) is not None:
-                known.facts = None
-        return left_out
+            self._phy_ids[facts.logic_id] = facts.phy_id
+            chip = self._chips.setdefault(facts.phy_id, ChipHealth())
+            # Which vNPUs a chip has, the driver does not say of one that it does not list.
+            known = chip.facts.vnpus if chip.facts is not None and not facts.is_listed else facts.vnpus
+            chip.facts = replace(facts, vnpus=known)
+            chip.was_whole |= facts.is_listed and not facts.vnpus
+
+    @property
+    def vnpus(self) -> dict[DeviceType, ChipSet]:
+        """The numbers of the vNPUs that the driver lists, by their type."""
+        found: dict[DeviceType, ChipSet] = {}
+        for chip in self._chips.values():
+            for vnpu in filter(None, (each.vnpu for each in (chip.facts.vnpus if chip.facts is not None else ()))):
+                if vnpu.vdev_id <= MAX_VDEV_ID:
+                    device_type = DeviceType(vnpu.suffix)
+                    found[device_type] = found.get(device_type, 0) | 1 << number_of(vnpu)
+        return found
 
     def announced(self, event: FaultEvent, at: Moment) -> None:
         """Apply a fault event; the event of an unknown chip is ignored."""
@@ -176,13 +180,22 @@ class HealthBook:
                 chip.settle(now.mono_s, self._policy)
                 chip.readmit(own=bool(chips & bit), network=bool(network & bit))
 
-    def judge(self, at: Moment, *, used: ChipSet = 0, running: ChipSet = 0) -> Snapshot:
+    def judge(
+        self,
+        at: Moment,
+        *,
+        used: ChipSet = 0,
+        running: ChipSet = 0,
+        vnpus: Mapping[DeviceType, Vnpus] = MappingProxyType({}),
+    ) -> Snapshot:
         """Judge all chips.
 
         Args:
             at: the present time.
-            used: the chips that pods hold.
-            running: the chips that pods run with; a fault of level PreSeparateNPU leaves these healthy.
+            used: the chips that pods hold as a whole.
+            running: the chips that pods run with as a whole.
+            vnpus: the vNPUs, by their type. A fault of level PreSeparateNPU leaves chips healthy that pods run with, or
+                with a vNPU of them.
 
         Raises:
             ValueError: nothing was discovered yet.
@@ -190,6 +203,12 @@ class HealthBook:
         if self.server is None:
             raise ValueError("chips must be discovered before they are judged")
         now_s = self._turn_to(at).mono_s
+        cut = self._chips_that(lambda chip: chip.facts is not None and bool(chip.facts.vnpus))
+        held_whole = used
+        for device_type, found in vnpus.items():
+            used |= device_type.chips(found.used & found.offered)
+            running |= device_type.chips(found.running & found.offered)
+            cut |= device_type.chips(found.given)
         chips = []
         for phy_id, chip in sorted(self._chips.items()):
             chip.settle(now_s, self._policy)
@@ -206,6 +225,10 @@ class HealthBook:
             network_awaiting_readmission=self._chips_that(lambda chip: chip.network_awaits),
             used=used,
             running=running,
+            vnpus=vnpus,
+            cut=cut,
+            left_out=cut & ~self._chips_that(lambda chip: chip.was_whole),
+            held_whole=held_whole & cut,
         )
 
     def next_s(self, at: Moment) -> float | None:

@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_set
-from device_plugin.driver import ChipFacts, Inventory
+from device_plugin.device_types import DeviceType
+from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
 from device_plugin.health.levels import Level
 
 UpgradeKind: TypeAlias = Literal["FaultFrequency", "FaultDuration", "FaultAutofill"]
@@ -86,6 +87,7 @@ class EarlierState:
         harmless: by physical id, the codes that the earlier report called NotHandleFault. For a code that no table
             lists only its event has a severity, and the reading that finds it again has none.
         known: by physical id, the chips that it advertised. One that the driver no longer lists stays, as unhealthy.
+        known_vnpus: by physical id, the vNPUs of the chips that were cut. They stay likewise.
         faulty: chips that were unhealthy by a fault. They are so until they are read.
     """
 
@@ -96,6 +98,30 @@ class EarlierState:
     harmless: Mapping[int, Collection[int]] = field(default_factory=dict)
     known: Mapping[int, ChipAddress] = field(default_factory=dict)
     faulty: ChipSet = 0
+    known_vnpus: Mapping[int, tuple[VirtualNpu, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Vnpus:
+    """The vNPUs of one size, as sets of their numbers.
+
+    Attributes:
+        present: those that the driver lists.
+        used: those that pods hold.
+        running: those that pods run with, or are about to.
+        given: those of them that pods were given by this plugin's ledger. Annotations alone, which a pod's author could
+            write, make no removed vNPU of a whole chip.
+    """
+
+    present: ChipSet = 0
+    used: ChipSet = 0
+    running: ChipSet = 0
+    given: ChipSet = 0
+
+    @property
+    def offered(self) -> ChipSet:
+        """Those in the kubelet's list: one that was removed stays while a pod runs with it."""
+        return self.present | self.given
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +175,7 @@ class Snapshot:
 
     Attributes:
         server: the server as last discovered.
-        chips: the chips this plugin advertises, by ascending physical id; one that is no longer discovered stays, as
+        chips: all chips, cut ones included, by ascending physical id; one that is no longer discovered stays, as
             unhealthy, because the kubelet gets no health update for a device that vanishes
             (docs/spec/kubelet.md#listandwatch).
         manually_separated: chips out of use until an operator puts them back, discovered here or not.
@@ -160,6 +186,10 @@ class Snapshot:
         running: those that pods ran with, or were about to; a pod that is only bound does not have its chips yet.
         recovering: chips that are withheld because they are being reset, or start.
         reset_annotations: annotations of the Node about resets; empty if there are none to write.
+        vnpus: the vNPUs of the chips that are cut, by their type.
+        cut: the chips that have vNPUs, or had them and a pod still runs with one.
+        left_out: those of them that this program has not advertised as a whole.
+        held_whole: those of them that pods hold as a whole.
     """
 
     server: Inventory
@@ -172,6 +202,10 @@ class Snapshot:
     running: ChipSet = 0
     recovering: ChipSet = 0
     reset_annotations: Mapping[str, str] = field(default_factory=dict)
+    vnpus: Mapping[DeviceType, Vnpus] = field(default_factory=dict)
+    cut: ChipSet = 0
+    left_out: ChipSet = 0
+    held_whole: ChipSet = 0
 
     def withholding(self, chips: ChipSet, annotations: Mapping[str, str]) -> "Snapshot":
         """Return the snapshot with these chips out of use because they are being reset.
@@ -250,6 +284,14 @@ class Snapshot:
     def closed_to_new_pods(self) -> ChipSet:
         """The chips that are healthy only for the pods that run with them: they have a fault that bars new use."""
         return chip_set(chip.chip_id for chip in self.chips if chip.healthy and chip.level.bars_new_use)
+
+    @property
+    def closed_cut_chips(self) -> ChipSet:
+        """The cut chips that are not reported as unhealthy, for the sake of pods that run with some of their vNPUs.
+
+        No new pod gets the others.
+        """
+        return self.cut & (self.closed_to_new_pods | (self.in_doubt & self.running))
 
     @property
     def network_unhealthy(self) -> ChipSet:

@@ -106,7 +106,12 @@ def print_table(scan: ScanEntry, console: Console) -> None:
     for row in rows:
         table.add_row(*row)
     virtual = [
-        Text(f"{vnpu.name}: virtual, on chip {vnpu.phy_id}, {vnpu.template or 'size unknown'}", style="dim")
+        Text(
+            f"{vnpu.name}: vNPU {vnpu.vdev_id} of chip {vnpu.phy_id}, {vnpu.template or 'size unknown'}, "
+            f"{f'requested as {vnpu.resource}' if vnpu.resource is not None else 'not offered'}"
+            f"{', a container has it' if vnpu.in_container else ''}",
+            style="dim",
+        )
         for vnpu in scan.vnpus
     ]
     problems = [Text(problem, style=_BAD) for problem in scan.problems]

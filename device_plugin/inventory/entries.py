@@ -6,27 +6,10 @@ from dataclasses import dataclass
 import msgspec
 
 from ascend.chips import chip_name
+from ascend.vnpus import Vnpu
 from device_plugin.driver import Assertion, Inventory, VirtualNpu
 from device_plugin.health.levels import CARD_DROP
 from device_plugin.health.snapshot import Chip, Snapshot
-
-_SUFFIXES = {
-    "vir16": "16c",
-    "vir08": "8c",
-    "vir04": "4c",
-    "vir02": "2c",
-    "vir01": "1c",
-    "vir03_1c_8g": "3c.1cpu.8g",
-    "vir05_1c_8g": "5c.1cpu.8g",
-    "vir05_1c_16g": "5c.1cpu.16g",
-    "vir06_1c_16g": "6c.1cpu.16g",
-    "vir10_3c_16g": "10c.3cpu.16g",
-    "vir10_3c_16g_nm": "10c.3cpu.16g.ndvpp",
-    "vir10_3c_32g": "10c.3cpu.32g",
-    "vir10_4c_16g_m": "10c.4cpu.16g.dvpp",
-    "vir12_3c_32g": "12c.3cpu.32g",
-}
-"""By template of a virtual NPU, the part of its name (docs/spec/vnpu.md#names-and-templates)."""
 
 
 class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,12 +42,21 @@ class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VirtualEntry(msgspec.Struct, frozen=True):
-    """A virtual NPU."""
+    """A vNPU.
+
+    Attributes:
+        phy_id: the chip that it is a part of.
+        template: the driver's name of its size; empty if unknown.
+        resource: as what it is requested; None if its size has no name, so that it is not offered.
+        in_container: whether the driver says that a container has it.
+    """
 
     name: str
     phy_id: int
     vdev_id: int
     template: str
+    resource: str | None
+    in_container: bool
 
 
 class ScanEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -138,20 +130,20 @@ def scan_entry(scan: Scan) -> ScanEntry:
         super_pod_id=server.super_pod_id,
         server_index=server.server_index,
         chips=tuple(_chip_entry(chip, scan.problems.get(chip.chip_id, "")) for chip in scan.snapshot.chips),
-        vnpus=tuple(
-            VirtualEntry(virtual_name(each), each.phy_id, each.vdev_id, each.template)
-            for chip in server.chips
-            for each in chip.vnpus
-        ),
+        vnpus=tuple(_virtual_entry(each) for chip in server.chips for each in chip.vnpus),
         problems=server.problems,
         unidentified=server.unidentified,
     )
 
 
-def virtual_name(vnpu: VirtualNpu) -> str:
-    """Return the name of a virtual NPU, such as ``Ascend910-2c-100-1`` (docs/spec/vnpu.md#names-and-templates)."""
-    suffix = _SUFFIXES.get(vnpu.template, vnpu.template or "unknown")
-    return f"Ascend910-{suffix}-{vnpu.vdev_id}-{vnpu.phy_id}"
+def virtual_name(npu: VirtualNpu) -> str:
+    """Return the name of a vNPU, such as ``Ascend910-2c-100-1`` (docs/spec/vnpu.md#names-and-templates)."""
+    return (npu.vnpu or Vnpu(npu.template or "unknown", npu.phy_id, npu.vdev_id)).name
+
+
+def _virtual_entry(npu: VirtualNpu) -> VirtualEntry:
+    resource = npu.vnpu.resource if npu.vnpu is not None else None
+    return VirtualEntry(virtual_name(npu), npu.phy_id, npu.vdev_id, npu.template, resource, npu.in_container)
 
 
 def health_word(healthy: bool) -> str:  # noqa: FBT001 - names its only argument

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from ascend.chips import RESOURCE, parse_chip_name
 from ascend.errors import InvalidValue, Unreachable
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, unreachable
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as pb_grpc
@@ -20,7 +20,7 @@ DEADLINE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KubeletLedger:
-    """The chips of the kubelet's active pods.
+    """The devices of one type that the kubelet's active pods have, called chips here.
 
     Attributes:
         pods: physical ids, ascending, by ``namespace/name`` and container. Contains every active pod, but no container
@@ -32,11 +32,15 @@ class KubeletLedger:
     ambiguous: set[str] = field(default_factory=set)
 
 
-async def read_ledger(socket: Path) -> KubeletLedger:
+async def read_ledger(socket: Path, device_type: DeviceType = WHOLE_CHIPS) -> KubeletLedger:
     """Read the kubelet's ledger.
 
+    Args:
+        socket: the kubelet's pod-resources socket.
+        device_type: the type of devices that is read.
+
     Raises:
-        Unreachable: the kubelet does not answer, or lists device ids that are not chip names.
+        Unreachable: the kubelet does not answer, or lists device ids that are no names of such devices.
     """
     options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
     async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
@@ -52,14 +56,14 @@ async def read_ledger(socket: Path) -> KubeletLedger:
             key = f"{pod.namespace}/{pod.name}"
             if key in ledger.pods:
                 ledger.ambiguous.add(key)
-            ledger.pods[key] = _containers(pod)
+            ledger.pods[key] = _containers(pod, device_type)
     except InvalidValue as error:
         raise Unreachable(f"pod-resources on {socket}: {error}") from error
     return ledger
 
 
-async def count_healthy(socket: Path) -> int:
-    """Return how many healthy devices of the resource the kubelet has, in use or not.
+async def count_healthy(socket: Path, resource: str) -> int:
+    """Return how many healthy devices of a resource the kubelet has, in use or not.
 
     Raises:
         Unreachable: the kubelet does not answer.
@@ -72,14 +76,14 @@ async def count_healthy(socket: Path) -> int:
             )
         except grpc.aio.AioRpcError as error:
             raise unreachable(f"pod-resources on {socket}", error) from error
-    return sum(len(each.device_ids) for each in answer.devices if each.resource_name == RESOURCE)
+    return sum(len(each.device_ids) for each in answer.devices if each.resource_name == resource)
 
 
-def _containers(pod: pb.PodResources) -> dict[str, tuple[int, ...]]:
+def _containers(pod: pb.PodResources, device_type: DeviceType) -> dict[str, tuple[int, ...]]:
     held: dict[str, set[int]] = {}
     for container in pod.containers:
         for devices in container.devices:
             # A container has an entry for each NUMA node, or even for each device.
-            if devices.resource_name == RESOURCE:
-                held.setdefault(container.name, set()).update(map(parse_chip_name, devices.device_ids))
+            if devices.resource_name == device_type.resource:
+                held.setdefault(container.name, set()).update(map(device_type.parse, devices.device_ids))
     return {name: tuple(sorted(ids)) for name, ids in held.items()}

@@ -79,14 +79,14 @@ class KubeletPods:
             # msgspec raises them, also for input that is not UTF-8 or too deeply nested.
             raise Unreachable(f"{url}: {error}") from error
 
-    async def registrations(self) -> Registrations:
-        """Return how often plugins have registered the resource.
+    async def registrations(self, resource: str) -> Registrations:
+        """Return how often plugins have registered a resource.
 
         Raises:
             Unreachable: there is no usable answer in time.
         """
         page = await self._read(urljoin(self._url().rstrip("/"), "metrics"), METRICS_DEADLINE_S)
-        return parse_registrations(page.decode(errors="replace"))
+        return parse_registrations(page.decode(errors="replace"), resource)
 
     async def _read(self, url: str, deadline_s: float) -> bytes:
         if self._session is None:

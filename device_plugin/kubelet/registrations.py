@@ -1,20 +1,16 @@
-"""How often plugins have registered the resource, by the kubelet's own metrics (docs/spec/kubelet.md#registration)."""
+"""How often plugins have registered a resource, by the kubelet's own metrics (docs/spec/kubelet.md#registration)."""
 
 import re
 from dataclasses import dataclass
 
-from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 
-_TOTAL = re.compile(
-    rf'^kubelet_device_plugin_registration_total\{{resource_name="{re.escape(RESOURCE)}"\}} (\S+)', re.MULTILINE
-)
 _STARTED = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Registrations:
-    """The registrations of the resource that a kubelet process has received, accepted or not.
+    """The registrations of a resource that a kubelet process has received, accepted or not.
 
     Attributes:
         total: their number.
@@ -25,13 +21,14 @@ class Registrations:
     started_s: float
 
 
-def parse_registrations(page: str) -> Registrations:
-    """Read them from a page of metrics.
+def parse_registrations(page: str, resource: str) -> Registrations:
+    """Read those of a resource from a page of metrics.
 
     Raises:
         Unreachable: it is not the page of a kubelet.
     """
-    total, started = _TOTAL.search(page), _STARTED.search(page)
+    counter = rf'^kubelet_device_plugin_registration_total\{{resource_name="{re.escape(resource)}"\}} (\S+)'
+    total, started = re.search(counter, page, re.MULTILINE), _STARTED.search(page)
     try:
         if started is not None:
             return Registrations(0 if total is None else int(float(total[1])), float(started[1]))

@@ -16,11 +16,12 @@ Pods without a usable annotation are candidates too: without them, another pod's
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ascend.annotations import ALLOCATED, CLAIMED
-from ascend.chips import ChipSet, chip_ids, join_names, join_names_sorted, parse_chip_name
+from ascend.annotations import CLAIMED
+from ascend.chips import ChipSet, chip_ids
 from ascend.errors import InvalidValue, Refusal
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest
+from device_plugin.device_types import DeviceType
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import Part
 from device_plugin.ledger.node_pods import NodePod, NodePods
@@ -127,41 +128,44 @@ def chips_for(
     if pod.grant is None:
         raise Refusal(
             Reason.NOT_PLACED,
-            f"annotation {ALLOCATED} is missing: the pod was not placed by the allocator (was its node set by hand?)",
+            f"annotation {pod.device_type.resource} is missing: the pod was not placed by the allocator (was its node "
+            "set by hand?)",
         )
     wanted = pod.grant.chip_set
     if unknown := wanted & ~snapshot.all_chips:
-        raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {join_names(chip_ids(unknown))}")
-    _check_health(wanted, snapshot)
+        raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {pod.device_type.join(chip_ids(unknown))}")
+    _check_health(pod.device_type, wanted, snapshot)
     holders = dict(handed)
     for other in pods:
         if other.count and other.live and other.order < pod.order and not (other.past_admission or other.is_mirror):
             holders.setdefault(other.key, other.held)
     for holder, chips in holders.items():
         if taken := wanted & chips:
-            raise Refusal(Reason.CHIP_HELD, f"{_named(taken, 'is', 'are')} held by pod {holder}")
+            raise Refusal(Reason.CHIP_HELD, f"{_named(pod.device_type, taken, 'is', 'are')} held by pod {holder}")
     if barred := wanted & snapshot.closed_to_new_pods & ~own:
-        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(barred, 'has', 'have')} a fault that bars new use")
+        raise Refusal(
+            Reason.CHIP_UNHEALTHY, f"{_named(pod.device_type, barred, 'has', 'have')} a fault that bars new use"
+        )
     return pod.grant.chips
 
 
-def _check_health(wanted: ChipSet, snapshot: Snapshot) -> None:
+def _check_health(device_type: DeviceType, wanted: ChipSet, snapshot: Snapshot) -> None:
     if resetting := wanted & snapshot.recovering:
-        raise Refusal(Reason.CHIP_RESETTING, f"{_named(resetting, 'is', 'are')} being reset")
+        raise Refusal(Reason.CHIP_RESETTING, f"{_named(device_type, resetting, 'is', 'are')} being reset")
     if unhealthy := wanted & ~snapshot.healthy:
-        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(unhealthy, 'is', 'are')} unhealthy")
+        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(device_type, unhealthy, 'is', 'are')} unhealthy")
 
 
-def _named(chips: ChipSet, singular: str, plural: str) -> str:
-    return f"{join_names(chip_ids(chips))} {singular if chips.bit_count() == 1 else plural}"
+def _named(device_type: DeviceType, chips: ChipSet, singular: str, plural: str) -> str:
+    return f"{device_type.join(chip_ids(chips))} {singular if chips.bit_count() == 1 else plural}"
 
 
-def known_ids(names: Iterable[str]) -> set[int]:
-    """Return the physical ids of the device ids that are chip names."""
+def known_ids(names: Iterable[str], device_type: DeviceType) -> set[int]:
+    """Return the numbers of the device ids that are names of devices of a type."""
     ids = set()
     for name in names:
         try:
-            ids.add(parse_chip_name(name))
+            ids.add(device_type.parse(name))
         except InvalidValue:
             continue
     return ids
@@ -207,7 +211,7 @@ class UnofferedChips:
         if missing and pod.order < self._first_new:
             raise Refusal(
                 Reason.CHIP_NOT_FREED,
-                f"the kubelet does not offer {join_names_sorted(missing)} yet: after a restart it frees the chips of "
-                f"ended pods only once it has admitted the pods it found; a new pod can get "
+                f"the kubelet does not offer {pod.device_type.join_sorted(missing)} yet: after a restart it frees the "
+                f"{pod.device_type.nouns} of ended pods only once it has admitted the pods it found; a new pod can get "
                 f"{'it' if len(missing) == 1 else 'them'}",
             )

@@ -6,9 +6,10 @@ allocator applies it: on 910A servers, for example, up to 4 chips are of one rin
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Protocol
 
 from ascend.annotations import Grant
-from ascend.chips import ChipSet, chip_set
+from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Node
@@ -20,6 +21,51 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOvers, used_chips
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.ledger.stand_ins import counted_for
+
+
+class Chooser(Protocol):
+    """Chooses what a pod gets that no allocator has placed."""
+
+    def placed(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
+        """Return a pod as if an allocator had written on it what it gets here, or raise Refusal.
+
+        Args:
+            pod: the pod under admission, without anything written on it.
+            snapshot: the node's devices.
+            wanted: those that the kubelet can allocate, or has chosen.
+        """
+
+
+class VnpuChooser:
+    """Takes the kubelet's own choice of vNPUs: all of a size are alike.
+
+    Args:
+        pods: the node's pods.
+        handovers: the plugin's ledger.
+    """
+
+    def __init__(self, pods: NodePods, handovers: HandOvers) -> None:
+        self._pods = pods
+        self._handovers = handovers
+
+    def placed(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
+        """Return a pod as if an allocator had written on it the vNPU that it gets here; see ``Chooser``.
+
+        Raises:
+            Refusal: what the kubelet has chosen is unhealthy, or held by another pod.
+        """
+        known = self._handovers.get(pod.uid)
+        chips = (
+            known.chips if known is not None else chip_ids(self._free(pod, snapshot) & chip_set(wanted))[: pod.count]
+        )
+        if len(chips) < pod.count:
+            raise Refusal(
+                Reason.NOT_ENOUGH_CHIPS, f"no {pod.device_type.name} that the kubelet has chosen is healthy and free"
+            )
+        return replace(pod, grant=Grant(chips, None), held=chip_set(chips))
+
+    def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
+        return free_chips(pod, snapshot, self._pods, self._handovers)
 
 
 class ChipChooser:
@@ -93,5 +139,10 @@ class ChipChooser:
         return self._offered[1] | chip_set(counted_for(self._handovers))
 
     def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
-        taken = used_chips([other for other in self._pods if other.uid != pod.uid], self._handovers)
-        return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~taken
+        return free_chips(pod, snapshot, self._pods, self._handovers)
+
+
+def free_chips(pod: NodePod, snapshot: Snapshot, pods: NodePods, handovers: HandOvers) -> ChipSet:
+    """Return the chips that a pod may get: those that no other pod has or waits for."""
+    taken = used_chips([other for other in pods if other.uid != pod.uid], handovers)
+    return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~taken

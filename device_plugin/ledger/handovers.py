@@ -1,7 +1,7 @@
 """The plugin's ledger: which pod was given which chips.
 
-It exists in memory only. After a restart it is rebuilt from the kubelet's ledger (pod-resources), which a pod's author
-can't forge, and from the pods' annotations.
+It is about one type of devices, which are called chips here, whole or not. It exists in memory only. After a restart it
+is rebuilt from the kubelet's ledger (pod-resources), which a pod's author can't forge, and from the pods' annotations.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -84,9 +84,13 @@ class HandOver:
 
 
 class HandOvers:
-    """All hand-overs to live pods."""
+    """All hand-overs of one type of devices to live pods.
 
-    def __init__(self) -> None:
+    Args:
+        changes: what is set on every change; None for one of its own.
+    """
+
+    def __init__(self, changes: Observable[None] | None = None) -> None:
         self._by_uid: dict[str, HandOver] = {}
         self.refused: set[str] = set()
         """Uids of pods that were refused; the kubelet rejects such a pod, but the watch shows that later."""
@@ -96,7 +100,7 @@ class HandOvers:
         chips that were given for them."""
         self.unconfirmed: set[str] = set()
         """Uids of pods whose hand-overs have not been compared with the kubelet's ledger yet."""
-        self.changes: Observable[None] = Observable(None)
+        self.changes: Observable[None] = changes if changes is not None else Observable(None)
         """Set on every change."""
 
     def __iter__(self) -> Iterator[HandOver]:

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ascend.annotations import ALLOCATED, CLAIMED, REAL, Grant, held_chips, read_grant, read_predicate_time
-from ascend.chips import ChipSet, count_chips
+from ascend.annotations import CLAIMED, REAL, Grant, read_predicate_time
+from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue
 from ascend.job_files import job_name
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Container, Pod, whole_number
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
+from ascend.vnpus import suffix_of
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 
 CONFIG_SOURCE = "kubernetes.io/config.source"
 """An annotation that the kubelet sets in its own list: ``api``, or where a static pod comes from."""
@@ -23,7 +25,7 @@ REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class NodePod:
-    """A pod of this node.
+    """A pod of this node, as far as one type of devices is concerned; these are called chips here, whole or not.
 
     Attributes:
         uid: the pod's uid.
@@ -42,6 +44,7 @@ class NodePod:
         past_admission: whether the kubelet has admitted it, so that it has containers.
         is_mirror: whether it only shows a static pod, so that it is never under admission itself.
         job_name: the name that MindCluster's ConfigMaps for its job contain; empty if it has none.
+        device_type: the type of devices that all of this is about.
     """
 
     uid: str
@@ -59,6 +62,7 @@ class NodePod:
     past_admission: bool
     is_mirror: bool
     job_name: str
+    device_type: DeviceType = WHOLE_CHIPS
 
     @property
     def key(self) -> str:
@@ -66,30 +70,35 @@ class NodePod:
         return f"{self.namespace}/{self.name}"
 
 
-def read_pod(pod: Pod, order: int) -> NodePod:
-    """Read a pod; never raises, because invalid content goes into ``problem``."""
+def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> NodePod:
+    """Read a pod; never raises, because invalid content goes into ``problem``.
+
+    Args:
+        pod: the pod.
+        order: its position in the order of arrival.
+        device_type: the type of devices whose requests and annotations are read.
+    """
     annotations = pod.metadata.annotations
     requests: tuple[ContainerRequest, ...] = ()
-    grant, held, problem = None, 0, None
+    grant, problem = None, None
     try:
-        requests = pod.container_requests
+        requests = _requests(pod, device_type)
     except InvalidValue as error:
         problem = (Reason.INVALID_REQUEST, error.message)
     count = effective_request(requests)
+    if problem is None and count and (sentence := _not_supported(pod, count, device_type)) is not None:
+        problem = (Reason.INVALID_REQUEST, sentence)
     try:
-        grant = read_grant(annotations)
+        grant = _read_grant(annotations, device_type)
     except InvalidValue as error:
-        problem = (Reason.MALFORMED_ANNOTATION, error.message)
+        problem = problem or (Reason.MALFORMED_ANNOTATION, error.message)
     if problem is None and grant is not None and len(grant.chips) != count:
-        named = count_chips(len(grant.chips))
-        problem = (Reason.WRONG_COUNT, f"annotation {ALLOCATED} names {named}, the pod requests {count}")
+        named = device_type.count(len(grant.chips))
+        problem = (Reason.WRONG_COUNT, f"annotation {device_type.resource} names {named}, the pod requests {count}")
     statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
-    real = _real_chips(annotations)
-    try:
-        held = held_chips(annotations)
-    except InvalidValue:
-        # The plugin writes AscendReal: if another client makes it unreadable, the pod still gets its chips.
-        held = real | (grant.chip_set if grant is not None else 0)
+    real = _real_chips(annotations, device_type)
+    # The plugin writes AscendReal: if another client makes it unreadable, the pod still gets its chips.
+    held = real | (grant.chip_set if grant is not None else 0)
     return NodePod(
         uid=pod.uid,
         namespace=pod.metadata.namespace,
@@ -106,12 +115,68 @@ def read_pod(pod: Pod, order: int) -> NodePod:
         past_admission=bool(statuses) or pod.status.phase == "Running",
         is_mirror=CONFIG_MIRROR in annotations,
         job_name=job_name(pod.metadata.labels),
+        device_type=device_type,
     )
 
 
-def _real_chips(annotations: Mapping[str, str]) -> ChipSet:
+def _requests(pod: Pod, device_type: DeviceType) -> tuple[ContainerRequest, ...]:
+    """Return what the containers of a pod request of a type, in the order the kubelet admits them.
+
+    Raises:
+        InvalidValue: a quantity is not a whole number.
+    """
+    return tuple(
+        ContainerRequest(each.name, kind, number)
+        for each, kind in pod.ordered_containers
+        if (number := _requested(each, device_type))
+    )
+
+
+def _requested(container: Container, device_type: DeviceType) -> int:
+    resource, resources = device_type.resource, container.resources
+    text = resources.limits.get(resource) or resources.requests.get(resource) or "0"
+    number = whole_number(text)
+    if number is None:
+        raise InvalidValue(
+            f"container {container.name}: {resource}: {text[:40]!r} is not a whole number of {device_type.nouns}"
+        )
+    return number
+
+
+def requested_types(pod: Pod) -> set[DeviceType]:
+    """Return the types of devices that the containers of a pod request."""
+    found = set()
+    for container, _ in pod.ordered_containers:
+        quantities = container.resources.requests | container.resources.limits
+        for resource in (resource for resource, quantity in quantities.items() if quantity != "0"):
+            if resource == WHOLE_CHIPS.resource:
+                found.add(WHOLE_CHIPS)
+            elif (suffix := suffix_of(resource)) is not None:
+                found.add(DeviceType(suffix))
+    return found
+
+
+def _not_supported(pod: Pod, count: int, device_type: DeviceType) -> str | None:
+    """Return why a pod with such requests gets no devices; None if it may get some."""
+    if len(types := requested_types(pod)) > 1:
+        resources = ", ".join(each.resource for each in sorted(types))
+        return f"the pod requests devices of several types ({resources}); it can have those of one type only"
+    if device_type.suffix and count > 1:
+        return f"the pod requests {device_type.count(count)}; it can have one vNPU only"
+    return None
+
+
+def _read_grant(annotations: Mapping[str, str], device_type: DeviceType) -> Grant | None:
+    key = device_type.resource
+    text = annotations.get(key)
+    if text is None:
+        return None
+    return Grant(device_type.parse_list(text, f"annotation {key}"), read_predicate_time(annotations))
+
+
+def _real_chips(annotations: Mapping[str, str], device_type: DeviceType) -> ChipSet:
     try:
-        return held_chips({REAL: annotations.get(REAL, "")})
+        return chip_set(device_type.parse_list(annotations.get(REAL, ""), f"annotation {REAL}"))
     except InvalidValue:
         return 0
 
@@ -126,14 +191,22 @@ class NodePods:
 
     Args:
         on_gone: receives the uid of a pod whose containers can't run any more.
+        device_type: the type of devices whose requests and annotations are read.
+        changes: what is set on every change; None for one of its own.
     """
 
-    def __init__(self, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_gone: Callable[[str], None],
+        device_type: DeviceType = WHOLE_CHIPS,
+        changes: Observable[None] | None = None,
+    ) -> None:
         self._on_gone = on_gone
+        self.device_type = device_type
         self._pods: dict[str, NodePod] = {}
         self._deleted: dict[str, NodePod | None] = {}
         self._next_order = 0
-        self.changes: Observable[None] = Observable(None)
+        self.changes: Observable[None] = changes if changes is not None else Observable(None)
         """Set on every change."""
 
     def __iter__(self) -> Iterator[NodePod]:
@@ -147,6 +220,10 @@ class NodePods:
     def get(self, uid: str) -> NodePod | None:
         """Return the pod with this uid."""
         return self._pods.get(uid)
+
+    def read(self, obj: Pod, order: int) -> NodePod:
+        """Read a pod without taking it over."""
+        return read_pod(obj, order, self.device_type)
 
     def has_moved_on(self, uid: str) -> bool:
         """Return whether the watch showed the pod as admitted, ended or deleted; a list that differs is outdated."""
@@ -167,7 +244,7 @@ class NodePods:
         known = self._pods.get(obj.uid)
         if known is None:
             self._next_order += 1
-        self._pods[obj.uid] = read_pod(obj, known.order if known is not None else self._next_order)
+        self._pods[obj.uid] = self.read(obj, known.order if known is not None else self._next_order)
         if not obj.is_live:
             self._on_gone(obj.uid)
         self.changes.set(None)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from ascend.chips import chip_name, chip_set, join_names, parse_chip_name
+from ascend.chips import chip_set
 from ascend.daemon.observable import Observable
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.reasons import Category, Reason
 from ascend.slices import choose
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.admission import Candidate, UnofferedChips, chips_for, known_ids
-from device_plugin.ledger.chip_choice import ChipChooser
+from device_plugin.ledger.chip_choice import Chooser
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.ledger.stand_ins import counted_for, stand_ins
@@ -84,6 +84,7 @@ class AdmissionMatcher:
     ) -> None:
         self._snapshots = snapshots
         self._pods = pods
+        self._device_type = pods.device_type
         self._handovers = handovers
         self._finder = finder
         self._refresh = refresh
@@ -92,7 +93,7 @@ class AdmissionMatcher:
         self._one_at_a_time = asyncio.Lock()
         self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
         self._unoffered = UnofferedChips(pods)
-        self.chooser: ChipChooser | None = None
+        self.chooser: Chooser | None = None
 
     def begin(self) -> None:
         """Note that a kubelet, which may have just started, is about to be sent our devices."""
@@ -116,7 +117,7 @@ class AdmissionMatcher:
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
                 candidate, is_guess = await self._finder.find(count, PREFER_LIST_AFTER_S)
-                offered = known_ids(available)
+                offered = known_ids(available, self._device_type)
                 ids = await self._choose(candidate, must_include, offered)
                 if ids is None and (chips := await self._choose(candidate, must_include, None)) is not None:
                     others = [each for each in self._handovers if each.uid != candidate.pod.uid]
@@ -132,7 +133,7 @@ class AdmissionMatcher:
             return []
         # A guess is good enough for a preferred allocation, but not for handing chips over: Allocate looks again.
         self._preferred = None if is_guess else (candidate, ids)
-        return [chip_name(chip_id) for chip_id in ids]
+        return [self._device_type.device_name(chip_id) for chip_id in ids]
 
     async def allocate(self, device_ids: Sequence[str]) -> Answer:
         """Give a container its part of the chips written on its pod.
@@ -151,7 +152,7 @@ class AdmissionMatcher:
 
     async def _allocate(self, device_ids: Sequence[str]) -> Answer:
         try:
-            kubelet_ids = tuple(parse_chip_name(device_id) for device_id in device_ids)
+            kubelet_ids = tuple(map(self._device_type.parse, device_ids))
         except InvalidValue as error:
             raise Refusal(Reason.UNKNOWN_DEVICE, error.message) from error
         if not kubelet_ids:
@@ -189,8 +190,8 @@ class AdmissionMatcher:
             pod=pod.key,
             pod_uid=pod.uid,
             container=part.container,
-            chips=join_names(part.chips),
-            kubelet_ids=join_names(kubelet_ids),
+            chips=self._device_type.join(part.chips),
+            kubelet_ids=self._device_type.join(kubelet_ids),
         )
         return Answer(handover, part, edits)
 
@@ -212,7 +213,8 @@ class AdmissionMatcher:
         self, candidate: Candidate, must_include: Sequence[str], among: Collection[int] | None
     ) -> tuple[int, ...] | None:
         """Return the container's chips if the kubelet can allocate them (``among``; None: any), else None."""
-        if len(known_ids(must_include)) < len(set(must_include)):
+        included = known_ids(must_include, self._device_type)
+        if len(included) < len(set(must_include)):
             return None
         chips = await self._chips_now(candidate.pod, among or ())
         known = self._handovers.get(candidate.pod.uid)
@@ -222,7 +224,7 @@ class AdmissionMatcher:
             chips,
             kept=known.kept if known is not None else {},
             among=among,
-            must_include=known_ids(must_include),
+            must_include=included,
         )
 
     def _recognise(self, kubelet_ids: Sequence[int]) -> Candidate | None:

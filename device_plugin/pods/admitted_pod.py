@@ -9,14 +9,13 @@ from typing import NamedTuple, TypeAlias
 
 import structlog
 
-from ascend.chips import count_chips
 from ascend.daemon.observable import wait_for_change
 from ascend.errors import ApiError, Refusal, TimedOut, Unreachable
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from device_plugin.ledger.admission import Candidate, Listing, candidates, newest, oldest_decision
 from device_plugin.ledger.handovers import HandOvers
-from device_plugin.ledger.node_pods import NodePod, NodePods, is_static, read_pod
+from device_plugin.ledger.node_pods import NodePod, NodePods, is_static
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -82,7 +81,7 @@ class AdmittedPodFinder:
             log.warning("can't ask the kubelet which pod it admits", error=error.message)
             return await self._by_guess(count, until_s - loop.time())
         if candidate is None or self._pods.has_moved_on(candidate.pod.uid):
-            raise _no_such_pod(count)
+            raise self._no_such_pod(count)
         return Found(candidate)
 
     def still(self, earlier: Candidate) -> Candidate | None:
@@ -133,7 +132,7 @@ class AdmittedPodFinder:
         # A refused pod looks pending until the watch shows its rejection.
         fresh = [each for each in waiting if each.pod.uid not in self._handovers.refused] or waiting
         if not fresh:
-            raise _no_such_pod(count)
+            raise self._no_such_pod(count)
         return Found(oldest_decision(fresh), is_guess=True)
 
     def _candidates(self, pods: Iterable[NodePod], count: int, *, skips: bool = False) -> list[Candidate]:
@@ -151,10 +150,14 @@ class AdmittedPodFinder:
         except (ApiError, Unreachable) as error:
             raise Refusal(
                 Reason.API_SERVER_AWAY,
-                f"no pod waits for {count_chips(count)}, and neither the kubelet nor the API server can be asked: "
-                f"{error.message}",
+                f"no pod waits for {self._pods.device_type.count(count)}, and neither the kubelet nor the API server "
+                f"can be asked: {error.message}",
             ) from error
         return self._candidates((pod for each in listed if (pod := self._read(each)) is not None), count)
+
+    def _no_such_pod(self, count: int) -> Refusal:
+        wanted = self._pods.device_type.count(count)
+        return Refusal(Reason.NO_SUCH_POD, f"no pod bound to this node waits for {wanted}")
 
     def _listing(self, pod: Pod) -> Listing:
         version = pod.metadata.resource_version
@@ -175,7 +178,7 @@ class AdmittedPodFinder:
         if self._pods.has_moved_on(listed.uid):
             return None
         known = self._pods.get(listed.uid)
-        return read_pod(listed, known.order if known is not None else self._pods.next_order)
+        return self._pods.read(listed, known.order if known is not None else self._pods.next_order)
 
 
 def _refuse_static(fits: Iterable[Candidate], static: Collection[str]) -> None:
@@ -188,7 +191,3 @@ def _refuse_static(fits: Iterable[Candidate], static: Collection[str]) -> None:
                 f"pod {found.pod.key} is a static pod, which the allocator can't place: create it through the API "
                 "server",
             )
-
-
-def _no_such_pod(count: int) -> Refusal:
-    return Refusal(Reason.NO_SUCH_POD, f"no pod bound to this node waits for {count_chips(count)}")

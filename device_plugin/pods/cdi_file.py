@@ -7,14 +7,16 @@ it.
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 import structlog
 
-from ascend.errors import UNREADABLE, Refusal
+from ascend.errors import UNREADABLE, InvalidValue, Refusal
 from ascend.reasons import Reason
+from ascend.vnpus import Vnpu, parse_vnpu
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.pods.container_edits import CDI_FILE, ContainerEdits, Injection, cdi_spec, make_edits, shared_nodes
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -51,11 +53,12 @@ class Injector:
         self._device_root = device_root
         self._cdi_file = cdi_dir / CDI_FILE
 
-    def prepare(self, chips: Iterable[int]) -> None:
+    def prepare(self, chips: Iterable[int], vnpus: Iterable[Vnpu] = ()) -> None:
         """Write the CDI file, if containers need one and it is not up to date.
 
         Args:
             chips: the physical ids of the node's chips.
+            vnpus: the node's vNPUs.
 
         Raises:
             Refusal: a required device node is missing, or the file can't be written.
@@ -63,21 +66,25 @@ class Injector:
         if self._injection != "cdi":
             return
         before = self._read()
-        ids = {*chips, *_ids(before)}
+        names = _names(before)
+        ids, parts = {*chips, *_ids(names)}, {*vnpus, *_vnpus(names)}
         shared = shared_nodes(self._device_root, list_folder)
-        content = msgspec.json.format(msgspec.json.encode(cdi_spec(ids, shared, self._device_root))) + b"\n"
+        content = msgspec.json.format(msgspec.json.encode(cdi_spec(ids, shared, self._device_root, parts))) + b"\n"
         if content != before:
             self._write(content)
-            log.info("wrote the CDI file", path=str(self._cdi_file), chips=len(ids))
+            log.info("wrote the CDI file", path=str(self._cdi_file), chips=len(ids), vnpus=len(parts))
 
-    def inject(self, chips: tuple[int, ...]) -> ContainerEdits:
-        """Return the edits for a container with these chips.
+    def inject(self, chips: tuple[int, ...], device_type: DeviceType = WHOLE_CHIPS) -> ContainerEdits:
+        """Return the edits for a container with these chips, or vNPUs.
 
         Raises:
             Refusal: the container could not be created with them.
         """
-        self.prepare(chips)
-        return make_edits(chips, self._injection, self._device_root, list_folder)
+        if device_type.suffix:
+            self.prepare((), map(device_type.vnpu, chips))
+        else:
+            self.prepare(chips)
+        return make_edits(chips, self._injection, self._device_root, list_folder, device_type=device_type)
 
     def _read(self) -> bytes:
         try:
@@ -99,9 +106,18 @@ class Injector:
             raise Refusal(Reason.CDI_FILE_NOT_WRITTEN, f"{self._cdi_file}: {error.strerror}") from error
 
 
-def _ids(content: bytes) -> set[int]:
+def _names(content: bytes) -> list[str]:
     try:
-        devices = msgspec.json.decode(content, type=_File).devices
+        return [each.name for each in msgspec.json.decode(content, type=_File).devices]
     except UNREADABLE:
-        return set()
-    return {int(each.name) for each in devices if each.name.isascii() and each.name.isdigit() and len(each.name) < 4}  # noqa: PLR2004 - the driver's ids have three digits at most
+        return []
+
+
+def _vnpus(names: Iterable[str]) -> Iterator[Vnpu]:
+    for name in names:
+        with contextlib.suppress(InvalidValue):
+            yield parse_vnpu(name)
+
+
+def _ids(names: Iterable[str]) -> set[int]:
+    return {int(each) for each in names if each.isascii() and each.isdigit() and len(each) < 4}  # noqa: PLR2004 - the driver's ids have three digits at most

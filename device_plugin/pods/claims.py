@@ -9,23 +9,41 @@ from collections.abc import Mapping
 
 import structlog
 
-from ascend.annotations import UNKNOWN, ChipAddress, write_claim, write_configuration
+from ascend.annotations import (
+    KUBELET_IDS,
+    REAL,
+    UNKNOWN,
+    ChipAddress,
+    write_claim,
+    write_configuration,
+)
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_OF_VNPU = ChipAddress("127.0.0.1")
+"""A vNPU has no network port of its own (docs/spec/hand-over.md#configuration)."""
 
 DELAY_S = 0.002
 """Each claim starts this much later, so that the kubelet's answer is sent first: a new connection to the API server
 takes the event loop as long as the answer itself."""
 
 
-def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name: str, host_ip: str) -> dict[str, str]:
-    """Return the annotations of a pod with chips.
+def claim_annotations(
+    handover: HandOver,
+    snapshot: Snapshot | None,
+    *,
+    pod_name: str,
+    host_ip: str,
+    device_type: DeviceType = WHOLE_CHIPS,
+) -> dict[str, str]:
+    """Return the annotations of a pod with chips, or vNPUs.
 
     See docs/spec/node-report.md#chips-in-use; docs/spec/hand-over.md#annotations-of-a-pod-with-chips.
 
@@ -34,17 +52,24 @@ def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name
         snapshot: has the chips' addresses; None if the driver has not been read.
         pod_name: without its namespace.
         host_ip: this node's address.
+        device_type: the type of what it was given.
     """
     addresses = {chip.chip_id: chip.facts.address for chip in snapshot.chips} if snapshot is not None else {}
     configuration = write_configuration(
         pod_name=pod_name,
         pod_uid=handover.uid,
         host_ip=host_ip,
-        devices={chip_id: addresses.get(chip_id, ChipAddress()) for chip_id in handover.chips},
+        devices={
+            device_type.chip(each): _OF_VNPU if device_type.suffix else addresses.get(each, ChipAddress())
+            for each in handover.chips
+        },
         super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
         server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
+        virtual=bool(device_type.suffix),
     )
-    return write_claim(chips=handover.chips, kubelet_ids=handover.kubelet_ids, configuration=configuration)
+    claim = write_claim(chips=(), kubelet_ids=(), configuration=configuration)
+    given, counted = handover.chips, handover.kubelet_ids
+    return claim | {REAL: device_type.join_sorted(given), KUBELET_IDS: device_type.join_sorted(counted)}
 
 
 class ClaimWriter:

@@ -12,16 +12,21 @@ The kubelet stores the answer and uses it again at every restart of the containe
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ascend.errors import Refusal
 from ascend.reasons import Reason
+from ascend.vnpus import Vnpu
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 
 Injection: TypeAlias = Literal["runtime", "devices", "both", "cdi"]
 """A way to give chips to a container."""
 
 InjectionSetting: TypeAlias = Literal["auto", "runtime", "devices", "both", "cdi"]
 """A way, or ``auto`` to detect it."""
+
+VIRTUAL = "VIRTUAL"
+"""The option with which ascend-docker-runtime takes the ids for those of vNPUs."""
 
 VISIBLE_DEVICES = "ASCEND_VISIBLE_DEVICES"
 RUNTIME_OPTIONS = "ASCEND_RUNTIME_OPTIONS"
@@ -95,34 +100,58 @@ def shared_nodes(device_root: Path, list_folder: Callable[[Path], Iterable[Path]
 
 
 def make_edits(
-    chips: Sequence[int], injection: Injection, device_root: Path, list_folder: Callable[[Path], Iterable[Path]]
+    chips: Sequence[int],
+    injection: Injection,
+    device_root: Path,
+    list_folder: Callable[[Path], Iterable[Path]],
+    *,
+    device_type: DeviceType = WHOLE_CHIPS,
 ) -> ContainerEdits:
-    """Return the edits for a container with these chips.
+    """Return the edits for a container with these chips, or vNPUs.
 
     Args:
-        chips: physical ids in the order written on the pod, which is the order in the environment variable.
+        chips: their numbers in the order written on the pod, which is the order in the environment variable.
         injection: the way.
         device_root: the folder of the device nodes on the node, normally ``/dev``.
         list_folder: lists the files in a folder; nothing if there is no such folder.
+        device_type: their type.
 
     Raises:
         Refusal: a device node is missing, so the container could not be created.
     """
     if injection == "cdi":
-        return ContainerEdits({}, {}, tuple(f"{CDI_KIND}={chip_id}" for chip_id in chips))
+        return ContainerEdits({}, {}, tuple(f"{CDI_KIND}={_cdi_name(device_type, each)}" for each in chips))
+    own = [_device_node(device_type, each) for each in chips]
     envs, devices = {}, {}
     if injection in {"runtime", "both"}:
-        envs = {VISIBLE_DEVICES: ",".join(map(str, chips)), RUNTIME_OPTIONS: ""}
+        ids = (device_type.vnpu(each).vdev_id for each in chips) if device_type.suffix else chips
+        envs = {VISIBLE_DEVICES: ",".join(map(str, ids)), RUNTIME_OPTIONS: VIRTUAL if device_type.suffix else ""}
     if injection in {"devices", "both"}:
-        own = [chip_node(chip_id) for chip_id in chips]
         found = {path.name for path in list_folder(device_root)}
-        if missing := [str(device_root / node) for node in own if node not in found]:
+        if missing := [str(device_root / node.outside) for node in own if node.outside not in found]:
             raise Refusal(
                 Reason.DEVICE_NODE_MISSING, f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
-        nodes = [*shared_nodes(device_root, list_folder), *own]
-        devices = {f"/dev/{node}": str(device_root / node) for node in nodes}
+        shared = (_Node(node, node) for node in shared_nodes(device_root, list_folder))
+        devices = {f"/dev/{node.inside}": str(device_root / node.outside) for node in (*shared, *own)}
     return ContainerEdits(envs, devices)
+
+
+class _Node(NamedTuple):
+    """A device node: its path below ``/dev`` in the container and below the root on the node."""
+
+    inside: str
+    outside: str
+
+
+def _device_node(device_type: DeviceType, number: int) -> _Node:
+    if not device_type.suffix:
+        return _Node(chip_node(number), chip_node(number))
+    return _vnpu_node(device_type.vnpu(number))
+
+
+def _vnpu_node(vnpu: Vnpu) -> _Node:
+    return _Node(f"davinci{vnpu.vdev_id}", f"vdavinci{vnpu.vdev_id}")
 
 
 def chip_node(chip_id: int) -> str:
@@ -130,26 +159,38 @@ def chip_node(chip_id: int) -> str:
     return f"davinci{chip_id}"
 
 
-def cdi_spec(chips: Iterable[int], shared: Sequence[str], device_root: Path) -> dict[str, Any]:
-    """Return the content of the CDI file: a device for each chip, named by its physical id, and what all of them need.
+def _cdi_name(device_type: DeviceType, number: int) -> str:
+    return device_type.device_name(number) if device_type.suffix else str(number)
+
+
+def cdi_spec(
+    chips: Iterable[int], shared: Sequence[str], device_root: Path, vnpus: Iterable[Vnpu] = ()
+) -> dict[str, Any]:
+    """Return the content of the CDI file: a device for each chip and vNPU, and what all of them need.
+
+    A chip is named by its physical id; a vNPU has its own name.
 
     Args:
         chips: the node's chips, healthy or not: a name stays as long as a container may be restarted with it.
         shared: device nodes that every container with chips gets, as paths below the root.
         device_root: the folder of the device nodes on the node.
+        vnpus: the node's vNPUs, likewise.
     """
 
-    def edits(nodes: Iterable[str]) -> dict[str, Any]:
+    def edits(nodes: Iterable[_Node]) -> dict[str, Any]:
         return {"deviceNodes": [_cdi_node(node, device_root) for node in nodes]}
 
+    devices = [(str(chip_id), _device_node(WHOLE_CHIPS, chip_id)) for chip_id in sorted(chips)]
+    devices += [(vnpu.name, _vnpu_node(vnpu)) for vnpu in sorted(vnpus)]
     return {
         "cdiVersion": CDI_VERSION,
         "kind": CDI_KIND,
-        "devices": [{"name": str(chip_id), "containerEdits": edits([chip_node(chip_id)])} for chip_id in sorted(chips)],
-        "containerEdits": edits(shared),
+        "devices": [{"name": name, "containerEdits": edits([node])} for name, node in devices],
+        "containerEdits": edits(_Node(node, node) for node in shared),
     }
 
 
-def _cdi_node(node: str, device_root: Path) -> dict[str, str]:
-    host_path = {} if device_root == HOST_ROOT else {"hostPath": str(device_root / node)}
-    return {"path": f"/dev/{node}", **host_path, "permissions": "rw"}
+def _cdi_node(node: _Node, device_root: Path) -> dict[str, str]:
+    inside, outside = HOST_ROOT / node.inside, device_root / node.outside
+    host_path = {} if inside == outside else {"hostPath": str(outside)}
+    return {"path": str(inside), **host_path, "permissions": "rw"}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from ascend.chips import join_names
 from ascend.daemon.observable import Observable, wait_for_change
+from device_plugin.device_types import DeviceType
 from device_plugin.health.levels import MEANINGS, Level
 from device_plugin.health.snapshot import FaultRecord, Snapshot
 from device_plugin.ledger.handovers import HandOvers
@@ -80,7 +80,8 @@ class FaultNotices:
             if pod is None:
                 continue  # the watch is about to show it
             for code, level in dict.fromkeys((hit.fault.code, hit.fault.level) for hit in new):
-                sentence = _sentence([hit for hit in new if (hit.fault.code, hit.fault.level) == (code, level)])
+                same = [hit for hit in new if (hit.fault.code, hit.fault.level) == (code, level)]
+                sentence = _sentence(same, self._pods.device_type)
                 log.warning("a chip in use has a fault", pod=pod.key, pod_uid=pod.uid, error=sentence)
                 self._announce(pod, FAULT, sentence)
             self._told |= {(handover.uid, hit.chip, hit.fault.code) for hit in new}
@@ -93,10 +94,10 @@ def _hits(snapshot: Snapshot) -> Iterator[_Hit]:
         yield from (_Hit(chip.chip_id, each, network=True) for each in chip.network_faults if each.level.bars_network)
 
 
-def _sentence(hits: list[_Hit]) -> str:
+def _sentence(hits: list[_Hit], device_type: DeviceType) -> str:
     """Return what a pod is told of one fault of some of its chips."""
     fault, network, several = hits[0].fault, hits[0].network, len(hits) > 1
-    chips = join_names(hit.chip for hit in hits)
+    chips = device_type.join(hit.chip for hit in hits)
     who = f"the network port{'s' if several else ''} of {chips}" if network else chips
     meaning = ", ".join(filter(None, (fault.level.wire, MEANINGS.get(fault.code))))
     advice = _NETWORK if network else _advice(fault.level, several=several)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from ascend.chips import ChipSet, chip_set, join_names, join_names_sorted
+from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import wait_for_change
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
@@ -64,6 +64,7 @@ class Reconciler:
         self._socket = socket
         self._kubelet_pods = kubelet_pods
         self._pods = pods
+        self._device_type = pods.device_type
         self._handovers = handovers
         self._claim = claim
         self._metrics = metrics
@@ -165,11 +166,12 @@ class Reconciler:
         for handover in self._handovers:
             pod = self._pods.get(handover.uid)
             if pod is not None and not handover.matches_kubelet:
+                given = self._device_type.join(handover.chips)
+                counted = self._device_type.join_sorted(handover.kubelet_ids)
                 self._announce_once(
                     pod,
                     MISMATCH,
-                    f"it was given {join_names(handover.chips)} as the allocator decided, but the kubelet's ledger has "
-                    f"{join_names_sorted(handover.kubelet_ids)}",
+                    f"it was given {given} as the allocator decided, but the kubelet's ledger has {counted}",
                 )
 
     def _announce_once(self, pod: NodePod, reason: str, sentence: str) -> None:
@@ -180,7 +182,8 @@ class Reconciler:
 
     def _count_without(self) -> None:
         known = [self._pods.get(uid) for uid, reason in self._announced if reason == WITHOUT]
-        self._metrics.without_chips.set(sum(pod is not None and pod.live for pod in known))
+        without = sum(pod is not None and pod.live for pod in known)
+        self._metrics.count_without(self._device_type.resource, without)
 
     def _unexplained(self) -> list[NodePod]:
         """Return live pods that request chips and have containers or a claim, but no hand-over."""
@@ -204,7 +207,7 @@ class Reconciler:
 
     async def _read(self) -> KubeletLedger | None:
         try:
-            return await read_ledger(self._socket)
+            return await read_ledger(self._socket, self._device_type)
         except Unreachable as error:
             log.warning("can't read the kubelet's ledger", error=error.message)
             return None
@@ -305,16 +308,17 @@ class Reconciler:
             mistaken: whether a call for it was taken for another pod's.
         """
         self._handovers.add(truth)
-        log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(truth.chips))
+        chips = self._device_type.join(truth.chips)
+        log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=chips)
         swapped = mistaken and (pod.grant is None or truth.chip_set != pod.grant.chip_set)
         if swapped or not truth.matches_kubelet:
             self._metrics.mismatches.inc()
         if swapped:
-            written = join_names(pod.grant.chips) if pod.grant is not None else "nothing"
+            written = self._device_type.join(pod.grant.chips) if pod.grant is not None else "nothing"
             self._announce_once(
                 pod,
                 MISMATCH,
-                f"it was given {join_names(truth.chips)}, but the allocator wrote {written} on it: the kubelet could "
+                f"it was given {chips}, but the allocator wrote {written} on it: the kubelet could "
                 "not be asked which of several pods it admitted",
             )
         elif pod.problem is not None or (pod.grant is None and not pod.claimed):
@@ -327,8 +331,8 @@ class Reconciler:
         self._announce_once(
             pod,
             WITHOUT,
-            f"container{'' if one else 's'} {', '.join(lacking)} request{'s' if one else ''} chips and "
-            f"run{'s' if one else ''} without: the kubelet did not know the resource when it admitted the pod; "
+            f"container{'' if one else 's'} {', '.join(lacking)} request{'s' if one else ''} {self._device_type.nouns} "
+            f"and run{'s' if one else ''} without: the kubelet did not know the resource when it admitted the pod; "
             "delete the pod",
         )
         self._count_without()

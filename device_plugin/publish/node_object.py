@@ -17,6 +17,7 @@ from ascend.annotations import (
     SUPER_POD_ID,
     write_base_device_infos,
 )
+from ascend.chips import chip_ids
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
@@ -71,8 +72,14 @@ def node_annotations(snapshot: Snapshot) -> dict[str, str]:
 
     See docs/spec/node-report.md#annotation-basedeviceinfos, docs/spec/node-report.md#node-annotations.
     """
+    whole = (chip for chip in snapshot.chips if not snapshot.cut >> chip.chip_id & 1)
+    vnpus = (
+        device_type.device_name(number)
+        for device_type, found in snapshot.vnpus.items()
+        for number in chip_ids(found.offered)
+    )
     return {
-        BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.facts.address for chip in snapshot.chips}),
+        BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.facts.address for chip in whole}, vnpus),
         SUPER_POD_ID: str(snapshot.server.super_pod_id),
         SERVER_INDEX: str(snapshot.server.server_index),
         SERVER_TYPE: "A3" if snapshot.server.chip_type == "Ascend910A3" else "",

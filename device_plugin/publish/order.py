@@ -25,12 +25,16 @@ KUBELET_WAIT_S = 1.0
 
 
 class PublishingOrder:
-    """Lets the kubelet's list and the report wait for each other; see the rule above."""
+    """Lets the kubelet's list and the report wait for each other; see the rule above.
 
-    def __init__(self) -> None:
+    Args:
+        reported: the devices whose health the report has in any case: for vNPUs, which it does not list, all.
+    """
+
+    def __init__(self, *, reported: ChipSet = 0) -> None:
         self.advertised: Observable[ChipSet] = Observable(0)
         """The healthy chips in the last list the kubelet was sent; version 0 before the first list."""
-        self.reported_unhealthy: Observable[ChipSet] = Observable(0)
+        self.reported_unhealthy: Observable[ChipSet] = Observable(reported)
         """The chips that the last report that was written keeps from new pods."""
         self.unshown: Observable[ChipSet] = Observable(0)
         """The chips that became healthy in the kubelet's list, and that its Node may not show yet."""

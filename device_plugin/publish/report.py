@@ -23,7 +23,7 @@ _HARMLESS = Level.NOT_HANDLE.wire
 
 
 def make_report(snapshot: Snapshot, update_time_s: int, switches: SwitchReport | None = None) -> DeviceReport:
-    """Make the report: free is healthy and not used.
+    """Make the report: free is healthy, whole and not used.
 
     See docs/spec/affinity-rules.md#free-chips; docs/spec/node-report.md#fault-entries.
 
@@ -33,9 +33,9 @@ def make_report(snapshot: Snapshot, update_time_s: int, switches: SwitchReport |
         switches: the state of the server's switches; None if it has none, or has not read them yet.
     """
     return DeviceReport(
-        free=snapshot.healthy & ~snapshot.used,
+        free=snapshot.healthy & ~snapshot.used & ~snapshot.cut,
         unhealthy=snapshot.reported_unhealthy,
-        recovering=snapshot.recovering,
+        recovering=snapshot.recovering | snapshot.closed_cut_chips,
         network_unhealthy=snapshot.reported_network_unhealthy,
         update_time_s=update_time_s,
         faults=tuple(fault for chip in snapshot.chips for fault in _faults(snapshot, chip)),

@@ -164,7 +164,7 @@ class Reporter:
         # The ConfigMap goes first: a Node that refuses patches, or never answers, must not delay the report of a fault.
         await self._post(replace(report, update_time_s=self._update_time()))
         self._has_reported = True
-        self._order.reported_unhealthy.set(report.unhealthy | report.recovering)
+        self._order.reported_unhealthy.set(report.unhealthy | report.recovering | snapshot.cut)
         labels, problems = node_labels(snapshot.server)
         for problem in problems:
             log.warning("label not written", node_label=problem)
@@ -212,8 +212,9 @@ class Reporter:
 
     def _count(self, snapshot: Snapshot) -> None:
         self._metrics.devices.clear()
-        healthy, used = snapshot.healthy, snapshot.used
-        for state, chips in (("free", healthy & ~used), ("used", healthy & used)):
+        healthy, used, cut = snapshot.healthy, snapshot.used, snapshot.cut
+        states = (("free", healthy & ~used & ~cut), ("used", healthy & used & ~cut), ("cut", healthy & cut))
+        for state, chips in states if cut else states[:2]:
             self._metrics.devices.labels(state=state, reason="").set(len(chip_ids(chips)))
         for chip in snapshot.chips:
             if not chip.healthy:

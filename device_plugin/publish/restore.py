@@ -1,9 +1,11 @@
 """At the start, takes over the site's fault rules and what an earlier plugin reported, before any chip is judged."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, read_base_device_infos
@@ -12,8 +14,10 @@ from ascend.errors import ApiError, InvalidReport, InvalidValue, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Node
+from ascend.vnpus import parse_vnpu
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.driver import VirtualNpu
 from device_plugin.health.snapshot import EarlierState
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
@@ -55,6 +59,7 @@ async def restore(
         log.warning("the earlier report's upgrade reasons are lost", error=str(error))
         upgrades = {}
     labels, earlier = node.metadata.labels, _report(data)
+    known, known_vnpus = read_known(node) if config_map.was_signed else ({}, {})
     # The labels list chips without faults only. With manual readmission, a chip that was faulty has to wait too.
     faulty, faulty_network = read_faulty(earlier) if earlier is not None else (0, 0)
     health.restore(
@@ -63,7 +68,8 @@ async def restore(
             reasons=read_reasons(upgrades),
             awaiting=read_label(labels, CHIPS) | faulty,
             network_awaiting=read_label(labels, PORTS) | faulty_network,
-            known=read_known(node) if config_map.was_signed else {},
+            known=known,
+            known_vnpus=known_vnpus,
             faulty=faulty,
             harmless=read_harmless(earlier.faults) if earlier is not None and config_map.was_signed else {},
         )
@@ -71,16 +77,26 @@ async def restore(
     return node
 
 
-def read_known(node: Node) -> dict[int, ChipAddress]:
-    """Read the chips that an earlier plugin advertised; none if the annotation is missing or unreadable."""
+def read_known(node: Node) -> tuple[dict[int, ChipAddress], dict[int, tuple[VirtualNpu, ...]]]:
+    """Read the chips that an earlier plugin advertised, and the vNPUs, both by physical id.
+
+    There are none if the annotation is missing or unreadable.
+    """
     text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
     if text is None:
-        return {}
+        return {}, {}
     try:
-        return read_base_device_infos(text).addresses
+        addresses = read_base_device_infos(text).addresses
+        names = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except InvalidValue as error:
         log.warning("the chips that an earlier plugin advertised are unknown", error=str(error))
-        return {}
+        return {}, {}
+    vnpus: dict[int, tuple[VirtualNpu, ...]] = {}
+    for name in names:
+        with contextlib.suppress(InvalidValue):
+            vnpu = parse_vnpu(name)
+            vnpus[vnpu.chip] = (*vnpus.get(vnpu.chip, ()), VirtualNpu.named(vnpu))
+    return addresses, vnpus
 
 
 def _report(data: Mapping[str, str]) -> DeviceReport | None:

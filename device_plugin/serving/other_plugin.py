@@ -13,15 +13,24 @@ from pathlib import Path
 
 import structlog
 
-from ascend.chips import RESOURCE
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-SOCKET = "Ascend910.sock"
-"""MindCluster's plugin always serves on this name (docs/spec/mindcluster-plugin.md)."""
 CONNECT_S = 1.0
 POLL_S = 1.0
 EVENT = "NPUOtherPlugin"
+
+
+def socket_of(device_type: DeviceType) -> str:
+    """The name of the socket on which MindCluster's plugin always serves a type of devices.
+
+    See docs/spec/hand-over.md#registration.
+    """
+    return f"{device_type.name}.sock"
+
+
+SOCKET = socket_of(WHOLE_CHIPS)
 
 
 class OtherPlugin:
@@ -30,10 +39,17 @@ class OtherPlugin:
     Args:
         directory: the kubelet's device-plugin folder.
         announce: receives a reason (CamelCase), a sentence, and that it is a warning, when another plugin serves.
+        device_type: the type of devices that both would serve.
     """
 
-    def __init__(self, directory: Path, announce: Callable[[str, str, bool], None]) -> None:
-        self._path = directory / SOCKET
+    def __init__(
+        self,
+        directory: Path,
+        announce: Callable[[str, str, bool], None],
+        device_type: DeviceType = WHOLE_CHIPS,
+    ) -> None:
+        self._path = directory / socket_of(device_type)
+        self._resource = device_type.resource
         self._announce = announce
         self._looked_s = 0.0
         self.problem: str | None = None
@@ -48,8 +64,8 @@ class OtherPlugin:
         if await accepts_connections(self._path):
             if self.problem is None:
                 self.problem = (
-                    f"MindCluster's device plugin serves {RESOURCE} on this node ({self._path}); this plugin does not "
-                    "register while it runs: remove one of the two"
+                    f"MindCluster's device plugin serves {self._resource} on this node ({self._path}); this plugin "
+                    "does not register while it runs: remove one of the two"
                 )
                 log.warning("another plugin serves the same resource", socket=str(self._path))
                 self._announce(EVENT, self.problem, True)  # noqa: FBT003 - a warning

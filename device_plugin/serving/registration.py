@@ -28,9 +28,9 @@ from typing import TypeAlias
 import grpc
 import structlog
 
-from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import CAP_S
@@ -70,6 +70,12 @@ Identity: TypeAlias = tuple[int, int, int]
 """Device, inode and change time of a file: a kubelet that restarts makes a new socket, and forgets its plugins."""
 
 
+def new_instance() -> str:
+    """Return a name for the sockets of this process."""
+    # Not the process id: that of every container is 1, and two instances may serve at the same time.
+    return secrets.token_hex(4)
+
+
 class Registration:
     """The registration state machine.
 
@@ -80,6 +86,8 @@ class Registration:
         on_new_kubelet: called before the plugin registers with a kubelet that has restarted.
         succession: hands the kubelet over when this instance ends.
         others: other plugins of the resource: this one gives way to MindCluster's, and is not ready beside any.
+        device_type: the type of devices to register.
+        instance: distinguishes the sockets of this process from those of others.
     """
 
     def __init__(
@@ -91,6 +99,8 @@ class Registration:
         on_new_kubelet: Callable[[], Awaitable[None]],
         succession: Succession,
         others: OtherPlugins,
+        device_type: DeviceType = WHOLE_CHIPS,
+        instance: str = "",
     ) -> None:
         self._directory = directory
         self._kubelet_socket = directory / KUBELET_SOCKET
@@ -99,8 +109,8 @@ class Registration:
         self._on_new_kubelet = on_new_kubelet
         self._succession = succession
         self.others = others
-        # Not the process id: that of every container is 1, and two instances may serve at the same time.
-        self._instance = secrets.token_hex(4)
+        self._device_type = device_type
+        self._instance = instance or new_instance()
         self._generation = 0
         self._watch_deadline_s = WATCH_DEADLINE_S
         self._register_deadline_s = REGISTER_DEADLINE_S
@@ -216,7 +226,8 @@ class Registration:
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
         self._generation += 1
-        path = self._directory / f"{PREFIX}{self._instance}-{self._generation}.sock"
+        parts = (PREFIX + self._instance, self._device_type.suffix, f"{self._generation}.sock")
+        path = self._directory / "-".join(filter(None, parts))
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
         # The umask sets the mode of the socket; a later chmod would leave a gap
@@ -277,7 +288,7 @@ class Registration:
             request = pb.RegisterRequest(
                 version=API_VERSION,
                 endpoint=endpoint,
-                resource_name=RESOURCE,
+                resource_name=self._device_type.resource,
                 options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
             )
             try:
@@ -293,7 +304,8 @@ class Registration:
     def _remove_stale_sockets(self) -> None:
         # This instance holds the lock, so the instances that made them have ended.
         for path in self._directory.glob(f"{PREFIX}*.sock"):
-            path.unlink(missing_ok=True)
+            if not path.name.startswith(f"{PREFIX}{self._instance}-"):
+                path.unlink(missing_ok=True)
 
 
 async def _first_of(*events: asyncio.Event, wait_s: float) -> None:

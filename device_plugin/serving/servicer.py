@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import grpc
 import structlog
 
-from ascend.chips import chip_name
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import Refusal
 from ascend.reasons import Reason
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import AdmissionMatcher
@@ -37,6 +37,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         metrics: counts calls.
         on_watched: called once the kubelet was sent the list of devices.
         before_first_call: awaited before the first call about a pod is answered; None if that needs no preparation.
+        device_type: the type of devices that is offered.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         metrics: Metrics,
         on_watched: Callable[[], None] = lambda: None,
         before_first_call: Callable[[], Awaitable[None]] | None = None,
+        device_type: DeviceType = WHOLE_CHIPS,
     ) -> None:
+        self._device_type = device_type
         self._on_watched = on_watched
         self._before_first_call = before_first_call
         self._snapshots = snapshots
@@ -90,7 +93,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             while not self._ending.value:
                 versions = [source.version for source in sources]
                 snapshot = self._snapshots.value
-                if snapshot is not None and (message := device_list(snapshot)) != sent:
+                if snapshot is not None and (message := device_list(snapshot, self._device_type)) != sent:
                     await self._order.wait_before_list(snapshot, self._ending)
                     if self._ending.value:
                         return
@@ -196,7 +199,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
-def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
+def device_list(snapshot: Snapshot, device_type: DeviceType = WHOLE_CHIPS) -> pb.ListAndWatchResponse:
     """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy if it is idle.
 
     The NUMA node is included only if all chips are close to the same one. Otherwise a kubelet with a topology policy
@@ -209,7 +212,8 @@ def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
     message = pb.ListAndWatchResponse()
     for chip in snapshot.chips:
         is_healthy = snapshot.sent_healthy >> chip.chip_id & 1
-        device = message.devices.add(ID=chip_name(chip.chip_id), health="Healthy" if is_healthy else "Unhealthy")
+        name = device_type.device_name(chip.chip_id)
+        device = message.devices.add(ID=name, health="Healthy" if is_healthy else "Unhealthy")
         if numa_node is not None:
             device.topology.nodes.add(ID=numa_node)
     return message

@@ -18,6 +18,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -86,8 +87,23 @@ def distinguishes_plugins(kubelet_version: str) -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= BY_SOCKET
 
 
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """A registration that is handed over.
+
+    Attributes:
+        servicer: its service.
+        server: its server.
+        register_again: registers anew, for a moment; None if the kubelet notices the end of the stream.
+    """
+
+    servicer: DevicePluginServicer
+    server: AsyncExitStack
+    register_again: Callable[[], Awaitable[None]] | None
+
+
 class Succession:
-    """The end of an instance that has a successor.
+    """The end of an instance that has a successor; all of its registrations are handed over together.
 
     Args:
         lock: the lock of this node's instances.
@@ -98,14 +114,12 @@ class Succession:
         self._lock = lock
         self._kubelet_version = kubelet_version
         self._successor: str | None = None
-        self._server: AsyncExitStack | None = None
-        self._servicer: DevicePluginServicer | None = None
-        self._register_again: Callable[[], Awaitable[None]] | None = None
+        self._registered: list[_Registered] = []
 
     @property
     def has_begun(self) -> bool:
         """Whether the kubelet is being handed over to a successor."""
-        return self._server is not None
+        return bool(self._registered)
 
     async def begin(
         self,
@@ -115,7 +129,7 @@ class Succession:
         register_failing: Callable[[], Awaitable[None]],
         register_again: Callable[[], Awaitable[None]],
     ) -> None:
-        """Prepare the kubelet for the successor, if there is one; the instance lock is held.
+        """Prepare the kubelet for the successor of a registration, if there is one; the instance lock is held.
 
         Args:
             servicer: the registered service.
@@ -127,9 +141,8 @@ class Succession:
         if self._successor is None:
             return
         log.info("handing the kubelet over to another instance")
-        if not await self.distinguishes() and await self.detach(servicer, register_failing):
-            self._register_again = register_again
-        self._server, self._servicer = server.pop_all(), servicer
+        is_detached = not await self.distinguishes() and await self.detach(servicer, register_failing)
+        self._registered.append(_Registered(servicer, server.pop_all(), register_again if is_detached else None))
 
     async def distinguishes(self) -> bool:
         """Return whether the kubelet distinguishes two plugins of a resource."""
@@ -160,18 +173,20 @@ class Succession:
         try:
             yield
         finally:
-            if self._server is not None:
-                async with self._server:
+            if self._registered:
+                async with AsyncExitStack() as servers:
+                    for each in self._registered:
+                        await servers.enter_async_context(each.server)
                     # In a task of its own: calls in one that is cancelled end as cancelled.
                     await asyncio.create_task(self._wait())
                     await asyncio.create_task(self._finish_calls())
 
     async def _finish_calls(self) -> None:
         """Answer the calls that came before the successor was registered: the end of the stream would cut them off."""
-        if self._servicer is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CAP_S):
-                    await self._servicer.idle.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CAP_S):
+                for each in self._registered:
+                    await each.servicer.idle.wait()
 
     async def _wait(self) -> None:
         try:
@@ -185,8 +200,9 @@ class Succession:
             with self._lock.if_free() as is_free:
                 if is_free:
                     log.warning("the other instance has ended")
-                    if self._register_again is not None:
-                        await self._register_again()
+                    for each in self._registered:
+                        if each.register_again is not None:
+                            await each.register_again()
                 else:
                     log.info("another instance has taken over")
         except AscendError as error:

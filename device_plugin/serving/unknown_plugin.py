@@ -18,11 +18,11 @@ from pathlib import Path
 
 import structlog
 
-from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.pod_resources import count_healthy
 from device_plugin.kubelet.registrations import Registrations
-from device_plugin.serving.other_plugin import EVENT, SOCKET, OtherPlugin, accepts_connections
+from device_plugin.serving.other_plugin import EVENT, OtherPlugin, accepts_connections, socket_of
 from device_plugin.serving.sockets import is_own
 from device_plugin.serving.watched_plugins import WatchedPlugins
 
@@ -47,8 +47,9 @@ class UnknownPlugin:
         directory: the kubelet's device-plugin folder.
         pod_resources_socket: the kubelet's, which lists its healthy devices.
         registry: the kubelet's folder ``plugins_registry``.
-        registrations: reads how often the resource was registered.
+        registrations: reads how often a resource was registered.
         announce: receives a reason (CamelCase), a sentence, and that it is a warning, when there is one.
+        device_type: the type of devices that both would serve.
     """
 
     def __init__(
@@ -56,13 +57,16 @@ class UnknownPlugin:
         directory: Path,
         pod_resources_socket: Path,
         registry: Path,
-        registrations: Callable[[], Awaitable[Registrations]],
+        registrations: Callable[[str], Awaitable[Registrations]],
         announce: Callable[[str, str, bool], None],
+        *,
+        device_type: DeviceType = WHOLE_CHIPS,
     ) -> None:
         self._directory = directory
+        self._device_type = device_type
         self._pod_resources_socket = pod_resources_socket
         self._registrations = registrations
-        self._watched = WatchedPlugins(registry)
+        self._watched = WatchedPlugins(registry, device_type.resource)
         self._announce = announce
         self.problem: str | None = None
         """The sentence about the other plugin; None if none is known."""
@@ -123,7 +127,7 @@ class UnknownPlugin:
             return
         self._read_s = now_s
         try:
-            found = await self._registrations()
+            found = await self._registrations(self._device_type.resource)
         except Unreachable as error:
             self._failed += 1
             if self._failed == 1:
@@ -133,12 +137,13 @@ class UnknownPlugin:
         if not self._has_another(found):
             return
         sockets = await self._sockets()
-        if SOCKET in sockets:
+        if socket_of(self._device_type) in sockets:
             return  # OtherPlugin sees it
         self._say(f"{_named(sockets)} in {self._directory}")
 
     def _say(self, where: str) -> None:
-        self.problem = f"another device plugin has registered {RESOURCE} on this node ({where}): remove one of the two"
+        resource = self._device_type.resource
+        self.problem = f"another device plugin has registered {resource} on this node ({where}): remove one of the two"
         log.warning("another plugin has registered the same resource", where=where)
         self._announce(EVENT, self.problem, True)  # noqa: FBT003 - a warning
 
@@ -159,7 +164,7 @@ class UnknownPlugin:
             return False
         self._asked_s = now_s
         try:
-            is_empty = await count_healthy(self._pod_resources_socket) == 0
+            is_empty = await count_healthy(self._pod_resources_socket, self._device_type.resource) == 0
         except Unreachable as error:
             log.info("can't read the kubelet's devices", error=error.message)
             is_empty = False
@@ -182,11 +187,15 @@ class OtherPlugins:
         directory: Path,
         pod_resources_socket: Path,
         registry: Path,
-        registrations: Callable[[], Awaitable[Registrations]],
+        registrations: Callable[[str], Awaitable[Registrations]],
         announce: Callable[[str, str, bool], None],
+        *,
+        device_type: DeviceType = WHOLE_CHIPS,
     ) -> None:
-        self.mindcluster = OtherPlugin(directory, announce)
-        self.unknown = UnknownPlugin(directory, pod_resources_socket, registry, registrations, announce)
+        self.mindcluster = OtherPlugin(directory, announce, device_type)
+        self.unknown = UnknownPlugin(
+            directory, pod_resources_socket, registry, registrations, announce, device_type=device_type
+        )
 
     @property
     def problem(self) -> str | None:

@@ -14,7 +14,6 @@ from typing import TypeAlias
 import grpc
 import structlog
 
-from ascend.chips import RESOURCE
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled
 from device_plugin.serving.other_plugin import accepts_connections
 from protos.k8s.pluginregistration.v1 import pluginregistration_pb2 as pb
@@ -37,9 +36,11 @@ class WatchedPlugins:
 
     Args:
         directory: the kubelet's folder ``plugins_registry``; it may be missing.
+        resource: the resource of this plugin.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, resource: str) -> None:
+        self._resource = resource
         self._directory = directory
         self._asked: dict[_Socket, bool] = {}
         self._silent: dict[_Socket, float] = {}
@@ -67,7 +68,7 @@ class WatchedPlugins:
                     log.info("can't ask a plugin what it is", socket=socket[0], error=error.details())
                 self._silent[socket] = now_s + ASK_AGAIN_S
                 return
-        self._asked[socket] = info.type == TYPE and info.name == RESOURCE
+        self._asked[socket] = info.type == TYPE and info.name == self._resource
 
 
 def _sockets(folder: Path) -> Iterator[_Socket]:

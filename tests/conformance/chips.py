@@ -58,6 +58,11 @@ class Chips:
         self._fake._chips.remove(self._fake.chip(chip_id))
         self._fake.save()
 
+    def cut(self, chip_id: int, **vnpus: str) -> None:
+        """Cut the chip into these vNPUs, templates by ``v<id>``; none makes it whole again."""
+        self.changed = True
+        self._fake.chip(chip_id).vnpus = {int(name[1:]): template for name, template in vnpus.items()}
+
     def serialise(self) -> None:
         """Serialize the driver's calls: one that hangs blocks all others."""
         self.changed = True
@@ -87,7 +92,7 @@ class Chips:
         (chip,) = (each for each in self._all if each.phy == chip_id)
         if chip not in self._fake._chips:
             self._fake._chips[:] = [each for each in self._all if each is chip or each in self._fake._chips]
-        chip.codes, chip.dropped = (), False
+        chip.codes, chip.dropped, chip.vnpus = (), False, {}
 
     def repair_all(self) -> None:
         """Make the server healthy."""

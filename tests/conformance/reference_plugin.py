@@ -161,7 +161,7 @@ def reference_plugin(node: PluginNode) -> Iterator[ReferencePlugin]:
         # The Node shows the chips of the plugin before for a while, and a pod that comes in between is refused.
         socket = node.node.pod_resources_socket
         node.wait_until(
-            lambda: plugin.listed.is_set() and asyncio.run(count_healthy(socket)) == 8, "the chips are known"
+            lambda: plugin.listed.is_set() and asyncio.run(count_healthy(socket, RESOURCE)) == 8, "the chips are known"
         )
         node.wait_until(lambda: node.counts() == (8, 8), "all chips are allocatable")
         yield plugin

@@ -19,7 +19,7 @@
  *       health=                             minimum of dcmi_get_device_health, which is that of the worst fault; a
  *                                           number above 3 other than 0xffffffff makes the call fail with -8001
  *       codes=HEX[:SEVERITY],...            its faults (default severity: 2)
- *       vnpus=ID[:TEMPLATE],...             virtual chips cut out of it
+ *       vnpus=ID[:TEMPLATE[:used]],...      virtual chips cut out of it; used: a container has it
  *       dropped=1                           being reset: listed by the kernel, and answers nothing
  *       absent=1                            off the bus: the kernel does not list it
  *       lost=1                              the driver can't reach it: its health is 3, and its codes stay as they are
@@ -142,6 +142,7 @@ struct code {
 struct vdev {
     uint32_t id;
     char template[16];
+    bool used;
 };
 
 struct chip {
@@ -295,7 +296,11 @@ static bool read_chip_key(struct chip *chip, const char *key, char *value) {
             if (chip->vdev_count == DCMI_MAX_VDEV) return false;
             struct vdev *vdev = &chip->vdevs[chip->vdev_count++];
             vdev->id = (uint32_t)strtoul(part, &template, 10);
-            if (*template == ':') copy_text(vdev->template, sizeof vdev->template, template + 1);
+            if (*template != ':') continue;
+            char *used = strchr(++template, ':');
+            vdev->used = used != NULL;
+            if (used) *used = 0;
+            copy_text(vdev->template, sizeof vdev->template, template);
         }
     } else {
         return false;
@@ -797,6 +802,7 @@ static int vdev_info(const struct chip *chip, struct vdev_query *query) {
     for (int each = 0; each < chip->vdev_count; each++) {
         if (chip->vdevs[each].id != query->vdev_id) continue;
         copy_text(query->query_info.name, sizeof query->query_info.name, chip->vdevs[each].template);
+        query->query_info.is_container_used = chip->vdevs[each].used;
         return DCMI_OK;
     }
     return DCMI_NO_DEVICE;

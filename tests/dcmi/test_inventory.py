@@ -42,9 +42,14 @@ def test_the_facts_of_the_library_are_printed(tmp_path: Path) -> None:
 
 
 def test_virtual_npus_are_listed_with_their_names(tmp_path: Path) -> None:
-    fake = FakeDcmi(tmp_path, [FakeChip(vnpus={100: "vir05_1c_16g"}), FakeChip(card=1, logic=1, phy=1)])
+    fake = FakeDcmi(
+        tmp_path, [FakeChip(vnpus={100: "vir05_1c_16g", 101: "vir05_1c_16g:used"}), FakeChip(card=1, logic=1, phy=1)]
+    )
     found = inventory(fake)
-    assert [vnpu["name"] for vnpu in found["vnpus"]] == ["Ascend910-5c.1cpu.16g-100-0"]
+    assert [(vnpu["name"], vnpu["in_container"]) for vnpu in found["vnpus"]] == [
+        ("Ascend910-5c.1cpu.16g-100-0", False),
+        ("Ascend910-5c.1cpu.16g-101-0", True),
+    ]
     assert len(found["chips"]) == 2
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ascend.annotations import Grant
+from ascend.annotations import PREDICATE_TIME, Grant
 from ascend.chips import RESOURCE, ChipSet
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
+from ascend.vnpus import parse_vnpu
 from device_plugin.driver import ChipFacts, ChipType, Inventory
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot, UpgradeReason
@@ -43,6 +44,23 @@ def pod(
             ),
         ),
         status=PodStatus(phase=phase, reason=reason, container_statuses=(ContainerStatus("main"),) if started else ()),
+    )
+
+
+def vnpu_pod(
+    name: str, device: str = "", *, resource: str = "", count: int = 1, started: bool = False, phase: str = "Pending"
+) -> Pod:
+    """A pod with one container that requests ``count`` vNPUs of the size of ``device``, which is written on it."""
+    resource = resource or parse_vnpu(device).resource
+    return Pod(
+        metadata=Metadata(
+            name=name,
+            namespace="default",
+            uid=f"uid-{name}",
+            annotations={resource: device, PREDICATE_TIME: "1"} if device else {},
+        ),
+        spec=PodSpec(node_name="n1", containers=(Container("main", Resources(limits={resource: str(count)})),)),
+        status=PodStatus(phase=phase, container_statuses=(ContainerStatus("main"),) if started else ()),
     )
 
 

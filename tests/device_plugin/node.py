@@ -60,7 +60,7 @@ class Face:
             inject=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
-        self.registrations: Callable[[], Awaitable[Registrations]] | None = None
+        self.registrations: Callable[[str], Awaitable[Registrations]] | None = None
         self.servicers: list[DevicePluginServicer] = []
         self.new_kubelets = 0
         self.announced: list[tuple[str, str]] = []
@@ -88,10 +88,10 @@ class Face:
     async def _kubelet_pods(self) -> Sequence[Pod]:
         raise Unreachable("the kubelet lists no pods here")
 
-    async def _registrations(self) -> Registrations:
+    async def _registrations(self, resource: str) -> Registrations:
         if self.registrations is None:
             raise Unreachable("the kubelet has no metrics here")
-        return await self.registrations()
+        return await self.registrations(resource)
 
     async def _api_pods(self) -> Sequence[Pod]:
         return self.api_pods()

@@ -7,6 +7,7 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device_plugin.device_types import DeviceType
 from device_plugin.kubelet.pod_resources import KubeletLedger
 from device_plugin.ledger.handovers import HandOver, Part
 from device_plugin.pods import reconciler as reconcile_module
@@ -46,7 +47,7 @@ def test_whichever_pods_calls_were_taken_for_each_pod_has_what_was_answered_for_
     for name, each in asks.items():
         books.pods.applied(pod(name, 0, *written[name], time=1, asks=each))
 
-    async def read(_socket: Path) -> KubeletLedger:
+    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         return KubeletLedger(ledger)
 
     shown = data.draw(st.permutations(list(asks)))[: data.draw(st.integers(0, len(asks)))]

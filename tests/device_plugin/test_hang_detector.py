@@ -11,7 +11,7 @@ import pytest
 from ascend.deviceinfo import NAMESPACE, config_map_name, decode_report
 from ascend.errors import DriverError
 from ascend.kube.objects import CONFIG_MAPS
-from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
+from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.telemetry import Quantity, Reading, Values
 from device_plugin.hang.detector import HangDetector
@@ -127,6 +127,19 @@ async def test_a_chip_whose_processes_do_nothing_gets_the_fault_until_they_do_so
     await rig.hangs()
     rig.driver.processes = ()
     await rig.works()
+
+
+async def test_a_chip_that_is_cut_is_not_watched_any_more(rig: Rig) -> None:
+    await rig.hangs()
+    whole = server()
+    cut = replace(whole.chips[0], vnpus=(VirtualNpu(100, 0, "vir02"),))
+    rig.detector.discovered(replace(whole, chips=(cut, *whole.chips[1:])), NOW)
+    await rig.works()
+    await rig.rounds()  # the calls of the round before return
+    rig.driver.calls.clear()
+    await rig.rounds()
+    assert "users 1" in rig.driver.calls
+    assert "users 0" not in rig.driver.calls
 
 
 async def test_a_chip_that_can_not_be_read_does_not_hang(rig: Rig) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import Refusal
+from ascend.vnpus import parse_vnpu
+from device_plugin.device_types import DeviceType
 from device_plugin.pods.cdi_file import Injector, list_folder
 from device_plugin.pods.container_edits import CDI_FILE, Injection, InjectionSetting, detect, make_edits
 
@@ -157,3 +159,41 @@ def test_a_device_is_named_only_once_the_cdi_file_has_it(dev: Path, tmp_path: Pa
     injector.prepare(range(2))
     assert injector.inject((3,)).cdi_devices == ("huawei.com/npu=3",)
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["0", "1", "3"]
+
+
+VNPU = DeviceType("2c").parse("Ascend910-2c-100-1")
+VNPU_ENVS = {"ASCEND_VISIBLE_DEVICES": "100", "ASCEND_RUNTIME_OPTIONS": "VIRTUAL"}
+
+
+@pytest.mark.parametrize(
+    ("injection", "envs", "has_node", "cdi"),
+    [
+        ("runtime", VNPU_ENVS, False, ()),
+        ("devices", {}, True, ()),
+        ("both", VNPU_ENVS, True, ()),
+        ("cdi", {}, False, ("huawei.com/npu=Ascend910-2c-100-1",)),
+    ],
+)
+def test_each_way_injects_a_vnpu(
+    dev: Path, injection: Injection, envs: object, *, has_node: bool, cdi: tuple[str, ...]
+) -> None:
+    (dev / "vdavinci100").touch()
+    got = make_edits((VNPU,), injection, dev, list_folder, device_type=DeviceType("2c"))
+    assert (got.envs, got.cdi_devices) == (envs, cdi)
+    own = {inside: outside for inside, outside in got.devices.items() if inside.startswith("/dev/davinci1")}
+    assert own == ({"/dev/davinci100": str(dev / "vdavinci100")} if has_node else {})
+    assert ("/dev/davinci_manager" in got.devices) == has_node
+
+
+def test_a_vnpu_without_a_device_node_is_refused(dev: Path) -> None:
+    with pytest.raises(Refusal, match="vdavinci100 is missing"):
+        make_edits((VNPU,), "devices", dev, list_folder, device_type=DeviceType("2c"))
+
+
+def test_the_cdi_file_keeps_the_names_of_vnpus(dev: Path, tmp_path: Path) -> None:
+    Injector("cdi", dev, tmp_path).inject((VNPU,), DeviceType("2c"))
+    Injector("cdi", dev, tmp_path).prepare([0], [parse_vnpu("Ascend910-4c-101-2")])
+    devices = {each["name"]: each for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]}
+    assert list(devices) == ["0", "Ascend910-2c-100-1", "Ascend910-4c-101-2"]
+    (node,) = devices["Ascend910-2c-100-1"]["containerEdits"]["deviceNodes"]
+    assert node == {"path": "/dev/davinci100", "hostPath": str(dev / "vdavinci100"), "permissions": "rw"}

@@ -31,7 +31,7 @@ SERVER = Inventory(
     "Ascend910B",
     (
         ChipFacts(0, 1, 4, 2, "910B3", ChipAddress("10.0.0.1", 7), numa_node=3, hbm_mb=65536),
-        ChipFacts(1, 0, 5, 0, "910B3", vnpus=(VirtualNpu(100, 1, "vir02"), VirtualNpu(101, 1))),
+        ChipFacts(1, 0, 5, 0, "910B3", vnpus=(VirtualNpu(100, 1, "vir02", in_container=True), VirtualNpu(101, 1))),
     ),
     driver_version="24.1.0",
     super_pod_id=3,
@@ -74,8 +74,22 @@ async def test_the_json_has_the_public_format(driver: ScriptedDriver) -> None:
     )
     assert (found["chips"][1]["numa_node"], found["chips"][1]["ip"], found["chips"][1]["hbm_mb"]) == (None, "", 0)
     assert found["vnpus"] == [
-        {"name": "Ascend910-2c-100-1", "phy_id": 1, "vdev_id": 100, "template": "vir02"},
-        {"name": "Ascend910-unknown-101-1", "phy_id": 1, "vdev_id": 101, "template": ""},
+        {
+            "name": "Ascend910-2c-100-1",
+            "phy_id": 1,
+            "vdev_id": 100,
+            "template": "vir02",
+            "resource": "huawei.com/Ascend910-2c",
+            "in_container": True,
+        },
+        {
+            "name": "Ascend910-unknown-101-1",
+            "phy_id": 1,
+            "vdev_id": 101,
+            "template": "",
+            "resource": None,
+            "in_container": False,
+        },
     ]
 
 
@@ -232,6 +246,9 @@ async def test_a_chip_that_the_driver_cannot_reach_is_one_line_and_its_return_an
     assert [each.network_health for each in transitions] == ["Unknown", "Healthy"]
 
 
+VNPU_WORDS = ("Ascend910-2c-100-1: vNPU 100", "vir02", "huawei.com/Ascend910-2c", "a container has it", "not offered")
+
+
 @pytest.mark.parametrize("columns", [140, 80, 20])
 async def test_the_table_has_everything_and_cuts_no_name(driver: ScriptedDriver, columns: int) -> None:
     driver.states = {0: ChipState((0x80E18402,)), 1: DriverError("dcmi_get_device_errorcode_v2: -8005")}
@@ -240,7 +257,7 @@ async def test_the_table_has_everything_and_cuts_no_name(driver: ScriptedDriver,
     print_table(scan, Console(file=printed, width=columns, color_system=None))
     words = ("2 chips", "driver 24.1.0", "SuperPod 3", "server 11", "64 GB", "10.0.0.1", "SeparateNPU", "80E18402")
     names = ("Ascend910B", "Ascend910-0", "Ascend910-1", "Unhealthy", "dcmi_get_device_errorcode_v2:", "Unknown")
-    assert [word for word in (*words, *names, "Ascend910-2c-100-1") if word not in printed.getvalue()] == []
+    assert [word for word in (*words, *names, *VNPU_WORDS) if word not in printed.getvalue()] == []
 
 
 def test_a_piped_table_has_one_line_per_chip(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from ascend.annotations import ChipAddress
 from ascend.chips import RESOURCE, chip_ids
-from device_plugin.driver import NO_CARD, ChipFacts
+from device_plugin.device_types import WHOLE_CHIPS
+from device_plugin.driver import NO_CARD, ChipFacts, VirtualNpu
 from device_plugin.health.levels import CARD_DROP
+from device_plugin.health.offers import offered
 from device_plugin.health.snapshot import EarlierState
 from tests.device_plugin.api import until
 from tests.device_plugin.builders import server
@@ -131,12 +133,28 @@ def test_a_known_chip_the_driver_does_not_list_stays_unhealthy_with_its_address(
 @pytest.mark.parametrize("first", ["restored", "discovered"])
 def test_a_known_chip_that_is_cut_now_is_not_advertised(first: str) -> None:
     watch = Watch(count=2, read=False, discover=False)
-    cut = server(*(ChipFacts(each, each) for each in range(2)))
+    cut = server(ChipFacts(0, 0), ChipFacts(1, 1, vnpus=(VirtualNpu(100, 1, "vir02"),)))
     if first == "discovered":
-        assert watch.book.discovered(cut, moment(0), cut=0b10) == 0b10
+        watch.book.discovered(cut, moment(0))
     restarted(watch, known={0: ChipAddress(), 1: ChipAddress()})
-    assert watch.book.discovered(cut, moment(0), cut=0b10) == 0b10
-    assert watch.judge(0).all_chips == 0b1
+    watch.book.discovered(cut, moment(0))
+    assert offered(watch.judge(0), WHOLE_CHIPS).all_chips == 0b1
+
+
+@pytest.mark.parametrize("first", ["restored", "discovered"])
+def test_a_cut_chip_that_is_lost_over_a_restart_keeps_its_vnpus(first: str) -> None:
+    watch = Watch(count=2, read=False, discover=False)
+    vnpus = (VirtualNpu(100, 1, "vir02"), VirtualNpu(101, 1, "vir04"))
+    unlisted = server(ChipFacts(0, 0), ChipFacts(1, 1, NO_CARD, NO_CARD))
+    if first == "discovered":
+        watch.book.discovered(server(ChipFacts(0, 0)), moment(0))
+    restarted(watch, known={0: ChipAddress()}, known_vnpus={1: vnpus})
+    watch.book.discovered(unlisted, moment(0))
+    judged = watch.judge(0)
+    assert judged.cut == judged.left_out == 0b10
+    assert judged.chips[1].facts.vnpus == vnpus
+    assert judged.chips[1].sentence == "the driver does not list it"
+    assert sorted(each.name for each in watch.book.vnpus) == ["Ascend910-2c", "Ascend910-4c"]
 
 
 def test_an_unlisted_chip_says_so() -> None:

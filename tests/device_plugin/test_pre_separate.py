@@ -15,6 +15,7 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.publish.report import make_report
@@ -91,7 +92,7 @@ async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
 
     book = HealthBook(default_rules(), hold_s=0.0)
     keeper = HealthMonitor(
-        book, Followed(None), pods=pods, handovers=handovers, metrics=Metrics(), announce=lambda *_: None
+        book, Followed(None), ledgers=Ledgers(pods, handovers), metrics=Metrics(), announce=lambda *_: None
     )
     keeper.discovered(server(ChipFacts(0)), present_moment())
     keeper.polled(0, ChipState((int(CODE, 16),)), present_moment())

@@ -10,6 +10,7 @@ from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, PREDICATE_
 from ascend.chips import RESOURCE, join_names
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS, Pod
+from device_plugin.device_types import DeviceType
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.ledger.adoption import adopt, is_its_own
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
@@ -304,7 +305,7 @@ async def test_chips_of_another_container_are_distinguished_on_restore(folder: P
 def ledger_of(monkeypatch: pytest.MonkeyPatch, **held: tuple[int, ...]) -> None:
     """Have the kubelet answer that these pods have these ids."""
 
-    async def read(_socket: Path) -> KubeletLedger:
+    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         return KubeletLedger({f"default/{name}": {"main": ids} for name, ids in held.items()})
 
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
@@ -419,7 +420,7 @@ async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(
     books.pods.applied(pod("other", 2, 2, 3, time=2))
     books.pods.applied(pod("real", 2, 4, 5, time=3, started=True))
 
-    async def read(_socket: Path) -> KubeletLedger:
+    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         books.pods.applied(pod("guess", 2, 0, 1, time=1, started=True))
         return KubeletLedger({"default/real": {"main": (0, 1)}, "default/guess": {"main": (2, 3)}})
 
@@ -493,7 +494,7 @@ async def test_a_call_answered_while_the_ledger_is_read_is_not_judged_by_it(
         books.pods.applied(pod(name, 2, 0, 1, time=1, started=name == "ended"))
     reads: list[KubeletLedger] = []
 
-    async def read(_socket: Path) -> KubeletLedger:
+    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         if not reads:
             answer(books, "next", 0, 1)
         reads.append(
@@ -528,7 +529,7 @@ async def test_the_entry_of_a_pods_successor_is_not_the_pods_own(folder: Path, m
     books = Books(folder / "none.sock")
     reads = 0
 
-    async def read(_socket: Path) -> KubeletLedger:
+    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         nonlocal reads
         reads += 1
         return KubeletLedger({"default/one": {"main": (2, 3)}})
@@ -686,7 +687,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the times at which the kubelet's ledger is read."""
     reads: list[float] = []
 
-    async def read(socket: Path) -> KubeletLedger:
+    async def read(socket: Path, _type: DeviceType) -> KubeletLedger:
         reads.append(asyncio.get_running_loop().time())
         return await read_ledger(socket)
 
@@ -700,7 +701,7 @@ async def test_the_ledger_is_read_once_a_second_at_most_and_with_backoff(
 ) -> None:
     reads: list[float] = []
 
-    async def silent(_socket: Path) -> KubeletLedger:
+    async def silent(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         reads.append(asyncio.get_running_loop().time())
         raise Unreachable("nobody there")
 
@@ -727,7 +728,7 @@ async def test_the_ledger_is_read_once_a_second_at_most_and_with_backoff(
 
 
 async def test_two_pods_of_one_name_in_the_ledger_prove_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def twice(_socket: Path) -> KubeletLedger:
+    async def twice(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         return KubeletLedger({"default/one": {"main": (0, 1)}}, {"default/one"})
 
     monkeypatch.setattr(reconcile_module, "read_ledger", twice)

@@ -12,6 +12,7 @@ import pytest
 from ascend.annotations import ALLOCATED
 from ascend.errors import NotFound, Unreachable
 from ascend.kube.objects import Pod
+from device_plugin.device_types import DeviceType
 from device_plugin.driver import ChipFacts
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.pods import admission_matcher as handover_module
@@ -285,10 +286,10 @@ async def test_a_failed_stream_is_noticed_although_another_one_continues(
     await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
     real, calls = servicer_module.device_list, itertools.count()
 
-    def fail_once(snapshot: Snapshot) -> pb.ListAndWatchResponse:
+    def fail_once(snapshot: Snapshot, device_type: DeviceType) -> pb.ListAndWatchResponse:
         if next(calls) == 0:
             raise ZeroDivisionError("an internal error")
-        return real(snapshot)
+        return real(snapshot, device_type)
 
     monkeypatch.setattr(servicer_module, "device_list", fail_once)
     face.snapshots.set(snapshot())

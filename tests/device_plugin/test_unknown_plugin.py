@@ -53,12 +53,12 @@ async def nobody() -> Mapping[str, str]:
 class Count:
     """Reads the kubelet's count of registrations, and counts the readings."""
 
-    def __init__(self, read: Callable[[], Awaitable[Registrations]]) -> None:
+    def __init__(self, read: Callable[[str], Awaitable[Registrations]]) -> None:
         self._read = read
         self.readings = 0
 
-    async def __call__(self) -> Registrations:
-        found = await self._read()
+    async def __call__(self, resource: str) -> Registrations:
+        found = await self._read(resource)
         self.readings += 1
         return found
 
@@ -254,7 +254,7 @@ async def test_a_plugin_that_the_kubelets_watcher_has_found_is_noticed(kubelet: 
 
 async def test_other_sockets_in_the_folder_of_plugins_are_asked_once(folder: Path) -> None:
     driver, other, hidden = Found("CSIPlugin"), Found(name="example.com/x"), Found()
-    watched = WatchedPlugins(folder)
+    watched = WatchedPlugins(folder, RESOURCE)
     async with (
         driver.serving(folder / "csi.sock"),
         other.serving(folder / "other.sock"),
@@ -280,14 +280,14 @@ async def test_a_socket_that_does_not_answer_is_asked_again_later(
         connected += 1
         writer.close()
 
-    watched = WatchedPlugins(folder)
+    watched = WatchedPlugins(folder, RESOURCE)
     async with await asyncio.start_unix_server(connect, folder / "mute.sock"):
         assert await watched.serving() == []
         assert (first := connected) > 0
         assert await watched.serving() == []
         assert connected == first
         monkeypatch.setattr(watched_plugins, "ASK_AGAIN_S", 0.0)
-        watched = WatchedPlugins(folder)
+        watched = WatchedPlugins(folder, RESOURCE)
         await watched.serving()
         second = connected
         await watched.serving()
@@ -295,7 +295,7 @@ async def test_a_socket_that_does_not_answer_is_asked_again_later(
 
 
 async def test_a_missing_folder_of_plugins_has_none(folder: Path) -> None:
-    assert await WatchedPlugins(folder / "none").serving() == []
+    assert await WatchedPlugins(folder / "none", RESOURCE).serving() == []
 
 
 class Reading:
@@ -307,7 +307,8 @@ class Reading:
         self.folder = folder
         self.plugin = UnknownPlugin(folder, folder / "none.sock", folder / "registry", self._read, lambda *_: None)
 
-    async def _read(self) -> Registrations:
+    async def _read(self, resource: str) -> Registrations:
+        assert resource == RESOURCE
         self.readings += 1
         if isinstance(self.found, Unreachable):
             raise self.found
@@ -372,7 +373,7 @@ async def test_what_cannot_be_read_is_tried_again(node: Reading) -> None:
     ],
 )
 def test_the_kubelets_count_is_that_of_the_resource(page: str, found: int) -> None:
-    parsed = parse_registrations(f"# HELP x y\n{page}process_start_time_seconds 1.76388e+09\n")
+    parsed = parse_registrations(f"# HELP x y\n{page}process_start_time_seconds 1.76388e+09\n", RESOURCE)
     assert parsed == Registrations(found, 1.76388e9)
 
 
@@ -387,4 +388,4 @@ def test_the_kubelets_count_is_that_of_the_resource(page: str, found: int) -> No
 )
 def test_a_page_of_another_program_is_no_count(page: str) -> None:
     with pytest.raises(Unreachable, match="metrics"):
-        parse_registrations(page)
+        parse_registrations(page, RESOURCE)

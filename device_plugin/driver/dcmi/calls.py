@@ -224,7 +224,8 @@ class Calls:
         """Return a virtual NPU; ``phy_id`` is the chip it is cut out of."""
         query = VirtualDeviceQuery(vdev_id=vdev_id)
         self._device_info(chip, _VIRTUAL_COMMAND, _SINGLE, query)
-        return VirtualNpu(vdev_id, phy_id, text_of(query.query_info.name))
+        info = query.query_info
+        return VirtualNpu(vdev_id, phy_id, text_of(info.name), in_container=bool(info.is_container_used))
 
     def _device_info(self, chip: Place, main: int, sub: int, info: ctypes.Structure) -> None:
         size = c_uint32(sizeof(info))

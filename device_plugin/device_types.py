@@ -1,0 +1,115 @@
+"""The types of devices that the plugin offers, each as a resource of its own: whole chips, and the vNPUs of each size.
+
+A device is a number, so that a set of devices is an integer, as for chips. The number of a whole chip is its physical
+id. That of a vNPU has its id and that of its chip, so that its name needs nothing else (docs/spec/vnpu.md).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ascend.annotations import MAX_LIST_ENTRIES
+from ascend.chips import NAME_PREFIX, RESOURCE, ChipSet, chip_ids, chip_name, chip_set, parse_chip_name, parse_names
+from ascend.errors import InvalidValue
+from ascend.grammar import count
+from ascend.vnpus import Vnpu, parse_vnpu, resource_of
+
+_DOMAIN: Final = RESOURCE.removesuffix(NAME_PREFIX.rstrip("-"))
+_CHIP_BITS: Final = 8
+
+MAX_VDEV_ID: Final = 2047
+"""The largest id of a vNPU that is served: the driver gives out ids from 100, and MindCluster takes 1024 at most."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceType:
+    """A type of devices.
+
+    Attributes:
+        suffix: the size of its vNPUs, such as ``2c``; empty for whole chips.
+    """
+
+    suffix: str = ""
+
+    @property
+    def resource(self) -> str:
+        """The resource as which its devices are requested; also the pod annotation with those that the pod is given."""
+        return resource_of(self.suffix) if self.suffix else RESOURCE
+
+    @property
+    def name(self) -> str:
+        """``Ascend910``, or ``Ascend910-2c`` for vNPUs."""
+        return self.resource.removeprefix(_DOMAIN)
+
+    def device_name(self, number: int) -> str:
+        """The name of a device on the wire."""
+        return self.vnpu(number).name if self.suffix else chip_name(number)
+
+    def vnpu(self, number: int) -> Vnpu:
+        """The vNPU with a number."""
+        return Vnpu(self.suffix, number & ((1 << _CHIP_BITS) - 1), number >> _CHIP_BITS)
+
+    def chip(self, number: int) -> int:
+        """The physical id of the chip that a device is, or is a part of."""
+        return self.vnpu(number).chip if self.suffix else number
+
+    def chips(self, devices: ChipSet) -> ChipSet:
+        """The chips that devices are, or are parts of."""
+        return chip_set(map(self.chip, chip_ids(devices))) if self.suffix else devices
+
+    def parse(self, name: str) -> int:
+        """The number of the device with a name.
+
+        Raises:
+            InvalidValue: no device of this type has such a name.
+        """
+        if not self.suffix:
+            return parse_chip_name(name)
+        vnpu = parse_vnpu(name)
+        if vnpu.suffix != self.suffix or vnpu.vdev_id > MAX_VDEV_ID:
+            raise InvalidValue(f"{name!r} is not the name of a vNPU of {self.resource}")
+        return number_of(vnpu)
+
+    def parse_list(self, text: str, field: str) -> tuple[int, ...]:
+        """The numbers in a comma-joined list of names, in its order.
+
+        Raises:
+            InvalidValue: the list is malformed, or too long.
+        """
+        if text.count(",") >= MAX_LIST_ENTRIES:
+            raise InvalidValue(f"{field}: more than {MAX_LIST_ENTRIES} {self.nouns}")
+        if not self.suffix:
+            return parse_names(text, field)
+        try:
+            numbers = tuple(map(self.parse, text.split(","))) if text else ()
+        except InvalidValue as error:
+            raise InvalidValue(f"{field}: {error}") from None
+        if len(set(numbers)) != len(numbers):
+            raise InvalidValue(f"{field}: {text!r} names a vNPU twice")
+        return numbers
+
+    def join(self, numbers: Iterable[int]) -> str:
+        """A comma-joined list of names in the order given."""
+        return ",".join(map(self.device_name, numbers))
+
+    def join_sorted(self, numbers: Iterable[int]) -> str:
+        """A comma-joined list of names in string order, as ``ascend.chips.join_names_sorted``."""
+        return ",".join(sorted(map(self.device_name, numbers)))
+
+    @property
+    def nouns(self) -> str:
+        """What its devices are called."""
+        return "vNPUs" if self.suffix else "chips"
+
+    def count(self, number: int) -> str:
+        """A number of devices with its noun: ``1 chip``, ``2 chips``."""
+        return count(number, f"vNPU of {self.name}", f"vNPUs of {self.name}") if self.suffix else count(number, "chip")
+
+
+WHOLE_CHIPS: Final = DeviceType()
+"""The type of whole chips."""
+
+
+def number_of(vnpu: Vnpu) -> int:
+    """The number of a vNPU within its type."""
+    return vnpu.vdev_id << _CHIP_BITS | vnpu.chip

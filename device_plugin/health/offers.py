@@ -1,0 +1,92 @@
+"""What is offered of the chips as judged: to pods that request whole chips, and to those that request vNPUs of a size.
+
+A chip that is cut contributes its vNPUs only, and these have its health (docs/spec/vnpu.md#static-vnpus).
+"""
+
+from dataclasses import replace
+
+from ascend.chips import chip_ids, chip_set
+from ascend.daemon.observable import Observable
+from device_plugin.device_types import DeviceType
+from device_plugin.driver import NO_CARD, ChipFacts
+from device_plugin.health.snapshot import Chip, Snapshot, Vnpus
+
+_GONE = Chip(ChipFacts(0), reason="Removed", sentence="the driver does not list it any more")
+
+
+class OfferedDevices(Observable[Snapshot | None]):
+    """The devices of a type, as the snapshots of the chips have them at any moment.
+
+    Args:
+        chips: the snapshots of the chips.
+        device_type: the type.
+    """
+
+    def __init__(self, chips: Observable[Snapshot | None], device_type: DeviceType) -> None:
+        super().__init__(None)
+        self._chips = chips
+        self._device_type = device_type
+        self._seen = -1
+        self.waiters = chips.waiters
+
+    @property
+    def value(self) -> Snapshot | None:
+        """The present devices."""
+        if self._seen != self._chips.version:
+            self._seen, chips = self._chips.version, self._chips.value
+            self._value = offered(chips, self._device_type) if chips is not None else None
+        return self._value
+
+    @property
+    def version(self) -> int:
+        """How often the chips were judged."""
+        return self._chips.version
+
+
+def offered(snapshot: Snapshot, device_type: DeviceType) -> Snapshot:
+    """Return the devices of a type in the form of a snapshot, whose chips they are."""
+    return _vnpus(snapshot, device_type) if device_type.suffix else _whole_chips(snapshot)
+
+
+def _whole_chips(snapshot: Snapshot) -> Snapshot:
+    if not snapshot.cut:
+        return snapshot
+    with_vnpus = 0
+    for device_type, found in snapshot.vnpus.items():
+        with_vnpus |= device_type.chips(found.running & found.offered)
+    chips = (chip for chip in snapshot.chips if not snapshot.left_out >> chip.chip_id & 1)
+    judged = tuple(_cut(chip) if snapshot.cut >> chip.chip_id & 1 else chip for chip in chips)
+    return replace(snapshot, chips=judged, running=snapshot.running & ~with_vnpus)
+
+
+def _cut(chip: Chip) -> Chip:
+    """Return a chip that was advertised as a whole before it was cut: unhealthy, whatever its state."""
+    if not (chip.healthy or chip.in_doubt):
+        return chip
+    return replace(chip, reason="CutIntoVirtual", sentence="it is cut into vNPUs", in_doubt=False)
+
+
+def _vnpus(snapshot: Snapshot, device_type: DeviceType) -> Snapshot:
+    found = snapshot.vnpus.get(device_type, Vnpus())
+    chips = {chip.chip_id: chip for chip in snapshot.chips}
+    numbers = chip_ids(found.offered)
+    return Snapshot(
+        snapshot.server,
+        tuple(_vnpu(snapshot, found, number, chips.get(device_type.chip(number))) for number in numbers),
+        used=found.used,
+        running=found.running,
+        recovering=chip_set(each for each in numbers if snapshot.recovering >> device_type.chip(each) & 1),
+    )
+
+
+def _vnpu(snapshot: Snapshot, found: Vnpus, number: int, chip: Chip | None) -> Chip:
+    if chip is None or not found.present >> number & 1:
+        return replace(_GONE, facts=ChipFacts(number, NO_CARD, NO_CARD, NO_CARD))
+    vnpu = replace(chip, facts=replace(chip.facts, phy_id=number, vnpus=()))
+    if snapshot.held_whole >> chip.chip_id & 1 and vnpu.healthy:
+        return replace(vnpu, reason="ChipInUse", sentence="a pod holds its chip as a whole")
+    if vnpu.healthy and vnpu.level.bars_new_use and not found.running >> number & 1:
+        # The chip counts as healthy for the sake of a pod with another vNPU.
+        faults = ", ".join(f"{fault.name} ({fault.level.wire})" for fault in vnpu.faults)
+        return replace(vnpu, reason="Fault", sentence=faults)
+    return vnpu

@@ -1,0 +1,125 @@
+"""The ledgers of this node, one for each type of devices: the pods that request some, and what each was given."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ascend.annotations import REAL
+from ascend.chips import ChipSet, chip_set
+from ascend.daemon.observable import Observable
+from ascend.kube.objects import Pod
+from device_plugin.device_types import DeviceType
+from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.node_pods import NodePods, requested_types
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The ledger of a type of devices.
+
+    Attributes:
+        pods: the node's pods; for vNPUs only those that request some of this size.
+        handovers: what they were given.
+    """
+
+    pods: NodePods
+    handovers: HandOvers
+
+    @property
+    def device_type(self) -> DeviceType:
+        """The type."""
+        return self.pods.device_type
+
+    @property
+    def used(self) -> ChipSet:
+        """The devices that pods hold."""
+        return used_chips(self.pods, self.handovers)
+
+    @property
+    def given(self) -> ChipSet:
+        """The devices that pods were given."""
+        return chip_set(number for handover in self.handovers for number in handover.chips)
+
+    @property
+    def running(self) -> ChipSet:
+        """The devices that pods run with, or are about to."""
+        return running_chips(self.pods, self.handovers)
+
+
+class Ledgers:
+    """All ledgers; a handler for the reflector that watches the node's pods.
+
+    That of a size of vNPUs begins when its first vNPU appears, or a pod that may have one.
+
+    Args:
+        pods: the node's pods, as far as whole chips are concerned.
+        handovers: the whole chips that they were given.
+    """
+
+    def __init__(self, pods: NodePods, handovers: HandOvers) -> None:
+        self.whole = Ledger(pods, handovers)
+        self.vnpus: dict[DeviceType, Ledger] = {}
+        """The ledgers of vNPUs, by their type."""
+        self.types: Observable[tuple[DeviceType, ...]] = Observable(())
+        """The types of vNPUs that have a ledger, in the order they came."""
+        self.vnpu_changes: Observable[None] = Observable(None)
+        """Set on every change in a ledger of vNPUs."""
+        self._pods: dict[str, Pod] = {}  # those that request vNPUs
+
+    def serve(self, device_type: DeviceType) -> Ledger:
+        """Return the ledger of a type; it is begun if there is none."""
+        if not device_type.suffix:
+            return self.whole
+        if (known := self.vnpus.get(device_type)) is not None:
+            return known
+        handovers = HandOvers(self.vnpu_changes)
+        ledger = self.vnpus[device_type] = Ledger(NodePods(handovers.drop, device_type, self.vnpu_changes), handovers)
+        for pod in self._pods.values():
+            if device_type in _requested(pod):
+                ledger.pods.applied(pod)
+        self.types.set((*self.types.value, device_type))
+        return ledger
+
+    def applied(self, obj: Pod) -> None:
+        """Take over a pod that is new or has changed."""
+        self.whole.pods.applied(obj)
+        for device_type in (requested := _requested(obj)):
+            self._pods[obj.uid] = obj
+            if (ledger := self.vnpus.get(device_type)) is not None:
+                ledger.pods.applied(obj)
+        if requested - self.vnpus.keys() and _may_have_one(obj):
+            for device_type in requested:
+                self.serve(device_type)
+
+    def deleted(self, obj: Pod) -> None:
+        """Remove a pod."""
+        self.whole.pods.deleted(obj)
+        self._pods.pop(obj.uid, None)
+        for device_type in _requested(obj):
+            if (ledger := self.vnpus.get(device_type)) is not None:
+                ledger.pods.deleted(obj)
+
+    def __iter__(self) -> Iterator[HandOver]:
+        """Iterate over all hand-overs, with the chips that the devices are, or are parts of."""
+        yield from self.whole.handovers
+        for device_type, ledger in self.vnpus.items():
+            yield from (_on_chips(handover, device_type) for handover in ledger.handovers)
+
+
+def _on_chips(handover: HandOver, device_type: DeviceType) -> HandOver:
+    def chips(numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(map(device_type.chip, numbers)))
+
+    parts = tuple(
+        replace(part, chips=chips(part.chips), kubelet_ids=chips(part.kubelet_ids)) for part in handover.parts
+    )
+    return replace(handover, chips=chips(handover.chips), kubelet_ids=chips(handover.kubelet_ids), parts=parts)
+
+
+def _requested(pod: Pod) -> set[DeviceType]:
+    """Return the types of vNPUs that the containers of a pod request."""
+    return {each for each in requested_types(pod) if each.suffix}
+
+
+def _may_have_one(pod: Pod) -> bool:
+    """Return whether the kubelet has admitted a pod, or it has a claim: it may have a vNPU that was removed since."""
+    return pod.is_live and bool(pod.status.container_statuses or pod.metadata.annotations.get(REAL))

@@ -1,0 +1,203 @@
+"""Offers the devices of each type to the kubelet, and gives them to pods: the same parts for each.
+
+Whole chips are offered always, the vNPUs of a size once there is one.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from ascend.daemon.observable import Observable
+from ascend.kube.client import KubeClient
+from ascend.kube.events import EventRecorder, Regarding
+from ascend.kube.objects import PODS, Pod
+from device_plugin.device_types import DeviceType
+from device_plugin.health.offers import OfferedDevices
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.kubelet.pods_api import KubeletPods
+from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.ledgers import Ledgers
+from device_plugin.ledger.node_pods import NodePod
+from device_plugin.metrics import Metrics
+from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.pods.claims import ClaimWriter, claim_annotations
+from device_plugin.pods.container_edits import ContainerEdits
+from device_plugin.pods.fault_notices import FaultNotices
+from device_plugin.pods.reconciler import Reconciler
+from device_plugin.publish.node_object import node_announcer
+from device_plugin.publish.order import PublishingOrder
+from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.registration import Registration, new_instance
+from device_plugin.serving.servicer import DevicePluginServicer
+from device_plugin.serving.succession import Succession
+from device_plugin.serving.unknown_plugin import OtherPlugins
+from device_plugin.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Offers the devices of one type.
+
+    Attributes:
+        device_type: the type.
+        matcher: answers the kubelet's calls.
+        reconciler: keeps the ledger as the kubelet has it.
+        fault_notices: tells pods of faults.
+        registration: registers the resource.
+    """
+
+    device_type: DeviceType
+    matcher: AdmissionMatcher
+    reconciler: Reconciler
+    fault_notices: FaultNotices
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all offers have in common.
+
+    Attributes:
+        settings: of the plugin.
+        client: the API server.
+        events: posts Events.
+        kubelet_pods: lists the kubelet's pods.
+        snapshots: the node's chips.
+        ledgers: what pods hold.
+        metrics: of the plugin.
+        claims: writes what pods were given.
+        lock: of this node's instances.
+        succession: hands the kubelet over to another instance.
+        refresh: waits until the watch of the node's pods has caught up with the API server.
+        inject: returns what a container with devices of a type gets, or raises Refusal.
+        host_ip: returns this node's address.
+    """
+
+    settings: Settings
+    client: KubeClient
+    events: EventRecorder
+    kubelet_pods: KubeletPods
+    snapshots: Observable[Snapshot | None]
+    ledgers: Ledgers
+    metrics: Metrics
+    claims: ClaimWriter
+    lock: InstanceLock
+    succession: Succession
+    refresh: Callable[[], Awaitable[None]]
+    inject: Callable[[tuple[int, ...], DeviceType], ContainerEdits]
+    host_ip: Callable[[], str]
+
+
+class OfferMaker:
+    """Makes the offer of each type.
+
+    Args:
+        node: what they have in common.
+        order: decides whether the report or the kubelet comes first, for whole chips.
+    """
+
+    def __init__(self, node: Surroundings, order: PublishingOrder) -> None:
+        self._node = node
+        self._order = order
+        self._instance = new_instance()
+        self._unwatched: set[DeviceType] = set()
+
+    def make(self, device_type: DeviceType) -> Offer:
+        """Return the offer of a type."""
+        node, settings = self._node, self._node.settings
+        ledger = node.ledgers.serve(device_type)
+        snapshots = OfferedDevices(node.snapshots, device_type)
+        order = PublishingOrder(reported=-1) if device_type.suffix else self._order
+        self._unwatched.add(device_type)
+
+        def claim(handover: HandOver) -> None:
+            namespace, _, name = handover.pod.partition("/")
+            annotations = claim_annotations(
+                handover, node.snapshots.value, pod_name=name, host_ip=node.host_ip(), device_type=device_type
+            )
+            node.claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
+
+        matcher = AdmissionMatcher(
+            snapshots=snapshots,
+            pods=ledger.pods,
+            handovers=ledger.handovers,
+            finder=AdmittedPodFinder(
+                ledger.pods, ledger.handovers, kubelet_pods=node.kubelet_pods.list, api_pods=self._api_pods
+            ),
+            refresh=node.refresh,
+            inject=lambda numbers: node.inject(numbers, device_type),
+            on_handover=claim,
+        )
+        reconciler = Reconciler(
+            settings.pod_resources_socket,
+            kubelet_pods=node.kubelet_pods.list,
+            pods=ledger.pods,
+            handovers=ledger.handovers,
+            claim=claim,
+            metrics=node.metrics,
+            announce=pod_announcer(node.events, "HandOver"),
+        )
+        once = pod_announcer(node.events, "WatchHealth", once=True)
+        fault_notices = FaultNotices(snapshots, ledger.pods, ledger.handovers, once)
+
+        def make_servicer() -> DevicePluginServicer:
+            return DevicePluginServicer(
+                snapshots=snapshots,
+                matcher=matcher,
+                order=order,
+                metrics=node.metrics,
+                on_watched=lambda: self._watched(device_type),
+                before_first_call=reconciler.catch_up if node.lock.took_over else None,
+                device_type=device_type,
+            )
+
+        async def meet_new_kubelet() -> None:
+            node.lock.renew()  # its folder may have been recreated
+            await reconciler.forget_lost()
+
+        folder = settings.device_plugin_dir
+        others = OtherPlugins(
+            folder,
+            settings.pod_resources_socket,
+            settings.plugins_registry_dir,
+            node.kubelet_pods.registrations,
+            node_announcer(node.events, settings.node_name),
+            device_type=device_type,
+        )
+        registration = Registration(
+            folder,
+            make_servicer,
+            node.metrics,
+            on_new_kubelet=meet_new_kubelet,
+            succession=node.succession,
+            others=others,
+            device_type=device_type,
+            instance=self._instance,
+        )
+        return Offer(device_type, matcher, reconciler, fault_notices, registration)
+
+    def _watched(self, device_type: DeviceType) -> None:
+        """Let the instance before this one end once the kubelet has the devices of all types from this one."""
+        self._unwatched.discard(device_type)
+        if not self._unwatched:
+            self._node.lock.settle()
+
+    async def _api_pods(self) -> Sequence[Pod]:
+        own = f"spec.nodeName={self._node.settings.node_name}"
+        return await self._node.client.list_objects(PODS, field_selector=own)
+
+
+def pod_announcer(events: EventRecorder, action: str, *, once: bool = False) -> Callable[[NodePod, str, str], None]:
+    """Return a callback that publishes Events about a pod: the pod, a reason and a sentence.
+
+    Args:
+        events: posts them.
+        action: what is being done, a CamelCase word.
+        once: whether one that an earlier process posted is enough.
+    """
+
+    def announce(pod: NodePod, reason: str, sentence: str) -> None:
+        regarding = Regarding("Pod", pod.name, pod.namespace, pod.uid)
+        events.publish(regarding, reason, sentence, action=action, once=once)
+
+    return announce
