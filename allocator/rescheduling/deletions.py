@@ -145,12 +145,14 @@ class Deletions:
     async def follow(self, memory: Memory) -> None:
         """Delete pods by force that are still there after the time for their end; free chips of those deleted so.
 
-        In a dry run chips are freed, and nothing else is done.
+        If another allocator leads by now, nothing is done; in a dry run chips are freed, and nothing else is done.
 
         Raises:
             ApiError: the API server refuses.
             Unreachable: it does not answer.
         """
+        if not self._leads():
+            return
         is_released = self._release(memory)
         if self._dry_run:
             return
@@ -169,7 +171,8 @@ class Deletions:
         if is_changed or is_released or any(held):
             await self._actions.save(memory)
         for pod in late:
-            await self._force(pod, memory)
+            if self._leads():
+                await self._force(pod, memory)
 
     def _release(self, memory: Memory) -> bool:
         """Free the chips of pods deleted by force whose containers have ended by now; return whether there were any."""

@@ -65,7 +65,7 @@ class Rescheduler:
         records: writes what other programs read; None if nothing does.
         reset_configs: tells the processes of jobs; None if nothing does.
         metrics: counts deletions and what is held back.
-        leads: whether this allocator leads.
+        leads: whether this allocator leads still: it may have been suspended.
         now_s: the wall clock, Unix seconds.
         monotonic: a clock that is not set, in seconds.
     """
@@ -140,6 +140,8 @@ class Rescheduler:
             for job, pods in (await self._jobs()).items():
                 await self._try(job, pods)
             self._forget()
+            if not self._leads():  # it was suspended meanwhile: another one has stored more
+                return
             if not self._is_stored:  # the next leader would end recoveries once more
                 await self._actions.save(self.memory)
                 self._is_stored = True
@@ -206,7 +208,7 @@ class Rescheduler:
         members = [self._member(job, pod, switches) for pod in pods]
         if not switches.mode.is_external:
             await self._decide(job, members, switches)
-        else:
+        elif self._leads():
             await self._marker.mark(job, members)
 
     def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:

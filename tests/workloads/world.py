@@ -24,7 +24,7 @@ from tests.bench.fake_cluster import fake_node
 from tests.cluster import controllers
 from tests.cluster.api import HTTPError, collection
 from tests.cluster.cluster import Cluster
-from tests.cluster.controller_manager import start_controller_manager
+from tests.cluster.controller_manager import WORKLOADS, start_controller_manager
 
 R = TypeVar("R")
 
@@ -254,7 +254,7 @@ async def running(
         await asyncio.to_thread(cluster.start)
         for each in definitions:
             await asyncio.to_thread(controllers.apply, cluster.api, each)
-        await asyncio.to_thread(start_controller_manager, cluster)
+        await asyncio.to_thread(start_controller_manager, cluster, (*WORKLOADS, "disruption"))
         for name in names:
             await asyncio.to_thread(controllers.start, cluster, name, folder, flags.get(name, ()))
         addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}

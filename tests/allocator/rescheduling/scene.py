@@ -42,6 +42,9 @@ class Scene(Actions):
         dies: whether the process ends before it deletes.
         has_finalizers: whether a deletion by force leaves pods in place.
         is_leader: whether it leads.
+        asked: how often it was asked whether it leads.
+        leads_until: as the value of ``asked`` gets larger, another one leads; None if that does not happen.
+        metrics: those of the rescheduler that was started last.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -56,13 +59,15 @@ class Scene(Actions):
         self.is_late = self.dies = self.has_finalizers = False
         self.reset_configs: ResetConfigs | None = None
         self.records: RecordWriter | None = None
-        self.is_leader = True
+        self.is_leader, self.asked = True, 0
+        self.leads_until: int | None = None
         self.options = OPTIONS._replace(**options)
         self.rescheduler = self.start()
 
     def start(self) -> Rescheduler:
         """Start a rescheduler, as a new leader does, without reading what is stored."""
         cluster, ledger = self.world.cluster, self.world.ledger
+        self.metrics = AllocatorMetrics(ledger, lambda: 0.0, cluster.index)
         return Rescheduler(
             cluster,
             self,
@@ -70,8 +75,8 @@ class Scene(Actions):
             announcer=Announcer(self._publish),
             records=self.records,
             reset_configs=self.reset_configs,
-            metrics=AllocatorMetrics(ledger, lambda: 0.0, cluster.index),
-            leads=lambda: self.is_leader,
+            metrics=self.metrics,
+            leads=self._leads,
             now_s=lambda: self.world.now_s,
             monotonic=lambda: self.world.now_s,
         )
@@ -85,6 +90,16 @@ class Scene(Actions):
         self.said.append((reason, note))
         self.about.append(regarding)
         return True
+
+    def _leads(self) -> bool:
+        self.asked += 1
+        if self.leads_until is not None and self.asked > self.leads_until:
+            self.is_leader = False
+        return self.is_leader
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The value of a metric as Prometheus would read it."""
+        return self.metrics.registry.get_sample_value(f"ascend_allocator_{name}", labels)
 
     def reasons(self) -> list[str]:
         """The reasons of the Events, each once."""

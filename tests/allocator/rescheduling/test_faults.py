@@ -1,5 +1,6 @@
 """Which pods are faulty: chips, nodes, labels and failures, in this order."""
 
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from ascend.kube.objects import ConfigMap
 from ascend.reasons import Reason
 from tests.allocator.builders import World, node, noded_says, pod, report
 from tests.allocator.rescheduling.cases import of_area
+from tests.allocator.rescheduling.scene import job, scene
+
+SUB_HEALTHY = '{"NodeStatus": "SubHealthy"}'
 
 
 def node_with(*, unhealthy: tuple[int, ...] = (), network: tuple[int, ...] = (), **fault: Any) -> NodeFaults:
@@ -46,12 +50,22 @@ def test_only_chips_that_have_failed_make_a_pod_faulty(case: dict[str, Any]) -> 
 
 
 @of_area("resched.subhealth")
-def test_pods_leave_a_sub_healthy_node_as_their_job_says(case: dict[str, Any]) -> None:
-    said = case["given"]
+async def test_pods_leave_a_sub_healthy_node_as_their_job_says(case: dict[str, Any]) -> None:
+    said, expected = case["given"], case["expect"]
     assert said["has_sub_health_fault"]
-    switches = Switches(strategy=Strategy(said["strategy"]))
-    faults = NodeFaults(sub_healthy=True)
-    assert (kind(faults, switches, annotations=said["annotations"]) is not None) is case["expect"]["faulty"]
+    (one,) = job(1, subHealthyStrategy=said["strategy"])
+    stage = scene(
+        [replace(one, metadata=replace(one.metadata, annotations=one.metadata.annotations | said["annotations"]))]
+    )
+    healthy = report("n1")
+    stage.world.add(replace(healthy, data={**healthy.data, "SwitchInfoCfg": SUB_HEALTHY}))
+    goes = await stage.settle() == ["train-0"]
+    # Also a pod that is deleted for a hot switch is deleted by the same request.
+    assert goes is (expected["faulty"] or expected["hot_switch_delete"])
+    found = kind(
+        NodeFaults(sub_healthy=True), Switches(strategy=Strategy(said["strategy"])), annotations=said["annotations"]
+    )
+    assert (found or "pod-healthy") == expected["type"]
 
 
 @of_area("resched.predicate")
@@ -74,8 +88,10 @@ def test_a_pod_whose_job_says_so_leaves_a_sub_healthy_node(strategy: Strategy) -
 
 
 def test_a_hot_switch_needs_the_word_of_the_program_that_prepares_it() -> None:
-    ready = {"needVolcanoOpe": "delete"}
     switches = Switches(strategy=Strategy.HOT_SWITCH)
+    for said in ({}, {"needVolcanoOpe": "create"}, {"backupNewPodName": "one-hot"}):
+        assert kind(NodeFaults(sub_healthy=True), switches, annotations=said) is None
+    ready = {"needVolcanoOpe": "delete", "backupNewPodName": "one-hot"}
     assert kind(NodeFaults(sub_healthy=True), switches, annotations=ready) is FaultKind.SUB_HEALTH
 
 
@@ -114,6 +130,23 @@ def test_a_node_that_its_agent_calls_unhealthy_makes_its_pods_faulty() -> None:
     faults = read_node(world.cluster.nodes["n1"], "n1")
     assert faults.whole == "node n1 is unhealthy: so NodeD reports"
     assert kind(faults) is FaultKind.NODE
+
+
+def test_a_node_that_its_switches_call_unhealthy_makes_its_pods_faulty() -> None:
+    world = World()
+    healthy = report("n1")
+
+    def said(status: str) -> NodeFaults:
+        world.add(replace(healthy, data={**healthy.data, "SwitchInfoCfg": json.dumps({"NodeStatus": status})}))
+        return read_node(world.cluster.nodes["n1"], "n1")
+
+    world.add(node("n1"), healthy)
+    leaves = Switches(strategy=Strategy.FORCE_EXIT)
+    assert kind(said("Healthy"), leaves) is None
+    assert said("SubHealthy") == NodeFaults(sub_healthy=True)
+    assert kind(said("SubHealthy"), leaves) is FaultKind.SUB_HEALTH
+    assert said("UnHealthy").whole == "node n1 is unhealthy: so its switches report"
+    assert kind(said("UnHealthy")) is FaultKind.NODE
 
 
 def test_what_is_unknown_makes_no_pod_faulty() -> None:

@@ -41,19 +41,49 @@ def prefer(rank: int, previous: Mapping[int, str], fitting: Iterable[str], *, fa
     return own if own in nodes else next(iter(nodes), None)
 
 
+def remembering(previous: Mapping[int, str], rank: int, request: int, free: Mapping[str, Iterable[int]]) -> World:
+    """Nodes with these free chips, and a waiting pod of a job that had these nodes."""
+    world, remembered = World(), PreviousNodes()
+    world.cluster = Cluster(world.ledger, clock=lambda: world.now_s, previous=remembered)
+    world.engine = DecisionEngine(world.cluster, world.ledger)
+    for name, idle in free.items():
+        world.occupy(name, idle)
+    world.add(pod("waiting", request, annotations={GROUP: "train", "hccl/rankIndex": str(rank)}))
+    for each, name in previous.items():
+        remembered.remember(world.cluster.jobs.job_of(waiting_in(world)).key, each, name, now_s=world.now_s)
+    return world
+
+
+def waiting_in(world: World) -> Pod:
+    return next(each for each in world.cluster.pods.values() if each.name == "waiting")
+
+
+FREE = ([0], [0, 1, 2], [0, 1], [0, 1, 2, 3])
+"""The free chips of nodes for a pod with one chip, best node first."""
+
+
+def chosen(previous: Mapping[int, str], rank: int, scores: Mapping[str, float], *, faulty: bool) -> str:
+    """The node that the engine chooses among nodes that come in the order of these scores."""
+    levels = sorted(set(scores.values()), reverse=True)
+    world = remembering(previous, rank, 1, {name: FREE[levels.index(score)] for name, score in scores.items()})
+    waiting = waiting_in(world)
+    assert [name for name, _ in world.engine.fits(waiting)] == sorted(scores, key=lambda name: (-scores[name], name))
+    if faulty:
+        world.cluster.faulty_nodes.note(world.cluster.jobs.job_of(waiting).key, {previous[rank]})
+    return world.engine.place(waiting).node
+
+
 @pytest.mark.parametrize("case", CASES["cases"], ids=str)
 def test_the_preferred_node_agrees_with_the_reference(case: dict[str, Any]) -> None:
     previous = {int(rank): name for rank, name in CASES["prefs"].items()}
-    fitting = sorted(case["scores"], key=lambda name: -case["scores"][name])
-    assert prefer(case["rank"], previous, fitting, faulty=case["fault"]) == case["boosted"]
+    assert chosen(previous, case["rank"], case["scores"], faulty=case["fault"]) == case["boosted"]
 
 
 @of_area("prefer-previous")
 def test_the_preferred_node_agrees_with_the_cases(case: dict[str, Any]) -> None:
     said = case["given"]
     previous = {int(rank): name for rank, name in said["previous_nodes"].items()}
-    fitting = sorted(said["scores"], key=lambda name: -said["scores"][name])
-    assert prefer(said["rank"], previous, fitting, faulty=said["pod_faulty"]) == case["expect"]["boosted"]
+    assert chosen(previous, said["rank"], said["scores"], faulty=said["pod_faulty"]) == case["expect"]["boosted"]
 
 
 NODES = tuple(f"n{number}" for number in range(6))
@@ -76,16 +106,8 @@ def test_the_chosen_node_follows_the_stated_rule(
     *,
     faulty: bool,
 ) -> None:
-    world = World()
-    remembered = PreviousNodes()
-    world.cluster = Cluster(world.ledger, clock=lambda: world.now_s, previous=remembered)
-    world.engine = DecisionEngine(world.cluster, world.ledger)
-    for name, idle in zip(NODES, free, strict=True):
-        world.occupy(name, idle)
-    waiting = pod("waiting", request, annotations={GROUP: "train", "hccl/rankIndex": str(rank)})
-    world.add(waiting)
-    for each, name in previous.items():
-        remembered.remember(world.cluster.jobs.job_of(waiting).key, each, name, now_s=world.now_s)
+    world = remembering(previous, rank, request, dict(zip(NODES, free, strict=True)))
+    waiting = waiting_in(world)
     fitting = [name for name, _ in world.engine.fits(waiting) if candidates is None or name in candidates]
     if faulty and rank in previous:
         world.cluster.faulty_nodes.note(world.cluster.jobs.job_of(waiting).key, {previous[rank]})

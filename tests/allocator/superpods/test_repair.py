@@ -1,11 +1,12 @@
 """What becomes of a job's blocks after faults: the cases, and the properties P1 to P6 of the rule."""
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.rules.asked import SuperPodLimits
@@ -180,53 +181,126 @@ def test_split_blocks_are_numbered_on() -> None:
 def damaged_jobs(draw: st.DrawFn) -> tuple[int, dict[int, list[Slot]], Nodes]:
     """A job with whole blocks, some of whose pods have ended; some nodes are not free, or were faulty."""
     size = draw(st.integers(1, 3))
-    rooms = draw(st.lists(st.integers(0, 7), min_size=1, max_size=4))
-    names = [f"{letter}{index}" for letter, room in zip("abcd", rooms, strict=False) for index in range(room)]
+    sizes = draw(st.lists(st.integers(size, 9), min_size=1, max_size=3))
+    names = [f"{letter}{index}" for letter, count in zip("abc", sizes, strict=False) for index in range(count)]
     shares = place_blocks(Counter(map(super_pod_of, names)), size, draw(st.integers(1, 3)), LIMITS)
     unused = list(names)
     blocks: dict[int, list[Slot]] = {}
-    ended = draw(st.sets(st.integers(0, 9)))
     for number, share in enumerate(shares):
         own = [name for name in unused if super_pod_of(name) == share.super_pod][:size]
         unused = [name for name in unused if name not in own]
-        ranks = range(number * size, number * size + size)
-        blocks[number] = [Slot(rank, name, rank not in ended) for rank, name in zip(ranks, own, strict=True)]
+        ended = draw(st.just(set(own)) | st.sets(st.sampled_from(own), min_size=1) | st.just(set()))
+        blocks[number] = [Slot(number * size + at, name, name not in ended) for at, name in enumerate(own)]
     running = {slot.node for slots in blocks.values() for slot in slots if slot.stays}
-    gone = draw(st.sets(st.sampled_from(names))) if names else set()
-    faulty = draw(st.sets(st.sampled_from(names))) if names else set()
+    scarce = draw(st.none() | st.sampled_from(range(len(sizes))))  # a SuperPod that has at most two nodes left
+    left = draw(st.integers(0, 2))
+    gone = draw(st.sets(st.sampled_from(names))) | {
+        name for name in names if super_pod_of(name) == scarce and int(name[1:]) >= left
+    }
+    faulty = draw(st.sets(st.sampled_from(names)))
     return size, blocks, nodes_of(*(set(names) - gone - running), faulty=sorted(faulty))
 
 
+many = settings(max_examples=max(300, settings().max_examples))
+"""Few examples have several blocks that compete for the nodes of a SuperPod."""
+
+
+def is_room(blocks: Mapping[int, Sequence[Slot]], nodes: Nodes) -> bool:
+    """Whether some choice of a SuperPod for each block has enough free nodes; a pod that stays makes the choice."""
+    counts = {number: len(nodes.names(number)) for number in nodes.rooms}
+    lacking = [(slots, sum(not slot.stays for slot in slots)) for slots in blocks.values()]
+    choices = [
+        {super_pod_of(slot.node) for slot in slots if slot.stays} or set(counts)
+        for slots, missing in lacking
+        if missing
+    ]
+    needs = [missing for _, missing in lacking if missing]
+    return any(
+        all(sum(need for number, need in zip(chosen, needs, strict=True) if number == each) <= counts.get(each, 0)
+            for each in chosen)
+        for chosen in itertools.product(*choices)
+    )  # fmt: skip
+
+
+def usable(slots: Sequence[Slot], nodes: Nodes) -> dict[int, str]:
+    """The nodes that the open slots of a block can keep, by rank."""
+    free = free_nodes(nodes) - set(nodes.faulty)
+    return {slot.rank: slot.node for slot in slots if not slot.stays and slot.node in free}
+
+
+@many
+@given(damaged_jobs())
+def test_a_job_is_refused_only_if_there_is_no_room_for_it(
+    damaged: tuple[int, dict[int, list[Slot]], Nodes],
+) -> None:
+    size, blocks, nodes = damaged
+    assert isinstance(place_job(blocks, nodes, blocks_of(size)), Plan) is is_room(blocks, nodes)
+
+
+@many
 @given(damaged_jobs())
 def test_a_repair_keeps_all_that_it_can(damaged: tuple[int, dict[int, list[Slot]], Nodes]) -> None:
     size, blocks, nodes = damaged
     plan = place_job(blocks, nodes, blocks_of(size))
-    free = free_nodes(nodes)
     if isinstance(plan, Lack):
         return
     found = result(blocks, plan)
     assert sorted(plan.placed) == sorted(slot.rank for slots in blocks.values() for slot in slots if not slot.stays)
+    assert {each.node for each in plan.placed.values()} <= free_nodes(nodes)
     everywhere = [name for each in found.values() for name in each]
     assert len(everywhere) == len(set(everywhere)), "a node is used twice"
+    running = {number for number, slots in blocks.items() if any(slot.stays for slot in slots)}
     for number, slots in blocks.items():
         assert len({super_pod_of(name) for name in found[number]}) == 1, "a block is split"
         before = [slot.node for slot in slots]
-        open_slots = [slot for slot in slots if not slot.stays]
-        if not open_slots:
+        if all(slot.stays for slot in slots):
             assert number not in plan.verdicts
             continue
-        verdict = plan.verdicts[number]
-        usable = [slot.node in free and slot.node not in nodes.faulty for slot in open_slots]
-        if verdict is Verdict.KEPT:
-            assert found[number] == before
-        elif verdict is Verdict.PATCHED:
-            assert super_pod_of(found[number][0]) == super_pod_of(before[0])
-        else:
-            assert verdict is Verdict.MOVED
-            assert not any(slot.stays for slot in slots)
-        if all(usable) and len(open_slots) == len(slots):
-            others = {name for other, names in found.items() if other != number for name in names}
-            assert verdict is Verdict.KEPT or others & set(before), "a block without damage has left its nodes"
+        others = {name for other in running - {number} for name in found[other]}
+        kept = {rank: name for rank, name in usable(slots, nodes).items() if name not in others}
+        if (verdict := plan.verdicts[number]) is Verdict.MOVED:
+            assert number not in running
+            assert len(home_without(number, blocks, nodes, found, running)) < size, "its SuperPod had room for it"
+            continue
+        assert super_pod_of(found[number][0]) == super_pod_of(before[0])
+        assert {rank: plan.placed[rank].node for rank in kept} == kept, "a node without damage was left"
+        assert verdict is (Verdict.KEPT if len(kept) == len(slots) else Verdict.PATCHED)
+
+
+def home_without(
+    number: int,
+    blocks: Mapping[int, Sequence[Slot]],
+    nodes: Nodes,
+    found: Mapping[int, Sequence[str]],
+    running: Collection[int],
+) -> set[str]:
+    """The free nodes in the SuperPod of a block without those that others are on, or can keep."""
+    home = set(nodes.names(super_pod_of(blocks[number][0].node)))
+    for other in blocks.keys() - {number}:
+        home -= set(usable(blocks[other], nodes).values())
+        if other in running or other < number:
+            home -= set(found[other])
+    return home
+
+
+@many
+@given(damaged_jobs())
+def test_a_block_with_a_running_pod_takes_from_others_only_what_it_lacks(
+    damaged: tuple[int, dict[int, list[Slot]], Nodes],
+) -> None:
+    size, blocks, nodes = damaged
+    plan = place_job(blocks, nodes, blocks_of(size))
+    if isinstance(plan, Lack):
+        return
+    pins = {number: set(usable(slots, nodes).values()) for number, slots in blocks.items()}
+    running = {number for number, slots in blocks.items() if any(slot.stays for slot in slots)}
+    for super_pod in nodes.rooms:
+        here = [number for number in running if super_pod_of(blocks[number][0].node) == super_pod]
+        spare = set(nodes.names(super_pod)).difference(*pins.values())
+        missing = sum(not slot.stays for number in here for slot in blocks[number])
+        taken = {plan.placed[slot.rank].node for number in here for slot in blocks[number] if not slot.stays}
+        if missing - sum(len(pins[number]) for number in here) <= len(spare):
+            assert not any(taken & pins[other] for other in blocks.keys() - running)
 
 
 @given(damaged_jobs())

@@ -1,5 +1,6 @@
 """Which SuperPods the blocks of a job get, against the reference's cases and the properties of the rule."""
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -39,6 +40,55 @@ def total(shares: list[Share]) -> dict[int, int]:
     return dict(nodes)
 
 
+class Table:
+    """The stages for hard affinity as the specification states them.
+
+    Attributes:
+        order: the SuperPods of the blocks, in the order in which they are visited.
+    """
+
+    def __init__(self, free: dict[int, int], size: int, need: int, reserve: int) -> None:
+        self.order: list[int] = []
+        self._size, self._need, self._reserve = size, need, reserve
+        self._left = {super_pod: nodes for super_pod, nodes in sorted(free.items()) if nodes >= size}
+        self._cells = {
+            super_pod: divmod(nodes - reserve, size)[::-1] if nodes >= reserve else (nodes % size, 0)
+            for super_pod, nodes in self._left.items()
+        }
+        self._columns = range(1 + max((column for _, column in self._cells.values()), default=0))
+        self._without_reserves()
+        while len(self.order) < need and any(nodes >= size for nodes in self._left.values()):
+            self._with_reserves()
+
+    def _without_reserves(self) -> None:
+        larger: list[tuple[int, int]] = []
+        for row, column in itertools.product(range(self._size), self._columns[1:]):
+            if column <= self._need - len(self.order):
+                self._empty(row, column)
+            else:
+                larger.append((column, row))
+        for column, row in sorted(larger):
+            self._empty(row, column)
+
+    def _with_reserves(self) -> None:
+        for row, column in itertools.product(reversed(range(self._size)), self._columns):
+            inside = [each for each in self._left if self._cells[each] == (row, column)]
+            for super_pod in sorted(inside, key=lambda each: -self._left[each]):
+                self._take(super_pod, beside=0)
+
+    def _empty(self, row: int, column: int) -> None:
+        for super_pod in (each for each in self._cells if self._cells[each] == (row, column)):
+            while self._take(super_pod, beside=self._reserve):
+                pass
+
+    def _take(self, super_pod: int, *, beside: int) -> bool:
+        is_taken = len(self.order) < self._need and self._left[super_pod] - beside >= self._size
+        if is_taken:
+            self._left[super_pod] -= self._size
+            self.order.append(super_pod)
+        return is_taken
+
+
 @of_area(
     "superpod.place",
     without=("place-bug-hard-split", "place-bug-incomplete", "place-bug-panic", "place-soft-1", "place-soft-4"),
@@ -47,12 +97,27 @@ def test_blocks_are_placed_as_in_the_cases(case: dict[str, Any]) -> None:
     given, expected = case["given"], case["expect"]
     limits = SuperPodLimits.of(given["super_pod_size"], given["reserve_nodes"])
     need = given["logical_super_pods"]
-    shares = place_blocks(numbered(given["free_nodes"]), given["block_nodes"], need, limits)
+    free = numbered(given["free_nodes"])
+    shares = place_blocks(free, given["block_nodes"], need, limits)
     if "error" in expected:
         assert len(shares) < need
         return
     assert len(shares) == need
-    assert total(shares) in [numbered(each["nodes_per_super_pod"]) for each in expected["allowed_outcomes"]]
+    outcomes = expected["allowed_outcomes"]
+    assert total(shares) in [numbered(each["nodes_per_super_pod"]) for each in outcomes]
+    # The reference visits those that have as many free nodes in any order.
+    assert [free[share.super_pod] for share in shares] in [
+        [free[number(name)] for block in sorted(blocks, key=int) for name in blocks[block]]
+        for blocks in (each["example_blocks"] for each in outcomes)
+    ]
+
+
+@given(rooms, sizes, reserves, needs)
+def test_blocks_are_numbered_in_the_order_of_the_stages(
+    free: dict[int, int], size: int, reserve: int, need: int
+) -> None:
+    shares = place_blocks(free, size, need, SuperPodLimits(48, reserve))
+    assert [share.super_pod for share in shares] == Table(free, size, need, reserve).order
 
 
 @of_area("superpod.place.soft")
