@@ -83,6 +83,20 @@ def describe_room(
     return tuple(sentences)
 
 
+def advise(demand: Demand, super_pods: int) -> tuple[str, ...]:
+    """Say what the makers advise against: a job of several blocks should have fewer than the cluster has SuperPods.
+
+    Args:
+        demand: what the job asks for.
+        super_pods: how many SuperPods have usable servers.
+    """
+    if demand.blocks == 1 or demand.blocks < super_pods:
+        return ()
+    there = f"it has {demand.blocks} blocks, and the cluster {count(super_pods, 'SuperPod')} with usable servers"
+    advice = "the makers advise fewer blocks than SuperPods"
+    return (f"{there}: {advice}; it is not refused for that, and several blocks may be in one SuperPod",)
+
+
 def _where_pods_run(running: Mapping[int, Collection[int]]) -> Iterator[str]:
     hosted: defaultdict[int, list[int]] = defaultdict(list)
     for block, super_pods in sorted(running.items()):

@@ -36,4 +36,5 @@ def describe_blocks(
                 running[block].append(location(each.spec.node_name).super_pod)
         elif (held := allocator.ledger.get(each.uid)) is not None and held.part is not None:
             planned[held.part.block].append(held.part.super_pod)
-    return describe(free, planned, demand, running) if planned else describe_room(free, demand, running)
+    said = describe(free, planned, demand, running) if planned else describe_room(free, demand, running)
+    return (*said, *allocator.engine.advice(pod))
