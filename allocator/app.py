@@ -3,7 +3,7 @@
 import asyncio
 import platform
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -24,6 +24,7 @@ from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
+from allocator.observe.advice import Advice
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
 from allocator.observe.notices import Notices, log_ignored, log_unreadable
@@ -169,7 +170,10 @@ class AllocatorApp:
             self._leadership = leadership
             metrics = AllocatorMetrics(self.ledger, lambda: informers.age_s, self.cluster.index, leadership.leads)
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
-            notices = Notices(self.cluster, events.publish, leadership.leads)
+            posts = (
+                Notices(self.cluster, events.publish, leadership.leads).post,
+                Advice(self.cluster, self.engine.advice, events.publish, leadership.leads).post,
+            )
             journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
             volumes = VolumeWaits(
                 client,
@@ -236,7 +240,7 @@ class AllocatorApp:
                 journal,
                 leadership.closed,
                 validate=self.engine.validate,
-                without_effect=self.engine.without_effect,
+                warnings=self.engine.warnings,
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
             )
@@ -293,7 +297,7 @@ class AllocatorApp:
                 background = [
                     tasks.create_task(self._follow_settings(), name="settings"),
                     tasks.create_task(informers.run(), name="informers"),
-                    tasks.create_task(self._housekeep(binder, notices), name="housekeeping"),
+                    tasks.create_task(self._housekeep(binder, posts), name="housekeeping"),
                     tasks.create_task(self.engine.earmarks.run(), name="earmarks"),
                     tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(volumes.run(), name="volumes"),
@@ -343,7 +347,7 @@ class AllocatorApp:
         if self._source is not None:
             await SettingsReload(self._source, self._settings, apply).run()
 
-    async def _housekeep(self, binder: Binder, notices: Notices) -> None:
+    async def _housekeep(self, binder: Binder, posts: Sequence[Callable[[], None]]) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             for promise in self.ledger.promises.expire():
@@ -352,7 +356,8 @@ class AllocatorApp:
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
             for node in self.cluster.reports.age():
                 log.warning("the report of a node is too old", node=node)
-            notices.post()
+            for post in posts:
+                post()
             self._barrier.check()
             await binder.verify()
 

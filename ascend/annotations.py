@@ -80,6 +80,7 @@ BASE_DEVICE_INFOS = "baseDeviceInfos"
 
 SUPER_POD_ID = "superPodID"
 SERVER_INDEX = "serverIndex"
+RACK_ID = "rackID"
 SERVER_TYPE = "serverType"
 
 CLAIMED = (1 << 64) - 1

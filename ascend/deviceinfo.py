@@ -90,6 +90,7 @@ class DeviceReport:
         faults: one entry per chip and domain.
         super_pod_id: the node's SuperPod, -2 if unknown.
         server_index: the node's index within it, -2 if unknown.
+        rack_id: the node's rack, -2 if unknown. This project's device plugin does not write it.
         manually_separated: chips taken out of use by an operator or by the frequency rule.
         upgrades: why the levels of chips are worse than those of their fault codes, by physical id.
         switches: the state of the server's switches; None if it has none, or has not read them yet. Not decoded.
@@ -103,6 +104,7 @@ class DeviceReport:
     faults: tuple[Fault, ...] = ()
     super_pod_id: int = UNKNOWN
     server_index: int = UNKNOWN
+    rack_id: int = UNKNOWN
     manually_separated: ChipSet = 0
     upgrades: Mapping[int, tuple[Upgrade, ...]] = field(default_factory=dict)
     switches: SwitchReport | None = None
@@ -117,6 +119,7 @@ class _DeviceInfoCfg(msgspec.Struct, frozen=True):
     DeviceInfo: _DeviceInfo
     SuperPodID: int = UNKNOWN
     ServerIndex: int = UNKNOWN
+    RackID: int | msgspec.UnsetType = msgspec.UNSET
     CheckCode: str = ""
 
 
@@ -159,6 +162,7 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
         _DeviceInfo(device_list, report.update_time_s),
         report.super_pod_id,
         report.server_index,
+        report.rack_id if report.rack_id >= 0 else msgspec.UNSET,
         check_code(device_list, report.update_time_s),
     )
     data = {
@@ -214,6 +218,7 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         if cfg.CheckCode != expected:
             raise InvalidReport(f"CheckCode is {cfg.CheckCode!r}, expected {expected!r}")
         report = read_device_list(listed, cfg.DeviceInfo.UpdateTime, cfg.SuperPodID, cfg.ServerIndex)
+        report = replace(report, rack_id=cfg.RackID if cfg.RackID is not msgspec.UNSET else UNKNOWN)
     except InvalidReport:
         raise
     except (*UNREADABLE, InvalidValue) as error:

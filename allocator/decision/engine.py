@@ -17,13 +17,16 @@ from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY, GradualPlans
 from allocator.gangs.resuming import resume_gangs
+from allocator.gangs.super_pods import SuperPods
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from allocator.state.location import Level
 from allocator.state.reservation import Reservation, Stage
+from allocator.superpods.choice import advise
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
@@ -91,6 +94,21 @@ class DecisionEngine:
     def without_effect(self, pod: Pod) -> tuple[str, ...]:
         """What a pod or its job asks for without effect, one sentence for each."""
         return self._cluster.jobs.without_effect(pod)
+
+    def advice(self, pod: Pod) -> tuple[str, ...]:
+        """What the makers of the hardware advise against in the job of a pod, one sentence for each."""
+        super_pods = len(self._cluster.index.topology.places(Level.SUPER_POD))
+        if not super_pods:
+            return ()
+        try:
+            policy = self._reader.policy(pod)
+        except Refusal:
+            return ()
+        return advise(policy.demand, super_pods) if isinstance(policy, SuperPods) else ()
+
+    def warnings(self, pod: Pod) -> tuple[str, ...]:
+        """What the author of a pod is told when it is created: what has no effect, and what is advised against."""
+        return (*self.without_effect(pod), *(self.advice(pod) if self.handles(pod) else ()))
 
     def request_of(self, pod: Pod) -> ChipRequest:
         """The properties of a pod's request that rules depend on.

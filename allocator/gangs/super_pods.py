@@ -208,7 +208,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         else:
             blocks = f"{count(lack.needed, 'block')} of {count(size, 'server')}"
             what = f"{blocks} must be placed at once, each in one SuperPod; there is room for {lack.found}"
-        there = f"{_rooms(free.rooms)}{_homeless(free.homeless)}"
+        there = f"{_rooms(free.rooms)}{_in_no_super_pod(free.in_no_super_pod)}"
         return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what}; {there}")
 
 
@@ -242,11 +242,10 @@ class FreeServers:
             self.rooms[number], self._free[number] = room, free
 
     @property
-    def homeless(self) -> int:
+    def in_no_super_pod(self) -> int:
         """How many servers are free for all members, but in no SuperPod: their agents and labels name none."""
         fitting = (each.names for each in self._index.buckets if isinstance(self._verdict_on(each), Fit))
-        in_super_pods = sum(len(names) for groups in self._free.values() for _, names in groups)
-        return sum(len(self._usable(names)) for names in fitting) - in_super_pods
+        return sum(map(self._count, fitting)) - sum(self.rooms.values())
 
     def names(self, number: int) -> list[str]:
         """The free servers of a SuperPod, those that are not sub-healthy first, then by server index and name."""
@@ -268,6 +267,11 @@ class FreeServers:
         fit = self._verdict_on(bucket) if isinstance(bucket, Bucket) else None
         assert isinstance(fit, Fit)  # noqa: S101 - else it would not be among the free ones
         return fit.take
+
+    def _count(self, names: AbstractSet[str]) -> int:
+        if self._allowed is None:  # a bucket may have all nodes: they are not copied
+            return len(names) - len(names & self._excluded)
+        return len(self._usable(names))
 
     def _usable(self, names: AbstractSet[str]) -> frozenset[str]:
         found = names if self._allowed is None else names & self._allowed
@@ -325,7 +329,7 @@ def _rooms(rooms: Mapping[int, int]) -> str:
     return f"servers that are free for it: {named}" + (f", and fewer in {others} others" if others > 0 else "")
 
 
-def _homeless(number: int) -> str:
+def _in_no_super_pod(number: int) -> str:
     """What is said about free servers in no SuperPod, as the end of a sentence."""
     if not number:
         return ""

@@ -50,12 +50,14 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         reason: the kind of fault that counts for the job; None if no pod of it is faulty now.
         at_once: whether they are deleted without their grace period.
         stage: how far the deletion reaches.
+        is_switch: whether pods go only because their backups take over: then nothing is missing.
     """
 
     pods: tuple[Member, ...] = ()
     reason: FaultKind | None = None
     at_once: bool = False
     stage: Stage = Stage.PODS
+    is_switch: bool = False
 
     @property
     def why(self) -> str:
@@ -64,6 +66,12 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
             return fault.sentence
         waits = "its job waits for chips since " if self.stage is not Stage.PODS else ""
         return f"{waits}other pods of its job were deleted after a fault"
+
+    @property
+    def damaged(self) -> set[int]:
+        """The blocks in which pods are faulty, and have no backup yet."""
+        faulty = [] if self.is_switch else [each for each in self.pods if each.fault is not None]
+        return {each.block for each in faulty if each.block is not None}
 
 
 def failing_nodes(choice: Choice) -> set[str]:
@@ -155,7 +163,11 @@ def choose(
     if not faulty and not widened and not left:
         return Choice()
     reason = job_reason([each.fault for each in faulty if each.fault is not None])
-    if left:
+    kinds = {each.fault.kind for each in faulty if each.fault is not None}
+    is_switch = switches.strategy is Strategy.HOT_SWITCH and kinds == {FaultKind.SUB_HEALTH} and not (left or widened)
+    if is_switch:
+        chosen = faulty
+    elif left:
         chosen = [each for each in members if each.fault is not None or each.pod.uid in left]
     else:
         chosen = [each for each in members if _goes(each, members, switches, stage, blocks)]
@@ -163,7 +175,7 @@ def choose(
     at_once = switches.mode is Mode.FORCE
     if reason is FaultKind.SUB_HEALTH:
         at_once = switches.strategy is not Strategy.GRACE_EXIT
-    return Choice(tuple(chosen), reason, at_once, stage)
+    return Choice(tuple(chosen), reason, at_once, stage, is_switch)
 
 
 def _goes(member: Member, members: Sequence[Member], switches: Switches, stage: Stage, blocks: Collection[int]) -> bool:

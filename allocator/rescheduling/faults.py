@@ -18,6 +18,7 @@ from ascend.pod_devices import read_held
 FAULT_TYPE: Final = "fault-type"
 """A label of a pod, by MindCluster's recovery: ``Separate`` if the pod fails with a fault of another pod."""
 _HOT_SWITCH: Final = ("needVolcanoOpe", "delete")
+_BACKUP: Final = "backupNewPodName"
 
 
 class FaultKind(StrEnum):
@@ -110,6 +111,8 @@ def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: Switches) -> F
         return Fault(FaultKind.RELATED, f"pod {pod.key} has the label {FAULT_TYPE}=Separate")
     if node.sub_healthy and _leaves(pod, switches.strategy):
         sentence = f"node {pod.spec.node_name} is sub-healthy, and subHealthyStrategy is {switches.strategy}"
+        if switches.strategy is Strategy.HOT_SWITCH and (backup := pod.metadata.annotations.get(_BACKUP)):
+            sentence += f": pod {backup} takes over"
         return Fault(FaultKind.SUB_HEALTH, sentence)
     return None
 

@@ -72,6 +72,7 @@ class Recovery(msgspec.Struct):
         some_stayed: whether some of its pods were not deleted.
         restarts: whether the processes of these start again once all pods are placed.
         is_leaving: whether its processes were told to save their state and end.
+        is_switch: whether its pods were deleted only because their backups take over: nothing waits for successors.
     """
 
     owners: list[str]
@@ -91,6 +92,7 @@ class Recovery(msgspec.Struct):
     some_stayed: bool = False
     restarts: bool = False
     is_leaving: bool = False
+    is_switch: bool = False
 
     def has_left(self) -> None:
         """Note that no pod of the job is left: none of those that come is deleted because others of them wait."""

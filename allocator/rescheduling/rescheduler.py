@@ -270,6 +270,7 @@ class Rescheduler:
         if not self._leads():
             return
         now_s, uids = self._now_s(), [each.pod.uid for each in choice.pods]
+        recovery.is_switch = choice.is_switch and (recovery.is_switch or not recovery.is_open)
         recovery.is_open, recovery.changed_s = True, now_s
         if choice.stage > recovery.stage:
             recovery.stage, recovery.waits_since_s = choice.stage, None
@@ -277,9 +278,9 @@ class Rescheduler:
             recovery.times_s = [*recovery.times_s, now_s][-self._options.per_hour :]
             recovery.retries += choice.reason is FaultKind.POD
             recovery.chosen = uids
-            recovery.goes_together = switches.reach is Reach.JOB or any(each.fault is None for each in choice.pods)
-        damaged = {each.block for each in choice.pods if each.fault is not None and each.block is not None}
-        recovery.damaged = sorted({*recovery.damaged, *damaged})
+            takes_others = any(each.fault is None for each in choice.pods)
+            recovery.goes_together = takes_others or (switches.reach is Reach.JOB and not choice.is_switch)
+        recovery.damaged = sorted({*recovery.damaged, *choice.damaged})
         record = self._cluster.blocks.of(job.key)
         recovery.spots = dict(record)
         recovery.faulty_nodes = sorted({*recovery.faulty_nodes, *failing_nodes(choice)})
@@ -312,7 +313,7 @@ class Rescheduler:
         are_there = job.size >= wanted(job, self._cluster.jobs.owned_by)
         are_ending = any(now_s < each.at_s + ENDS_S for each in recovery.deleted.values())
         waits = any(pod.waits_for_chips for pod in job.pods.values())
-        if not (recovery.is_open and waits and are_there) or are_ending:
+        if not (recovery.is_open and waits and are_there) or are_ending or recovery.is_switch:
             recovery.waits_since_s = None
         elif recovery.waits_since_s is None:
             recovery.waits_since_s = now_s
@@ -326,7 +327,7 @@ class Rescheduler:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
         recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Stage.PODS, []
         recovery.spots, recovery.changed_s = {}, self._now_s()
-        recovery.is_leaving, recovery.faulty_nodes = False, []
+        recovery.is_leaving, recovery.is_switch, recovery.faulty_nodes = False, False, []
         self._cluster.faulty_nodes.note(job.key, ())
         self._is_stored = self._options.dry_run
         log.info("a job is whole again", job=str(job.key))

@@ -61,7 +61,7 @@ class Webhook:
         journal: records decisions.
         closed: why Bindings are refused now; None if they are answered.
         validate: raises a Refusal for a pod whose request is invalid on every node.
-        without_effect: what a pod asks for without effect, sentences.
+        warnings: what the author of a pod is told, sentences.
         invalid: whether such a pod is denied or causes a warning.
         gates: whether a pod gets the allocator's scheduling gate.
     """
@@ -73,7 +73,7 @@ class Webhook:
         closed: Callable[[], Refusal | None],
         *,
         validate: Callable[[Pod], object],
-        without_effect: Callable[[Pod], Sequence[str]],
+        warnings: Callable[[Pod], Sequence[str]],
         invalid: Literal["deny", "warn"],
         gates: Callable[[Pod], bool],
     ) -> None:
@@ -81,7 +81,7 @@ class Webhook:
         self._journal = journal
         self._closed = closed
         self._validate = validate
-        self._without_effect = without_effect
+        self._tell = warnings
         self._invalid = invalid
         self._wants_gate = gates
 
@@ -122,8 +122,8 @@ class Webhook:
         except Refusal as refusal:
             if self._invalid == "deny":
                 return _refused(review, refusal)
-            return _answer(review, {"allowed": True, **_warnings([text(refusal), *self._without_effect(pod)])})
-        return _answer(review, {"allowed": True, **_warnings(self._without_effect(pod))})
+            return _answer(review, {"allowed": True, **_warnings([text(refusal), *self._tell(pod)])})
+        return _answer(review, {"allowed": True, **_warnings(self._tell(pod))})
 
     async def _gates(self, request: web.Request) -> web.Response:
         try:

@@ -36,6 +36,7 @@ class _Devices(msgspec.Struct, frozen=True):
     UpdateTime: Annotated[int, msgspec.Meta(ge=0)]
     SuperPodID: int = -1
     ServerIndex: int = -1
+    RackID: int = -1
 
 
 class _Status(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ class ClusterInfo:
             faults=said.faults if said_s >= own_s else own.faults,
             super_pod=own.super_pod if own.super_pod >= 0 else said.super_pod,
             server_index=own.server_index if own.server_index >= 0 else said.server_index,
+            rack=own.rack if own.rack >= 0 else said.rack,
         )
 
     def _split(self, config_map: ConfigMap) -> dict[str, bytes]:
@@ -125,7 +127,7 @@ class ClusterInfo:
             if key.startswith(NAME_PREFIX):
                 said = msgspec.json.decode(text, type=_Devices)
                 listed = read_device_list(said.DeviceList, said.UpdateTime, said.SuperPodID, said.ServerIndex)
-                self._reports[key] = node_report(listed)
+                self._reports[key] = replace(node_report(listed), rack=said.RackID)
             else:
                 self._healths[key] = read_health(msgspec.json.decode(text, type=_Status).NodeStatus)
         except (InvalidReport, InvalidValue, *UNREADABLE) as error:

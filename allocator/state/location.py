@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from allocator.state.report import NodeReport
-from ascend.annotations import SERVER_INDEX, SUPER_POD_ID, UNKNOWN
+from allocator.state.report import NO_REPORT, NodeReport
+from ascend.annotations import RACK_ID, SERVER_INDEX, SUPER_POD_ID, UNKNOWN
 from ascend.errors import Refusal
 from ascend.kube.objects import Node
-from ascend.rules.identity import RACK_LABEL, SUPER_POD_LABEL
+from ascend.rules.identity import RACK_LABEL, SERVER_LABEL, SUPER_POD_LABEL
 
 _MOST_DIGITS: Final = 10
 
@@ -60,12 +60,12 @@ def read_location(node: Node | None, report: NodeReport | Refusal) -> Location:
         report: what its device plugin reports.
     """
     annotations, labels = (node.metadata.annotations, node.metadata.labels) if node is not None else ({}, {})
-    reported = (report.super_pod, report.server_index) if isinstance(report, NodeReport) else (UNKNOWN, UNKNOWN)
-    super_pod = _first(reported[0], annotations.get(SUPER_POD_ID), labels.get(SUPER_POD_LABEL))
-    rack = _first(UNKNOWN, labels.get(RACK_LABEL))
+    said = report if isinstance(report, NodeReport) else NO_REPORT
+    super_pod = _first(said.super_pod, annotations.get(SUPER_POD_ID), labels.get(SUPER_POD_LABEL))
+    rack = _first(said.rack, annotations.get(RACK_ID), labels.get(RACK_LABEL))
     if super_pod < 0 and rack < 0:
         return NOWHERE
-    return Location(super_pod, _first(reported[1], annotations.get(SERVER_INDEX)), rack)
+    return Location(super_pod, _first(said.server_index, annotations.get(SERVER_INDEX), labels.get(SERVER_LABEL)), rack)
 
 
 def malformed_ids(node: Node) -> Iterator[str]:
@@ -77,8 +77,10 @@ def malformed_ids(node: Node) -> Iterator[str]:
     for what, key, text in (
         ("annotation", SUPER_POD_ID, annotations.get(SUPER_POD_ID)),
         ("annotation", SERVER_INDEX, annotations.get(SERVER_INDEX)),
+        ("annotation", RACK_ID, annotations.get(RACK_ID)),
         ("label", SUPER_POD_LABEL, labels.get(SUPER_POD_LABEL)),
         ("label", RACK_LABEL, labels.get(RACK_LABEL)),
+        ("label", SERVER_LABEL, labels.get(SERVER_LABEL)),
     ):
         if text and not _is_id(text.removeprefix("-")):
             yield f"{what} {key}={text!r}"

@@ -60,6 +60,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
         listed: every chip in one of its lists; chips that pods hold may be missing.
         super_pod: the id of the node's SuperPod; negative if it is unknown, or the node is in none.
         server_index: the node's index within it.
+        rack: the id of the node's rack; negative if it is unknown.
         agent: the health that the node's agent reports, as far as ClusterD says it.
     """
 
@@ -72,6 +73,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
     listed: ChipSet = 0
     super_pod: int = UNKNOWN
     server_index: int = UNKNOWN
+    rack: int = UNKNOWN
     agent: NodeHealth = NodeHealth.HEALTHY
 
 
@@ -120,6 +122,7 @@ def node_report(decoded: DeviceReport, switches: NodeHealth = NodeHealth.HEALTHY
         decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | pre_separate,
         decoded.super_pod_id,
         decoded.server_index,
+        decoded.rack_id,
     )
 
 

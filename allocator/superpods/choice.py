@@ -1,7 +1,7 @@
 """Says which SuperPods the blocks of a job got, and why not others."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from allocator.rules.asked import SuperPodLimits
@@ -9,20 +9,28 @@ from allocator.superpods.demand import Demand, Kind
 from ascend.grammar import count, some
 
 _MOST_NAMED: Final = 5
+_JOINS: Final = "the other pods of the block run elsewhere"
 
 
-def describe(free: Mapping[int, int], blocks: Mapping[int, Sequence[int]], demand: Demand) -> tuple[str, ...]:
+def describe(
+    free: Mapping[int, int],
+    blocks: Mapping[int, Sequence[int]],
+    demand: Demand,
+    running: Mapping[int, Collection[int]] | None = None,
+) -> tuple[str, ...]:
     """Describe a placement (docs/spec/superpod.md#selection).
 
     Args:
         free: how many servers each SuperPod had free for the job before, by its id.
         blocks: the ids of the SuperPods of each block, one for each of its servers, by the block's id.
         demand: what the job asks for.
+        running: the ids of the SuperPods in which pods of a block run already, by the block's id.
 
     Returns:
-        A sentence for each SuperPod that is used, then one for each reason for which others are not.
+        A sentence for each SuperPod with pods that run, one for each SuperPod that is used, then one for each reason
+        for which others are not.
     """
-    limits = demand.limits
+    limits, running = demand.limits, running or {}
     used: defaultdict[int, int] = defaultdict(int)
     hosted: defaultdict[int, list[int]] = defaultdict(list)
     for block, super_pods in sorted(blocks.items()):
@@ -30,7 +38,8 @@ def describe(free: Mapping[int, int], blocks: Mapping[int, Sequence[int]], deman
             hosted[number].append(block)
         for number in super_pods:
             used[number] += 1
-    sentences = [
+    sentences = [*_where_pods_run(running)]
+    sentences += [
         f"{_blocks(hosted[number])} in SuperPod {number}: {used[number]} of its {free.get(number, 0)} free servers, "
         f"{_reserve(free.get(number, 0) - used[number], limits)}"
         for number in sorted(used, key=lambda each: hosted[each])
@@ -38,11 +47,68 @@ def describe(free: Mapping[int, int], blocks: Mapping[int, Sequence[int]], deman
     others: defaultdict[str, list[int]] = defaultdict(list)
     for number in sorted(free):
         if number not in used:
-            others[_why_not(free[number], demand)].append(number)
-    for why, numbers in others.items():
-        named = some([f"{number} ({free[number]} free)" for number in numbers], _MOST_NAMED)
-        sentences.append(f"not SuperPod {named}: {why}")
+            joins = not demand.may_split and blocks.keys() <= running.keys()
+            others[_JOINS if joins else _why_not(free[number], demand)].append(number)
+    sentences += [f"not SuperPod {_named(numbers, free)}: {why}" for why, numbers in others.items()]
     return tuple(sentences)
+
+
+def describe_room(
+    free: Mapping[int, int], demand: Demand, running: Mapping[int, Collection[int]] | None = None
+) -> tuple[str, ...]:
+    """Describe what there is for the blocks of a job that waits.
+
+    Args:
+        free: how many servers each SuperPod has free for the job, by its id.
+        demand: what the job asks for.
+        running: the ids of the SuperPods in which pods of a block run already, by the block's id.
+
+    Returns:
+        A sentence about the job, one for each SuperPod with pods that run, then one for each number of blocks that
+        SuperPods have room for.
+    """
+    each = "may be split among SuperPods" if demand.may_split else "must be in one SuperPod"
+    sentences = [f"{count(demand.blocks, 'block')} of {count(demand.size, 'server')}, each of which {each}"]
+    sentences += _where_pods_run(running or {})
+    by_room: defaultdict[int, list[int]] = defaultdict(list)
+    for number in sorted(free):
+        by_room[free[number] // demand.size].append(number)
+    for room, numbers in sorted(by_room.items(), reverse=True):
+        if room:
+            sentences.append(f"SuperPod {_named(numbers, free)}: room for {count(room, 'block')}")
+        elif demand.may_split:
+            sentences.append(f"SuperPod {_named(numbers, free)}: room for a part of a block")
+        else:
+            sentences.append(f"not SuperPod {_named(numbers, free)}: {_why_not(free[numbers[0]], demand)}")
+    return tuple(sentences)
+
+
+def advise(demand: Demand, super_pods: int) -> tuple[str, ...]:
+    """Say what the makers advise against: a job of several blocks should have fewer than the cluster has SuperPods.
+
+    Args:
+        demand: what the job asks for.
+        super_pods: how many SuperPods have usable servers.
+    """
+    if demand.blocks == 1 or demand.blocks < super_pods:
+        return ()
+    there = f"it has {demand.blocks} blocks, and the cluster {count(super_pods, 'SuperPod')} with usable servers"
+    advice = "the makers advise fewer blocks than SuperPods"
+    return (f"{there}: {advice}; it is not refused for that, and several blocks may be in one SuperPod",)
+
+
+def _where_pods_run(running: Mapping[int, Collection[int]]) -> Iterator[str]:
+    hosted: defaultdict[int, list[int]] = defaultdict(list)
+    for block, super_pods in sorted(running.items()):
+        for number in sorted(set(super_pods)):
+            hosted[number].append(block)
+    for number, blocks in sorted(hosted.items(), key=lambda each: each[1]):
+        where = f"SuperPod {number}" if number >= 0 else "no known SuperPod"
+        yield f"{_blocks(blocks)} in {where}: pods of {'it' if len(blocks) == 1 else 'them'} run there"
+
+
+def _named(numbers: Sequence[int], free: Mapping[int, int]) -> str:
+    return some([f"{number} ({free[number]} free)" for number in numbers], _MOST_NAMED)
 
 
 def _blocks(numbers: Sequence[int]) -> str:

@@ -24,6 +24,7 @@ SERVER_TYPE = "servertype"
 CHIP_NAME = "node.kubernetes.io/npu.chip.name"
 SUPER_POD_LABEL = "huawei.com/topotree.superpodid"
 RACK_LABEL = "huawei.com/topotree.rackid"
+SERVER_LABEL = "huawei.com/topotree.serverid"
 
 _FAMILY_910 = "huawei-Ascend910"
 _CHIP_OF_SERVER_TYPE = {"Ascend910": "910A", "Ascend910B": "910B", "Ascend910A3": "A3"}

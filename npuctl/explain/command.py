@@ -1,10 +1,11 @@
 """Carries out ``npuctl explain`` and lays out its answer."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
@@ -75,9 +76,13 @@ def _render_job(job: _JobExplanation) -> RenderableType:
     summary = ", ".join(f"{number} {_STATES.get(state, state)}" for state, number in states.items())
     parts: list[RenderableType] = [Text(f"job {job.job}, {count(len(job.pods), 'pod')}: {summary}", style="bold")]
     alike: dict[object, list[Explanation]] = {}
+    blocks = {answer.blocks for answer in job.pods if answer.blocks}
+    if len(blocks) == 1:
+        parts += _blocks("\nblocks:", *blocks)
     for answer in job.pods:
         # The pods of a gang that fits are placed on different nodes.
         groups = tuple((group.reason, group.nodes) for group in answer.groups) if answer.state == "waits" else ()
+        nodes = tuple(each.node for each in answer.candidates) if answer.block is not None else ()
         key = (
             answer.state,
             answer.reason,
@@ -87,8 +92,9 @@ def _render_job(job: _JobExplanation) -> RenderableType:
             answer.chips,
             answer.vnpus,
             groups,
+            nodes,
         )
-        alike.setdefault(key, []).append(answer)
+        alike.setdefault(key, []).append(replace(answer, blocks=()) if len(blocks) == 1 else answer)
     for first, *others in alike.values():
         parts += [Text(""), render(first)]
         if others:
@@ -101,6 +107,9 @@ def render(answer: Explanation) -> RenderableType:
     """Lay out an explanation."""
     head = Text(f"pod {answer.namespace}/{answer.name} ", style="bold").append_text(_verdict(answer))
     parts: list[RenderableType] = [head]
+    if answer.blocks:
+        own = f" (its own is block {answer.block})" if answer.block is not None else ""
+        parts += _blocks(f"\nblocks of job {answer.job}{own}:", answer.blocks)
     if answer.groups and answer.state == "waits":
         parts += [Text("\nwhy not:", style="bold"), _groups(answer)]
     if answer.state == "waits":
@@ -118,6 +127,11 @@ def render(answer: Explanation) -> RenderableType:
         parts.append(Text("\nwithout effect here:", style="bold"))
         parts += [Text(f"  {sentence}") for sentence in answer.without_effect]
     return Stack(*parts)
+
+
+def _blocks(title: str, sentences: Iterable[str]) -> Iterator[Text]:
+    yield Text(title, style="bold")
+    yield from (Text(f"  {sentence}") for sentence in sentences)
 
 
 def _holdups(answer: Explanation) -> Iterator[Text]:
@@ -153,7 +167,8 @@ def _verdict(answer: Explanation) -> Text:
         case "fits":
             gang = ", and so do the other pods of its gang" if answer.gang else ""
             nodes = count(len(answer.candidates), "node")
-            return Text(f"{requests} and fits on {nodes} now{gang}; it is not bound yet")
+            where = " of the SuperPod of its block" if answer.block is not None else ""
+            return Text(f"{requests} and fits on {nodes}{where} now{gang}; it is not bound yet")
     waits = f"{requests} and waits: " if answer.request else "waits: "
     return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
 

@@ -18,6 +18,7 @@ from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.pod_devices import read_held
 from ascend.reasons import Category, Reason
+from npuctl.explain.blocks import describe_blocks
 from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import Group, NodeRefusal, as_values, group
@@ -60,6 +61,8 @@ class Explanation(msgspec.Struct, frozen=True):
         examined: the number of nodes on which remedies were searched.
         advice: what to do if there is no remedy, and for what chips are kept that it could use: sentences for people.
         without_effect: what it requests without effect, a sentence for each.
+        block: the id of its block, if it fits and its job has blocks.
+        blocks: the SuperPods of the blocks of its job, or what room there is for them; a sentence for each.
     """
 
     namespace: str
@@ -84,6 +87,8 @@ class Explanation(msgspec.Struct, frozen=True):
     examined: int = 0
     advice: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
+    block: int | None = None
+    blocks: tuple[str, ...] = ()
 
 
 def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
@@ -120,10 +125,14 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         nodes=refused,
         candidates=find_candidates(allocator, pod),
     )
+    asked = allocator.free_for_blocks(pod)
     try:
-        allocator.place(pod)
+        held = allocator.place(pod)
     except Refusal as refusal:
-        waiting = structs.replace(explanation, state="waits", reason=refusal.reason, message=refusal.message)
+        blocks = describe_blocks(allocator, pod, asked)
+        waiting = structs.replace(
+            explanation, state="waits", reason=refusal.reason, message=refusal.message, blocks=blocks
+        )
         request = None
         with contextlib.suppress(Refusal):
             request = allocator.engine.request_of(pod)
@@ -133,12 +142,15 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
             peers = frozenset(allocator.job_of(pod).pods)
             found = tuple(_search(objects, settings, now_ns, request, examined, peers=peers))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
-        kept = _kept(pod, allocator)
-        advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
-        if not advice and request is None:
-            advice = (_INVALID,)
-        return structs.replace(waiting, advice=advice)
-    return structs.replace(explanation, state="fits")
+        return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, is_valid=request is not None))
+    block = held.part.block if held.part is not None else None
+    return structs.replace(explanation, state="fits", block=block, blocks=describe_blocks(allocator, pod, asked))
+
+
+def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, *, is_valid: bool) -> tuple[str, ...]:
+    kept = _kept(pod, allocator)
+    advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
+    return advice or (() if is_valid else (_INVALID,))
 
 
 def _placed(explanation: Explanation, pod: Pod) -> Explanation:

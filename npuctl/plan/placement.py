@@ -14,8 +14,9 @@ from msgspec import structs
 from allocator.binding.annotations import Stamper
 from allocator.rules.job import JobKey, own_rank
 from allocator.settings import Settings
+from allocator.state.location import Level
 from allocator.state.reservation import Stage
-from allocator.superpods.choice import describe
+from allocator.superpods.choice import advise, describe
 from allocator.superpods.demand import Demand
 from allocator.superpods.repair import Verdict
 from ascend.annotations import BLOCK_SUPER_POD, read_block
@@ -213,7 +214,10 @@ class Planning:
                     PendingPod(pod.metadata.namespace, pod.name, job, refusal.reason, refusal.message, nodes)
                 )
         placed = tuple(self._placed.values())
-        blocks = {job: _blocks_of(job, placed, *each) for job, each in self._asked.items()}
+        super_pods = len(allocator.cluster.index.topology.places(Level.SUPER_POD))
+        blocks = {
+            job: (*_blocks_of(job, placed, *each), *advise(each[0], super_pods)) for job, each in self._asked.items()
+        }
         unplanned = tuple(
             UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(allocator.engine.without_effect(pod)))
             for pod in self._pods.values()

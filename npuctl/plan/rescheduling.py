@@ -138,13 +138,13 @@ class _Preview:
         if held is not None or not choice.pods:
             return Stage.JOB if held is None and stage is Stage.BLOCKS else None  # all pods of the block have gone
         case.why = case.why or choice.why
-        case.damaged |= {each.block for each in choice.pods if each.fault is not None and each.block is not None}
+        case.damaged |= choice.damaged
         case.faulty |= failing_nodes(choice)
         case.deleted = {each.pod.name: each.pod for each in choice.pods} | case.deleted
         self._cluster.faulty_nodes.note(case.key, case.faulty)
         self._planning.returning.add(str(case.key))
         all_are_placed = self._replace(case.key, [each.pod for each in choice.pods])
-        if all_are_placed or switches.reach is not Reach.WIDER or stage is Stage.JOB:
+        if all_are_placed or choice.is_switch or switches.reach is not Reach.WIDER or stage is Stage.JOB:
             return None
         has_blocks = any(each.block is not None for each in members)
         return Stage.BLOCKS if has_blocks and stage is Stage.PODS else Stage.JOB

@@ -1,8 +1,9 @@
 """From a fault of a chip until all pods of its job run again: device plugin, report, deletion, scheduler, Binding.
 
-In one process: the sandbox's API server, scheduler, and one node with a kubelet, the device plugin and simulated chips;
-the allocator; and nodes without a kubelet. What stands in for their kubelets and for the controller is here: it ends
-terminating pods, runs bound ones, and creates each pod anew once it is gone.
+In one process: the sandbox's API server, scheduler, and two nodes with a kubelet, the device plugin and simulated
+chips; the allocator; and nodes without a kubelet. A chip of one of the two fails, and the faulty pod's successor runs
+on the other one. What stands in for the other kubelets and for the controller is here: it ends terminating pods, runs
+bound ones, and creates each pod anew once it is gone.
 """
 
 import asyncio
@@ -48,13 +49,13 @@ _REACHES: Final = {
 async def measure(run: Run) -> Outcome:
     servers, pods, times = (each[run.quick] for each in (_SERVERS, _PODS, _TIMES))
     outcome = Outcome()
-    titles = ("reported ms", "deleted ms", "all bound p50 ms", "max ms")
+    titles = ("reported ms", "deleted ms", "all bound p50 ms", "max ms", "all running p50 ms", "max ms")
     shown = table("rescheduled", "pods", *titles)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
-        scene = await stack.enter_async_context(_scene(folder, servers))
+        scene = await stack.enter_async_context(_scene(folder, servers, pods // 2))
         for reach, labels in _REACHES.items():
-            found: dict[str, list[float]] = {"reported": [], "deleted": [], "bound": []}
+            found: dict[str, list[float]] = {"reported": [], "deleted": [], "bound": [], "running": []}
             for number in run.steps(f"{reach} of {pods}", times):
                 for name, took_s in (await scene.fault(f"train{len(scene.done)}", pods, labels)).items():
                     found[name].append(took_s)
@@ -64,12 +65,14 @@ async def measure(run: Run) -> Outcome:
             shown.add_row(
                 *(reach, f"{1 if 'pod-rescheduling' in labels else pods}", ms(p50(found["reported"]))),
                 *(ms(p50(found["deleted"])), ms(p50(found["bound"])), ms(max(found["bound"]))),
+                *(ms(p50(found["running"])), ms(max(found["running"]))),
             )
     outcome.show(
         f"rescheduling: a job of {pods} pods in 2 blocks, on {_SUPER_PODS} SuperPods of {servers} nodes",
         shown,
         "From the fault of a simulated chip until its report says so, until the pods are deleted (a fault has to last",
-        "2 s before), and until all pods of the job are bound again, in the SuperPods of their blocks.",
+        "2 s before), until all pods of the job are bound again, in the SuperPods of their blocks, and until all run.",
+        "The successor of the faulty pod is run by the sandbox's kubelet, which asks the device plugin for its chips.",
     )
     return outcome
 
@@ -78,13 +81,14 @@ async def measure(run: Run) -> Outcome:
 class _Scene:
     client: KubeClient
     node: SandboxNode
+    spare: SandboxNode
     done: list[int] = field(default_factory=list)
 
     async def fault(self, job: str, pods: int, labels: dict[str, str]) -> dict[str, float]:
         """Run a job, let a chip of its pod on the node with the device plugin fail; return how long each step took."""
-        controller = _Controller(self.client, job, pods, labels, self.node.name)
+        controller = _Controller(self.client, job, pods, labels, {self.node.name, self.spare.name})
         async with running(controller.run()):
-            await _until(controller.is_bound, f"{job} is bound")
+            await _until(controller.is_running, f"{job} runs")
             before = dict(controller.by_rank)
             lost = {rank for rank, pod in before.items() if pod.spec.node_name == self.node.name}
             assert len(lost) == 1, f"{len(lost)} pods of {job} are on {self.node.name}"
@@ -95,30 +99,35 @@ class _Scene:
             uids = {before[rank].uid for rank in gone}
             took["deleted"] = await _until(lambda: controller.has_seen_the_end_of(uids), "pods are deleted") - began_s
             took["bound"] = await _until(controller.is_bound, f"{job} is bound again") - began_s
+            took["running"] = await _until(controller.is_running, f"{job} runs again") - began_s
             for rank, pod in controller.by_rank.items():
                 was = before[rank]
                 assert pod.metadata.annotations[BLOCK_SUPER_POD] == was.metadata.annotations[BLOCK_SUPER_POD]
                 assert (pod.uid == was.uid) is (rank not in gone)
-                assert rank not in lost or pod.spec.node_name != self.node.name
+                assert rank not in lost or pod.spec.node_name == self.spare.name
         await controller.remove()
         self.node.edit_chip(_CHIP, fault_codes=[], health="Healthy")
-        await _until(self._is_healthy, "the chip is healthy again")
+        await _until(self.is_healthy, "the chip is healthy again")
         return took
 
     async def _is_reported(self) -> bool:
         report = await self.client.get(CONFIG_MAPS, config_map_name(self.node.name), NAMESPACE)
         return bool(decode_report(report.data).unhealthy >> _CHIP & 1)
 
-    async def _is_healthy(self) -> bool:
-        report = decode_report((await self.client.get(CONFIG_MAPS, config_map_name(self.node.name), NAMESPACE)).data)
-        allocatable = (await self.client.get(NODES, self.node.name)).allocatable_chips
-        return report.free == ASCEND_A3_16.all_chips and allocatable == ASCEND_A3_16.chips
+    async def is_healthy(self) -> bool:
+        """Whether all chips of both nodes are free."""
+        for name in (self.node.name, self.spare.name):
+            report = decode_report((await self.client.get(CONFIG_MAPS, config_map_name(name), NAMESPACE)).data)
+            allocatable = (await self.client.get(NODES, name)).allocatable_chips
+            if report.free != ASCEND_A3_16.all_chips or allocatable != ASCEND_A3_16.chips:
+                return False
+        return True
 
 
 class _Controller:
     """Creates the pods of a job anew, and does what the kubelets of nodes without one would."""
 
-    def __init__(self, client: KubeClient, job: str, pods: int, labels: dict[str, str], with_kubelet: str) -> None:
+    def __init__(self, client: KubeClient, job: str, pods: int, labels: dict[str, str], with_kubelet: set[str]) -> None:
         self._client = client
         self._job = job
         self._pods = pods
@@ -137,6 +146,9 @@ class _Controller:
     async def is_bound(self) -> bool:
         bound = [pod for pod in self.by_rank.values() if pod.spec.node_name and pod.is_live]
         return len(bound) == self._pods
+
+    async def is_running(self) -> bool:
+        return await self.is_bound() and all(pod.status.phase == "Running" for pod in self.by_rank.values())
 
     async def has_seen_the_end_of(self, uids: set[str]) -> bool:
         return uids <= self.ended
@@ -160,7 +172,7 @@ class _Controller:
         self.ended |= {pod.uid for pod in self.by_rank.values()} - {pod.uid for pod in live.values()}
         self.by_rank = live
         for pod in listed:
-            if pod.spec.node_name == self._with_kubelet:
+            if pod.spec.node_name in self._with_kubelet:
                 if not pod.is_live:
                     await self._delete(pod)
             elif pod.is_terminating:
@@ -215,31 +227,36 @@ class _Controller:
 
 
 @asynccontextmanager
-async def _scene(folder: Path, servers: int) -> AsyncIterator[_Scene]:
+async def _scene(folder: Path, servers: int, spare: int) -> AsyncIterator[_Scene]:
+    """A cluster; ``spare`` is the index of the first server of SuperPod 0 that is free beside a block."""
+    with_kubelet = 1, spare  # 0 is that of the master, with which all pods go
     async with AsyncExitStack() as stack:
-        sandbox = SandboxCluster(folder, ("a3-0-1",), product=ASCEND_A3_16)
-        cluster = await stack.enter_async_context(sandbox)
-        (node,) = cluster.nodes
-        node.edit_server(super_pod_id=0, server_index=1)  # not that of the master, with which all pods go
+        names = [f"a3-0-{index}" for index in with_kubelet]
+        cluster = await stack.enter_async_context(SandboxCluster(folder, names, product=ASCEND_A3_16))
+        for node, index in zip(cluster.nodes, with_kubelet, strict=True):
+            node.edit_server(super_pod_id=0, server_index=index)
 
-        async def is_labelled() -> bool:
-            return bool(await cluster.client.patch(NODES, node.name, {"metadata": {"labels": _SELECTOR}}))
+        async def are_labelled() -> bool:
+            labels: JsonObject = {"metadata": {"labels": _SELECTOR}}
+            return all([await cluster.client.patch(NODES, name, labels) for name in names])
 
-        await _until(is_labelled, "the kubelet has created its node")
+        await _until(are_labelled, "the kubelets have created their nodes")
         for super_pod in range(_SUPER_PODS):
             for index in range(servers):
-                if (super_pod, index) != (0, 1):
+                if super_pod or index not in with_kubelet:
                     await cluster.client.create(NODES, server(super_pod, index))
         kubeconfig = str(cluster.write_kubeconfig("programs"))
-        await stack.enter_async_context(running(Plugin(_plugin_settings(node, kubeconfig)).run()))
+        for node in cluster.nodes:
+            await stack.enter_async_context(running(Plugin(_plugin_settings(node, kubeconfig)).run()))
         addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}
         given: dict[str, Any] = {"reschedule": "on", "super_pod_size": servers, "reserve_nodes": 1}
         settings = fixed_settings(Settings, None, {"kubeconfig": kubeconfig, **addresses, **given})
         app = await stack.enter_async_context(AllocatorApp(settings))
         await app.synced()
         await cluster.start_scheduler(f"http://{app.extender_address}/scheduler")
-        scene = _Scene(cluster.client, node)
-        await _until(scene._is_healthy, "the device plugin offers its chips")
+        failing, spare_one = cluster.nodes
+        scene = _Scene(cluster.client, failing, spare_one)
+        await _until(scene.is_healthy, "the device plugins offer their chips")
         yield scene
 
 

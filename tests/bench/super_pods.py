@@ -1,4 +1,4 @@
-"""How long the allocator takes to place a large job with blocks, and to place it again after faults."""
+"""How long the allocator takes to place a large job with blocks, to place it again after faults, and to refuse one."""
 
 import gc
 import random
@@ -31,22 +31,25 @@ _SIZE: Final = 48
 async def measure(run: Run) -> Outcome:
     numbers, servers, pods, times = (each[run.quick] for each in (_SUPER_PODS, _SERVERS, _PODS, _TIMES))
     outcome = Outcome()
-    titles = ("placed p50 ms", "max ms", f"{_FAULTS} faults p50 ms", "max ms")
+    titles = ("placed p50 ms", "max ms", f"{_FAULTS} faults p50 ms", "max ms", "refused p50 ms", "max ms")
     shown = table("cluster", "nodes of a block", *titles)
     for fill_name, fill in _FILLS.items():
         for size in _BLOCKS:
             world = _world(numbers, servers, fill, run.seed)
             placed: list[float] = []
             repaired: list[float] = []
+            refused: list[float] = []
             for number in run.steps(f"{fill_name}, {pods:,} pods in blocks of {size}", times):
                 one, other = _measure(world, pods, size, f"train{number}", random.Random(run.seed + number))
                 placed.append(one)
                 repaired.append(other)
+                refused.append(_refused(world, pods, f"large{number}"))
             outcome.raw[f"{fill_name}, blocks of {size}, placed, s"] = placed
             outcome.raw[f"{fill_name}, blocks of {size}, repaired, s"] = repaired
+            outcome.raw[f"{fill_name}, after blocks of {size}, refused, s"] = refused
             shown.add_row(
                 *(fill_name, f"{size}", ms(p50(placed)), ms(max(placed))),
-                *(ms(p50(repaired)), ms(max(repaired))),
+                *(ms(p50(repaired)), ms(max(repaired)), ms(p50(refused)), ms(max(refused))),
             )
     outcome.show(
         f"super_pods: a job of {pods:,} pods of {CHIPS} chips on {servers:,} nodes in {numbers} SuperPods",
@@ -54,6 +57,7 @@ async def measure(run: Run) -> Outcome:
         "placed: from the first pod's request until all are reserved in one step.",
         f"faults: {_FAULTS} of its nodes fail while it runs, in different SuperPods; from the request of the first new",
         "pod until all have seats, each in the SuperPod of its block. Goals: 200 ms and 50 ms.",
+        f"refused: another job of about as many pods, in blocks of {_SIZE} nodes, for which no SuperPod has room.",
     )
     return outcome
 
@@ -95,6 +99,19 @@ def _measure(world: World, count: int, size: int, name: str, chance: random.Rand
         world.cluster.pod_deleted(each)
     world.add(*healthy)
     return placed_s, repaired_s
+
+
+def _refused(world: World, count: int, name: str) -> float:
+    """Try to place a job whose blocks are larger than any SuperPod; return how long that took."""
+    world.add(*(pods := job(count // _SIZE * _SIZE, _SIZE, name=name)))
+    gc.collect()
+    started_s = time.perf_counter()
+    refusal = world.refusal(pods[-1])
+    took_s = time.perf_counter() - started_s
+    assert "there is room for 0" in refusal.message
+    for each in pods:
+        world.cluster.pod_deleted(each)
+    return took_s
 
 
 def _repairable(world: World, running: list[Pod], chance: random.Random) -> list[Pod]:

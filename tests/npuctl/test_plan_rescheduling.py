@@ -100,6 +100,20 @@ def test_a_damaged_block_is_patched_in_its_super_pod_and_the_other_is_kept(
     assert "not SuperPod" not in told  # the block is not placed anew
 
 
+def test_only_the_pod_that_a_hot_switch_has_switched_away_from_goes(tmp_path: Path) -> None:
+    """Its successor waits, as long as its backup runs: nothing more goes for that."""
+    pods = job("0-0", "0-1", "1-0", "1-1", labels=WIDER | {"subHealthyStrategy": "hotSwitch"})
+    pods[2]["metadata"]["annotations"] |= {"needVolcanoOpe": "delete", "backupNewPodName": "sp-2-hot"}
+    sub_healthy = report("1-0")
+    healthy = DeviceReport(free=0xFFFF, unhealthy=0, network_unhealthy=0, update_time_s=1_767_225_600)
+    sub_healthy["data"] = {**encode_report(healthy), "SwitchInfoCfg": '{"NodeStatus": "SubHealthy"}'}
+    answer, _ = plan(tmp_path, *servers(2, 2), stateful_set(4), sub_healthy, *pods, status=3)
+    (found,) = answer["rescheduled"]
+    assert found["delete"] == ["sp-2"]
+    assert found["why"].endswith("subHealthyStrategy is hotSwitch: pod sp-2-hot takes over")
+    assert [each["name"] for each in answer["pending"]] == ["sp-2"]
+
+
 def test_a_block_without_room_moves_with_all_of_its_pods(tmp_path: Path) -> None:
     lost = super_pod_node(0, 0)
     lost["status"]["conditions"][0]["status"] = "False"

@@ -18,8 +18,8 @@ from allocator.rescheduling.reset_config import ResetConfigs
 from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
 from ascend.errors import ApiError
 from ascend.kube.events import Regarding
-from ascend.kube.objects import Pod
-from tests.allocator.builders import GROUP, World, node, owned_by, pod
+from ascend.kube.objects import ConfigMap, Pod
+from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
 
 OPTIONS = Options(dry_run=False, not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
 
@@ -198,3 +198,8 @@ def waiting(each: Pod) -> Pod:
 
 def lost(name: str) -> Any:
     return node(name, ready=False)
+
+
+def sub_healthy(name: str) -> ConfigMap:
+    """The report of a node whose switches are sub-healthy."""
+    return report(name, data={**report(name).data, "SwitchInfoCfg": '{"NodeStatus": "SubHealthy"}'})

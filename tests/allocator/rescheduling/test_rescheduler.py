@@ -10,7 +10,7 @@ from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, RELEASE_AFTER_S, RESEND_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory, decode
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import BACKUP_SOURCE, MIN_AVAILABLE
 from ascend.chips import chip_set
 from ascend.errors import ApiError
 from ascend.kube.events import Regarding
@@ -18,7 +18,7 @@ from ascend.kube.objects import Metadata
 from ascend.kube.workloads import BatchJob, BatchJobSpec, PodConditionPattern, PodFailurePolicy, PodFailureRule
 from tests.allocator.builders import GROUP, node, owned_by, pod, report
 from tests.allocator.rescheduling.cases import of_area
-from tests.allocator.rescheduling.scene import Crashed, anew, job, lost, scene
+from tests.allocator.rescheduling.scene import Crashed, anew, job, lost, scene, sub_healthy, waiting
 
 
 async def test_all_pods_of_a_job_go_when_a_chip_of_one_fails() -> None:
@@ -31,6 +31,35 @@ async def test_all_pods_of_a_job_go_when_a_chip_of_one_fails() -> None:
     assert stage.about[-1] == Regarding("StatefulSet", "train", "default", "u", "apps/v1")
     assert stage.said[-1][1].startswith("3 of its pods were deleted, 1 of them faulty: node n2 reports")
     assert await stage.look(1.0) == []
+
+
+@pytest.mark.parametrize("label", ["none", "pod_rescheduling", "process_recover_enable"])
+async def test_only_the_pod_goes_from_which_a_hot_switch_has_switched_away(label: str) -> None:
+    """Also where that is the master, as here, and where its controller creates it anew although its backup runs."""
+    said: dict[str, Any] = {} if label == "none" else {label: "on"}
+    pods = job(3, subHealthyStrategy="hotSwitch", **said)
+    standing_by = {**pods[0].metadata.annotations, BACKUP_SOURCE: "train-0"}
+    named = replace(anew(pods[0]).metadata, name="train-0-hot", annotations=standing_by)
+    backup = replace(pods[0], metadata=named, spec=replace(pods[0].spec, node_name="n9"))
+    prepared = {**pods[0].metadata.annotations, "needVolcanoOpe": "delete", "backupNewPodName": "train-0-hot"}
+    pods[0] = replace(pods[0], metadata=replace(pods[0].metadata, annotations=prepared))
+    stage = scene(pods)
+    stage.world.add(backup, sub_healthy("n1"))
+    assert await stage.settle() == ["train-0"]
+    assert stage.deleted == [("train-0", FORCED_GRACE_S)]
+    sentence = "node n1 is sub-healthy, and subHealthyStrategy is hotSwitch: pod train-0-hot takes over"
+    assert (DELETED, f"deleted, to be created anew: {sentence}") in stage.said
+    stage.world.add(waiting(replace(pods[0], metadata=replace(pods[0].metadata, uid="another"))))
+    await stage.look(1.0)
+    assert await stage.look(10 * JOB_AFTER_S) == []
+
+
+async def test_all_pods_go_when_a_chip_fails_although_a_hot_switch_goes_on() -> None:
+    pods = job(3, subHealthyStrategy="hotSwitch")
+    prepared = {**pods[0].metadata.annotations, "needVolcanoOpe": "delete"}
+    stage = scene([replace(pods[0], metadata=replace(pods[0].metadata, annotations=prepared)), *pods[1:]])
+    stage.world.add(sub_healthy("n1"), report("n2", unhealthy=[5]))
+    assert await stage.settle() == ["train-0", "train-1", "train-2"]
 
 
 async def test_a_fault_that_passes_at_once_deletes_nothing() -> None:

@@ -3,7 +3,7 @@
 from allocator.rescheduling.budget import too_many_faults
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from tests.allocator.builders import report
-from tests.allocator.rescheduling.scene import job, lost, scene
+from tests.allocator.rescheduling.scene import job, lost, scene, sub_healthy
 
 
 def test_a_share_is_not_rounded_down() -> None:
@@ -41,8 +41,7 @@ async def test_many_nodes_that_are_sub_healthy_at_one_time_are_not_left() -> Non
     pods = [each for n in range(1, 31) for each in job(1, name=f"j{n}", first_node=n, subHealthyStrategy="forceExit")]
     stage = scene([*pods, *job(1, first_node=31)])
     for number in range(1, 31):
-        healthy = report(f"n{number}")
-        stage.world.add(report(f"n{number}", data={**healthy.data, "SwitchInfoCfg": '{"NodeStatus": "SubHealthy"}'}))
+        stage.world.add(sub_healthy(f"n{number}"))
     stage.world.add(report("n31", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
     assert "it stays on its sub-healthy node: more than 4 of 40 nodes are sub-healthy at one time" in stage.said[0][1]

@@ -8,6 +8,7 @@ import pytest
 from allocator.rescheduling.faults import read_node
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster_info import LAG_S
+from allocator.state.location import Location
 from ascend.chips import chip_set
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.errors import Refusal
@@ -69,6 +70,12 @@ def test_a_chip_that_only_clusterd_knows_to_be_faulty_is_not_given_and_makes_its
     assert faults(made) == [3]
     made.cluster.reports.info_applied(devices(n1=entry(at_s=NOW_S + 1)))
     assert (healthy_chips(made), faults(made)) == (8, [])
+
+
+def test_the_place_of_a_node_that_only_clusterd_knows_counts() -> None:
+    made = world()
+    made.cluster.reports.info_applied(devices(n1=entry(SuperPodID=3, ServerIndex=7, RackID=5)))
+    assert made.cluster.index.topology.location("n1") == Location(3, 7, rack=5)
 
 
 def test_a_fault_that_clusterd_filters_makes_no_pod_faulty_but_the_chip_is_not_given() -> None:

@@ -13,13 +13,13 @@ from allocator.state.index import NodeIndex
 from allocator.state.location import NOWHERE, Level, Location, read_location
 from allocator.state.node import Offer
 from allocator.state.report import NO_REPORT
-from ascend.annotations import SERVER_INDEX, SUPER_POD_ID, UNKNOWN
+from ascend.annotations import RACK_ID, SERVER_INDEX, SUPER_POD_ID, UNKNOWN
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.errors import Refusal
 from ascend.kube.objects import Node
 from ascend.products import ASCEND_A3_8
 from ascend.reasons import Reason
-from ascend.rules.identity import RACK_LABEL, SUPER_POD_LABEL
+from ascend.rules.identity import RACK_LABEL, SERVER_LABEL, SUPER_POD_LABEL
 from tests.allocator.builders import World, node, pod, report
 
 NAMES = [f"n{number}" for number in range(6)]
@@ -89,6 +89,10 @@ def test_a_copy_has_the_locations_of_then() -> None:
         ({SUPER_POD_ID: "9" * 30}, {}, NOWHERE),
         ({SUPER_POD_ID: "2"}, {SUPER_POD_LABEL: "7", RACK_LABEL: "1"}, Location(2, rack=1)),
         ({}, {RACK_LABEL: "0"}, Location(rack=0)),
+        ({RACK_ID: "3"}, {RACK_LABEL: "0"}, Location(rack=3)),
+        ({}, {SUPER_POD_LABEL: "7", SERVER_LABEL: "4"}, Location(7, 4)),
+        ({SERVER_INDEX: "5"}, {SUPER_POD_LABEL: "7", SERVER_LABEL: "4"}, Location(7, 5)),
+        ({SERVER_INDEX: "-2"}, {SUPER_POD_LABEL: "7", SERVER_LABEL: "4"}, Location(7, 4)),
     ],
 )
 def test_a_node_says_where_it_is(annotations: dict[str, str], labels: dict[str, str], expected: Location) -> None:
@@ -99,12 +103,12 @@ def test_a_node_says_where_it_is(annotations: dict[str, str], labels: dict[str, 
 
 def test_the_report_counts_before_the_node_and_a_field_that_is_missing_says_nothing() -> None:
     world = World()
-    data = encode_report(DeviceReport(0xFF, 0, 0, update_time_s=1, super_pod_id=0, server_index=9))
-    world.add(annotated("n1", superPodID="4", serverIndex="1"), report("n1", data=data))
-    assert world.cluster.index.topology.location("n1") == Location(0, 9)
+    data = encode_report(DeviceReport(0xFF, 0, 0, update_time_s=1, super_pod_id=0, server_index=9, rack_id=5))
+    world.add(annotated("n1", superPodID="4", serverIndex="1", rackID="2"), report("n1", data=data))
+    assert world.cluster.index.topology.location("n1") == Location(0, 9, rack=5)
 
     world.add(report("n1", data=encode_report(DeviceReport(0xFF, 0, 0, update_time_s=2))))
-    assert world.cluster.index.topology.location("n1") == Location(4, 1)
+    assert world.cluster.index.topology.location("n1") == Location(4, 1, rack=2)
 
 
 def test_a_node_that_is_gone_is_nowhere() -> None:

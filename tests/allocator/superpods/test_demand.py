@@ -13,7 +13,7 @@ from ascend.kube.objects import Pod, PodSpec
 from ascend.products import ATLAS_850_8, PRODUCTS
 from ascend.reasons import Reason
 from tests.allocator.builders import pod, selecting
-from tests.allocator.superpods.cases import of_area
+from tests.allocator.superpods.cases import of_area, of_id
 
 A3 = frozenset({"A3-16"})
 
@@ -63,16 +63,18 @@ def test_a_block_below_an_atlas_850_server_is_refused() -> None:
 
 
 # Of a single pod the rules for its product and its block are elsewhere: it has no demand.
-@of_area("superpod.validate.a3", without=("validate-a3-1", "validate-a3-2", "validate-a3-3"))
+# Cases validate-a3-1 to 3 have no pods, which is no job: they are run with two pods, each on a whole server.
+@of_area("superpod.validate.a3")
 def test_blocks_are_valid_as_in_the_cases(case: dict[str, Any]) -> None:
     given = case["given"]
-    chips, number, pods = given["node_npus"], given["req_npus"], given["npu_pods"]
+    chips, pods = given["node_npus"], given["npu_pods"] or 2
+    number = given["req_npus"] or chips * pods
     block = str(given["sp_block"]) if given["sp_block"] is not None else None
     each = number // pods
     product = PRODUCTS[f"A3-{chips}"]
     try:
         read_demand(
-            asked(block, chips=each, pods=pods, products=frozenset({product.name}), size=given["super_pod_size"])
+            asked(block, chips=each, pods=pods, products=frozenset({product.name}), size=given["super_pod_size"] or 48)
         )
         made = pod("p0", each, annotations={"sp-block": block} if block is not None else {})
         refused = refused_demand(made, each if pods == 1 else None)
@@ -100,6 +102,13 @@ def test_an_invalid_block_is_refused_with_its_value(given: dict[str, Any], sente
         read_demand(asked(**given))
     assert refused.value.reason is Reason.INVALID_REQUEST
     assert "job default/train requests blocks of nodes of one SuperPod" in refused.value.message
+
+
+@of_id("infer-5")
+def test_a_service_whose_blocks_have_no_node_is_refused(case: dict[str, Any]) -> None:
+    assert (case["given"]["block_nodes"], case["expect"]) == (0, {"error": True})
+    with pytest.raises(Refusal, match="sp-block='0' is not a number of chips above 0"):
+        read_demand(asked("0", labels={"inferserviceid": "s1"}))
 
 
 def test_only_a3_servers_form_super_pods() -> None:

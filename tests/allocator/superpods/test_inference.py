@@ -52,6 +52,7 @@ def test_a_job_that_wants_to_be_near_stays_where_its_first_block_is() -> None:
     assert [share.super_pod for share in shares] == [1, 1, 1]
 
 
+# Case infer-5, a block of no nodes, is refused before (test_demand.py).
 @of_area("inferservice.place", without=("infer-5",))
 def test_a_service_is_placed_as_in_the_cases(case: dict[str, Any]) -> None:
     given, expected = case["given"], case["expect"]

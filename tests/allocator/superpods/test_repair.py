@@ -86,7 +86,7 @@ def test_a_job_goes_on_where_each_super_pod_has_the_nodes_that_it_lacks(case: di
 
 
 def test_nothing_is_planned_for_a_job_that_lacks_nothing() -> None:
-    """The case resched-gate-7 refuses it."""
+    """The case resched-gate-7 refuses it (docs/deviations.md)."""
     plan = place_job(job(running := ["b0", "b1"], staying=running), nodes_of("b2"), blocks_of(2))
     assert isinstance(plan, Plan)
     assert not plan.placed

