@@ -147,7 +147,7 @@ class OfferMaker:
                 order=order,
                 metrics=node.metrics,
                 on_watched=lambda: self._watched(device_type),
-                before_first_call=reconciler.catch_up if node.lock.took_over else None,
+                before_first_call=reconciler.catch_up,
                 device_type=device_type,
             )
 

@@ -17,6 +17,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NAME = "ascend910.lock"
 SUCCESSOR_NAME = "ascend910.successor.lock"
+UNSETTLED_S = 5.0
+"""An instance that found the lock free lets another one stand by after so long, whatever keeps it from registering."""
 RETRY_S = 0.05
 """Only while another instance lives; an upgrade of the plugin waits for this."""
 
@@ -31,12 +33,11 @@ class InstanceLock:
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
         self._successor_path = directory / SUCCESSOR_NAME
+        self._name = secrets.token_hex(8)
         self._file: BinaryIO | None = None
         self._successor: BinaryIO | None = None
         self.problem: str | None = f"waiting for the lock {self._path}"
         """Why this instance must not work yet; None while it holds the lock."""
-        self.took_over = False
-        """Whether this instance has the lock after another one that was running."""
 
     @property
     def stands_by(self) -> bool:
@@ -46,13 +47,16 @@ class InstanceLock:
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Hold the lock within the block; wait while another instance has it or the folder is missing."""
+        unsettled: asyncio.TimerHandle | None = None
         try:
-            self.took_over = await self._wait()
-            if not self.took_over:
-                self.settle()
+            if not await self._wait():
+                # The lock may be free because a successor has died. Then the instance before still answers the kubelet.
+                unsettled = asyncio.get_running_loop().call_later(UNSETTLED_S, self.settle)
             self.problem = None
             yield
         finally:
+            if unsettled is not None:
+                unsettled.cancel()
             self.settle()
             if self._file is not None:
                 self._file.close()
@@ -74,12 +78,14 @@ class InstanceLock:
         try:
             _take(self._successor_path).close()
         except BlockingIOError:
-            # A kubelet that starts empties the folder, so the file may be gone by now.
-            with suppress(OSError):
-                return self._successor_path.read_text(errors="replace")
+            return _content(self._successor_path)
         except OSError:
             return None
         return None
+
+    def is_held_by(self, name: str) -> bool:
+        """Return whether the instance that took the lock last has this name."""
+        return _content(self._path) == name
 
     @contextmanager
     def if_free(self) -> Iterator[bool]:
@@ -106,6 +112,7 @@ class InstanceLock:
             raise LockLost(f"{self._path} was recreated and can't be locked: {error.strerror}") from error
         self._file.close()
         self._file = fresh
+        self._sign(fresh, self._path)
 
     def is_still_ours(self) -> bool:
         """Return whether no other instance has taken over; to be called while the lock is held."""
@@ -135,24 +142,35 @@ class InstanceLock:
                     was_taken = True
                 await asyncio.sleep(RETRY_S)
             else:
+                self._sign(self._file, self._path)
                 return was_taken
 
     def _stand_by(self) -> None:
         if self._successor is not None:
             return
         self._successor = _take(self._successor_path)
+        self._sign(self._successor, self._successor_path)
+
+    def _sign(self, file: BinaryIO, path: Path) -> None:
         try:
-            self._successor.truncate(0)
-            self._successor.write(secrets.token_hex(8).encode())
+            file.truncate(0)
+            file.write(self._name.encode())
         except OSError as error:
-            # It works without: the name only distinguishes two successors that follow each other within seconds.
-            log.warning("can't write the name of this instance", path=str(self._successor_path), error=error.strerror)
+            # It works without: the name only distinguishes successors that follow each other within seconds.
+            log.warning("can't write the name of this instance", path=str(path), error=error.strerror)
 
     def _is_in_place(self, file: BinaryIO) -> bool:
         try:
             return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         except OSError:
             return False
+
+
+def _content(path: Path) -> str | None:
+    # A kubelet that starts empties the folder, so the file may be gone by now.
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return None
 
 
 def _take(path: Path) -> BinaryIO:

@@ -37,6 +37,8 @@ BY_SOCKET = (1, 37)
 LIMIT_S = 5.0
 """How long the successor may take to register; a pod's grace period is 10 s."""
 POLL_S = 0.02
+LOOKS = 2
+"""So many looks in a row must not find a successor: one that has just taken the lock writes its name a moment later."""
 VERSION_LIMIT_S = 1.0
 STREAM_END_S = 0.5
 SETTLE_S = 0.05
@@ -191,7 +193,9 @@ class Succession:
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(LIMIT_S):
-                while self._is_awaited():  # noqa: ASYNC110 - files send no notification
+                looks = 0
+                while looks < LOOKS:
+                    looks = 0 if self._is_awaited() else looks + 1
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("the other instance has not registered in time", limit_s=LIMIT_S)
@@ -209,8 +213,10 @@ class Succession:
             log.warning("the kubelet does not notice that no instance is left", error=str(error))
 
     def _is_awaited(self) -> bool:
-        """Whether the successor is taking over, or has died and may be started again: calls come here until then."""
-        if self._lock.successor() == self._successor:
+        """Whether the successor is taking over, or has died and is started again: calls come here until then."""
+        successor = self._lock.successor()
+        # One that stands by while another has the lock is the successor of that.
+        if successor is not None and (successor == self._successor or self._lock.is_held_by(successor)):
             return True
         with self._lock.if_free() as is_free:
             return is_free

@@ -259,3 +259,47 @@ async def test_an_unknown_version_of_the_kubelet_leaves_no_lapse(folder: Path, m
 )
 def test_the_version_of_the_kubelet_decides(version: str, *, expected: bool) -> None:
     assert distinguishes_plugins(version) == expected
+
+
+@KUBELETS
+async def test_the_old_instance_answers_until_the_successor_of_one_that_died_is_registered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, race: bool
+) -> None:
+    restore = Reconciler.restore
+    restored, begun, may_go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def never(_: Reconciler) -> None:
+        restored.set()
+        await asyncio.Event().wait()
+
+    async def slow(reconciler: Reconciler) -> None:
+        await restore(reconciler)
+        begun.set()
+        await may_go_on.wait()
+
+    async with whole_node(folder, reregistration_race=race) as whole, running(Plugin(whole.settings()).run()) as old:
+        await until(whole.offers_chips)
+        monkeypatch.setattr(Reconciler, "restore", never)
+        new = Plugin(whole.settings())
+        async with running(new.run()) as successor:
+            await until(lambda: new.http_address)
+            await answers(new, "/standbyz", 200, "")
+            old.cancel()
+            await restored.wait()
+            await ended(successor)
+        monkeypatch.setattr(Reconciler, "restore", slow)
+        again = Plugin(whole.settings())
+        async with running(again.run()):
+            await begun.wait()
+            lapses = Lapses(whole)
+            async with running(lapses.run()):
+                # It has the lock, and has rebuilt its ledger.
+                await whole.bind("from-the-old", 0, 1)
+                check_hand_over(whole, await whole.claimed("from-the-old"))
+                may_go_on.set()
+                await asyncio.wait([old])
+            assert is_registered(again)
+            assert lapses.seen == []
+            await whole.bind("from-the-new", 2, 3)
+            check_hand_over(whole, await whole.claimed("from-the-new"))
+            assert {each.pod for each in again.handovers} == {"default/from-the-old", "default/from-the-new"}
