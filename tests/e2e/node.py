@@ -45,6 +45,10 @@ class WorldNode(ABC):
     async def container(self, pod: Pod) -> ContainerView:
         """Return the inside of the pod's container."""
 
+    @abstractmethod
+    def add_device_nodes(self, *names: str) -> None:
+        """Add device nodes to those of the driver."""
+
     async def ledger(self) -> dict[str, tuple[int, ...]]:
         """Return the kubelet's own ledger: physical chip ids by ``namespace/name`` of the pod."""
         pods = (await read_ledger(self.pod_resources_socket)).pods

@@ -78,6 +78,9 @@ class RealNode(WorldNode):
 
         return await asyncio.to_thread(look)
 
+    def add_device_nodes(self, *names: str) -> None:
+        cluster_nodes.make_device_nodes(self._node.folder / "chips", names)
+
 
 class RealWorld(World):
     """A world on a running real cluster."""

@@ -77,6 +77,7 @@ class SandboxWorldNode(WorldNode):
         self.name = node.name
         self.pod_resources_socket = node.kubelet.pod_resources_socket
         self.state_file = node.state_file
+        self._device_root = node.device_root
 
     async def restart_kubelet(self) -> None:
         await self._kubelet.restart()
@@ -89,6 +90,10 @@ class SandboxWorldNode(WorldNode):
         container = self._kubelet.container(pod.key, "main")
         inside = (Path(path) for path in container.devices)
         return ContainerView(container.env, frozenset(path.name for path in inside if path.name.startswith("davinci")))
+
+    def add_device_nodes(self, *names: str) -> None:
+        for name in names:
+            (self._device_root / name).touch()
 
 
 class SandboxWorld(World):
