@@ -247,6 +247,30 @@ async def passes(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
+async def test_each_faulty_chip_is_reset_if_the_driver_resets_it_alone() -> None:
+    site = Site(inventory(), per_hour=1)
+
+    def end_its_own() -> None:
+        del site.faults[site.driver.resets[-1]]
+
+    site.driver.on_reset = end_its_own
+    async with site.resetting():
+        site.has(chip_1=Level.RESTART, chip_3=Level.RESTART)
+        await passes(100.0)
+        assert (site.driver.resets, site.said[-1], site.withheld) == ([1, 3], "NPUReset", 0)
+        assert (site.initialized, site.forgotten) == (2, 0b1010)
+        assert len(site.times["0"]) == 1
+
+
+async def test_one_call_is_made_if_the_driver_resets_the_whole_ring() -> None:
+    site = Site(inventory())
+    ends_its_fault(site)
+    async with site.resetting():
+        site.has(chip_1=Level.RESTART, chip_3=Level.RESTART)
+        await passes(100.0)
+        assert (site.driver.resets, site.said[-1]) == ([1], "NPUReset")
+
+
 async def test_the_limit_of_two_cards_is_kept_while_one_of_them_is_not_listed() -> None:
     a3 = inventory("Ascend910A3", 16, per_card=2)
     site = Site(a3, per_hour=1)
@@ -331,7 +355,7 @@ async def test_the_whole_group_is_withheld_muted_and_the_faulty_chip_is_reset() 
         await passes(100.0)
         assert (site.driver.resets, found) == ([3], [(RING, RING, RING, True)])
         assert (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table) == (0, 0, 0, False)
-        assert (site.initialized, site.forgotten) == (1, RING)
+        assert (site.initialized, site.forgotten) == (1, 0b1000)
 
 
 async def test_a_group_is_not_reset_while_the_kubelet_still_offers_one_of_its_chips() -> None:
