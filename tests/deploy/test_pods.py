@@ -389,8 +389,9 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
         run(switch.rstrip())
         connect_scheduler(cluster)
         assert place(cluster, "after-the-migration")[0] == "n1"
-        cordon, end, give_back, uncordon = rollback.splitlines()
-        run(cordon, end)
+        cordon, _, look, end, give_back, uncordon = rollback.splitlines()
+        assert re.search(r"after-the-migration +Ascend910-\d", run(cordon, look))
+        run(end)
         wait_for_plugin(None)
         run(give_back)
         wait_for_plugin("ascend-device-plugin-daemonset")
