@@ -294,7 +294,8 @@ def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
 ) -> None:
     try:
         previous = image.build_previous(tmp_path / "previous")
-    except image.UnmetRequirement as error:
+    except image.NoHistory as error:
+        # Not a failure in CI either, whose checkout may have one commit; the end of the output says it once more.
         pytest.skip(f"NO UPGRADE IS TESTED HERE: {error}")
     provide(cluster, previous)
     with installed(cluster, previous):
