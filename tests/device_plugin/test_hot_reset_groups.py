@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
+import structlog
 
 from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
@@ -269,6 +270,32 @@ async def test_one_call_is_made_if_the_driver_resets_the_whole_ring() -> None:
         site.has(chip_1=Level.RESTART, chip_3=Level.RESTART)
         await passes(100.0)
         assert (site.driver.resets, site.said[-1]) == ([1], "NPUReset")
+
+
+async def test_every_step_has_a_line_in_the_log_with_its_event() -> None:
+    site = Site(inventory(), per_hour=1)
+    with structlog.testing.capture_logs() as logs:
+        async with site.resetting():
+            site.driver.processes = 0b0010
+            site.has(chip_3=Level.RESTART)
+            await passes(100.0)
+            site.driver.processes = 0
+            site.kubelet_lags = True
+            await passes(150.0)
+            site.kubelet_lags = False
+            site.judge()
+            site.driver.on_reset = lambda: setattr(site.driver, "down", 0b0100)
+            await passes(400.0)
+            site.driver.down = 0
+            ends_its_fault(site)
+            await passes(3600.0)
+    lines = [line for line in logs if line["event"] == "hot reset"]
+    assert [line["reason"] for line in lines] == site.said
+    assert {"NPUResetWaiting", "NPUWithheld", "NPUResetCancelled", "NPUResetStarted"} <= {*site.said}
+    assert {"NPUResetFailed", "NPUReset"} <= {*site.said}
+    for line in lines:
+        assert "Ascend910-3" in line["step"]
+        assert line["log_level"] == ("warning" if line["reason"] == "NPUResetFailed" else "info")
 
 
 async def test_the_limit_of_two_cards_is_kept_while_one_of_them_is_not_listed() -> None:
