@@ -64,6 +64,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 COMPONENT = "ascend-device-plugin"
 
+FINISH_CLAIMS_S = 3.0
+"""How long claims delay the end, with ``STOP_GRACE_S`` and ``SIGN_OFF_S`` less than a pod's grace period of 10 s."""
+
 
 class Plugin:
     """The device plugin of one node.
@@ -116,7 +119,8 @@ class Plugin:
                         await self._work(client, events, chips, pods)
                     finally:
                         chips.meter.close()
-                        await pods.claims.close()
+                        # A successor completes the claims; another product's plugin, which may follow, does not.
+                        await pods.claims.close(finish_s=0.0 if pods.succession.has_begun else FINISH_CLAIMS_S)
 
     def _kubelet_pods_url(self) -> str:
         return self._settings.kubelet_pods_url or pods_url(self._host_ip)

@@ -32,8 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report loudly that the tests of the real cluster were skipped."""
+    """Report loudly that the tests of the real cluster, of the image, or of an upgrade were skipped."""
     reports = terminalreporter.getreports("skipped")
+    reasons = (str(report.longrepr[2]) for report in reports if isinstance(report.longrepr, tuple))
+    if untested := dict.fromkeys(reason for reason in reasons if "TESTED HERE" in reason):
+        terminalreporter.section("SOME THINGS WERE NOT TESTED", sep="!", yellow=True, bold=True)
+        for reason in untested:
+            terminalreporter.line(f"  * {reason.removeprefix('Skipped: ')}")
     if any("real" in report.keywords for report in reports) and (
         sentences := [*requirements.missing(), *image.missing().values()]
     ):

@@ -11,7 +11,7 @@ import pytest
 from ascend.products import PRODUCTS
 from docs.generate.pages import PAGES, render
 from docs.generate.pictures import PICTURES
-from docs.generate.support import marks
+from docs.generate.support import functions_table, marks
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
@@ -130,3 +130,15 @@ def test_marks_name_only_products_that_their_tests_run_with() -> None:
         ids = [line for line in collected.splitlines() if line.startswith(start) and kind in line]
         for product in mark.products:
             assert any(re.search(rf"[-\[]{re.escape(product)}[-\]]", each) for each in ids), (mark, product)
+
+
+def test_the_table_of_functions_says_what_each_product_has() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in functions_table()][2:]
+    found = {row[0].strip("`"): row[1:] for row in rows}
+    assert found.keys() == PRODUCTS.keys()
+    resets = {name: cells[0] for name, cells in found.items()}
+    assert resets["910A"] == "4 chips, one by one"
+    assert (resets["910B-8"], resets["910B-16"]) == ("all chips", "all chips")
+    assert (resets["A3-8"], resets["A3-16"]) == ("2 chips", "4 chips")
+    assert found["910A"][1:] == ["no", "no", "13 of 15 values", "yes", "yes", "yes"]
+    assert found["A3-16"][1:] == ["yes", "yes", "15 of 15 values", "yes", "yes", "yes"]

@@ -26,8 +26,10 @@ SUPER_POD_LABEL = "huawei.com/topotree.superpodid"
 RACK_LABEL = "huawei.com/topotree.rackid"
 SERVER_LABEL = "huawei.com/topotree.serverid"
 
+CHIP_OF_SERVER_TYPE = {"Ascend910": "910A", "Ascend910B": "910B", "Ascend910A3": "A3"}
+"""The kind of chip of each type that the driver distinguishes."""
+
 _FAMILY_910 = "huawei-Ascend910"
-_CHIP_OF_SERVER_TYPE = {"Ascend910": "910A", "Ascend910B": "910B", "Ascend910A3": "A3"}
 _B = re.compile(r"(Ascend)?(910B\d|A2G\d)")
 _A = re.compile(r"(Ascend)?910")
 _BY_NODE_TYPE: Final = {node_type: product for product in PRODUCTS.values() for node_type in product.node_types}
@@ -81,7 +83,7 @@ def _servers(labels: Mapping[str, str], chip: str) -> list[Product]:
 
 def _chip(labels: Mapping[str, str]) -> str:
     """The kind of chip, as in ``Product.chip``; empty if no label names a known one."""
-    chip = _CHIP_OF_SERVER_TYPE.get(labels.get(SERVER_TYPE, "").rpartition("-")[0])
+    chip = CHIP_OF_SERVER_TYPE.get(labels.get(SERVER_TYPE, "").rpartition("-")[0])
     if chip is not None:
         return chip
     name = labels.get(CHIP_NAME, "")

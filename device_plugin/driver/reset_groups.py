@@ -13,7 +13,7 @@ SEPARATE_BOARDS = frozenset({0x28, 0x29, 0x33, 0x3C})
 
 
 def reset_group(server: Inventory, chip: ChipFacts, partners: Mapping[int, int | None]) -> ChipSet | None:
-    """Return the chips that a reset of this chip stops (docs/spec/faults.md#reset-groups); None if that is unknown.
+    """Return the chips that must be unused while this one is reset (docs/spec/faults.md#reset-groups), None if unknown.
 
     Args:
         server: as last discovered.
@@ -35,6 +35,11 @@ def reset_group(server: Inventory, chip: ChipFacts, partners: Mapping[int, int |
                 return None
             cards = {chip.card_id, partner}
             return chip_set(each.phy_id for each in server.chips if each.card_id in cards)
+
+
+def one_by_one(server: Inventory) -> bool:
+    """Return whether a reset stops one chip of its group, not all (docs/spec/faults.md#reset-groups)."""
+    return server.chip_type == "Ascend910"
 
 
 def reset_groups(server: Inventory, partners: Mapping[int, int | None]) -> tuple[ChipSet, ...]:

@@ -1,10 +1,11 @@
 """Writes on each pod which chips it was given (its *claim*), in one patch, and retries until it succeeds.
 
 The patch carries the pod's uid, so a pod that was recreated with the same name is never changed. A claim that is not
-written before the plugin dies is made again from the kubelet's ledger.
+written when the plugin ends is made again from the kubelet's ledger.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 
 import structlog
@@ -33,6 +34,8 @@ _OF_VNPU = ChipAddress("127.0.0.1")
 DELAY_S = 0.002
 """Each claim starts this much later, so that the kubelet's answer is sent first: a new connection to the API server
 takes the event loop as long as the answer itself."""
+LAST_RETRY_S = 0.5
+"""The time between two attempts once the plugin ends."""
 
 
 def claim_annotations(
@@ -83,6 +86,7 @@ class ClaimWriter:
         self._client = client
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, Mapping[str, str]] = {}
+        self._ending = asyncio.Event()
 
     @property
     def pending(self) -> int:
@@ -99,12 +103,21 @@ class ClaimWriter:
         self._tasks[uid] = task
         task.add_done_callback(lambda done: self._forget(uid, done))
 
-    async def close(self) -> None:
-        """Stop writing; the next start completes what is not written."""
+    async def close(self, *, finish_s: float) -> None:
+        """Write what is pending, then stop; another plugin on this node may not complete it.
+
+        Args:
+            finish_s: how long that may take; what is not written then is completed by the next start of this plugin.
+        """
+        self._ending.set()
         tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            if tasks and finish_s:
+                await asyncio.wait(tasks, timeout=finish_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _forget(self, uid: str, done: "asyncio.Task[None]") -> None:
         # The callback runs a little after the task has ended, so another task may have started.
@@ -133,7 +146,15 @@ class ClaimWriter:
                     return
                 wait_s = backoff.after(error)
                 log.warning("claim not written yet", pod=pod, pod_uid=uid, error=str(error), retry_s=round(wait_s, 2))
-                await asyncio.sleep(wait_s)
+                await self._pause(wait_s)
+
+    async def _pause(self, wait_s: float) -> None:
+        if self._ending.is_set():
+            await asyncio.sleep(min(wait_s, LAST_RETRY_S))
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._ending.wait()
 
     async def _is_another(self, uid: str, namespace: str, name: str) -> bool:
         try:

@@ -7,7 +7,7 @@ that no pod can get one. Then everything is checked once more. So a pod that was
 its chip, which ends the attempt, or is refused (docs/hot-reset.md#steps).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
 from device_plugin.reset.budget import Budget
@@ -40,10 +40,18 @@ class GroupReset:
         announce: receives every step, for people.
         idle_s: how long they must have been idle.
         dry_run: whether the reset is only announced.
+        one_by_one: whether a call of the driver resets a chip alone (docs/spec/faults.md#reset-groups).
     """
 
     def __init__(
-        self, chips: ChipSet, budget: Budget, announce: Announce, *, idle_s: float, dry_run: bool = False
+        self,
+        chips: ChipSet,
+        budget: Budget,
+        announce: Announce,
+        *,
+        idle_s: float,
+        dry_run: bool = False,
+        one_by_one: bool = False,
     ) -> None:
         self.chips = chips
         self.budget = budget
@@ -61,12 +69,18 @@ class GroupReset:
         """Whether the driver does not return from the reset."""
         self.attempted = False
         """Whether the present steps are those of a reset that the driver was asked for."""
+        self.target = -1
+        """The chip that the driver is asked to reset."""
+        self.called: ChipSet = 0
+        """The chips that calls of the present attempt have reset, or failed to."""
         self.waits_for = ""
         """Why the group is not being reset although a chip of it should be, as a sentence."""
         self._named = join_names(chip_ids(chips))
         self._wanting: Mapping[int, str] = {}
         self._scope: ChipSet = 0  # the chips that the present steps are about
-        self._failure = ""
+        self._one_by_one = one_by_one
+        self._failure = ""  # of the last call
+        self._earlier_failure = ""  # of the calls before it
         self._idle_s: float | None = None  # since when nobody uses the chips
         self._checked_s = 0.0  # the next check is not before this
         self._settled_s: float | None = None  # since when the kubelet can't choose the chips
@@ -86,11 +100,6 @@ class GroupReset:
         if self.phase in {Phase.RESETTING, Phase.STARTING, Phase.INITIALIZING}:
             return self.missing | self._scope
         return self.missing
-
-    @property
-    def faulty(self) -> Collection[int]:
-        """The chips that the reset is for."""
-        return self._wanting.keys()
 
     @property
     def is_busy(self) -> bool:
@@ -121,7 +130,7 @@ class GroupReset:
             case Phase.INITIALIZING:
                 return self._ask(Command.INITIALIZE, now_s)
             case Phase.VERIFYING:
-                self._verify(view, now_s)
+                return self._verify(view, now_s)
         return None
 
     def _look_idle(self, view: View, now_s: float) -> Command | None:
@@ -188,18 +197,20 @@ class GroupReset:
                 warning=True,
             )
 
-    def _verify(self, view: View, now_s: float) -> None:
+    def _verify(self, view: View, now_s: float) -> Command | None:
         unread = self._scope & ~self.missing & ~view.read
         if (unread or view.held_back) and now_s < self.since_s + VERIFY_LIMIT_S:
-            return
+            return None
         if view.wanting and not self._failure and now_s < self.since_s + LAG_S:
-            return
+            return None
         if unread:
             self.manual |= unread
             self._failure = self._failure or f"{join_names(chip_ids(unread))} can't be read after it"
-        elif view.wanting:
-            self._failure = self._failure or f"after it there is {_wanting(view.wanting)}"
-        self._finish(chip_set(view.wanting), now_s)
+        if self.attempted and self._left(view):
+            self._enter(Phase.CONFIRMING, now_s)
+            return self._ask(Command.CHECK, now_s)
+        self._end(view, now_s)
+        return None
 
     # What came of the commands.
 
@@ -228,10 +239,14 @@ class GroupReset:
                 else:
                     self._withhold(view, now_s)
             case Phase.CONFIRMING:
-                if why or not (view.closed and view.listed) or view.busy:
-                    self._release(why or "it was not withheld all the time", now_s)
-                else:
+                if not why and not (view.closed and view.listed and not view.busy):
+                    why = "it was not withheld all the time"
+                if not why and self._left(view):
                     return self._begin(view, now_s)
+                if not self.attempted:
+                    self._release(why, now_s)
+                else:
+                    self._end(view, now_s, why)
         return None
 
     def was_reset(self, error: str, now_s: float) -> None:
@@ -288,11 +303,31 @@ class GroupReset:
         self._enter(Phase.WITHHELD, now_s)
 
     def _begin(self, view: View, now_s: float) -> Command:
-        self.budget.spend(now_s)
-        self._say("NPUResetStarted", f"{self._named}: nobody uses it, resetting because of {_wanting(view.wanting)}")
+        self.target = min(self._left(view))
+        if self.attempted:
+            self._earlier_failure, self._failure = self._earlier_failure or self._failure, ""
+            faults = _wanting({self.target: view.wanting[self.target]})
+            self._say("NPUResetStarted", f"{self._named}: nobody uses it, resetting next {faults}")
+        else:
+            self.budget.spend(now_s)
+            faults = _wanting(view.wanting)
+            self._say("NPUResetStarted", f"{self._named}: nobody uses it, resetting because of {faults}")
+        self.called |= 1 << self.target if self._one_by_one else self.chips
         self._enter(Phase.RESETTING, now_s)
         self.attempted = self._asked = True
         return Command.RESET
+
+    def _left(self, view: View) -> list[int]:
+        """Return the chips for which the driver has not been called in this attempt."""
+        return [chip for chip in view.wanting if not self.called >> chip & 1]
+
+    def _end(self, view: View, now_s: float, why: str = "") -> None:
+        """Finish; ``why`` says what prevents the reset of those that are left."""
+        self._failure = self._earlier_failure or self._failure
+        if view.wanting and not self._failure:
+            left = join_names(self._left(view))
+            self._failure = f"{left} is not reset, {why}" if why else f"after it there is {_wanting(view.wanting)}"
+        self._finish(chip_set(view.wanting), now_s)
 
     def _release(self, why: str, now_s: float) -> None:
         self._say("NPUResetCancelled", f"{self._named}: not reset, {why}")
@@ -311,7 +346,8 @@ class GroupReset:
             self.budget.succeeded()
             self.manual &= ~self._scope
             self._say("NPUReset", f"{named}: started again, and without the fault")
-        self._idle_s, self._failure, self.attempted, self._scope = None, "", False, 0
+        self._idle_s, self._failure, self._earlier_failure = None, "", ""
+        self.attempted, self.called, self._scope = False, 0, 0
         self._enter(Phase.IDLE, now_s)
         self._ask_s = now_s + SLOW_POLL_S
 

@@ -13,7 +13,7 @@ from ascend.errors import AscendError
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.driver.reset_groups import reset_groups
+from device_plugin.driver.reset_groups import one_by_one, reset_groups
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.health.snapshot import Moment, Snapshot
 from device_plugin.kubelet.pod_resources import read_ledger
@@ -193,7 +193,7 @@ class HotReset:
         taken = chip_set(chip for chips in kept for chip in chip_ids(chips))
         for chips in reset_groups(server, self._partners):
             if chips not in kept and not chips & taken:
-                kept[chips] = self._known_groups.get(chips) or self._new_group(chips)
+                kept[chips] = self._known_groups.get(chips) or self._new_group(server, chips)
         if kept.keys() != self._groups.keys():
             log.info("reset groups", groups=[join_names(chip_ids(chips)) for chips in kept])
         self._groups = kept
@@ -208,7 +208,7 @@ class HotReset:
         for group in self._groups.values():
             group.found_starting(chips & ~used, self._moment().mono_s)
 
-    def _new_group(self, chips: ChipSet) -> GroupReset:
+    def _new_group(self, server: Inventory, chips: ChipSet) -> GroupReset:
         now = self._moment()
         times_s = self._earlier.times_s.get(min(chip_ids(chips)), ())
         earlier = (now.mono_s - max(now.wall_ms / 1000 - each, 0.0) for each in times_s)
@@ -218,6 +218,7 @@ class HotReset:
             self._said,
             idle_s=self._options.idle_s,
             dry_run=self._options.dry_run,
+            one_by_one=one_by_one(server),
         )
         group.manual = self._earlier.manual & chips
         self._known_groups[chips] = group
@@ -298,7 +299,7 @@ class HotReset:
             case Command.CHECK:
                 work = self._check(tasks, group)
             case Command.RESET:
-                chip = next(each for each in self._facts(group.chips) if each.phy_id in group.faulty)
+                chip = next(each for each in self._facts(group.chips) if each.phy_id == group.target)
                 self._apply()  # before the driver begins
                 work = self._reset(group, chip)
             case Command.POLL:
@@ -339,7 +340,7 @@ class HotReset:
         except AscendError as refused:
             error = str(refused)
         if group.attempted:
-            self._health.was_reset(group.chips)
+            self._health.was_reset(group.called)
         group.initialized(error, self._moment().mono_s)
 
     def _facts(self, chips: ChipSet) -> list[ChipFacts]:

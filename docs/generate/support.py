@@ -7,9 +7,17 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
-from ascend.products import PRODUCTS, Product
+from ascend.grammar import count
+from ascend.products import PRODUCTS, Family, Product
+from ascend.rules.families import RULES
+from ascend.rules.identity import CHIP_OF_SERVER_TYPE
+from device_plugin.chips.switch_monitor import CHIP_TYPE as SWITCHED
+from device_plugin.driver import ChipFacts, ChipType, Inventory
+from device_plugin.driver.reset_groups import one_by_one, reset_groups
+from device_plugin.driver.simulated_resets import partners
+from device_plugin.driver.telemetry import HBM, NOT_ON, Quantity, Reading
 
 ROOT: Final = Path(__file__).parents[2]
 ALL: Final = "all"
@@ -79,6 +87,49 @@ def support_table() -> Iterator[str]:
             f"| `{product.name}` | {product.chips}, {product.family} | {_numbers(product.requests)} |"
             f" {_distributed(product)} | {product.chip or 'any'} | {labels} | {tested} | no |"
         )
+
+
+def functions_table() -> Iterator[str]:
+    """Yield the lines of the table of what the device plugin does on each product."""
+    columns = ("hot reset", "faults of switches", "policy of dies", "telemetry", "hang detection", "job files")
+    yield f"| {' | '.join(('product', *columns, 'choose_chips'))} |"
+    yield f"|{'---|' * (len(columns) + 2)}"
+    for product in PRODUCTS.values():
+        kinds = [kind for kind in get_args(ChipType) if product.chip in {"", CHIP_OF_SERVER_TYPE[kind]}]
+        cells = (
+            _by_chip([_reset_group(product, kind) for kind in kinds]),
+            _by_chip([_yes(kind == SWITCHED) for kind in kinds]),
+            _yes(product.family is Family.DIES),
+            _by_chip([f"{_values(kind)} of {len(Quantity)} values" for kind in kinds]),
+            # It needs the utilization of the AI cores; job files do not depend on the chips.
+            _by_chip([_yes(kind not in NOT_ON.get(Reading.UTILIZATION, ())) for kind in kinds]),
+            "yes",
+            _yes(product.family in RULES),
+        )
+        yield f"| `{product.name}` | {' | '.join(cells)} |"
+
+
+def _reset_group(product: Product, kind: ChipType) -> str:
+    """Return which chips of a server are reset together, if all of its cards are listed."""
+    per_card = 2 if product.family is Family.DIES else 1
+    chips = tuple(ChipFacts(each, each, each // per_card, each % per_card) for each in range(product.chips))
+    server = Inventory(kind, chips)
+    (size,) = {group.bit_count() for group in reset_groups(server, partners(server, server))}
+    together = "all chips" if size == product.chips else count(size, "chip")
+    return f"{together}, one by one" if one_by_one(server) else together
+
+
+def _values(kind: ChipType) -> int:
+    readings = [each for each in Reading if kind not in NOT_ON.get(each, ())]
+    return sum(len(HBM) if each is Reading.HBM else 1 for each in readings)
+
+
+def _yes(is_so: bool) -> str:  # noqa: FBT001 - a plain word for it
+    return "yes" if is_so else "no"
+
+
+def _by_chip(cells: list[str]) -> str:
+    return cells[0] if len({*cells}) == 1 else "depends on the chips"
 
 
 def ways_table() -> Iterator[str]:

@@ -60,9 +60,9 @@
  *     the call finds no card.
  *   - dcmi_get_device_errorcode_v2 replaces most errors by -8005.
  *   - An error during dcmi_init() leaves the table empty.
- *   - dcmi_set_device_reset() resets all chips of a 910B whose chips are linked, both cards of a pair on A3, the ring of a
- *     910A. It returns before the chips have started. A library that resets a chip that anybody holds, or begins a reset
- *     during another, ends the process: no test can overlook that.
+ *   - dcmi_set_device_reset() resets all chips of a 910B whose chips are linked, both cards of a pair on A3, but the chip
+ *     alone on a 910A. It returns before the chips have started. A library that resets a chip while anybody holds it, or
+ *     one that is linked with it, or begins a reset during another, ends the process: no test can overlook that.
  */
 #define _GNU_SOURCE
 #include "dcmi_abi.h"
@@ -909,16 +909,21 @@ EXPORT int dcmi_get_netdev_brother_device(int card, int device, int *brother) {
     return DCMI_OK;
 }
 
-/* With the lock held. */
-static bool is_reset_with(const struct chip *chip, const struct chip *other) {
+/* With the lock held: whether nobody may use the other chip while this one is reset. */
+static bool is_linked_with(const struct chip *chip, const struct chip *other) {
     bool single = chip->board == 0x28 || chip->board == 0x29 || chip->board == 0x33 || chip->board == 0x3c;
     if (!strcmp(chip->name, "Ascend910")) return is_linked_pair(chip->card, other->card);
     if (!strncmp(chip->name, "910B", 4)) return !single || chip->logic == other->logic;
     return chip->logic / 4 == other->logic / 4;
 }
 
+/* With the lock held. */
+static bool is_reset_with(const struct chip *chip, const struct chip *other) {
+    return strncmp(chip->name, "910A", 4) ? is_linked_with(chip, other) : chip->logic == other->logic;
+}
+
 static void refuse_loudly(const char *why, int logic) {
-    fprintf(stderr, "fake libdcmi: the chip with logic id %d is reset although %s\n", logic, why);
+    fprintf(stderr, "fake libdcmi: the chip with logic id %d, or one that is linked with it, is reset although %s\n", logic, why);
     abort();
 }
 
@@ -927,9 +932,10 @@ static void reset_group(const struct chip *chip) {
     int64_t down_until_us = clock_us() + 1000 * (int64_t)now->down_ms;
     for (int each = 0; each < now->chip_count; each++) {
         const struct chip *other = &now->chips[each];
-        if (!is_reset_with(chip, other) || other->logic >= MAX_CHIPS) continue;
+        if (!is_linked_with(chip, other) || other->logic >= MAX_CHIPS) continue;
         if (other->process_count) refuse_loudly("a process uses it", other->logic);
         if (other->held) refuse_loudly("a container holds it", other->logic);
+        if (!is_reset_with(chip, other)) continue;
         resets[other->logic] = (struct reset){
             .down_until_us = down_until_us,
             .started_us = down_until_us + 1000 * (int64_t)now->boot_ms,

@@ -109,6 +109,17 @@ async def test_a_group_is_reset_and_comes_back(
         assert server.fake.calls()["dcmi_set_device_reset"] == 1
 
 
+async def test_every_faulty_chip_of_a_ring_is_reset_in_one_attempt(folder: Path, make_fake: MakeFake) -> None:
+    async with node(folder, make_fake, ascend_910a()) as server, server.plugin(hot_resets_per_hour=1) as plugin:
+        await until(lambda: not server.unhealthy, timeout_s=20.0)
+        for chip in (1, 2, 3):
+            server.fake.chip(chip).codes = (FAULT,)
+        await until(lambda: server.unhealthy == {0, 1, 2, 3})
+        await until(lambda: not server.unhealthy, timeout_s=30.0)
+        assert (resets(plugin, "succeeded"), resets(plugin, "failed"), manual(plugin)) == (1, 0, 0)
+        assert server.fake.calls()["dcmi_set_device_reset"] == 3
+
+
 async def test_chips_are_not_measured_while_they_are_reset(folder: Path, make_fake: MakeFake) -> None:
     telemetry = {"telemetry": True, "telemetry_interval_s": 0.5}
     async with node(folder, make_fake, ascend_910a()) as server, server.plugin(**telemetry) as plugin:
@@ -181,7 +192,7 @@ async def test_a_chip_that_does_not_start_stays_withheld_alone(
     async with node(folder, make_fake, ascend_910a()) as server, server.plugin() as plugin:
         await until(lambda: not server.unhealthy, timeout_s=20.0)
         server.fake.chip(3).boot = 2
-        server.fake.chip(2).codes = (FAULT,)
+        server.fake.chip(3).codes = (FAULT,)
         await until(lambda: resets(plugin, "failed") == 1, timeout_s=20.0)
         await until(lambda: server.unhealthy == {3})
         assert manual(plugin) == 1
@@ -193,7 +204,7 @@ async def test_a_chip_that_does_not_start_stays_withheld_alone(
 async def test_a_plugin_restarted_during_a_reset_withholds_the_chips_until_they_have_started(
     folder: Path, make_fake: MakeFake
 ) -> None:
-    async with node(folder, make_fake, ascend_910a()) as server:
+    async with node(folder, make_fake, ascend_910b()) as server:
         server.fake.set(down_s=0.1, boot_s=6.0)
         async with server.plugin():
             await until(lambda: not server.unhealthy, timeout_s=20.0)
@@ -207,8 +218,8 @@ async def test_a_plugin_restarted_during_a_reset_withholds_the_chips_until_they_
                 return not seen[-1]
 
             await until(is_over, timeout_s=20.0)
-            # From the first list of the new plugin on: the chips of the ring, until all have started.
-            assert [*dict.fromkeys(seen)][-2:] == [(0, 1, 2, 3), ()]
+            # From the first list of the new plugin on: the chips of the group, until all have started.
+            assert [*dict.fromkeys(seen)][-2:] == [(*range(8),), ()]
             assert server.fake.calls()["dcmi_set_device_reset"] == 1
             assert chip_ids(plugin.snapshots.value.recovering if plugin.snapshots.value else 0) == ()
 

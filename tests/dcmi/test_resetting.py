@@ -39,7 +39,7 @@ def started(driver: DcmiDriver, chip: ChipFacts) -> bool:
 @pytest.mark.parametrize(
     ("chips", "reset"),
     [
-        (ascend_910a(), {4, 5, 6, 7}),
+        (ascend_910a(), {5}),
         (ascend_910b(), set(range(8))),
         (ascend_910b(16), set(range(16))),
         ([FakeChip(card=each, logic=each, phy=each, board=0x28) for each in range(8)], {5}),
@@ -132,4 +132,4 @@ driver.reset(driver.discover().chips[0])
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode < 0
-    assert "the chip with logic id 3 is reset although" in done.stderr
+    assert "the chip with logic id 3, or one that is linked with it, is reset although" in done.stderr

@@ -24,10 +24,7 @@ def built_helm() -> None:
 
 @pytest.fixture(scope="session")
 def built_image() -> image.Image:
-    """The image of the working tree: without the tools to build it the test is skipped, or fails in CI.
-
-    Where Debian's packages for its base are not to be had, the test is skipped in CI as well.
-    """
+    """The image of the working tree: without the tools or Debian's packages the test is skipped, or fails in CI."""
     require_cluster()  # the image needs the same: Linux, root, Debian's packages
     if sentences := image.missing():
         text = " ".join(sentences.values())
@@ -36,5 +33,5 @@ def built_image() -> image.Image:
         pytest.skip(text)
     try:
         return image.build()
-    except image.UnmetRequirement as error:
-        pytest.skip(f"THE IMAGE IS NOT TESTED HERE: {error}")
+    except image.NoPackages as error:
+        image.skip_or_fail(error)

@@ -422,6 +422,23 @@ def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_others(t
     assert not {item["kind"] for item in items} & {"Deployment", "ValidatingAdmissionPolicy"}
 
 
+def test_every_value_that_keeps_what_mindclusters_plugin_does_is_accepted(tmp_path: Path) -> None:
+    page = (helm.REPOSITORY / "docs" / "migration.md").read_text()
+    _, _, section = page.partition("## What MindCluster's plugin does, and how to keep it\n")
+    section, _, _ = section.partition("\n## ")
+    cells = [row.split(" | ")[1] for row in section.splitlines() if row.startswith("| ")]
+    values = [value for cell in cells for value in re.findall(r"`([\w.]+): \"?([\w-]+)\"?`", cell)]
+    assert {"jobFiles.enabled", "hangDetection.enabled", "hotReset.mode", "telemetry.enabled"} <= dict(values).keys()
+    for key, value in values:
+        helm.render("--set", f"devicePlugin.{key}={value}")
+    (block,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    file = tmp_path / "kept.yaml"
+    file.write_text(block)
+    rendered = helm.find(helm.render("--values", str(file)), "ConfigMap", "device-plugin")["data"]["settings.yaml"]
+    settings = yaml.safe_load(rendered)
+    assert settings["job_files"] is settings["hang_detection"] is True
+
+
 def test_a_chart_without_both_halves_is_refused() -> None:
     with pytest.raises(helm.HelmError, match=r"devicePlugin\.enabled and allocator\.enabled are both false"):
         helm.render("--set", "devicePlugin.enabled=false,allocator.enabled=false")

@@ -159,6 +159,42 @@ def test_a_release_without_digests_of_its_bases_is_refused(pinned: str, tmp_path
     assert "built" not in done.stdout
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_release_of_a_commit_with_digests_of_its_bases_is_built(tmp_path: Path, *, changed: bool) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+        command = ["git", "-C", str(source), *who, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    source = tmp_path / "source"
+    (source / "deploy" / "image").mkdir(parents=True)
+    shutil.copy(BUILD, source / "deploy" / "image")
+    git("init", "--quiet")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=A release")
+    if changed:
+        (source / "Dockerfile").write_text("FROM scratch\n")
+    builder = tmp_path / "builder"
+    builder.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    builder.chmod(0o755)
+    bases = {name: f"registry.example/{name.lower()}@sha256:{64 * '0'}" for name in ("BASE", "BUILD_BASE")}
+    environment = {"PATH": "/usr/bin:/bin", "BUILDER": str(builder), "RELEASE": "1", **bases}
+    command = [str(source / "deploy" / "image" / "build.sh"), "name:1", "--platform=linux/arm64"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if changed:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "a release is built from a commit, but these files differ:\n?? Dockerfile" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()
+    assert words[:3] == ["build", "--tag", "name:1"]
+    assert {"--platform=linux/arm64", *(f"{name}={base}" for name, base in bases.items())} <= {*words}
+    labels = dict(word.split("=", 1) for word in words if word.startswith("org.opencontainers.image."))
+    assert labels["org.opencontainers.image.revision"] == git("rev-parse", "HEAD")
+    assert labels["org.opencontainers.image.base.name"] == "registry.example/base"
+    assert labels["org.opencontainers.image.base.digest"] == f"sha256:{64 * '0'}"
+
+
 @pytest.mark.long
 def test_the_programs_run_on_arm64_under_qemu(tmp_path: Path) -> None:
     emulator = shutil.which("qemu-aarch64-static")

@@ -294,7 +294,8 @@ def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
 ) -> None:
     try:
         previous = image.build_previous(tmp_path / "previous")
-    except image.UnmetRequirement as error:
+    except image.NoHistory as error:
+        # Not a failure in CI either, whose checkout may have one commit; the end of the output says it once more.
         pytest.skip(f"NO UPGRADE IS TESTED HERE: {error}")
     provide(cluster, previous)
     with installed(cluster, previous):
@@ -389,8 +390,9 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
         run(switch.rstrip())
         connect_scheduler(cluster)
         assert place(cluster, "after-the-migration")[0] == "n1"
-        cordon, end, give_back, uncordon = rollback.splitlines()
-        run(cordon, end)
+        cordon, _, look, end, give_back, uncordon = rollback.splitlines()
+        assert re.search(r"after-the-migration +Ascend910-\d", run(cordon, look))
+        run(end)
         wait_for_plugin(None)
         run(give_back)
         wait_for_plugin("ascend-device-plugin-daemonset")

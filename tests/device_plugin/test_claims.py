@@ -21,7 +21,7 @@ CLAIMS = "/pods/train"
 async def claims(client: RecordingClient) -> AsyncIterator[ClaimWriter]:
     writer = ClaimWriter(client)
     yield writer
-    await writer.close()
+    await writer.close(finish_s=0.0)
 
 
 @pytest.fixture
@@ -166,13 +166,36 @@ async def test_claims_wait_only_for_their_own_pod(
     assert (await client.get(PODS, "other", "default")).metadata.annotations == CLAIM
 
 
-async def test_close_cancels_unwritten_claims(
+async def test_the_end_waits_for_claims_that_are_being_written(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.delay(CLAIMS, 0.2)
+    write(claims, pod)
+    await claims.close(finish_s=5.0)
+    assert claims.pending == 0
+    assert await annotations(client) == {"of": "others", **CLAIM}
+
+
+async def test_the_end_does_not_wait_for_the_next_of_many_attempts(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.fail_next("PATCH", CLAIMS, 429, retry_after_s=3600)
+    write(claims, pod)
+    await until(lambda: client.to(CLAIMS))
+    await claims.close(finish_s=5.0)
+    assert await annotations(client) == {"of": "others", **CLAIM}
+
+
+@pytest.mark.parametrize("finish_s", [0.0, 1.0])
+async def test_claims_that_can_not_be_written_delay_the_end_for_a_limited_time(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod, finish_s: float
 ) -> None:
     server.fail_next("PATCH", CLAIMS, 500, times=1000)
     write(claims, pod)
     await until(lambda: len(client.to(CLAIMS)) > 1)
-    await claims.close()
+    ending_s = asyncio.get_running_loop().time()
+    await claims.close(finish_s=finish_s)
+    assert finish_s <= asyncio.get_running_loop().time() - ending_s < finish_s + 0.5
     assert claims.pending == 0
     assert not any(task.get_name().startswith("claim ") for task in asyncio.all_tasks())
     assert await annotations(client) == {"of": "others"}

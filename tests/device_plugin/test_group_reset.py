@@ -30,11 +30,15 @@ WELL = View({}, healthy=RING, read=RING)
 class Bench:
     """A group of four chips, and what it announced."""
 
-    def __init__(self, *, per_hour: int = 3, dry_run: bool = False, idle_s: float = 60.0) -> None:
+    def __init__(
+        self, *, per_hour: int = 3, dry_run: bool = False, idle_s: float = 60.0, one_by_one: bool = False
+    ) -> None:
         self.now_s = 1000.0
         self.said: list[str] = []
         self.sentences: list[str] = []
-        self.group = GroupReset(RING, Budget(per_hour), self._announce, idle_s=idle_s, dry_run=dry_run)
+        self.group = GroupReset(
+            RING, Budget(per_hour), self._announce, idle_s=idle_s, dry_run=dry_run, one_by_one=one_by_one
+        )
 
     def _announce(self, reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
         assert warning == (reason == "NPUResetFailed")
@@ -446,3 +450,95 @@ def test_a_chip_found_starting_is_said_once_and_interrupts_no_other_step(bench: 
     assert bench.group.phase is Phase.INITIALIZING
     bench.group.found_starting(0b0100, bench.now_s)
     assert bench.group.phase is Phase.INITIALIZING
+
+
+# A driver that resets each chip alone.
+
+BOTH = View({1: "80A18008 (RestartNPU)", 2: "80A18008 (RestartNPU)"}, closed=True, listed=True, read=RING)
+SECOND = replace(BOTH, wanting={2: "80A18008 (RestartNPU)"}, healthy=0b1011)
+
+
+def begun(view: View = BOTH) -> Bench:
+    """A bench whose driver resets the first chip alone."""
+    bench = Bench(one_by_one=True)
+    bench.look(view)
+    assert bench.look(view, 60.0) is Command.CHECK
+    bench.checked(view=view)
+    bench.look(view)
+    assert bench.look(view, SETTLE_S) is Command.CHECK
+    assert bench.checked(view=view) is Command.RESET
+    assert bench.group.target == 1
+    return bench
+
+
+def test_the_chips_that_are_left_are_reset_in_the_same_attempt() -> None:
+    bench = begun()
+    bench.group.was_reset("", bench.now_s)
+    bench.verify()
+    assert bench.look(SECOND) is None  # the driver may have reset it too: its list of codes can be late
+    assert bench.look(SECOND, LAG_S) is Command.CHECK
+    assert bench.group.withheld == RING
+    assert bench.checked(view=SECOND) is Command.RESET
+    assert (bench.group.target, bench.group.muted) == (2, RING)
+    bench.group.was_reset("", bench.now_s)
+    bench.verify()
+    bench.look(WELL)
+    assert (bench.group.withheld, bench.group.manual, bench.group.is_busy) == (0, 0, False)
+    assert bench.said == ["NPUWithheld", "NPUResetStarted", "NPUResetStarted", "NPUReset"]
+    assert "resetting next Ascend910-2" in bench.sentences[2]
+    assert len(bench.group.budget.resets) == 1
+
+
+def test_a_chip_that_came_back_without_its_fault_is_not_reset_again() -> None:
+    bench = begun()
+    bench.group.was_reset("", bench.now_s)
+    bench.verify()
+    assert bench.look(SECOND) is None
+    assert bench.look(WELL, 1.0) is None
+    assert bench.said == ["NPUWithheld", "NPUResetStarted", "NPUReset"]
+
+
+def test_each_chip_is_reset_once_in_an_attempt() -> None:
+    bench = begun()
+    for _ in range(2):
+        bench.group.was_reset("", bench.now_s)
+        bench.verify()
+        bench.look(BOTH, LAG_S)
+        bench.checked(view=BOTH)
+    assert bench.said == ["NPUWithheld", "NPUResetStarted", "NPUResetStarted", "NPUResetFailed"]
+    assert "after it there is Ascend910-1" in bench.sentences[-1]
+    assert (bench.group.withheld, bench.group.manual, bench.group.called) == (0, 0b0110, 0)
+
+
+def test_a_chip_that_is_not_reset_does_not_keep_the_others_from_it() -> None:
+    bench = begun()
+    bench.group.was_reset("the reset failed", bench.now_s)
+    bench.verify()
+    assert bench.look(BOTH) is Command.CHECK
+    assert bench.checked(view=BOTH) is Command.RESET
+    assert bench.group.target == 2
+    bench.group.was_reset("", bench.now_s)
+    bench.verify()
+    bench.look(replace(BOTH, wanting={1: "80A18008 (RestartNPU)"}), LAG_S)
+    assert "the driver did not reset it: the reset failed" in bench.sentences[-1]
+    assert (bench.group.withheld, bench.group.manual) == (0, 0b0010)
+
+
+def test_who_uses_the_chips_is_checked_before_each_of_them_is_reset() -> None:
+    bench = begun()
+    bench.group.was_reset("", bench.now_s)
+    bench.verify()
+    assert bench.look(SECOND, LAG_S) is Command.CHECK
+    assert bench.checked(["process 4711 uses Ascend910-3"], SECOND) is None
+    assert bench.sentences[-1].endswith("Ascend910-2 is not reset, process 4711 uses Ascend910-3")
+    assert (bench.group.withheld, bench.group.manual, bench.group.is_busy) == (0, 0b0100, False)
+
+
+def test_a_fault_that_clears_before_the_last_check_ends_the_attempt_well() -> None:
+    bench = begun()
+    bench.group.was_reset("", bench.now_s)
+    bench.verify()
+    assert bench.look(SECOND, LAG_S) is Command.CHECK
+    assert bench.checked(view=replace(WELL, closed=True, listed=True)) is None
+    assert bench.said == ["NPUWithheld", "NPUResetStarted", "NPUReset"]
+    assert (bench.group.withheld, bench.group.manual) == (0, 0)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
+import structlog
 
 from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
@@ -247,6 +248,56 @@ async def passes(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
+async def test_each_faulty_chip_is_reset_if_the_driver_resets_it_alone() -> None:
+    site = Site(inventory(), per_hour=1)
+
+    def end_its_own() -> None:
+        del site.faults[site.driver.resets[-1]]
+
+    site.driver.on_reset = end_its_own
+    async with site.resetting():
+        site.has(chip_1=Level.RESTART, chip_3=Level.RESTART)
+        await passes(100.0)
+        assert (site.driver.resets, site.said[-1], site.withheld) == ([1, 3], "NPUReset", 0)
+        assert (site.initialized, site.forgotten) == (2, 0b1010)
+        assert len(site.times["0"]) == 1
+
+
+async def test_one_call_is_made_if_the_driver_resets_the_whole_ring() -> None:
+    site = Site(inventory())
+    ends_its_fault(site)
+    async with site.resetting():
+        site.has(chip_1=Level.RESTART, chip_3=Level.RESTART)
+        await passes(100.0)
+        assert (site.driver.resets, site.said[-1]) == ([1], "NPUReset")
+
+
+async def test_every_step_has_a_line_in_the_log_with_its_event() -> None:
+    site = Site(inventory(), per_hour=1)
+    with structlog.testing.capture_logs() as logs:
+        async with site.resetting():
+            site.driver.processes = 0b0010
+            site.has(chip_3=Level.RESTART)
+            await passes(100.0)
+            site.driver.processes = 0
+            site.kubelet_lags = True
+            await passes(150.0)
+            site.kubelet_lags = False
+            site.judge()
+            site.driver.on_reset = lambda: setattr(site.driver, "down", 0b0100)
+            await passes(400.0)
+            site.driver.down = 0
+            ends_its_fault(site)
+            await passes(3600.0)
+    lines = [line for line in logs if line["event"] == "hot reset"]
+    assert [line["reason"] for line in lines] == site.said
+    assert {"NPUResetWaiting", "NPUWithheld", "NPUResetCancelled", "NPUResetStarted"} <= {*site.said}
+    assert {"NPUResetFailed", "NPUReset"} <= {*site.said}
+    for line in lines:
+        assert "Ascend910-3" in line["step"]
+        assert line["log_level"] == ("warning" if line["reason"] == "NPUResetFailed" else "info")
+
+
 async def test_the_limit_of_two_cards_is_kept_while_one_of_them_is_not_listed() -> None:
     a3 = inventory("Ascend910A3", 16, per_card=2)
     site = Site(a3, per_hour=1)
@@ -331,7 +382,7 @@ async def test_the_whole_group_is_withheld_muted_and_the_faulty_chip_is_reset() 
         await passes(100.0)
         assert (site.driver.resets, found) == ([3], [(RING, RING, RING, True)])
         assert (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table) == (0, 0, 0, False)
-        assert (site.initialized, site.forgotten) == (1, RING)
+        assert (site.initialized, site.forgotten) == (1, 0b1000)
 
 
 async def test_a_group_is_not_reset_while_the_kubelet_still_offers_one_of_its_chips() -> None:

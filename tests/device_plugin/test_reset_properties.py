@@ -46,6 +46,9 @@ class Node:
 class Resets(RuleBasedStateMachine):
     """Two rings of four chips; after each step every group looks, and its commands are begun."""
 
+    one_by_one = False
+    """Whether the driver resets a chip alone."""
+
     def __init__(self) -> None:
         super().__init__()
         self.node = Node()
@@ -60,7 +63,13 @@ class Resets(RuleBasedStateMachine):
 
     def _start(self) -> None:
         self.groups = [
-            GroupReset(chips, self.budgets[chips], lambda _reason, _sentence, _warning: None, idle_s=IDLE_S)
+            GroupReset(
+                chips,
+                self.budgets[chips],
+                lambda _reason, _sentence, _warning: None,
+                idle_s=IDLE_S,
+                one_by_one=self.one_by_one,
+            )
             for chips in GROUPS
         ]
         for group in self.groups:
@@ -110,7 +119,8 @@ class Resets(RuleBasedStateMachine):
             case Command.RESET:
                 assert not self.node.used & group.chips, "a chip in use is reset"
                 assert not self.node.resetting, "the driver is given a reset while it carries out another"
-                self.node.resetting = self.node.down = group.chips
+                self.node.resetting = 1 << group.target if self.one_by_one else group.chips
+                self.node.down |= self.node.resetting
             case Command.POLL:
                 self.polling.add(group.chips)
             case Command.INITIALIZE:
@@ -202,7 +212,7 @@ class Resets(RuleBasedStateMachine):
     def the_driver_returns(self, outcome: str, ends_fault: bool, stays_down: bool) -> None:  # noqa: FBT001
         chips, self.node.resetting = self.node.resetting, 0
         self.node.faulty &= ~chips if ends_fault and not outcome else ALL
-        self.node.down = chips if stays_down else 0
+        self.node.down = self.node.down & ~chips | (chips if stays_down else 0)
         for group in self.groups:
             if group.phase is Phase.RESETTING:
                 group.was_reset(outcome, self.now_s)
@@ -277,3 +287,13 @@ class Resets(RuleBasedStateMachine):
 
 TestResets = Resets.TestCase
 TestResets.settings = hypothesis_settings(stateful_step_count=60)
+
+
+class ResetsOneByOne(Resets):
+    """The same, with a driver that resets each chip alone."""
+
+    one_by_one = True
+
+
+TestResetsOneByOne = ResetsOneByOne.TestCase
+TestResetsOneByOne.settings = hypothesis_settings(stateful_step_count=60)

@@ -3,18 +3,24 @@
 import asyncio
 import errno
 import fcntl
+import re
 from pathlib import Path
 
 import pytest
 
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
 from ascend.errors import LockLost, NotFound
-from ascend.kube.objects import CONFIG_MAPS
+from ascend.kube.objects import CONFIG_MAPS, PODS
+from device_plugin import app
 from device_plugin.app import Plugin
+from device_plugin.pods.admission_matcher import CAP_S
+from device_plugin.publish.reporter import SIGN_OFF_S
 from device_plugin.serving import instance_lock
 from device_plugin.serving.instance_lock import NAME
-from tests.device_plugin.api import NODE, running
-from tests.device_plugin.whole import Whole, whole_node
+from device_plugin.serving.registration import STOP_GRACE_S
+from device_plugin.serving.succession import LIMIT_S
+from tests.device_plugin.api import NODE, running, until
+from tests.device_plugin.whole import Whole, check_hand_over, whole_node
 from tests.e2e.proxy import ApiProxy
 
 
@@ -91,3 +97,38 @@ async def test_a_plugin_that_ends_because_it_was_replaced_does_not_report_its_en
         assert isinstance(failure, ExceptionGroup)
         assert failure.subgroup(LockLost) is not None
         assert not await has_signed_off(whole)
+
+
+async def test_the_plugin_ends_only_once_its_pods_have_their_claims(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        plugin = Plugin(whole.settings())
+        async with running(plugin.run()) as task:
+            await until(whole.offers_chips)
+            whole.cluster.server.fail_next("PATCH", "/pods/train$", 429, retry_after_s=3600)
+            await whole.bind("train", 0, 1)
+            await until(lambda: (found := whole.find("train")) is not None and found.status.phase == "Running")
+            assert plugin.metrics.registry.get_sample_value("ascend_dp_claims_pending") == 1
+            task.cancel()
+            await asyncio.wait([task])
+        check_hand_over(whole, await whole.client.get(PODS, "train", "default"))
+
+
+async def test_an_api_server_without_an_answer_delays_the_end_for_less_than_the_grace_period(folder: Path) -> None:
+    async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
+        behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
+        async with running(Plugin(whole.settings(kubeconfig=behind)).run()) as task:
+            await until(whole.offers_chips)
+            async with proxy.gate("PATCH", "/pods/train") as claim:
+                await whole.bind("train", 0, 1)
+                await claim.reached.wait()
+                task.cancel()
+                done, _ = await asyncio.wait([task], timeout=app.FINISH_CLAIMS_S + SIGN_OFF_S + STOP_GRACE_S)
+                assert done
+
+
+def test_the_end_takes_less_than_the_grace_period_of_the_chart() -> None:
+    chart = Path(__file__).parents[2] / "deploy" / "charts" / "ascend-affinity"
+    template = (chart / "templates" / "device-plugin" / "daemonset.yaml").read_text()
+    (grace_s,) = (int(each) for each in re.findall(r"terminationGracePeriodSeconds: (\d+)", template))
+    assert grace_s > app.FINISH_CLAIMS_S + SIGN_OFF_S + STOP_GRACE_S
+    assert grace_s > LIMIT_S + CAP_S
