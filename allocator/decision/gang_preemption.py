@@ -221,9 +221,9 @@ class GangPreemption:
         record = self._cluster.nodes.get(place.node)
         holdings = record.holdings if record is not None else {}
         return [
-            Occupant.of(self._cluster.pods[uid], holdings[uid].chips, holdings[uid].counted)
+            Occupant.of(pod, holdings[uid].chips, holdings[uid].counted)
             for uid in sorted(place.victims)
-            if uid in holdings
+            if uid in holdings and (pod := self._cluster.pods.get(uid)) is not None
         ]
 
     @property

@@ -293,8 +293,9 @@ class Preemption:
 
     def _occupants(self, record: NodeRecord, request: ChipRequest) -> Iterator[Occupant]:
         for uid, holding in record.holdings.items():
-            if holding.unreadable is None and _has_some(holding, request):
-                yield Occupant.of(self._cluster.pods[uid], holding.chips, holding.counted, holding.vnpus)
+            pod = self._cluster.pods.get(uid)  # None if it was deleted by force, and its chips are still held
+            if pod is not None and holding.unreadable is None and _has_some(holding, request):
+                yield Occupant.of(pod, holding.chips, holding.counted, holding.vnpus)
 
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
         for uid in uids:

@@ -147,9 +147,9 @@ class Trial:
 
     def _read_pods(self, record: NodeRecord, *, may_end: bool) -> None:
         for uid, holding in record.holdings.items():
-            pod = self._cluster.pods[uid]
-            if holding.unreadable is not None or not holding.chips:
-                continue
+            pod = self._cluster.pods.get(uid)
+            if pod is None or holding.unreadable is not None or not holding.chips:
+                continue  # without a pod: deleted by force, and its chips are still held
             if pod.is_terminating:
                 self._terminating[record.name].append(Occupant.of(pod, holding.chips, holding.counted))
             elif may_end and not self._terminating_only and pod.priority < self._priority:

@@ -399,3 +399,22 @@ async def test_free_nodes_count_only_if_the_scheduler_has_offered_them() -> None
     chosen = await preemption.improve(pods[0], {"n0": Suggestion()})
     assert chosen is not None
     assert chosen.node == "n0"
+
+
+async def test_a_gang_preempts_on_other_nodes_than_those_of_pods_deleted_by_force() -> None:
+    pods = gang(2)
+    world, preemption = world_of(3, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(3)), *pods)
+    lost = world.cluster.pods["uid-low-0"]
+    world.cluster.hold_deleted(lost.uid, "n0", world.cluster.nodes["n0"].holdings[lost.uid])
+    world.cluster.pod_deleted(lost)
+    assert await answers(world, preemption, pods) == {"n1": ["low-1"], "n2": ["low-2"]}
+
+
+async def test_a_victim_that_is_deleted_by_force_is_waited_for_no_more() -> None:
+    pods = gang(2)
+    world, preemption = world_of(2, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(2)), *pods)
+    assert await answers(world, preemption, pods) == {"n0": ["low-0"], "n1": ["low-1"]}
+    lost = world.cluster.pods["uid-low-0"]
+    world.cluster.hold_deleted(lost.uid, "n0", world.cluster.nodes["n0"].holdings[lost.uid])
+    world.cluster.pod_deleted(lost)
+    assert await answers(world, preemption, pods) == {"n1": ["low-1"]}

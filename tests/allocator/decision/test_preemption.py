@@ -7,6 +7,7 @@ from unittest import mock
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
 from allocator.decision.victim_set import Suggestion, VictimSet
@@ -191,3 +192,27 @@ def test_a_pod_does_not_wait_on_servers_of_another_product() -> None:
         world.add(late)
         occupied = {name: Refusal(Reason.NOT_ENOUGH_CHIPS, "")}
         assert bool(preemption.waiting(late, occupied)) is waits
+
+
+def force_deleted(world: World, name: str) -> None:
+    """A pod is deleted without its kubelet, so its chips stay held."""
+    lost = world.cluster.pods[f"uid-{name}"]
+    held = world.cluster.nodes[lost.spec.node_name].holdings[lost.uid]
+    world.cluster.hold_deleted(lost.uid, lost.spec.node_name, held)
+    world.cluster.pod_deleted(lost)
+
+
+def test_held_chips_of_a_pod_deleted_by_force_are_no_victim() -> None:
+    world, preemption = world_of(holder("lost", range(4)), holder("low", range(4, 8)))
+    force_deleted(world, "lost")
+    assert victims_of(preemption.victims(pod("x", 4, priority=9), "n1")) == ["low"]
+    assert isinstance(preemption.victims(pod("x", 8, priority=9), "n1"), Refusal)
+
+
+def test_a_new_leader_goes_on_where_a_pod_is_nominated_beside_held_chips() -> None:
+    world, preemption = world_of(holder("lost", range(4)), holder("low", range(4, 8)))
+    force_deleted(world, "lost")
+    waiting = pod("x", 4, priority=9)
+    world.add(replace(waiting, status=replace(waiting.status, nominated_node_name="n1")))
+    preemption.resume()
+    assert [each.owner for each in world.ledger.promises] == ["uid-x"]
