@@ -38,6 +38,7 @@ class CountingScheduler:
         is_serial: bool,
         random: Random,
     ) -> None:
+        never = list(never)
         self._left = [*gangs, *([each] for each in singles)]
         self._pods = {each.uid: each for pods in (*self._left, *never) for each in pods}
         self._assumed: dict[str, str] = {}
@@ -45,6 +46,11 @@ class CountingScheduler:
         self._random = random
         self._is_serial = is_serial
         self._tasks: list[asyncio.Task[None]] = []
+        self._never = [len(each) for each in never]
+
+    def __repr__(self) -> str:
+        gangs = [(len(each), each[0].priority) for each in self._left]
+        return f"<gangs and single pods {gangs}, that don't fit {self._never}, is_serial={self._is_serial}>"
 
     async def __aenter__(self) -> Self:
         self._cycle = asyncio.Semaphore(1 if self._is_serial else len(self._pods))
