@@ -106,6 +106,11 @@ _DIVISIBLE: Final[Mapping[tuple[str, int, int], Divisible]] = MappingProxyType(
 )
 
 
+def divisible_kinds() -> tuple[Divisible, ...]:
+    """Every kind of chip that can be cut while pods run."""
+    return tuple(_DIVISIBLE.values())
+
+
 def divisible(chip_type: str, cores: int, memory_gb: int) -> Divisible | None:
     """The kind of a chip; None if it can't be cut while pods run.
 
