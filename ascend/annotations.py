@@ -19,8 +19,10 @@ from ascend.chips import (
     parse_chip_name,
     parse_names,
 )
+from ascend.cores import Cut
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.takes import Take
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import Vnpu, parse_vnpu
 
 ALLOCATED = "huawei.com/Ascend910"
@@ -72,7 +74,7 @@ MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
 FENCE = "ascend-affinity.io/allocator"
 """On a pod, by the allocator: which of several allocators bound it; admitted only while that allocator leads."""
 
-OURS = frozenset({ALLOCATED, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, REQUEUED})
+OURS = frozenset({ALLOCATED, RESOURCE_CORES, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, REQUEUED})
 """On pods: written by the two programs only (an admission policy enforces it), because chips are counted by them."""
 
 BASE_DEVICE_INFOS = "baseDeviceInfos"
@@ -104,16 +106,20 @@ class Grant:
         predicate_time: Unix nanoseconds; None if the annotation is missing or invalid, which sorts last;
             ``CLAIMED`` once the device plugin has handed the chips over.
         vnpu: the vNPU that was written instead of chips; None if there is none.
+        cut: the vNPU to be cut that was written instead of chips; None if there is none.
+        cores: the AI cores, if these were requested; else 0.
     """
 
     chips: tuple[int, ...]
     predicate_time: int | None
     vnpu: Vnpu | None = None
+    cut: Cut | None = None
+    cores: int = 0
 
     @classmethod
     def of(cls, take: Take, predicate_time: int | None) -> "Grant":
         """What is written on a pod that takes this."""
-        return cls(take.chips, predicate_time, take.vnpu)
+        return cls(take.chips, predicate_time, take.vnpu, take.cut, take.cores)
 
     @property
     def chip_set(self) -> ChipSet:
@@ -123,11 +129,16 @@ class Grant:
     @property
     def take(self) -> Take:
         """What the pod takes."""
-        return Take.whole(self.chips) if self.vnpu is None else Take.part(self.vnpu)
+        part = self.vnpu or self.cut
+        return Take.whole(self.chips, cores=self.cores) if part is None else Take.part(part)
 
     def annotations(self) -> dict[str, str]:
         """The two annotations as written on the pod."""
-        key, value = (ALLOCATED, join_names(self.chips)) if self.vnpu is None else (self.vnpu.resource, self.vnpu.name)
+        key, value = ALLOCATED, join_names(self.chips)
+        if self.vnpu is not None:
+            key, value = self.vnpu.resource, self.vnpu.name
+        elif self.cut is not None or self.cores:
+            key, value = RESOURCE_CORES, self.cut.name if self.cut is not None else ",".join(map(str, self.chips))
         return {key: value, PREDICATE_TIME: str(self.predicate_time)}
 
 

@@ -1,7 +1,7 @@
 """What the annotations of a pod say of the chips and vNPUs that it has.
 
-The allocator writes a vNPU under the name of its resource, ``huawei.com/Ascend910-2c: Ascend910-2c-100-1``; the device
-plugin lists it in AscendReal, as it lists chips there.
+The allocator writes a vNPU under the name of its resource, ``huawei.com/Ascend910-2c: Ascend910-2c-100-1``, and what a
+pod gets for AI cores as ``ascend.cores`` has it; the device plugin lists each in AscendReal, as it lists chips there.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,9 @@ from ascend.annotations import (
     read_predicate_time,
 )
 from ascend.chips import ChipSet, chip_of_vnpu, chip_set, parse_names
+from ascend.cores import Cut, is_made, parse_cores, parse_made
 from ascend.errors import InvalidValue
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import Vnpu, parse_vnpu
 
 
@@ -33,21 +35,45 @@ def read_vnpu_grant(annotations: Mapping[str, str]) -> Grant | None:
     return Grant((), read_predicate_time(annotations), written[0]) if written else None
 
 
+def read_cores_grant(annotations: Mapping[str, str], cores: int) -> Grant | None:
+    """Read what the allocator wrote on a pod that requests AI cores; None if it wrote nothing.
+
+    Args:
+        annotations: the pod's.
+        cores: how many AI cores it requests.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    text = annotations.get(RESOURCE_CORES)
+    if text is None:
+        return None
+    chips, cut = parse_cores(text)
+    return Grant(chips, read_predicate_time(annotations), cut=cut, cores=cores if cut is None else cut.size.cores)
+
+
 class Held(NamedTuple):
     """What a live pod may hold of its node.
 
     Attributes:
         chips: whole chips.
-        vnpus: vNPUs, in order.
+        vnpus: vNPUs that were cut beforehand, in order.
+        cuts: vNPUs that are cut for it, in order.
     """
 
     chips: ChipSet
     vnpus: tuple[Vnpu, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Vnpu | Cut, ...]:
+        """All its vNPUs."""
+        return (*self.vnpus, *self.cuts)
 
     @property
     def occupied(self) -> ChipSet:
         """The chips that it holds, or parts of which it holds."""
-        return self.chips | chip_set(each.chip for each in self.vnpus)
+        return self.chips | chip_set(each.chip for each in self.parts)
 
 
 def read_held(annotations: Mapping[str, str]) -> Held:
@@ -58,15 +84,22 @@ def read_held(annotations: Mapping[str, str]) -> Held:
     """
     written = _written_vnpus(annotations)
     real = annotations.get(REAL, "")
-    if not written and not _names_vnpu(real):  # most pods
+    by_cores = annotations.get(RESOURCE_CORES)
+    if not written and by_cores is None and not _names_vnpu(real):  # most pods
         return Held(held_chips(annotations))
-    chips, vnpus = held_chips({ALLOCATED: annotations.get(ALLOCATED, "")}), set(written)
+    chips, vnpus, cuts = held_chips({ALLOCATED: annotations.get(ALLOCATED, "")}), set(written), set[Cut]()
+    if by_cores is not None:
+        whole, cut = parse_cores(by_cores)
+        chips |= chip_set(whole)
+        cuts |= {cut} if cut is not None else set()
     for name in filter(None, real.split(",")[:MAX_LIST_ENTRIES]):
-        if chip_of_vnpu(name) is not None:
+        if is_made(name) or (by_cores is not None and chip_of_vnpu(name) is not None):
+            cuts.add(parse_made(name))
+        elif chip_of_vnpu(name) is not None:
             vnpus.add(parse_vnpu(name))
         else:
             chips |= chip_set(parse_names(name, f"annotation {REAL}"))
-    return Held(chips, tuple(sorted(vnpus)))
+    return Held(chips, tuple(sorted(vnpus)), tuple(sorted(cuts)))
 
 
 def _names_vnpu(names: str) -> bool:

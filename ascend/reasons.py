@@ -177,7 +177,8 @@ class Reason(StrEnum):
         "boards with meshes of 4: no mesh has that many free chips, or too few meshes are entirely free",
         "wait, or delete a smaller pod on that mesh")
     NO_FREE_VNPU = ("NoFreeVnpu", Category.OCCUPIED, Actor.NOBODY,
-        "all vNPUs of the size that the pod requests are in use, or on unhealthy chips",
+        "all vNPUs of the size that the pod requests are in use, or on unhealthy chips; or no chip has enough AI "
+        "cores, AI CPUs or media units left",
         "wait, or delete a pod that has one")
     NO_ROOM_AT_KUBELET = ("NoRoomAtKubelet", Category.OCCUPIED, Actor.NOBODY,
         "the chips or vNPUs are free, but the kubelet still counts those of a pod that is terminating",
@@ -187,7 +188,8 @@ class Reason(StrEnum):
         "the job is for servers of another product, by its node selector, its policy or the setting `default_product`",
         "nothing to do, unless the node's label is wrong")
     NO_SUCH_VNPU = ("NoSuchVnpu", Category.MISMATCH, Actor.NOBODY,
-        "the node has no vNPU of the size that the pod requests; the sentence lists the sizes it has",
+        "the node has no vNPU of the size that the pod requests, or its chips can't be cut so; the sentence says "
+        "what it has",
         "nothing to do, if other nodes have some; else cut a chip into that size, and restart the node's device plugin")
     PEER_ON_NODE = ("PeerOnNode", Category.MISMATCH, Actor.NOBODY,
         "another pod of the job is on the node, and its product takes one pod of a job of several pods (910A, A3)",
@@ -215,8 +217,12 @@ class Reason(StrEnum):
     RESOURCE_NOT_OFFERED = ("ResourceNotOffered", Category.NODE, Actor.ADMINISTRATOR,
         "the kubelet has no allocatable chips now; it would start the pod without any",
         "check the device plugin of that node: `npuctl doctor` there says what is wrong")
+    CHIPS_NOT_DIVISIBLE = ("ChipsNotDivisible", Category.NODE, Actor.ADMINISTRATOR,
+        "the node offers AI cores, but its labels `servertype` and `mind-cluster/npu-chip-memory` name no chip that "
+        "can be cut while pods run",
+        "correct the labels; the device plugin writes them")
     INCONSISTENT_CAPACITY = ("InconsistentCapacity", Category.NODE, Actor.ADMINISTRATOR,
-        "the node has more allocatable chips than capacity",
+        "the node has more allocatable chips than capacity, or offers both chips and AI cores",
         "check the kubelet of that node")
     NODE_NOT_READY = ("NodeNotReady", Category.NODE, Actor.ADMINISTRATOR,
         "the node's condition Ready is not True",

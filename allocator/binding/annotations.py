@@ -97,7 +97,7 @@ class Stamper:
 
 
 def _real(pod: Pod, grant: Grant, node: Node, location: Location) -> dict[str, str]:
-    if grant.vnpu is not None:
+    if grant.vnpu is not None or grant.cores:
         return {}  # the device plugin writes it
     by_operator = OPERATOR in pod.metadata.labels
     if not by_operator and len(grant.chips) != node.allocatable_chips:

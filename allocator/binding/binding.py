@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from allocator.rules.request import counted_cores
 from ascend.annotations import Grant, read_grant
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
-from ascend.pod_devices import read_vnpu_grant
+from ascend.pod_devices import read_cores_grant, read_vnpu_grant
 from ascend.reasons import Reason
+from ascend.templates import RESOURCE_CORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,20 @@ class Assignment:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
+def grant_of(pod: Pod) -> Grant | None:
+    """What the allocator wrote on a pod; None if it wrote nothing.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    annotations = pod.metadata.annotations
+    return (
+        read_grant(annotations)
+        or read_vnpu_grant(annotations)
+        or read_cores_grant(annotations, counted_cores(pod) if RESOURCE_CORES in annotations else 0)
+    )
+
+
 def read_assignment(pod: Pod) -> Assignment | None:
     """The node and chips of a bound pod; None if it is not bound.
 
@@ -71,7 +87,7 @@ def read_assignment(pod: Pod) -> Assignment | None:
     if not node:
         return None
     try:
-        grant = read_grant(pod.metadata.annotations) or read_vnpu_grant(pod.metadata.annotations)
+        grant = grant_of(pod)
     except InvalidValue as error:
         raise Refusal(Reason.UNREADABLE_POD, f"pod {pod.key} on node {node}: {error}") from error
     if grant is None:

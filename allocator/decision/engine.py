@@ -312,7 +312,7 @@ class DecisionEngine:
             try:
                 return resolved, self.gangs.place(pod, resolved.chips, resolved.gang, candidates)
             except Refusal as refusal:
-                if refusal.reason is Reason.GANG_DOES_NOT_FIT and not resolved.chips.vnpu:
+                if refusal.reason is Reason.GANG_DOES_NOT_FIT and resolved.chips.is_for_chips:
                     self.earmarks.note(resolved.gang)
                 return resolved, refusal.with_traceback(None)
         return resolved, self._place_alone(pod, resolved, held, candidates)

@@ -4,8 +4,9 @@ Only pods of lower priority than the preemptor are preempted. Victims that hold 
 for the pods of a gang by ``gang_preemption.py``; victims without chips, which a scheduler selects for other reasons,
 stay on its list. The chips of the answer are promised to the pod (``state/promises.py``).
 
-A pod that requests a vNPU preempts one that has a vNPU of the same size. Nothing is promised to it: kube-scheduler
-counts vNPUs, and keeps that of a nominated pod from pods of lower priority. The pods of a gang with vNPUs preempt none.
+A pod that requests a vNPU preempts one that has a vNPU of the same size; one that requests AI cores, the least
+important pods that make room. Nothing is promised to either: kube-scheduler counts what they request, and keeps that of
+a nominated pod from pods of lower priority. The pods of a gang with vNPUs preempt none.
 """
 
 from collections import defaultdict
@@ -21,9 +22,10 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.rules.victims import Occupant, least_important_first, select_victims
 from allocator.state.cluster import Cluster
+from allocator.state.holding import Holding
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import Holding, NodeRecord, Offer, unknown_node
+from allocator.state.node import NodeRecord, Offer, unknown_node
 from allocator.state.plain_pods import PlainPod
 from allocator.state.promises import Promise
 from ascend.chips import ChipSet
@@ -120,7 +122,7 @@ class Preemption:
     def offered(self, pod: Pod, nodes: Collection[str]) -> None:
         """A pod that fits on no node was filtered on these nodes."""
         gang = self._engine.gang_of(pod)
-        if gang is not None and not self._engine.request_of(pod).vnpu:
+        if gang is not None and self._engine.request_of(pod).is_for_chips:
             self._gangs.offered(pod, gang, nodes)
 
     def unanswered(self, pod: Pod) -> list[Pod]:
@@ -187,7 +189,7 @@ class Preemption:
     async def _improve_gang(
         self, pod: Pod, request: ChipRequest, gang: Job, suggested: Mapping[str, Suggestion]
     ) -> VictimSet | None:
-        if request.vnpu:
+        if not request.is_for_chips:
             sentence = f"job {gang.key}: pods with vNPUs that start together preempt no others"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, sentence)
         place = await self._gangs.place(pod, request, gang, suggested)
@@ -223,7 +225,7 @@ class Preemption:
     def _promise(self, pod: Pod, chosen: VictimSet, request: ChipRequest) -> None:
         record = self._cluster.nodes[chosen.node]
         fit = _judge(self.without(record, {each.uid for each in chosen.victims}, pod), request)
-        if isinstance(fit, Fit) and fit.take.vnpu is None:
+        if isinstance(fit, Fit) and request.is_for_chips:
             due_s = self._due_s(each.uid for each in chosen.victims)
             promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, {chosen.node: fit.take.chip_set}, due_s)
             self._ledger.promises.keep(promise)
@@ -244,7 +246,7 @@ class Preemption:
             if isinstance(offer, Vacancy):
                 offer = offer.without(Take(chip_set=chips[node]))
             fit = _judge(offer, request)
-            if isinstance(fit, Fit) and fit.take.vnpu is None:
+            if isinstance(fit, Fit) and request.is_for_chips:
                 chips[node] |= fit.take.chip_set
                 victims |= lower
         if chips:
@@ -276,6 +278,8 @@ class Preemption:
         ]
         if request.vnpu:
             return self._select_one(record, pod, request, occupants)
+        if request.cores:
+            return self._select_few(record, pod, request, occupants)
         empty = self.without(record, {each.uid for each in occupants}, pod)
         return empty if isinstance(empty, Refusal) else select_victims(empty, request, occupants)
 
@@ -291,11 +295,27 @@ class Preemption:
                 return (each,)
         return verdict
 
+    def _select_few(
+        self, record: NodeRecord, pod: Pod, request: ChipRequest, occupants: Sequence[Occupant]
+    ) -> tuple[Occupant, ...] | Refusal:
+        """The pods without which AI cores fit: of all, the more important ones stay as far as they can."""
+        ending = [each for each in occupants if each.terminating]
+        staying = least_important_first(each for each in occupants if not each.terminating)
+        gone = {each.uid: each for each in occupants}
+        verdict = _judge(self.without(record, gone, pod), request)
+        if isinstance(verdict, Refusal):
+            return verdict
+        for each in (*reversed(list(staying)), *ending):
+            others = gone.keys() - {each.uid}
+            if isinstance(_judge(self.without(record, others, pod), request), Fit):
+                del gone[each.uid]
+        return tuple(gone.values())
+
     def _occupants(self, record: NodeRecord, request: ChipRequest) -> Iterator[Occupant]:
         for uid, holding in record.holdings.items():
             pod = self._cluster.pods.get(uid)  # None if it was deleted by force, and its chips are still held
             if pod is not None and holding.unreadable is None and _has_some(holding, request):
-                yield Occupant.of(pod, holding.chips, holding.counted, holding.vnpus)
+                yield Occupant.of(pod, holding.chips, holding.counted, holding.parts)
 
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
         for uid in uids:
@@ -312,6 +332,8 @@ def _has_some(holding: Holding, request: ChipRequest) -> bool:
     """Whether a pod holds some of what is requested: chips, or a vNPU of that size."""
     if request.vnpu:
         return any(each.suffix == request.vnpu for each in holding.vnpus)
+    if request.cores:
+        return bool(holding.chips or holding.cuts)
     return bool(holding.chips)
 
 

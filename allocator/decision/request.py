@@ -15,6 +15,7 @@ from allocator.gangs.policies import policy_of
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import group_missing
 from allocator.rules.asked import Asked, JobDefaults
+from allocator.rules.cores import is_for_chips, requested_cores
 from allocator.rules.job import stated_minimum, stated_whole, works_alone
 from allocator.rules.job_kinds import SINGLE
 from allocator.rules.job_products import (
@@ -91,13 +92,16 @@ class RequestReader:
         vnpus = requested_vnpus(pod)
         if vnpus and (excess := self._excess_vnpus(pod)) is not None:
             raise excess
-        size = requested_size(pod) if vnpus else ""
+        cores = requested_cores(pod) if vnpus else None
+        size = requested_size(pod) if vnpus and cores is None else ""
         stated_minimum(pod)
         stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)
         if job.is_gang and (never := _OF_NO_JOB if job.kind == SINGLE else job.never_starts(pod)) is not None:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
         stated = with_settings(pod, job.settings)
+        if cores is not None:
+            return self._read_cores(pod, stated, job, cores)
         if size:
             return self._read_vnpu(stated, job, size)
         return self._read_chips(pod, stated, job, candidates)
@@ -130,10 +134,7 @@ class RequestReader:
         if (refusal := invalidity(shape, (stated,))) is not None:
             raise refusal
         if together.known != 1:
-            products = self._one_product(pod, job, request.products)
-            is_spread = self._is_spread(products)
-            if products != request.products or is_spread:
-                request = replace(request, products=products, is_spread=is_spread)
+            request = self._of_several(pod, job, request)
         policy, request = self._by_policy(stated, job, request, together)
         if together.known is None and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
@@ -157,6 +158,34 @@ class RequestReader:
             0, products=wanted_products(stated), avoids_sub_healthy=avoids_sub_healthy(stated), vnpu=size
         )
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
+
+    def _read_cores(self, pod: Pod, stated: Pod, job: Job, request: ChipRequest) -> ResolvedRequest:
+        """What a pod requests that requests AI cores; whole chips are linked, so the rules of several pods count.
+
+        Raises:
+            Refusal: it asks for what no vNPU can have.
+        """
+        refuse_blocks(stated)
+        if (unsupported := refused_demand(stated, None)) is not None:
+            raise unsupported
+        request = replace(request, products=wanted_products(stated), avoids_sub_healthy=avoids_sub_healthy(stated))
+        together = job.cooperation_with(pod)
+        several = together.known is not None and together.known > 1
+        if is_for_chips(request.cores) and (several or (together.known is None and not job.may_be_alone(pod))):
+            request = self._of_several(pod, job, replace(request, distributed=several, needs_network=True))
+        return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
+
+    def _of_several(self, pod: Pod, job: Job, request: ChipRequest) -> ChipRequest:
+        """The request of a pod of a job of several pods: for one product, and for servers of their own if it says so.
+
+        Raises:
+            Refusal: several products are possible.
+        """
+        products = self._one_product(pod, job, request.products)
+        is_spread = self._is_spread(products)
+        if products != request.products or is_spread:
+            return replace(request, products=products, is_spread=is_spread)
+        return request
 
     def policy(self, pod: Pod) -> Policy:
         """Where the pods of a pod's job are placed.

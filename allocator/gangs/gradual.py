@@ -177,7 +177,7 @@ class GradualPlans:
                 yield
             record = self._cluster.nodes.get(name)
             offer = self._offer(record, plan) if record is not None else None
-            if isinstance(offer, Vacancy) and (offer.free or offer.vnpus is not None):
+            if isinstance(offer, Vacancy) and (offer.free or offer.vnpus is not None or offer.cores is not None):
                 index.put(name, offer)
         return index
 

@@ -7,13 +7,17 @@ wait for them would take longer than Kubernetes gives a pod to end. So the next 
 a Binding of unknown outcome.
 """
 
+import functools
+import operator
 from typing import Final
 
 import msgspec
 
+from allocator.rules.cores import fits_beside
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
+from ascend.cores import parse_cut
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.takes import Take
 from ascend.vnpus import parse_vnpu
@@ -34,6 +38,8 @@ class OpenBinding(msgspec.Struct, frozen=True, array_like=True):
         chips: in selection order.
         predicate_time: what is written on the pod with them, Unix nanoseconds.
         vnpu: the name of the vNPU instead of chips; empty if there is none.
+        cut: the name of the vNPU to be cut instead of chips; empty if there is none.
+        cores: the AI cores, if these were requested; else 0.
     """
 
     uid: str
@@ -42,6 +48,8 @@ class OpenBinding(msgspec.Struct, frozen=True, array_like=True):
     chips: tuple[int, ...]
     predicate_time: int | None = None
     vnpu: str = ""
+    cut: str = ""
+    cores: int = 0
 
     @property
     def take(self) -> Take:
@@ -50,13 +58,17 @@ class OpenBinding(msgspec.Struct, frozen=True, array_like=True):
         Raises:
             InvalidValue: the name of the vNPU is malformed.
         """
-        return Take.part(parse_vnpu(self.vnpu)) if self.vnpu else Take.whole(self.chips)
+        if self.cut:
+            return Take.part(parse_cut(self.cut))
+        return Take.part(parse_vnpu(self.vnpu)) if self.vnpu else Take.whole(self.chips, cores=self.cores)
 
     @classmethod
     def of(cls, each: Reservation) -> "OpenBinding":
         """The Binding that a reservation stands for."""
-        vnpu = each.take.vnpu.name if each.take.vnpu is not None else ""
-        return cls(each.uid, each.pod, each.node, each.take.chips, each.predicate_time, vnpu)
+        take = each.take
+        vnpu = take.vnpu.name if take.vnpu is not None else ""
+        cut = take.cut.name if take.cut is not None else ""
+        return cls(each.uid, each.pod, each.node, take.chips, each.predicate_time, vnpu, cut, take.cores)
 
 
 class HandOver:
@@ -114,7 +126,13 @@ class HandOver:
         if take.vnpu is not None:
             held = {vnpu for holding in record.holdings.values() for vnpu in holding.vnpus}
             return take.vnpu not in held and take not in others
-        return not take.chip_set & (record.held | sum(other.chip_set for other in others))
+        whole = record.held | functools.reduce(operator.or_, (other.chip_set for other in others), 0)
+        if take.cut is not None:
+            held_cuts = [cut for holding in record.holdings.values() for cut in holding.cuts]
+            cuts = [*held_cuts, *(other.cut for other in others if other.cut is not None)]
+            return not take.occupied & whole and fits_beside(take.cut, cuts)
+        parts = (*(each.occupied for each in record.holdings.values()), *(other.occupied for other in others))
+        return not take.chip_set & functools.reduce(operator.or_, parts, whole)
 
 
 def _is_promised(each: Reservation) -> bool:

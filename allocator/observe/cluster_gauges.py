@@ -102,6 +102,7 @@ class ClusterGauges(Collector):
         for size, number in sorted(supply.vnpus.items()):
             vnpus.add_metric([size], number)
         yield vnpus
+        yield _by_product("free_cores", "Free AI cores on usable nodes that offer them, by product", supply.cores)
         yield GaugeMetricFamily(
             "ascend_allocator_disputed_chips",
             "Chips that count as held beyond what pods request, since AscendReal and the chips written on a pod differ",

@@ -12,7 +12,7 @@ from allocator.decision.filtered import Filtered
 from allocator.decision.victim_set import VictimSet
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.refusal_events import RefusalEvents
-from allocator.rules.request import counted_chips, counted_vnpus, requested_what
+from allocator.rules.request import counted_chips, requested_part, requested_what
 from allocator.rules.summary import sum_up_nodes
 from ascend.annotations import Grant
 from ascend.chips import join_names
@@ -91,7 +91,7 @@ class Journal:
         """
         self._metrics.decisions.labels("refused", refusal.reason).inc()
         self._events.refused(PodRef.of(pod), refusal, action="Filter")
-        line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or ",".join(counted_vnpus(pod)))
+        line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or requested_part(pod))
         line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes))
 
     def gated(self, pod: Pod, refusal: Refusal) -> bool:
@@ -122,4 +122,6 @@ class Journal:
 def _chips(grant: Grant) -> dict[str, str | int]:
     if grant.vnpu is not None:
         return {"request": grant.vnpu.suffix, "vnpu": grant.vnpu.name}
+    if grant.cut is not None:
+        return {"request": f"{grant.cores} cores", "vnpu": grant.cut.name}
     return {"request": len(grant.chips), "chips": join_names(grant.chips)}

@@ -87,7 +87,8 @@ class Deletions:
         held = record.holdings.get(pod.uid) if record is not None else None
         chips = list(chip_ids(held.chips)) if held is not None else []
         vnpus = [each.name for each in held.vnpus] if held is not None else []
-        return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod), vnpus)
+        cuts, cores = ([each.name for each in held.cuts], held.counted_cores) if held is not None else ([], 0)
+        return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod), vnpus, cuts, cores)
 
     def prepare(self, choice: Choice, memory: Memory) -> None:
         """Keep the chips of pods that will be deleted without their kubelets; then ``memory`` has to be stored."""

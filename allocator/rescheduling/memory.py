@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from allocator.rescheduling.decision import Stage
 from allocator.state.block_record import Spot
-from allocator.state.node import Holding
+from allocator.state.holding import Holding
 from ascend.chips import MAX_CHIP_ID, chip_set
+from ascend.cores import CUT_PATTERN, parse_cut
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.vnpus import VNPU_PATTERN, parse_vnpu
 
@@ -33,6 +34,8 @@ class Deleted(msgspec.Struct, frozen=True):
         at_once: whether it was deleted without its grace period.
         ends_s: until then its kubelet may give its containers to end, Unix seconds; 0 if it was not terminating.
         vnpus: the names of its vNPUs.
+        cuts: the names of its vNPUs that were cut for it.
+        cores: the AI cores that it requested; 0 for chips.
     """
 
     pod: str
@@ -43,12 +46,23 @@ class Deleted(msgspec.Struct, frozen=True):
     ends_s: float = 0.0
     vnpus: list[Annotated[str, msgspec.Meta(pattern=VNPU_PATTERN)]] = []
 
+    cuts: list[Annotated[str, msgspec.Meta(pattern=CUT_PATTERN)]] = []
+    cores: Annotated[int, msgspec.Meta(ge=0)] = 0
+
     @property
     def holding(self) -> Holding:
         """What it holds."""
         vnpus = tuple(map(parse_vnpu, self.vnpus))
         counted = Counter(each.suffix for each in vnpus)
-        return Holding(self.pod, chip_set(self.chips), len(self.chips), vnpus=vnpus, counted_vnpus=dict(counted))
+        return Holding(
+            self.pod,
+            chip_set(self.chips),
+            0 if self.cores else len(self.chips),
+            vnpus=vnpus,
+            counted_vnpus=dict(counted),
+            cuts=tuple(map(parse_cut, self.cuts)),
+            counted_cores=self.cores,
+        )
 
 
 class Recovery(msgspec.Struct):

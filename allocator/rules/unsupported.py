@@ -29,6 +29,7 @@ from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.reasons import Reason
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
 
 _VENDOR: Final = "huawei.com/"
@@ -174,7 +175,7 @@ def _resources(pod: Pod) -> frozenset[str]:
                 for name in quantities:
                     if (
                         name.startswith(_VENDOR)
-                        and name != RESOURCE
+                        and name not in {RESOURCE, RESOURCE_CORES}
                         and suffix_of(name) is None
                         and quantities[name] != "0"
                     ):
@@ -343,10 +344,10 @@ UNSUPPORTED: Final = (
         Outcome.REFUSED, "it must be a whole number above 0, a multiple of the chips of each pod, of which the chips "
         "of the job are a multiple",
         _wrong_block, Reason.INVALID_REQUEST),
-    Unsupported("resource `huawei.com/npu-core`, or a vNPU of another kind, as `huawei.com/Ascend910B-2c`",
-        "a vNPU that is cut out of a chip when the pod starts ([vNPUs](spec/vnpu.md#dynamic-vnpus))",
+    Unsupported("resource of a vNPU of another kind, as `huawei.com/Ascend910B-2c`",
+        "a part of a chip ([vNPUs](spec/vnpu.md))",
         Outcome.TOLD, f"{_COUNTED}. vNPUs that were cut beforehand are {RESOURCE}-2c and the like",
-        _resource(r"(Ascend910[^-]*-[0-9]+c.*|npu-core)")),
+        _resource(r"Ascend910[^-]*-[0-9]+c.*")),
     Unsupported("resource `huawei.com/npu`",
         "chips of Ascend 950 and Atlas 350 servers",
         Outcome.TOLD, _COUNTED,

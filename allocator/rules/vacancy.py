@@ -6,7 +6,8 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from allocator.rules.request import ChipRequest
+from allocator.rules.cores import CoresLeft, no_cores
+from allocator.rules.request import CORES_OF_CHIP, ChipRequest
 from allocator.rules.vnpus import VnpusLeft, no_such_vnpu
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
@@ -16,6 +17,7 @@ from ascend.reasons import Reason
 from ascend.rules.families import RULES, refuse_number
 from ascend.rules.placement import OrderKey
 from ascend.takes import Take
+from ascend.templates import RESOURCE_CORES, Media, Template
 
 
 class Vacancy(msgspec.Struct, frozen=True, gc=False):
@@ -33,6 +35,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting gang.
         keeper: what they are kept for, in sentences.
         vnpus: what is left of its vNPUs; None if it has none.
+        cores: what is left of its AI cores, if its chips are cut while pods run; it takes no requests for chips then.
     """
 
     product: Product
@@ -45,6 +48,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     kept: ChipSet = 0
     keeper: str = ""
     vnpus: VnpusLeft | None = None
+    cores: CoresLeft | None = None
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
@@ -58,18 +62,25 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         """What is left after a pod has taken this."""
         if take.vnpu is not None:
             return replace(self, vnpus=self.vnpus.without((take.vnpu,)) if self.vnpus is not None else None)
-        taken = take.chip_set
+        taken, cores = take.occupied, self.cores
+        if cores is not None:
+            cores = cores.without_cores(take.cores) if take.cut is None else cores.without(take.cut, self.free)
         return replace(
             self,
             free=self.free & ~taken,
             cut_off=self.cut_off & ~taken,
-            room=max(self.room - taken.bit_count(), 0),
+            room=max(self.room - len(take.chips), 0),
+            cores=cores,
         )
 
     def has(self, take: Take, request: ChipRequest) -> bool:
         """Whether what a pod would take is free, and usable for a request."""
         if take.vnpu is not None:
             return self.vnpus is not None and take.vnpu in self.vnpus.free
+        if take.cut is not None:
+            return self.cores is not None and self.cores.has(take.cut, self.free)
+        if take.cores and (self.cores is None or self.cores.kind.whole_chips(take.cores) != len(take.chips)):
+            return False
         return not take.chip_set & ~self.usable(request)
 
     def needs_network(self, request: ChipRequest) -> bool:
@@ -97,6 +108,9 @@ Verdict: TypeAlias = Fit | Refusal
 _SCORE_OF_CHIP: Final = 1024
 """More than twice the vNPUs of a node."""
 
+_MOST_CPUS: Final = 8
+"""More than the AI CPUs of a chip."""
+
 _PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
 """The order of products for a request that fits on several: the first is 910A, whose rule the reference applies to a
 job that names no product (docs/spec/products.md#policies-and-rules)."""
@@ -114,6 +128,8 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
         return obstacle
     if request.vnpu:
         return _judge_vnpu(vacancy, request.vnpu)
+    if request.cores:
+        return _judge_cores(vacancy, request)
     product, usable = vacancy.product, vacancy.usable(request)
     rule = RULES[product.family]
     obstacle = _shortage(vacancy, request)
@@ -140,6 +156,45 @@ def _judge_vnpu(vacancy: Vacancy, suffix: str) -> Verdict:
     return Fit(order, score, Take.part(chosen.vnpu))
 
 
+def _judge_cores(vacancy: Vacancy, request: ChipRequest) -> Verdict:
+    """The verdict on AI cores: a part of one chip, or whole chips by the rule of the product."""
+    left = vacancy.cores
+    if left is None:
+        return no_cores(request)
+    asked = left.asked(request)
+    if isinstance(asked, Refusal):
+        return asked
+    room = left.room - vacancy.kept.bit_count() * left.kind.cores
+    return (
+        _judge_part(vacancy, left, request, asked, room)
+        if isinstance(asked, Template)
+        else _judge_chips_by_cores(replace(vacancy, cores=None, room=room // left.kind.cores), request, asked)
+    )
+
+
+def _judge_chips_by_cores(vacancy: Vacancy, request: ChipRequest, chips: int) -> Verdict:
+    verdict = judge(vacancy, replace(request, cores=0, chips=chips, media=Media.SHARED, with_labels=False))
+    if isinstance(verdict, Refusal):
+        return verdict
+    return Fit(verdict.key, verdict.score, Take.whole(verdict.take.chips, cores=request.cores))
+
+
+def _judge_part(vacancy: Vacancy, left: CoresLeft, request: ChipRequest, template: Template, room: int) -> Verdict:
+    chosen = left.choose(template, vacancy.free)
+    if chosen is None:
+        free = left.cores(vacancy.free)
+        sentence = f"{request.what} requested, {free} free, but no chip has left what {template.name} needs"
+        return _kept_or(Refusal(Reason.NO_FREE_VNPU, sentence), vacancy, request)
+    if room < request.cores:
+        sentence = f"{request.what} requested, the kubelet would admit {max(room, 0)}"
+        return Refusal(Reason.NO_ROOM_AT_KUBELET, sentence)
+    chip = chosen.left
+    # The parts of chips of different products are alike, so the product comes last.
+    order = (chip.cores, chip.cpus, -left.used, vacancy.sub_healthy, _PREFERENCE[vacancy.product.name])
+    fill = (CORES_OF_CHIP - chip.cores) * _MOST_CPUS + _MOST_CPUS - 1 - chip.cpus
+    return Fit(order, _SCORE_OF_CHIP * fill + 2 * left.used + 1 - vacancy.sub_healthy, Take.part(chosen.cut))
+
+
 def peer_on_node() -> Refusal:
     """Why a node refuses another pod of a job that is spread."""
     sentence = "another pod of the job is on the node, and servers of its product take one pod of a job of several pods"
@@ -164,7 +219,7 @@ def _invalid_for(product: Product, request: ChipRequest) -> Refusal | None:
     if request.products is not None and product.name not in request.products:
         wanted = " or ".join(sorted(request.products))
         return Refusal(Reason.WRONG_PRODUCT, f"the job is for {wanted} servers; this is {a(f'{product.name} server')}")
-    if not request.vnpu and request.chips not in product.allowed(distributed=request.distributed):
+    if request.is_for_chips and request.chips not in product.allowed(distributed=request.distributed):
         return refuse_number(product, request.chips, distributed=request.distributed)
     return None
 
@@ -173,6 +228,9 @@ def _unsuitable(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
     if request.avoids_sub_healthy and vacancy.sub_healthy:
         sentence = "the node is sub-healthy, and the job's label subHealthyStrategy is not ignore"
         return Refusal(Reason.NODE_SUB_HEALTHY, sentence)
+    if vacancy.cores is not None and request.is_for_chips:
+        sentence = f"the node offers its chips as {RESOURCE_CORES} only, {vacancy.cores.kind.cores} for each chip"
+        return Refusal(Reason.RESOURCE_NOT_OFFERED, sentence)
     return _invalid_for(vacancy.product, request)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from allocator.rules.asked import DEFAULT_VNPUS_PER_JOB
+from allocator.rules.cores import requested_cores
 from allocator.rules.job import JobKey
 from allocator.rules.job_products import SUPER_POD_BLOCK, product_marks, wanted_products
 from allocator.rules.request import counted_chips, requested_chips
@@ -23,9 +24,9 @@ from ascend.kube.objects import Pod, whole_number
 from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
+from ascend.templates import RESOURCE_CORES
 
-_CORES = "huawei.com/npu-core"
-_VNPU = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
+_VNPU = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(RESOURCE_CORES))
 """Resources that are vNPUs, parts of a chip: created beforehand, or on demand (docs/spec/vnpu.md)."""
 
 
@@ -67,6 +68,7 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
             sizes.add(requested_chips(pod))
         else:
             refuse_blocks(pod)
+            requested_cores(pod)
     for pod in requesting:
         chips = max(sizes) if len(requesting) == 1 and sizes else None
         if (unsupported := refused_demand(pod, chips)) is not None:
@@ -113,7 +115,7 @@ def _is_vnpu(resource: str) -> bool:
 def _vnpus(resource: str, quantity: str) -> int:
     number = whole_number(quantity)
     # The API server refuses an invalid quantity; here it counts as one.
-    return 1 if number is None or (number and resource == _CORES) else number
+    return 1 if number is None or (number and resource == RESOURCE_CORES) else number
 
 
 def invalidity(

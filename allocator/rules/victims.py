@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, judge
 from ascend.chips import ChipSet
+from ascend.cores import Cut
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.vnpus import Vnpu
@@ -48,10 +49,10 @@ class Occupant(msgspec.Struct, frozen=True, eq=False, gc=False):
     terminating: bool
     chips: ChipSet
     counted: int
-    vnpus: tuple[Vnpu, ...] = ()
+    vnpus: tuple[Vnpu | Cut, ...] = ()
 
     @classmethod
-    def of(cls, pod: Pod, chips: ChipSet, counted: int, vnpus: tuple[Vnpu, ...] = ()) -> "Occupant":
+    def of(cls, pod: Pod, chips: ChipSet, counted: int, vnpus: tuple[Vnpu | Cut, ...] = ()) -> "Occupant":
         """The occupant that a pod is."""
         since = pod.metadata.creation_timestamp or ""
         return cls(pod.uid, pod.key, pod.priority, since, pod.is_terminating, chips, counted, vnpus)

@@ -326,5 +326,5 @@ def _allocated(bound: Assignment, *, is_bound: bool) -> pb.AllocateResponse:
         chips=map(chip_name, bound.grant.chips),
         annotations=bound.annotations or bound.grant.annotations(),
         bound=is_bound,
-        vnpus=[bound.grant.vnpu.name] if bound.grant.vnpu is not None else [],
+        vnpus=bound.grant.take.vnpus,
     )

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Final
 
 from allocator.state.cluster import Cluster
+from allocator.state.holding import Holding
 from allocator.state.ledger import Ledger
-from allocator.state.node import Holding, NodeRecord, Server, unknown_node
+from allocator.state.node import NodeRecord, Server, unknown_node
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import Refusal
 from ascend.takes import Take
@@ -40,6 +41,7 @@ class NodeStates:
             state.product = record.server.product.name
             state.chips.extend(self._chips(record, record.server))
             state.vnpus.extend(self._vnpus(record, record.server))
+            state.vnpus.extend(self._cuts(record))
         return state
 
     async def page(self, only: Collection[str], size: int, after: str) -> pb.GetStateResponse:
@@ -109,6 +111,19 @@ class NodeStates:
                 lambda take, vnpu=vnpu: take.vnpu == vnpu,  # type: ignore[misc]  # bound
             )
             yield pb.ChipState(name=vnpu.name, healthy=not unhealthy >> vnpu.chip & 1, holders=holders)
+
+    def _cuts(self, record: NodeRecord) -> Iterator[pb.ChipState]:
+        """The vNPUs that were cut for pods: of equal ones of a chip, one state with all pods."""
+        unhealthy = record.unhealthy if isinstance(record.unhealthy, int) else -1
+        held = {cut for holding in record.holdings.values() for cut in holding.cuts}
+        reserved = {take.cut for take in self._ledger.on(record.name).values() if take.cut is not None}
+        for cut in sorted(held | reserved):
+            holders = self._holders(
+                record,
+                lambda holding, cut=cut: cut in holding.cuts,  # type: ignore[misc]  # bound
+                lambda take, cut=cut: take.cut == cut,  # type: ignore[misc]  # bound
+            )
+            yield pb.ChipState(name=cut.name, healthy=not unhealthy >> cut.chip & 1, holders=holders)
 
     def _holders(
         self, record: NodeRecord, holds: Callable[[Holding], object], takes: Callable[[Take], object]

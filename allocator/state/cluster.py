@@ -10,16 +10,15 @@ from allocator.state.block_record import BlockRecord, Spot
 from allocator.state.changes import Changes
 from allocator.state.faulty_nodes import FaultyNodes
 from allocator.state.followers import PodFollowers
+from allocator.state.holding import Holding, read_holding
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.location import NOWHERE, read_location
 from allocator.state.node import (
-    Holding,
     NodeRecord,
     has_same_infos,
     ignored_devices,
-    read_holding,
     read_server,
     unknown_node,
 )

@@ -13,21 +13,22 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from allocator.rules.request import counted_chips, counted_vnpus, requested_what
 from allocator.rules.vacancy import Vacancy
+from allocator.state.holding import Holding
 from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     read_base_device_infos,
 )
-from ascend.chips import RESOURCE, ChipSet, chip_set
+from ascend.chips import RESOURCE, ChipSet
+from ascend.cores import CHIP_MEMORY, SERVER_TYPE, read_kind
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
-from ascend.kube.objects import Node, Pod
-from ascend.pod_devices import read_held
+from ascend.kube.objects import Node
 from ascend.products import Product
 from ascend.reasons import Reason
 from ascend.rules.identity import identify
+from ascend.templates import RESOURCE_CORES, Divisible
 from ascend.vnpus import Vnpu
 
 _MOST_NAMED: Final = 3
@@ -44,6 +45,8 @@ class Server(msgspec.Struct, frozen=True, gc=False):
         health: the health of the node as a whole, from its annotation.
         vnpus: its vNPUs, healthy or not.
         allocatable_vnpus: by size, the number of allocatable ones.
+        kind: the kind of its chips, if they are cut while pods run; else None.
+        allocatable_cores: the number of allocatable AI cores then.
     """
 
     product: Product
@@ -52,35 +55,8 @@ class Server(msgspec.Struct, frozen=True, gc=False):
     health: NodeHealth = NodeHealth.HEALTHY
     vnpus: tuple[Vnpu, ...] = ()
     allocatable_vnpus: dict[str, int] = {}
-
-
-class Holding(msgspec.Struct, frozen=True, gc=False):
-    """What a live pod holds of the node it is bound to.
-
-    Attributes:
-        pod: ``namespace/name``.
-        chips: the chips it holds.
-        counted: the number of chips that the kubelet counts for it.
-        unreadable: why its list of chips can't be read, a sentence; None if it can.
-        disputed: whether AscendReal and the allocator's list name more chips together than the kubelet counts.
-        vnpus: the vNPUs it holds.
-        counted_vnpus: by size, the number of vNPUs that the kubelet counts for it.
-        unknown_vnpus: why it is unknown which vNPUs it holds, a sentence; None if that is known.
-    """
-
-    pod: str
-    chips: ChipSet
-    counted: int
-    unreadable: str | None = None
-    disputed: bool = False
-    vnpus: tuple[Vnpu, ...] = ()
-    counted_vnpus: dict[str, int] = {}
-    unknown_vnpus: str | None = None
-
-    @property
-    def occupied(self) -> ChipSet:
-        """The chips that it holds, or parts of which it holds."""
-        return self.chips | chip_set(each.chip for each in self.vnpus) if self.vnpus else self.chips
+    kind: Divisible | None = None
+    allocatable_cores: int = 0
 
 
 @dataclass(slots=True)
@@ -176,9 +152,25 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         product = identify(node.name, node.metadata.labels, node.metadata.annotations, reported | withheld)
         health = read_health(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
         sizes = node.allocatable_vnpus if vnpus else {}
-        return Server(product, reported, _read_allocatable(node, has_vnpus=bool(sizes)), health, vnpus, sizes)
+        cores = node.allocatable_cores or 0
+        kind = _read_kind(node) if cores else None
+        chips = _read_allocatable(node, has_vnpus=bool(sizes) or kind is not None)
+        return Server(product, reported, chips, health, vnpus, sizes, kind, cores)
     except Refusal as refusal:
         return refusal.with_traceback(None)  # the refusal is stored
+
+
+def _read_kind(node: Node) -> Divisible:
+    kind = read_kind(node.metadata.labels)
+    if kind is None:
+        labels = {key: node.metadata.labels.get(key, "") for key in (SERVER_TYPE, CHIP_MEMORY)}
+        named = " and ".join(f"{key}={value}" for key, value in labels.items())
+        sentence = f"node {node.name} offers {RESOURCE_CORES}, but no chip that can be cut has the labels {named}"
+        raise Refusal(Reason.CHIPS_NOT_DIVISIBLE, sentence)
+    if node.allocatable_chips:
+        sentence = f"node {node.name} offers both {RESOURCE} and {RESOURCE_CORES}"
+        raise Refusal(Reason.INCONSISTENT_CAPACITY, sentence)
+    return kind
 
 
 def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Product | None:
@@ -246,7 +238,7 @@ def _read_allocatable(node: Node, *, has_vnpus: bool) -> int:
         raise Refusal(Reason.NODE_CORDONED, f"node {node.name} is cordoned")
     if not node.allocatable_chips:
         if has_vnpus:
-            return 0  # all of its chips are cut
+            return 0  # all of its chips are cut, or will be
         # While the resource is not registered, the kubelet would start the pod without any chip.
         raise Refusal(Reason.RESOURCE_NOT_OFFERED, f"node {node.name} has no allocatable {RESOURCE} now")
     capacity = node.capacity_chips
@@ -278,37 +270,4 @@ def judge_freshness(node: str, updated_s: int, age_s: float, max_age_s: float) -
     return Refusal(
         Reason.STALE_REPORT,
         f"the report of node {node} is too old, written {since} by its clock: its device plugin does not renew it",
-    )
-
-
-def read_holding(pod: Pod) -> Holding | None:
-    """What a live bound pod holds of its node; None if it requests no chips and no vNPUs: the kubelet gives it none.
-
-    AscendReal and what the allocator wrote both count until it ends (``ascend.pod_devices.read_held``).
-    """
-    counted, vnpus = counted_chips(pod), counted_vnpus(pod)
-    if not counted and not vnpus:
-        return None
-    try:
-        held = read_held(pod.metadata.annotations)
-    except InvalidValue as error:
-        sentence = f"pod {pod.key}: {error}"
-        return Holding(
-            pod.key,
-            0,
-            counted,
-            sentence if counted else None,
-            counted_vnpus=vnpus,
-            unknown_vnpus=sentence if vnpus else None,
-        )
-    missing = f"pod {pod.key} is bound with {requested_what(pod)}, but no annotation names "
-    return Holding(
-        pod.key,
-        held.chips,
-        counted,
-        f"{missing}them" if counted and not held.chips else None,
-        held.chips.bit_count() > counted,
-        held.vnpus,
-        vnpus,
-        f"{missing}it" if len(held.vnpus) < sum(vnpus.values()) else None,
     )

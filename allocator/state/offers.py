@@ -6,11 +6,13 @@ What is left beside its pods is remembered on the record: a reservation changes 
 from collections import Counter
 from collections.abc import Mapping
 
+from allocator.rules.cores import CoresLeft, cores_left
 from allocator.rules.vacancy import Vacancy
 from allocator.rules.vnpus import VnpusLeft, vnpus_left
 from allocator.state.node import NodeRecord, Offer, Server
 from allocator.state.report import HEALTH_ANNOTATION, NodeHealth, NodeReport
-from ascend.chips import ChipSet
+from ascend.chips import ChipSet, chip_set
+from ascend.cores import Cut
 from ascend.errors import Refusal
 from ascend.reasons import Reason
 from ascend.takes import Take
@@ -29,14 +31,16 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
     idle = record.idle if record.idle is not None else _assess_idle(record)
     if isinstance(idle, Refusal):
         return idle
-    taken, room, vnpus = 0, record.room, list[Vnpu]()
+    taken, room, vnpus, cores = 0, record.room, list[Vnpu](), idle.cores
     for uid, take in reserved.items():
         if uid not in record.holdings:
-            taken |= take.chip_set
+            if cores is not None:
+                free = idle.free & ~taken
+                cores = cores.without_cores(take.cores) if take.cut is None else cores.without(take.cut, free)
+            taken |= take.occupied  # a chip that was cut beforehand may no longer be
             room -= len(take.chips)
             if take.vnpu is not None:
                 vnpus.append(take.vnpu)
-                taken |= 1 << take.vnpu.chip  # which may no longer be cut
     if not taken and not promised:
         return idle
     free = idle.free & ~taken
@@ -54,6 +58,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
         kept=kept,
         keeper=keeper if kept else "",
         vnpus=idle.vnpus.without(vnpus) if idle.vnpus is not None and vnpus else idle.vnpus,
+        cores=cores,
     )
 
 
@@ -76,10 +81,11 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         return health, 0
     unhealthy = report.unhealthy
     # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
-    taken, room = unhealthy | report.pre_separate, server.allocatable
+    taken, room = unhealthy | report.pre_separate, server.allocatable if server.kind is None else server.product.chips
     for holding in record.holdings.values():
-        if holding.unreadable is not None:
-            sentence = f"the free chips of node {record.name} are unknown: {holding.unreadable}"
+        unreadable = holding.unreadable or (holding.unknown_cores if server.kind is None else None)
+        if unreadable is not None:
+            sentence = f"the free chips of node {record.name} are unknown: {unreadable}"
             return Refusal(Reason.UNREADABLE_POD, sentence), 0
         taken |= holding.occupied
         room -= holding.counted
@@ -95,8 +101,26 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         cut_off=free & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
         vnpus=_vnpus_left(record, server, unhealthy | report.pre_separate) if server.vnpus else None,
+        cores=_cores_left(record, server, unhealthy | report.pre_separate),
     )
     return vacancy, room
+
+
+def _cores_left(record: NodeRecord, server: Server, excluded: ChipSet) -> CoresLeft | None:
+    if server.kind is None:
+        return None
+    holdings, cuts = record.holdings.values(), list[Cut]()
+    for holding in holdings:
+        excluded |= holding.chips | chip_set(each.chip for each in holding.vnpus)
+        cuts += holding.cuts
+    return cores_left(
+        server.kind,
+        cuts,
+        excluded=excluded | ~server.reported,
+        counted=sum(each.counted_cores for each in holdings),
+        allocatable=server.allocatable_cores,
+        unknown=min((each.unknown_cores for each in holdings if each.unknown_cores is not None), default=""),
+    )
 
 
 def _vnpus_left(record: NodeRecord, server: Server, excluded: ChipSet) -> VnpusLeft:

@@ -24,6 +24,7 @@ class Supply(msgspec.Struct, frozen=True):
         servers: servers all of whose chips are free.
         rings: rings (or meshes, or cards of two dies) all of whose chips are free.
         vnpus: free vNPUs, by size.
+        cores: free AI cores of chips that are cut while pods run, by name of the product.
         largest_gang: the most pods of a job of several pods that would fit at once, by product and chips of each pod.
     """
 
@@ -33,6 +34,7 @@ class Supply(msgspec.Struct, frozen=True):
     rings: Mapping[str, int] = {}
     vnpus: Mapping[str, int] = {}
     largest_gang: Mapping[tuple[str, int], int] = {}
+    cores: Mapping[str, int] = {}
 
 
 class _Figures(NamedTuple):
@@ -65,6 +67,7 @@ class SupplyReader:
         servers: Counter[str] = Counter()
         rings: Counter[str] = Counter()
         vnpus: Counter[str] = Counter()
+        cores: Counter[str] = Counter()
         gang: Counter[tuple[str, int]] = Counter()
         for bucket in self._index.buckets:
             await turn.share()
@@ -76,9 +79,11 @@ class SupplyReader:
             rings[product] += nodes * figures.rings
             for vnpu in vacancy.vnpus.free if vacancy.vnpus is not None else ():
                 vnpus[vnpu.suffix] += nodes
+            if vacancy.cores is not None:
+                cores[product] += nodes * vacancy.cores.cores(vacancy.free)
             for size, pods in figures.pods:
                 gang[product, size] += nodes * pods
-        return Supply(chips, healthy, servers, rings, vnpus, gang)
+        return Supply(chips, healthy, servers, rings, vnpus, gang, cores)
 
     def _figures(self, vacancy: Vacancy) -> _Figures:
         product = vacancy.product

@@ -11,6 +11,7 @@ import msgspec
 from ascend.chips import RESOURCE
 from ascend.kube.objects import KubeObject, Metadata, Resource
 from ascend.kube.workloads import NETWORK_TOPOLOGY, RAY_GANG, NetworkTopology, settings_among, task_minima
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
 
 LEADERS: Final = frozenset({"master", "chief", "launcher", "leader", "head", "headgroup"})
@@ -84,7 +85,7 @@ class _Template(msgspec.Struct, frozen=True):
         spec = self.spec or _PodSpec()
         resources = (each.resources for each in (*(spec.containers or ()), *(spec.init_containers or ())))
         return any(
-            str(quantity) != "0" and (name == RESOURCE or suffix_of(name) is not None)
+            str(quantity) != "0" and (name in {RESOURCE, RESOURCE_CORES} or suffix_of(name) is not None)
             for each in resources
             if each is not None
             for quantities in (each.limits, each.requests)

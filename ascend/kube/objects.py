@@ -18,6 +18,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from ascend.kube.volumes import Volume
 from ascend.slices import ContainerKind, ContainerRequest
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
 
 _VNPUS = f"{RESOURCE}-"
@@ -139,10 +140,19 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
         return {suffix: number for suffix, number in found.items() if number} if found else found
 
     @property
+    def cores(self) -> int:
+        """The number of AI cores that the container requests; an invalid quantity counts as one."""
+        text = self.resources.limits.get(RESOURCE_CORES) or self.resources.requests.get(RESOURCE_CORES)
+        if text is None:
+            return 0
+        number = whole_number(text)
+        return 1 if number is None else number
+
+    @property
     def requests_chips(self) -> bool:
-        """Whether it requests chips or vNPUs; an invalid quantity counts as a request, which is refused later."""
+        """Whether it requests chips, vNPUs or AI cores; an invalid quantity counts as well, and is refused later."""
         quantity = self._quantity
-        return (quantity != "0" and whole_number(quantity) != 0) or bool(self.vnpus)
+        return (quantity != "0" and whole_number(quantity) != 0) or bool(self.vnpus) or bool(self.cores)
 
     @property
     def _quantity(self) -> str:
@@ -339,6 +349,11 @@ class Node(KubeObject, frozen=True, kw_only=True):
     def capacity_chips(self) -> int | None:
         """The capacity in chips, allocatable or not; None if the resource is not registered."""
         return whole_number(self.status.capacity.get(RESOURCE))
+
+    @property
+    def allocatable_cores(self) -> int | None:
+        """The number of allocatable AI cores; None if the resource is not registered."""
+        return whole_number(self.status.allocatable.get(RESOURCE_CORES))
 
     @property
     def allocatable_vnpus(self) -> dict[str, int]:

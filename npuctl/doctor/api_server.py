@@ -7,6 +7,7 @@ from typing import Final
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE
+from ascend.cores import read_kind
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
 from ascend.errors import ApiError, AscendError, InvalidReport, InvalidValue, NotFound, Unreachable
 from ascend.grammar import count
@@ -149,7 +150,9 @@ def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
 
 
 def _agreement(report: DeviceReport, node: Node) -> Finding:
-    offered = node.allocatable_chips
+    offered, kind = node.allocatable_chips, read_kind(node.metadata.labels) if node.allocatable_cores else None
+    if kind is not None and node.allocatable_cores:
+        offered = node.allocatable_cores // kind.cores  # they are offered as AI cores
     if offered is None:
         advice = "the plugin is not registered: see kubelet.sock and device plugin above"
         return problem(f"the kubelet offers no {RESOURCE}", advice)

@@ -1,23 +1,25 @@
 """The checks of a cluster: unusable nodes, device reports that are not renewed, pods with other chips than recorded."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
+from allocator.binding.binding import grant_of
 from allocator.settings import Settings
 from allocator.state.location import malformed_ids, read_location
 from allocator.state.node import NodeRecord, Server
 from allocator.superpods.demand import PRODUCTS
-from ascend.annotations import REAL, SUPER_POD_ID, read_grant
+from ascend.annotations import REAL, SUPER_POD_ID
 from ascend.chips import ChipSet, chip_ids, chip_name
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
-from ascend.pod_devices import Held, read_held, read_vnpu_grant
+from ascend.pod_devices import Held, read_held
 from ascend.reasons import Category, Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
+from ascend.templates import Template
 from ascend.vnpus import device_type
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
@@ -130,7 +132,11 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
 
 def _offered(server: Server, unhealthy: ChipSet) -> Iterator[tuple[str, str, int, int]]:
     """What the kubelet of a node offers, and how many of each the node has on healthy chips."""
-    yield "chip", "chips", server.allocatable, (server.reported & ~unhealthy).bit_count()
+    chips = (server.reported & ~unhealthy).bit_count()
+    if server.kind is not None:
+        yield "AI core", "AI cores", server.allocatable_cores, chips * server.kind.cores
+        return
+    yield "chip", "chips", server.allocatable, chips
     for suffix, healthy in sorted(
         Counter(each.suffix for each in server.vnpus if not unhealthy >> each.chip & 1).items()
     ):
@@ -139,7 +145,7 @@ def _offered(server: Server, unhealthy: ChipSet) -> Iterator[tuple[str, str, int
 
 
 def _names(held: Held) -> tuple[str, ...]:
-    return (*map(chip_name, chip_ids(held.chips)), *(each.name for each in held.vnpus))
+    return (*map(chip_name, chip_ids(held.chips)), *(each.name for each in held.parts))
 
 
 def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
@@ -148,10 +154,28 @@ def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
         holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
         for first, second in combinations(holdings, 2):
             vnpus = tuple(each for each in first.vnpus if each in second.vnpus)
-            if both := _names(Held(first.chips & second.chips, vnpus)):
+            chips = (first.chips & second.occupied) | (first.occupied & second.chips)
+            if both := _names(Held(chips, vnpus)):
                 sentence = f"{','.join(both)} of node {record.name}: held by {first.pod} and {second.pod}"
                 twice.append(problem(sentence, "delete one of these pods"))
+        twice += _check_cuts(record)
     return twice or [ok("none is held by two pods")]
+
+
+def _check_cuts(record: NodeRecord) -> Iterator[Finding]:
+    """Whether pods have more of a chip than it has."""
+    if not isinstance(record.server, Server) or record.server.kind is None:
+        return
+    kind, cuts = record.server.kind, defaultdict[int, list[tuple[str, Template]]](list)
+    for each in record.holdings.values():
+        for cut in each.cuts:
+            cuts[cut.chip].append((each.pod, cut.size))
+    for chip, held in sorted(cuts.items()):
+        cores, cpus = sum(size.cores for _, size in held), sum(size.cpus for _, size in held)
+        if cores > kind.cores or cpus > kind.cpus:
+            has = f"{chip_name(chip)} of node {record.name} has {kind.cores} AI cores and {kind.cpus} AI CPUs"
+            sentence = f"{has}, but {cores} and {cpus} are held: by {some(sorted(pod for pod, _ in held))}"
+            yield problem(sentence, "delete one of these pods")
 
 
 def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
@@ -170,7 +194,7 @@ def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
 def _check_pod(pod: Pod) -> Finding | None:
     where = f"pod {pod.key} on node {pod.spec.node_name}"
     try:
-        grant = read_grant(pod.metadata.annotations) or read_vnpu_grant(pod.metadata.annotations)
+        grant = grant_of(pod)
         real = _names(read_held({REAL: pod.metadata.annotations.get(REAL, "")}))
     except InvalidValue as error:
         return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)

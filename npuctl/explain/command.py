@@ -87,6 +87,7 @@ def _render_job(job: _JobExplanation) -> RenderableType:
             answer.state,
             answer.reason,
             answer.request,
+            answer.cores,
             answer.gates,
             answer.node,
             answer.chips,
@@ -153,7 +154,8 @@ def _gates(answer: Explanation) -> Iterator[Text]:
 
 
 def _verdict(answer: Explanation) -> Text:
-    requests = f"requests {f'1 vNPU {device_type(answer.vnpu)}' if answer.vnpu else count(answer.request, 'chip')}"
+    what = count(answer.cores, "AI core") if answer.cores else count(answer.request, "chip")
+    requests = f"requests {f'1 vNPU {device_type(answer.vnpu)}' if answer.vnpu else what}"
     match answer.state:
         case "none" | "terminating":
             other = answer.state == "none" and answer.without_effect
@@ -169,7 +171,7 @@ def _verdict(answer: Explanation) -> Text:
             nodes = count(len(answer.candidates), "node")
             where = " of the SuperPod of its block" if answer.block is not None else ""
             return Text(f"{requests} and fits on {nodes}{where} now{gang}; it is not bound yet")
-    waits = f"{requests} and waits: " if answer.request else "waits: "
+    waits = f"{requests} and waits: " if answer.request or answer.cores else "waits: "
     return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
 
 

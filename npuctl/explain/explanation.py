@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from allocator.rules.job import find_job
-from allocator.rules.request import ChipRequest, counted_chips, counted_vnpus
+from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus
 from allocator.settings import Settings
 from allocator.state.job import Job
 from ascend.annotations import ALLOCATED, REAL
@@ -43,6 +43,7 @@ class Explanation(msgspec.Struct, frozen=True):
         job: ``namespace/name`` of its job.
         request: the number of chips it requests.
         vnpu: the size of the vNPU that it requests instead, as in the name of the resource.
+        cores: the number of AI cores that it requests instead.
         state: ``none`` (it requests neither chips nor a vNPU), ``finished``, ``placed``, ``terminating`` (it is being
             deleted, so no scheduler binds it), ``fits`` (it is not bound, but fits on a node) or ``waits``.
         node: its node, if it is placed.
@@ -71,6 +72,7 @@ class Explanation(msgspec.Struct, frozen=True):
     request: int
     state: str
     vnpu: str = ""
+    cores: int = 0
     node: str = ""
     chips: tuple[str, ...] = ()
     vnpus: tuple[str, ...] = ()
@@ -102,7 +104,14 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
     says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
     explanation = Explanation(
-        namespace, name, job, counted_chips(pod), "none", ",".join(counted_vnpus(pod)), scheduler=says
+        namespace,
+        name,
+        job,
+        counted_chips(pod),
+        "none",
+        ",".join(counted_vnpus(pod)),
+        counted_cores(pod),
+        scheduler=says,
     )
     if pod.is_live:
         explanation = structs.replace(explanation, without_effect=allocator.engine.without_effect(pod))
@@ -159,12 +168,12 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
         held = read_held(pod.metadata.annotations)
     except InvalidValue as error:
         return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=str(error))
-    chips, vnpus = tuple(map(chip_name, chip_ids(held.chips))), tuple(each.name for each in held.vnpus)
+    chips, vnpus = tuple(map(chip_name, chip_ids(held.chips))), tuple(each.name for each in held.parts)
     if not chips and not vnpus:
-        what = "chips it holds" if placed.request else "vNPU it has"
+        what = "chips it holds" if placed.request or placed.cores else "vNPU it has"
         message = f"pod {pod.key} is on node {pod.spec.node_name}, but no annotation says which {what}"
         return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=message)
-    if len(chips) > placed.request:
+    if len(chips) > placed.request and not placed.cores:
         real, written = (pod.metadata.annotations.get(key, "") for key in (REAL, ALLOCATED))
         message = f"pod {pod.key} has {REAL} {real}, but {written} written on it; both count until it ends"
         placed = structs.replace(placed, message=message)

@@ -13,10 +13,12 @@ from msgspec import structs
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name
+from ascend.cores import read_kind
 from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, decode_report, encode_report
 from ascend.errors import InvalidReport, InvalidValue
 from ascend.faults import read_pre_separate
 from ascend.kube.objects import Condition, ConfigMap, Node, Pod
+from ascend.templates import RESOURCE_CORES
 from npuctl.reading.objects import ClusterObjects
 
 MOST_PODS: Final = 3
@@ -119,7 +121,7 @@ def _node_changes(scene: Scene, now_s: int) -> Iterator[tuple[Kind, Scene]]:
         others = [each for each in node.status.conditions if each.type != "Ready"]
         status = structs.replace(node.status, conditions=[*others, Condition("Ready", "True")])
         yield "ready", replace(scene, node=structs.replace(node, status=status))
-    if not node.allocatable_chips:
+    if not node.allocatable_chips and not node.allocatable_cores:
         yield "offer", replace(scene, node=_offering(node, _reported(node)))
     if report is not None:
         try:
@@ -154,8 +156,10 @@ def _recovered(scene: Scene, chips: ChipSet) -> Scene:
         faults=tuple(fault for fault in report.faults if fault.npu_name not in set(map(chip_name, chip_ids(chips)))),
     )
     # The kubelet counts a chip as allocatable again as soon as it is healthy.
-    offered = (scene.node.allocatable_chips or 0) + (unhealthy & chips).bit_count()
-    return replace(scene, report=_rewritten(scene.report, recovered), node=_offering(scene.node, offered))
+    more, rewritten = (unhealthy & chips).bit_count(), _rewritten(scene.report, recovered)
+    if scene.node.allocatable_cores:
+        return replace(scene, report=rewritten, node=_offering_cores(scene.node, more))
+    return replace(scene, report=rewritten, node=_offering(scene.node, (scene.node.allocatable_chips or 0) + more))
 
 
 def _rewritten(report: ConfigMap, content: DeviceReport) -> ConfigMap:
@@ -165,6 +169,14 @@ def _rewritten(report: ConfigMap, content: DeviceReport) -> ConfigMap:
 
 def _offering(node: Node, chips: int) -> Node:
     allocatable = node.status.allocatable | {RESOURCE: str(chips)}
+    return structs.replace(node, status=structs.replace(node.status, allocatable=allocatable))
+
+
+def _offering_cores(node: Node, chips: int) -> Node:
+    """With the AI cores of so many chips more."""
+    kind = read_kind(node.metadata.labels)
+    cores = (node.allocatable_cores or 0) + (kind.cores * chips if kind is not None else 0)
+    allocatable = node.status.allocatable | {RESOURCE_CORES: str(cores)}
     return structs.replace(node, status=structs.replace(node.status, allocatable=allocatable))
 
 

@@ -261,7 +261,7 @@ def _several(
 
 def _devices(take: Take) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the chips and of the vNPUs that a pod takes."""
-    return (take.names, ()) if take.vnpu is None else ((), take.names)
+    return (take.names, ()) if take.is_whole else ((), take.names)
 
 
 def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, ...]:

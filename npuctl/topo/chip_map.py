@@ -51,6 +51,8 @@ def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
     if vnpus := sum(view.vnpus for view in views):
         usable = sum(view.free_vnpus for view in views if view.reason is None)
         parts.append(f"{usable} of {count(vnpus, 'vNPU')} free")
+    if cores := [view.free_cores for view in views if view.free_cores is not None and view.reason is None]:
+        parts.append(f"{count(sum(cores), 'AI core')} free")
     unhealthy = sum(view.unhealthy for view in views)
     parts += [f"{unhealthy} unhealthy"] if unhealthy else []
     parts += [f"{count(unusable, 'node')} not used"] if unusable else []
@@ -76,6 +78,8 @@ class _NodePanel:
         if view.vnpus:
             cut = [chip for chip in view.chips if chip.vnpus]
             body.append(_ChipLines([(f"chip {_number(chip)}", list(map(self._part, chip.vnpus))) for chip in cut]))
+        if sliced := [chip for chip in view.chips if chip.slices]:
+            body.append(_ChipLines([(f"chip {_number(chip)}", self._slices(chip)) for chip in sliced]))
         body += [
             Text(f"{chip.name} {chip.health}: {', '.join(chip.faults)}", style="dim")
             for chip in view.chips
@@ -96,11 +100,13 @@ class _NodePanel:
         facts = Text(f"{view.product}  {view.free} of {len(view.chips)} free")
         if view.vnpus:
             facts.append(f", {view.free_vnpus} of {count(view.vnpus, 'vNPU')}")
+        if view.free_cores is not None:
+            facts.append(f", {count(view.free_cores, 'AI core')}")
         return facts.append("  ").append(f"{view.unhealthy} unhealthy", style="red") if view.unhealthy else facts
 
     def _cell(self, chip: ChipView) -> Text:
         number = _number(chip)
-        if chip.vnpus and not chip.holders:
+        if (chip.vnpus or chip.slices) and not chip.holders:
             cell = Text(f"[{number} cut", style="dim")
             return self._marked(cell, chip)
         if len(chip.holders) > 1:
@@ -116,6 +122,15 @@ class _NodePanel:
             return Text(f"[{name} CONFLICT]", style="bold white on red")
         label = part.holders[0].removeprefix("default/") if part.holders else "·"
         return Text(f"[{name} {label}]", style=self._colours[part.holders[0]] if part.holders else "dim")
+
+    def _slices(self, chip: ChipView) -> list[Text]:
+        """The vNPUs that were cut for pods, and what is left."""
+        cells = [
+            Text(f"[{each.template} {each.holders[0].removeprefix('default/')}]", style=self._colours[each.holders[0]])
+            for each in chip.slices
+        ]
+        left = f"{count(chip.free_cores or 0, 'core')} free"
+        return [*cells, Text(f"[{left}]", style="dim")]
 
     @staticmethod
     def _marked(cell: Text, chip: ChipView) -> Text:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from allocator.rules.cores import cores_left
 from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server, read_server
 from allocator.state.report import NO_REPORT
@@ -42,6 +43,21 @@ class VnpuView:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceView:
+    """A vNPU that was cut out of a chip for a pod.
+
+    Attributes:
+        name: as in ``0-vir05_1c_16g``.
+        template: its template.
+        holders: the pod (``namespace/name``) that has it.
+    """
+
+    name: str
+    template: str
+    holders: tuple[str]
+
+
+@dataclass(frozen=True, slots=True)
 class ChipView:
     """A chip.
 
@@ -54,6 +70,8 @@ class ChipView:
             ``separating`` (only the pod that holds it may use it) or ``network-unhealthy`` (not for distributed jobs).
         faults: its fault codes.
         vnpus: the vNPUs into which it is cut; none for a whole chip.
+        slices: the vNPUs that were cut out of it for pods.
+        free_cores: its free AI cores, if it can be cut while pods run; else None.
     """
 
     name: str
@@ -63,16 +81,18 @@ class ChipView:
     health: str = "healthy"
     faults: tuple[str, ...] = ()
     vnpus: tuple[VnpuView, ...] = ()
+    slices: tuple[SliceView, ...] = ()
+    free_cores: int | None = None
 
     @property
     def is_free(self) -> bool:
         """It can be allocated as a whole, and no pod holds it."""
-        return self.healthy and not self.holders and not self.vnpus
+        return self.healthy and not self.holders and not self.vnpus and not self.slices
 
     @property
-    def devices(self) -> tuple["ChipView | VnpuView", ...]:
+    def devices(self) -> tuple["ChipView | VnpuView | SliceView", ...]:
         """The chip and its vNPUs."""
-        return self, *self.vnpus
+        return self, *self.vnpus, *self.slices
 
     @property
     def free_vnpus(self) -> int:
@@ -124,6 +144,12 @@ class NodeView:
         return sum(chip.free_vnpus for chip in self.chips)
 
     @property
+    def free_cores(self) -> int | None:
+        """The number of its free AI cores; None if its chips are not cut while pods run."""
+        found = [chip.free_cores for chip in self.chips if chip.free_cores is not None]
+        return sum(found) if found else None
+
+    @property
     def unhealthy(self) -> int:
         """The number of chips that can't be allocated because of their health."""
         return sum(not chip.healthy for chip in self.chips)
@@ -146,10 +172,11 @@ def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list
 
 def _as_usable(node: Node) -> Node:
     """The node as if it could be used, because its chips are shown also while it can't."""
+    offered = {RESOURCE: "1"} if not node.allocatable_cores else {}
     status = structs.replace(
         node.status,
         conditions=[Condition("Ready", "True")],
-        allocatable=node.status.allocatable | {RESOURCE: "1"},
+        allocatable=node.status.allocatable | offered,
         capacity={},
     )
     return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False), status=status)
@@ -168,6 +195,11 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     for vnpu in server.vnpus:
         holders = tuple(sorted(each.pod for each in record.holdings.values() if vnpu in each.vnpus))
         parts.setdefault(vnpu.chip, []).append(VnpuView(vnpu.name, vnpu.suffix, vnpu.vdev_id, holders))
+    slices: dict[int, list[SliceView]] = {}
+    for holding in sorted(record.holdings.values(), key=lambda each: each.pod):
+        for cut in holding.cuts:
+            slices.setdefault(cut.chip, []).append(SliceView(cut.name, cut.template, (holding.pod,)))
+    cores = _free_cores(record, server, unusable)
     for chip_id in chip_ids(server.reported | chip_set(parts)):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
@@ -176,9 +208,23 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
         known = "unhealthy" if reported.unhealthy & chip else "healthy"
         health, faults = _health(chip, report, reported.pre_separate, known), _faults(name, report)
         vnpus = tuple(parts.get(chip_id, ()))
-        chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults, vnpus))
+        cut_off = tuple(slices.get(chip_id, ()))
+        usable = not unusable & chip
+        chips.append(ChipView(name, ring, usable, holders, health, faults, vnpus, cut_off, cores.get(chip_id)))
     group = _GROUPS.get(server.product.family, "")
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
+
+
+def _free_cores(record: NodeRecord, server: Server, unusable: ChipSet) -> dict[int, int]:
+    """The free AI cores of each chip; empty if the chips are not cut while pods run."""
+    if server.kind is None:
+        return {}
+    holdings = record.holdings.values()
+    cuts = [cut for each in holdings for cut in each.cuts]
+    left = cores_left(server.kind, cuts, excluded=unusable | record.held, counted=0, allocatable=0)
+    free = server.reported & ~unusable & ~chip_set(cut.chip for cut in cuts) & ~record.held
+    found = {chip: left.left_of(chip, free) for chip in chip_ids(server.reported)}
+    return {chip: each.cores if each is not None else 0 for chip, each in found.items()}
 
 
 def _health(chip: ChipSet, report: DeviceReport | None, separating: ChipSet, known: str) -> str:

@@ -20,6 +20,7 @@ from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import NODES, JsonObject, Node
 from ascend.kube.reflector import Reflector
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
 from sandbox.changes import Changes
 from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod, timestamp_now
@@ -291,7 +292,7 @@ def _is_managed(pod: FullPod) -> bool:
     """Whether the pod names a resource that the extender manages (``managedResources``)."""
     containers = (*pod.init_containers, *pod.containers)
     names = {name for each in containers for name in (*each.resources.limits, *each.resources.requests)}
-    return any(name == RESOURCE or suffix_of(name) is not None for name in names)
+    return any(name in {RESOURCE, RESOURCE_CORES} or suffix_of(name) is not None for name in names)
 
 
 def _regarding(pod: FullPod) -> Regarding:

@@ -18,7 +18,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.kinds import KINDS, fill
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord
+from allocator.state.node import NodeRecord, Server
 from allocator.state.offers import assess
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation
@@ -26,6 +26,7 @@ from ascend.chips import ChipSet, chip_ids, chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import KubeObject, Pod
 from ascend.takes import NOTHING, Take
+from ascend.templates import Media, Template
 from ascend.vnpus import Vnpu
 
 _PART: Final = 64
@@ -220,6 +221,7 @@ def _reservation(reservation: Reservation, cluster: Cluster, ledger: Ledger) -> 
 def _twice(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Difference]:
     taken: ChipSet = 0
     parts: set[Vnpu] = set()
+    yield from _overfull(record, reserved)
     # A pod that is seen to hold chips counts once, with these.
     devices_of = {
         uid: (take.chip_set, {take.vnpu} if take.vnpu is not None else set()) for uid, take in reserved.items()
@@ -231,6 +233,26 @@ def _twice(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Differe
             yield Difference(f"node {record.name}", f"chips of pod {uid}", f"{names}, assigned twice", "assigned once")
         taken |= chips
         parts |= vnpus
+
+
+def _overfull(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Difference]:
+    """The chips of which vNPUs that are cut for pods take more than there is, or that others have as a whole."""
+    if not isinstance(record.server, Server) or record.server.kind is None:
+        return
+    kind, parts, whole = record.server.kind, dict[int, list[Template]](), record.held
+    beside = [take for uid, take in reserved.items() if uid not in record.holdings]
+    for take in beside:
+        whole |= take.chip_set
+    reserved_cuts = [take.cut for take in beside if take.cut is not None]
+    for cut in (*(cut for each in record.holdings.values() for cut in each.cuts), *reserved_cuts):
+        parts.setdefault(cut.chip, []).append(cut.size)
+    for chip, sizes in parts.items():
+        has_all, shared = (sum(each.media is media for each in sizes) for media in (Media.ALL, Media.SHARED))
+        cores, cpus = sum(each.cores for each in sizes), sum(each.cpus for each in sizes)
+        is_over = cores > kind.cores or cpus > kind.cpus or has_all > 1 or (has_all and shared)
+        if is_over or whole >> chip & 1:
+            names = ",".join(each.name for each in sizes)
+            yield Difference(f"node {record.name}", f"parts of chip {chip}", names, "within what it has")
 
 
 def _differs(name: str, field: str, mine: object, other: object) -> Iterator[Difference]:

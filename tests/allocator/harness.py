@@ -21,6 +21,7 @@ from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device
 from ascend.chips import RESOURCE
 from ascend.daemon.settings import fixed_settings
 from ascend.kube.lease import boot_time
+from ascend.templates import RESOURCE_CORES
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from sandbox.apiserver import ApiServer
@@ -248,3 +249,15 @@ async def running(
             await app.synced()
         async with grpc.aio.insecure_channel(app.grpc_address) as channel:
             yield Allocator(server, app, http, AllocatorStub(channel))
+
+
+async def core_node(allocator: Allocator, name: str) -> None:
+    """Create a 910B3 server that offers its AI cores, and wait until it is seen."""
+    made = node_manifest(name)
+    made["metadata"]["labels"] = {
+        "accelerator-type": "module-910b-8", "servertype": "Ascend910B-20", "mind-cluster/npu-chip-memory": "64G"
+    }  # fmt: skip
+    quantities = {RESOURCE_CORES: "160"}
+    made["status"] |= {"allocatable": quantities, "capacity": quantities}
+    await allocator.server.create(made)
+    await until(lambda: name in allocator.app.cluster.nodes)

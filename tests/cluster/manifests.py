@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import SUFFIXES
 from tests.cluster.images import BUSYBOX_IMAGE
 
@@ -85,6 +86,6 @@ def extender(url: str, *, bind: bool = True, resource: str = RESOURCE, **more: A
         "ignorable": False,
         "managedResources": [
             {"name": name, "ignoredByScheduler": False}
-            for name in (resource, *(f"{resource}-{suffix}" for suffix in SUFFIXES.values()))
+            for name in (resource, RESOURCE_CORES, *(f"{resource}-{suffix}" for suffix in SUFFIXES.values()))
         ],
     } | more

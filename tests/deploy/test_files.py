@@ -17,6 +17,7 @@ import yaml
 
 from ascend.chips import RESOURCE
 from ascend.products import PRODUCTS
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import SUFFIXES, resource_of
 from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
@@ -123,7 +124,7 @@ def test_the_scheduler_configuration_has_what_the_allocator_needs() -> None:
     assert verbs == {"filterVerb": "filter", "preemptVerb": "preempt", "bindVerb": "bind"}
     assert extender["ignorable"] is False
     assert extender["nodeCacheCapable"] is True
-    managed = [RESOURCE, *map(resource_of, SUFFIXES.values())]
+    managed = [RESOURCE, RESOURCE_CORES, *map(resource_of, SUFFIXES.values())]
     assert extender["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in managed]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
+    REAL,
     SERVER_INDEX,
     SUPER_POD_ID,
     ChipAddress,
@@ -14,6 +15,7 @@ from ascend.annotations import (
 )
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
+from ascend.templates import RESOURCE_CORES
 
 Json = dict[str, Any]
 
@@ -94,6 +96,24 @@ def parts(name: str, count: str, **more: Any) -> Json:
     manifest = pod(name, None, **more)
     manifest["spec"]["containers"][0]["resources"] = {"limits": {f"{RESOURCE}-2c": count}}
     return manifest
+
+
+def core_node(name: str, cores: int = 160, *, kind: str = "Ascend910B-20", **more: Any) -> Json:
+    """A 910B3 server that offers AI cores."""
+    made = node(name, **more)
+    made["metadata"]["labels"] |= {
+        "accelerator-type": "module-910b-8", "servertype": kind, "mind-cluster/npu-chip-memory": "64G"
+    }  # fmt: skip
+    made["status"]["allocatable"] = {RESOURCE_CORES: str(cores), "cpu": "64"}
+    return made
+
+
+def core_pod(name: str, cores: int, has: str = "", *, real: str = "", **more: Any) -> Json:
+    """A pod that requests AI cores, with what was written on it."""
+    written = ({RESOURCE_CORES: has} if has else {}) | ({REAL: real} if real else {})
+    made = pod(name, None, annotations=written, **more)
+    made["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE_CORES: str(cores)}}
+    return made
 
 
 def report(name: str, *, unhealthy: int = 0, at_s: int = 1_767_225_600) -> Json:

@@ -517,7 +517,7 @@ for output in ("table", "json", "yaml"):
     assert out("2") == first
 
 
-@pytest.mark.parametrize("resource", ["Ascend910B-2c", "npu-core", "npu", "Ascend310P"])
+@pytest.mark.parametrize("resource", ["Ascend910B-2c", "npu", "Ascend310P"])
 def test_a_pod_with_other_devices_is_named_and_is_no_success(npuctl: Npuctl, resource: str) -> None:
     other = pod("other", None)
     other["spec"]["containers"][0]["resources"] = {"limits": {f"huawei.com/{resource}": "1"}}

@@ -13,7 +13,7 @@ from ascend.annotations import MIN_AVAILABLE
 from npuctl.cli import app
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
-from tests.npuctl.manifests import Json, as_list, cut_node, node, pod, super_pod_node
+from tests.npuctl.manifests import Json, as_list, core_node, cut_node, node, pod, super_pod_node
 
 NOW = "2026-01-01T00:00:00Z"
 RESOURCE = "huawei.com/Ascend910"
@@ -416,8 +416,10 @@ def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example
     def servers(number: int) -> Json:
         if example in {"mindie.yaml", "superpod-job.yaml"}:
             return as_list(*(super_pod_node(0, index) for index in range(number)))
-        made = cut_node if example == "vnpu-pod.yaml" else node
-        return as_list(*(made(f"n{index}") for index in range(number)))
+        names = [f"n{index}" for index in range(number)]
+        if example == "npu-core-pod.yaml":
+            return as_list(*map(core_node, names))
+        return as_list(*map(cut_node if example == "vnpu-pod.yaml" else node, names))
 
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps(servers(16)))

@@ -101,9 +101,7 @@ def test_only_the_leader_posts_and_a_new_one_looks_at_all_waiting_pods(scene: Sc
     assert scene.told() == ["a-0"]
 
 
-@pytest.mark.parametrize(
-    ("resource", "label"), [(RESOURCE, "fault-scheduling"), ("huawei.com/Ascend310P", ""), ("huawei.com/npu-core", "")]
-)
+@pytest.mark.parametrize(("resource", "label"), [(RESOURCE, "fault-scheduling"), ("huawei.com/Ascend310P", "")])
 async def test_a_pod_that_no_scheduler_asks_about_gets_the_event(tmp_path: Path, resource: str, label: str) -> None:
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         manifest = pod_manifest("a", None, labels={label: "grace"} if label else {})

@@ -24,7 +24,16 @@ from sandbox.apiserver import ApiServer
 from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.resources import PODS
 from sandbox.apiserver.status import forbidden
-from tests.allocator.harness import Allocator, events_of, pod_manifest, review, running, until, write_kubeconfig
+from tests.allocator.harness import (
+    Allocator,
+    core_node,
+    events_of,
+    pod_manifest,
+    review,
+    running,
+    until,
+    write_kubeconfig,
+)
 
 Json = dict[str, Any]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -269,6 +278,7 @@ async def test_the_second_vnpu_of_a_job_is_denied(allocator: Allocator) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
     metadata = {"ownerReferences": [owner], "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}
     first, second = (pod_requesting(name, {"huawei.com/npu-core": "10"}, **metadata) for name in "ab")
+    await core_node(allocator, "n1")
     assert (await review(allocator, "pods", first))["allowed"]
     created = await allocator.server.create(first)
     await until(lambda: created["metadata"]["uid"] in allocator.app.cluster.pods)
@@ -286,7 +296,7 @@ async def test_the_second_vnpu_of_a_job_is_not_bound_by_other_schedulers(
 ) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
     metadata = {"ownerReferences": [owner], "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}
-    await allocator.node("n1")
+    await core_node(allocator, "n1")
     cluster = allocator.app.cluster
     first, second = [pod_requesting(name, {"huawei.com/npu-core": "10"}, **metadata) for name in "ab"]
     first = await allocator.server.create(first)
@@ -321,7 +331,7 @@ async def test_a_demand_that_can_not_be_met_is_denied_with_the_filters_sentence(
     assert (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"] == {"n1": sentence}
 
 
-@pytest.mark.parametrize("resource", ["huawei.com/Ascend910B-2c", "huawei.com/npu-core", "huawei.com/npu"])
+@pytest.mark.parametrize("resource", ["huawei.com/Ascend910B-2c", "huawei.com/npu"])
 async def test_what_has_no_effect_is_a_warning(allocator: Allocator, resource: str) -> None:
     answer = await review(allocator, "pods", pod_requesting("other", {resource: "1"}))
     assert answer["allowed"]

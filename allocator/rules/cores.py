@@ -1,0 +1,251 @@
+"""What a node has left of AI cores if its chips are cut while pods run, and which part of which chip a pod gets.
+
+The best chip is the one that has the least left on which the vNPU fits, so that whole chips stay free. AI CPUs and
+media units (DVPP) of a chip are counted beside its AI cores (docs/spec/vnpu.md#filter). The templates are those of
+the node's own chips: the reference takes them from any node of the cluster.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from allocator.rules.request import ChipRequest
+from ascend.chips import ChipSet
+from ascend.cores import Cut
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from ascend.templates import RESOURCE_CORES, Divisible, Media, Template, divisible_kinds
+
+MEDIA_LABEL: Final = "vnpu-dvpp"
+LEVEL_LABEL: Final = "vnpu-level"
+
+_ALL_FREE, _SOME_USED, _NONE_FREE = 2, 1, 0
+
+
+class ChipLeft(msgspec.Struct, frozen=True, order=True, gc=False):
+    """What is left of a chip.
+
+    Attributes:
+        cores: AI cores.
+        cpus: AI CPUs.
+        media: 2 if no vNPU uses the media units, 1 if they are shared, 0 if one has all of them.
+        chip: its physical id.
+    """
+
+    cores: int
+    cpus: int
+    media: int
+    chip: int
+
+    @classmethod
+    def whole(cls, kind: Divisible, chip: int) -> "ChipLeft":
+        """A chip of which nothing is in use."""
+        return cls(kind.cores, kind.cpus, _ALL_FREE, chip)
+
+    def fits(self, template: Template) -> bool:
+        """Whether a vNPU can be cut out of what is left."""
+        needed = {Media.ALL: _ALL_FREE, Media.SHARED: _SOME_USED, Media.NONE: _NONE_FREE}[template.media]
+        return self.cores >= template.cores and self.cpus >= template.cpus and self.media >= needed
+
+    def without(self, template: Template) -> "ChipLeft":
+        """What is left beside one more vNPU; never less than nothing, whatever pods are said to have."""
+        most = {Media.ALL: _NONE_FREE, Media.SHARED: _SOME_USED, Media.NONE: _ALL_FREE}[template.media]
+        cores, cpus = max(self.cores - template.cores, 0), max(self.cpus - template.cpus, 0)
+        return ChipLeft(cores, cpus, min(self.media, most), self.chip)
+
+
+class ChosenCut(NamedTuple):
+    """The best part of a node for a template.
+
+    Attributes:
+        cut: the vNPU.
+        left: what was left of its chip.
+    """
+
+    cut: Cut
+    left: ChipLeft
+
+
+class CoresLeft(msgspec.Struct, frozen=True, gc=False):
+    """What a node has left of AI cores.
+
+    Attributes:
+        kind: the kind of its chips.
+        cut: the healthy chips of which parts are in use, by id; of the others, those that are free are whole.
+        room: how many more AI cores the kubelet would admit.
+        used: how many AI cores are in use.
+        unknown: why it is unknown what is in use, a sentence; empty if it is known.
+    """
+
+    kind: Divisible
+    cut: tuple[ChipLeft, ...] = ()
+    room: int = 0
+    used: int = 0
+    unknown: str = ""
+
+    def left_of(self, chip: int, free: ChipSet) -> ChipLeft | None:
+        """What is left of a chip; None if it is not healthy, or a pod has it as a whole.
+
+        Args:
+            chip: its physical id.
+            free: the chips of which nothing is in use.
+        """
+        if free >> chip & 1:
+            return ChipLeft.whole(self.kind, chip)
+        return next((each for each in self.cut if each.chip == chip), None)
+
+    def without(self, cut: Cut, free: ChipSet) -> "CoresLeft":
+        """What is left after one more vNPU was cut; ``free`` are the chips of which nothing was in use."""
+        left = self.left_of(cut.chip, free)
+        chips = self.cut
+        if left is not None:
+            others = (each for each in chips if each.chip != cut.chip)
+            chips = tuple(sorted((*others, left.without(cut.size)), key=lambda each: each.chip))
+        return msgspec.structs.replace(self.without_cores(cut.size.cores), cut=chips)
+
+    def without_cores(self, cores: int) -> "CoresLeft":
+        """What is left after so many AI cores of whole chips were taken."""
+        return CoresLeft(self.kind, self.cut, max(self.room - cores, 0), self.used + cores, self.unknown)
+
+    def has(self, cut: Cut, free: ChipSet) -> bool:
+        """Whether a vNPU can be cut; ``free`` are the chips of which nothing is in use."""
+        left = self.left_of(cut.chip, free)
+        return cut.size in self.kind.templates and left is not None and left.fits(cut.size)
+
+    def choose(self, template: Template, free: ChipSet) -> ChosenCut | None:
+        """The best chip for a template; None if it fits on none. ``free`` are the chips of which nothing is in use."""
+        fitting = [each for each in self.cut if each.fits(template)]
+        if not fitting and free:
+            fitting = [ChipLeft.whole(self.kind, (free & -free).bit_length() - 1)]
+        if not fitting:
+            return None
+        best = min(fitting)
+        return ChosenCut(Cut(best.chip, template.name), best)
+
+    def asked(self, request: ChipRequest) -> Template | int | Refusal:
+        """What a request stands for here: a template, or a number of whole chips; or why nothing can be given."""
+        if self.unknown:
+            return Refusal(Reason.UNREADABLE_POD, f"the free AI cores are unknown: {self.unknown}")
+        return part_or_chips(self.kind, request)
+
+    def cores(self, free: ChipSet) -> int:
+        """How many AI cores are free; ``free`` are the chips of which nothing is in use."""
+        return 0 if self.unknown else free.bit_count() * self.kind.cores + sum(each.cores for each in self.cut)
+
+
+def cores_left(
+    kind: Divisible, cuts: Iterable[Cut], *, excluded: ChipSet, counted: int, allocatable: int, unknown: str = ""
+) -> CoresLeft:
+    """What a node has left of AI cores beside its pods.
+
+    Args:
+        kind: the kind of its chips.
+        cuts: the vNPUs of its pods.
+        excluded: the chips of which no pod may get a part: unhealthy ones, and those that pods hold as a whole.
+        counted: how many AI cores the kubelet counts for its pods.
+        allocatable: how many AI cores the kubelet has in all.
+        unknown: why it is unknown what is in use, a sentence.
+    """
+    chips: dict[int, ChipLeft] = {}
+    for cut in cuts:
+        if not excluded >> cut.chip & 1:
+            chips[cut.chip] = chips.get(cut.chip, ChipLeft.whole(kind, cut.chip)).without(cut.size)
+    ordered = tuple(left for _, left in sorted(chips.items()))
+    return CoresLeft(kind, ordered, max(allocatable - counted, 0), counted, unknown)
+
+
+def part_or_chips(kind: Divisible, request: ChipRequest) -> Template | int | Refusal:
+    """What a request for AI cores stands for on chips of a kind: a template, or a number of whole chips.
+
+    See docs/spec/vnpu.md#choice-of-the-template.
+    """
+    has_choice = any(each.cores == request.cores and each.media is not Media.SHARED for each in kind.templates)
+    found: Template | int | None = kind.whole_chips(request.cores) or kind.template(request.cores, request.media)
+    if found is None and not has_choice:
+        found = kind.template(request.cores)
+    if found is None:
+        sentence = f"{request.what} requested; a pod on this node may request {_valid([kind])}"
+        return Refusal(Reason.NO_SUCH_VNPU, sentence)
+    if request.with_labels and not has_choice:
+        return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} with {_LABELS}, which the chips of this node don't allow")
+    return found
+
+
+def requested_cores(pod: Pod) -> ChipRequest | None:
+    """What a pod requests in AI cores; None if it requests none.
+
+    Raises:
+        Refusal: ``InvalidRequest`` if several containers request some, a label is invalid, or no chip allows it.
+    """
+    requests = [(each.name, number) for each, _ in pod.ordered_containers if (number := each.cores)]
+    if not requests:
+        return None
+    if len(requests) > 1:
+        where = ", ".join(f"{number} in container {name}" for name, number in requests)
+        sentence = f"{RESOURCE_CORES}: {where}; AI cores may be requested in one container"
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {sentence}")
+    media = _label(pod, MEDIA_LABEL, tuple(Media), Media.SHARED)
+    level = _label(pod, LEVEL_LABEL, ("low", "high"), "low")
+    request = ChipRequest(
+        0, cores=requests[0][1], media=Media(media), with_labels=media != Media.SHARED or level != "low"
+    )
+    kinds = divisible_kinds()
+    refused = [isinstance(part_or_chips(kind, request), Refusal) for kind in kinds]
+    if all(refused):
+        unlabelled = ChipRequest(0, cores=request.cores)
+        if any(not isinstance(part_or_chips(kind, unlabelled), Refusal) for kind in kinds):
+            sentence = f"requests {request.what} with {_LABELS}"
+        else:
+            sentence = f"requests {request.what}; a pod may request {_valid(kinds)}, depending on the chips of its node"
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} {sentence}")
+    return request
+
+
+def fits_beside(cut: Cut, others: Iterable[Cut]) -> bool:
+    """Whether a vNPU fits on its chip beside those of others, on some kind of chip that has the template."""
+    there = [each for each in others if each.chip == cut.chip]
+    for kind in divisible_kinds():
+        left = ChipLeft.whole(kind, cut.chip)
+        for each in there:
+            left = left.without(each.size)
+        if cut.size in kind.templates and left.fits(cut.size):
+            return True
+    return False
+
+
+def is_for_chips(cores: int) -> bool:
+    """Whether a number of AI cores stands for whole chips, of whatever kind."""
+    return any(kind.whole_chips(cores) for kind in divisible_kinds())
+
+
+def no_cores(request: ChipRequest) -> Refusal:
+    """Why a node refuses AI cores that does not offer them."""
+    return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} requested, the node does not offer {RESOURCE_CORES}")
+
+
+_LABELS: Final = (
+    f"the labels {MEDIA_LABEL} or {LEVEL_LABEL}, which are valid only with 10 AI cores of a chip with 32 GB (910B4)"
+)
+
+
+def _label(pod: Pod, key: str, values: Sequence[str], default: str) -> str:
+    value = pod.metadata.labels.get(key, default)
+    if value not in values:
+        sentence = f"label {key}={value[:40]} is none of {', '.join(values)}"
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {sentence}")
+    return value
+
+
+def _valid(kinds: Iterable[Divisible]) -> str:
+    """The valid numbers of AI cores: ``5 or 10, or a multiple of 20``."""
+    there = list(kinds)
+    parts = sorted({number for kind in there for number in kind.parts})
+    chips = sorted({kind.cores for kind in there})
+    return f"{_either(parts)}, or a multiple of {_either(chips)}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
