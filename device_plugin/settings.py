@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Protocol
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import DaemonSettings, ProgramSettings, checked_address
 from ascend.errors import InvalidValue
+from device_plugin.driver.dividing import DividingDriver
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
@@ -17,7 +18,7 @@ from device_plugin.pods.container_edits import InjectionSetting
 from device_plugin.reset.steps import ResetOptions
 
 
-class FullDriver(MeasuringDriver, ResettingDriver, Protocol):
+class FullDriver(MeasuringDriver, ResettingDriver, DividingDriver, Protocol):
     """A driver that does all the plugin needs."""
 
 

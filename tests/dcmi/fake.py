@@ -150,6 +150,7 @@ class FakeDcmi:
         self.boot_s = 0.1
         self.keep_faults = False
         self.lone_cards = False
+        self.contained: tuple[int, ...] = ()
         shutil.copy(library if library is not None else compiler.fake_library(), self.library)
         self.library.chmod(0o755)
         for chip in chips:
@@ -167,6 +168,7 @@ class FakeDcmi:
     def set(self, **options: object) -> None:
         """Change ``version``, ``lose_events``, ``serialise``, ``event_delay_s`` or ``code_delay_s``.
 
+        For vNPUs that are created: ``contained``, the ids of those that containers have.
         For resets: ``down_s``, ``boot_s``, ``keep_faults`` or ``lone_cards``.
         """
         for name, value in options.items():
@@ -180,6 +182,8 @@ class FakeDcmi:
             lines += [
                 f"event_delay {round(self.event_delay_s * 1000)}",
                 f"code_delay {round(self.code_delay_s * 1000)}",
+                f"cuts {self._state.with_name('cuts')}",
+                *[f"contained {','.join(map(str, self.contained))}"] * bool(self.contained),
                 f"resets {self._state.with_name('resets')}",
                 f"down {round(self.down_s * 1000)}",
                 f"boot {round(self.boot_s * 1000)}",
