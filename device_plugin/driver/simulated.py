@@ -147,7 +147,7 @@ class SimulatedDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._cuts = CutFile(path.with_suffix(".cuts.json"))
+        self._cuts = CutFile(path.parent / f"{path.stem}.cuts.json")
         self._content: _Content | None = None
         self._table: Table | None = None
         self._codes = CodeHistory()

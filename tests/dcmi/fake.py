@@ -22,6 +22,7 @@ from typing import Any, Final
 from tests.dcmi import compiler
 
 FOREVER_S: Final = 3600.0
+_CUT: Final = struct.Struct("IIi16s")
 _COUNTER: Final = struct.Struct("56sQ")
 
 
@@ -224,6 +225,15 @@ class FakeDcmi:
     def calls(self) -> dict[str, int]:
         """The number of calls of each function by all programs that use this fake."""
         return {name: count for name, count in self._counters().items() if name != "races"}
+
+    def cuts(self) -> dict[int, tuple[int, str]]:
+        """The vNPUs that programs have created: logic id of the chip and template, by id."""
+        try:
+            raw = self._state.with_name("cuts").read_bytes()
+        except FileNotFoundError:
+            return {}
+        found = (each for each in _CUT.iter_unpack(raw) if each[0])
+        return {vdev_id: (logic, template.rstrip(b"\0").decode()) for vdev_id, _, logic, template in found}
 
     def races(self) -> int:
         """How often a call was made during ``dcmi_init()``, or the other way round, by all programs."""

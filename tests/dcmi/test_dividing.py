@@ -29,6 +29,7 @@ def test_vnpus_are_created_listed_and_destroyed_and_ids_are_used_again(make_fake
     assert [each.in_container for each in division.vnpus] == [False, True]
     assert [each.vfg_id for each in division.vnpus] == [0, 1]
     assert driver.discover().chips[2].vnpus == (first, second)
+    assert fake.cuts()[101] == (2, "vir10_3c_32g")
     driver.destroy_vnpu(chip, 100)
     assert driver.create_vnpu(other, "vir05_1c_16g") == VirtualNpu(100, 3, "vir05_1c_16g")
     assert DcmiDriver(fake.library).discover().chips[2].vnpus == (second,)  # they outlive the program
