@@ -148,9 +148,9 @@ class Soak:
         assert len(self.whole.node.kubelet.devices(RESOURCE_CORES)) == CORES
 
     def ledger(self) -> dict[str, int]:
-        """How many AI cores each pod has in the kubelet's ledger."""
-        found = self.whole.node.kubelet.ledger()
-        return {key.removeprefix("default/"): len(held) for (key, _), held in found.items()}
+        """How many AI cores each pod has in the kubelet's ledger, which after a restart has ended pods as well."""
+        found = self.whole.node.kubelet.ledger().items()
+        return {name: len(held) for (key, _), held in found if (name := key.removeprefix("default/")) in self.pods}
 
 
 async def soak(folder: Path, seed: int, steps: int) -> None:
