@@ -20,6 +20,7 @@ from device_plugin.app import Plugin
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
+from device_plugin.reset.rules import obstacles
 from sandbox.cluster import SandboxCluster, pod_manifest
 from tests.device_plugin.api import NODE, running, until
 from tests.device_plugin.whole import Whole
@@ -378,3 +379,82 @@ async def test_chips_held_before_the_setting_was_changed_are_not_cut(folder: Pat
             await bind(whole, "first", 5, f"1-{SMALL}")
             assert "ChipHeld: Ascend910-1" in await failure(whole, "first")
             await seen(lambda: report(whole), lambda found: found.free == 0b1111_1001)
+
+
+async def test_of_vnpus_that_look_alike_none_is_given_back_while_it_is_unknown_whose_they_are(folder: Path) -> None:
+    async with cores_node(folder) as whole:
+        async with plugin_on(whole):
+            for name in ("first", "second"):
+                await bind(whole, name, 5, f"1-{SMALL}")
+                await whole.claimed(name)
+        driver = SimulatedDriver(whole.node.state_file)
+        driver.create_vnpu(driver.discover().chips[1], SMALL)  # of nobody
+        await lose_claims(whole, "first", "second")
+        async with plugin_on(whole, healthy=CORES - 5):
+            claims = {(await whole.claimed(name)).metadata.annotations[REAL] for name in ("first", "second")}
+            assert len(claims) == 2
+            assert len(vnpus(whole)) == 3
+            await end(whole, "first")
+            await until(lambda: healthy_cores(whole) == CORES - 10)
+            assert len(vnpus(whole)) == 3
+            await end(whole, "second")
+            await until(lambda: vnpus(whole) == [], timeout_s=20.0)
+            await until(lambda: healthy_cores(whole) == CORES)
+
+
+async def test_a_pod_without_a_claim_has_the_vnpu_that_a_container_has(folder: Path) -> None:
+    async with cores_node(folder) as whole:
+        driver = SimulatedDriver(whole.node.state_file)
+        async with plugin_on(whole):
+            for name in ("other", "first"):
+                await bind(whole, name, 5, f"1-{SMALL}")
+                real = (await whole.claimed(name)).metadata.annotations[REAL]
+            await end(whole, "other")
+            await until(lambda: len(vnpus(whole)) == 1)
+        driver.create_vnpu(driver.discover().chips[1], SMALL)  # has the id of the first again
+        whole.node.edit_server(cuts=SimulatedCuts(in_containers=(101,)))
+        await lose_claims(whole, "first")
+        async with plugin_on(whole):
+            assert (await whole.claimed("first")).metadata.annotations[REAL] == real
+            await until(lambda: [each.vdev_id for each in vnpus(whole)] == [101])
+
+
+async def test_a_pod_whose_grant_is_unreadable_keeps_all_vnpus(folder: Path) -> None:
+    async with cores_node(folder) as whole:
+        async with plugin_on(whole):
+            await bind(whole, "first", 5, f"1-{SMALL}")
+            await whole.claimed("first")
+        await lose_claims(whole, "first")
+        body = {"metadata": {"annotations": {RESOURCE_CORES: "what"}}}
+        await whole.client.patch(PODS, "first", body, namespace="default")
+        async with plugin_on(whole, healthy=CORES - 5):
+            await asyncio.sleep(1.5)
+            assert len(vnpus(whole)) == 1
+            await end(whole, "first")
+            await until(lambda: vnpus(whole) == [], timeout_s=20.0)
+
+
+async def test_a_pod_that_a_new_kubelet_does_not_know_gets_its_vnpu_again(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole) as plugin:
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await whole.claimed("first")
+        ledger = plugin.ledgers.cores
+        (handover,) = ledger.handovers.cores()
+        ledger.handovers.drop(handover.uid)
+        assert ledger.handovers.kept[handover.uid].vnpu == handover.vnpu
+        assert ledger.used == 0b10
+        await until(lambda: handover.uid in ledger.handovers)  # the kubelet's ledger has it after all
+        assert [each.vnpu for each in ledger.handovers.cores()] == [handover.vnpu]
+        assert len(vnpus(whole)) == 1
+
+
+async def test_chips_with_vnpus_are_not_reset(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole, hot_reset="dry-run", hot_reset_idle_s=0.0) as plugin:
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await whole.claimed("first")
+        snapshot = plugin.snapshots.value
+        assert snapshot is not None
+        assert (snapshot.divided, snapshot.used, snapshot.cut) == (0b10, 0b10, 0)
+        ledger = plugin.ledgers.cores
+        assert "pod default/first holds Ascend910-1" in obstacles(snapshot, 0xFF, ledger.pods, ledger.handovers)
+        assert "Ascend910-1 is cut into virtual chips" in obstacles(snapshot, 0xFF, ledger.pods, ledger.handovers)
