@@ -7,6 +7,7 @@ whose claim was not written are found by the chip and the template that the allo
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ RETRY_LIMIT_S: Final = 30.0
 """The longest wait before another attempt to resolve something."""
 CALL_S: Final = 5.0
 """How long the driver may take for an answer, outside a call of the kubelet."""
+HANDING_OVER_S: Final = 6.0
+"""How long an instance of the plugin before this one may still answer a call, and the kubelet may take to note that."""
 IN_USE: Final = "NPUSegmentInUse"
 
 
@@ -53,6 +56,7 @@ class CoreKeeper:
         kubelet_pods: returns the kubelet's own list of pods.
         chips: returns the physical ids of the node's chips that may be asked about.
         others: returns the vNPUs of pods that request static vNPUs, as pairs of chip and id.
+        took_over: returns whether another instance of the plugin handed the kubelet over to this one.
         claim: writes a claim on the pod.
         metrics: counts mismatches.
         announce: receives what does not match, once per pod and reason.
@@ -68,6 +72,7 @@ class CoreKeeper:
         kubelet_pods: Callable[[], Awaitable[list[Pod]]],
         chips: Callable[[], list[int]],
         others: Callable[[], set[tuple[int, int]]],
+        took_over: Callable[[], bool],
         claim: Callable[[HandOver], None],
         metrics: Metrics,
         announce: Announce,
@@ -79,6 +84,7 @@ class CoreKeeper:
         self._kubelet_pods = kubelet_pods
         self._chips = chips
         self._others = others
+        self._took_over = took_over
         self._claim = claim
         self._metrics = metrics
         self._announce = announce
@@ -92,6 +98,7 @@ class CoreKeeper:
         self._retries: dict[tuple[int, int], tuple[Backoff, float]] = {}
         self._orphans: set[str] = set()
         self._guessed: set[str] = set()
+        self._first_seen_s: dict[tuple[int, int], float] = {}
         self._well_claimed: set[str] = set()
         self._wanted: Observable[None] = Observable(None)
         self._settling = asyncio.Lock()
@@ -112,6 +119,7 @@ class CoreKeeper:
         """Cut a vNPU out of a chip, or raise DriverError."""
         vnpu = await self._cutter.create(chip, template, within_s)
         self._not_given.discard((chip, vnpu.vdev_id))
+        self._first_seen_s[chip, vnpu.vdev_id] = -math.inf
         self._listed[chip] = (*self._listed.get(chip, ()), vnpu)
         return vnpu
 
@@ -141,8 +149,9 @@ class CoreKeeper:
         if any(chip in each.chips for each in self._ledger.handovers.kept.values()):
             await self.settle()
         division = await self._look(chip, until_s - loop.time())
-        if unused := [each for each in division.vnpus if self._is_unused(each)]:
-            for vnpu in unused:
+        if any(self._is_unused(each) for each in division.vnpus):
+            await self.settle()
+            for vnpu in [each for each in division.vnpus if self._is_unused(each)]:
                 await self._give_back(vnpu, until_s - loop.time())
             division = await self._look(chip, until_s - loop.time())
         return division
@@ -436,6 +445,9 @@ class CoreKeeper:
     async def _look(self, chip: int, within_s: float) -> Division:
         division = await self._cutter.division(chip, within_s)
         self._listed[chip] = division.vnpus
+        now_s, keys = asyncio.get_running_loop().time(), [(chip, each.vdev_id) for each in division.vnpus]
+        others = {key: seen_s for key, seen_s in self._first_seen_s.items() if key[0] != chip}
+        self._first_seen_s = others | {key: self._first_seen_s.get(key, now_s) for key in keys}
         self._not_given = {
             (phy_id, vdev_id)
             for phy_id, vdev_id in self._not_given
@@ -447,7 +459,12 @@ class CoreKeeper:
         key = (vnpu.phy_id, vnpu.vdev_id)
         if self._ledger.owns(vnpu) or key in self._others():
             return False
-        return key in self._not_given or (self._is_settled and not self._may_be_mistaken(vnpu))
+        if key in self._not_given:
+            return True
+        # The instance before this one may be giving it to a pod right now.
+        seen_s = self._first_seen_s.get(key, math.inf)
+        is_new = self._took_over() and asyncio.get_running_loop().time() < seen_s + HANDING_OVER_S
+        return self._is_settled and not is_new and not self._may_be_mistaken(vnpu)
 
     def _may_be_mistaken(self, vnpu: VirtualNpu) -> bool:
         """Return whether a pod can have this vNPU although another is taken for its own: they look alike."""
@@ -465,6 +482,9 @@ class CoreKeeper:
                 await self._look(chip, CALL_S)
             except DriverError as error:
                 log.warning("it is unknown how a chip is cut", chip=chip_name(chip), error=error.message)
+        listed = (vnpu for vnpus in self._listed.values() for vnpu in vnpus)
+        if any(self._is_unused(vnpu) for vnpu in listed):
+            await self.settle()  # what is given back is judged by what the kubelet's ledger says now
         left: dict[tuple[int, int], VirtualNpu] = {}
         for chip, vnpus in [*self._listed.items()]:
             for vnpu in vnpus:

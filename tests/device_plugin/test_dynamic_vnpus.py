@@ -458,3 +458,16 @@ async def test_chips_with_vnpus_are_not_reset(folder: Path) -> None:
         ledger = plugin.ledgers.cores
         assert "pod default/first holds Ascend910-1" in obstacles(snapshot, 0xFF, ledger.pods, ledger.handovers)
         assert "Ascend910-1 is cut into virtual chips" in obstacles(snapshot, 0xFF, ledger.pods, ledger.handovers)
+
+
+async def test_a_plugin_that_takes_over_leaves_what_the_one_before_it_is_giving(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole):
+        whole.node.edit_server(cuts=SimulatedCuts(delay_s=1.0))
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await asyncio.sleep(0.3)
+        async with running(Plugin(whole.settings(dynamic_vnpus=True)).run()):
+            claimed = await whole.claimed("first")
+            whole.node.edit_server(cuts=SimulatedCuts())
+            await asyncio.sleep(1.0)
+            (vnpu,) = vnpus(whole)
+            assert claimed.metadata.annotations[REAL].startswith(f"Ascend910-5c.1cpu.16g-{vnpu.vdev_id}-1_")
