@@ -9,8 +9,10 @@ from ascend.errors import DriverError
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dcmi import DcmiDriver
 from device_plugin.driver.dividing import Division
+from device_plugin.pods.cutter import Cutter
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import ascend_910b
+from tests.device_plugin.api import until
 
 
 def test_vnpus_are_created_listed_and_destroyed_and_ids_are_used_again(make_fake: MakeFake) -> None:
@@ -78,3 +80,22 @@ def test_a_driver_without_free_resources_leaves_them_open(make_fake: MakeFake) -
     fake.chip(0).dropped = True
     with pytest.raises(DriverError):
         driver.division(chip)
+
+
+async def test_a_creation_of_the_library_that_succeeds_late_is_reported_and_can_be_given_back(
+    make_fake: MakeFake,
+) -> None:
+    fake = make_fake(ascend_910b())
+    driver = DcmiDriver(fake.library)
+    chips = {each.phy_id: each for each in driver.discover().chips}
+    late: list[VirtualNpu] = []
+    cutter = Cutter(driver, chips.get, late.append)
+    with fake.hang("dcmi_create_vdevice", card=0):
+        with pytest.raises(DriverError, match="does not answer within"):
+            await cutter.create(0, "vir05_1c_16g", 0.2)
+        assert (await cutter.create(1, "vir05_1c_16g", 5.0)).phy_id == 1
+    await until(lambda: late != [])
+    assert {*fake.cuts()} == {100, 101}
+    assert await cutter.destroy(late[0], 5.0) == "destroyed"
+    assert [logic for logic, _ in fake.cuts().values()] == [1]
+    cutter.close()
