@@ -307,6 +307,14 @@ class Reason(StrEnum):
     CHIP_HELD = ("ChipHeld", Category.ADMISSION, Actor.NOBODY,
         "a chip of the pod is held by another live pod, which the sentence names",
         "create the pod again: it gets other chips")
+    SEGMENT_FAILED = ("NPUSegmentFailed", Category.ADMISSION, Actor.NOBODY,
+        "the driver has not created the vNPU of the pod, or not in time; the sentence has its error. Volcano knows the "
+        "word",
+        "create the pod again; if it happens again, look into the log of the device plugin of that node")
+    NO_RESOURCE = ("NoNPUResource", Category.ADMISSION, Actor.NOBODY,
+        "the node does not have the chip on which the pod is to get a vNPU, or too little is left of it. Volcano knows "
+        "the word",
+        "create the pod again: it gets a vNPU of another chip")
     CHIP_NOT_FREED = ("ChipNotFreed", Category.ADMISSION, Actor.NOBODY,
         "the kubelet has restarted and does not offer a chip of the pod yet, because it still counts it to a pod that "
         "has ended",

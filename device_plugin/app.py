@@ -17,7 +17,7 @@ from ascend.daemon.lean import trim_heap_after
 from ascend.daemon.observable import Observable
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
-from ascend.errors import Refusal
+from ascend.errors import InvalidValue, Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.objects import PODS, Node
@@ -36,6 +36,7 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.chip_choice import ChipChooser, VnpuChooser
+from device_plugin.ledger.cores import kind_of
 from device_plugin.ledger.handovers import HandOvers
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
@@ -54,6 +55,7 @@ from device_plugin.publish.restore import restore
 from device_plugin.publish.shown_chips import ShownChips
 from device_plugin.reset.hot_reset import HotReset, Knowledge
 from device_plugin.reset.muting import Muting
+from device_plugin.reset.steps import ResetOptions
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.succession import Succession, kubelet_version
 from device_plugin.settings import Settings
@@ -152,6 +154,7 @@ class Plugin:
             if self._settings.hang_detection:
                 start("hang detection", chips.hangs.run())
             await self.snapshots.newer_than(0)
+            self._check_kind()
             async with pods.succession.completed(), pods.lock.held():
                 try:
                     await self._serve(client, chips, pods, node)
@@ -159,6 +162,22 @@ class Plugin:
                     # No task here writes any more, and no other plugin does yet: its first report comes after this.
                     if not pods.succession.has_begun and pods.lock.is_still_ours():
                         await chips.reporter.sign_off()
+
+    def _check_kind(self) -> None:
+        """Check that the chips can be cut when pods start, if the settings say so.
+
+        Raises:
+            InvalidValue: they can't.
+        """
+        snapshot = self.snapshots.value
+        if not self._settings.dynamic_vnpus or snapshot is None or kind_of(snapshot.server) is not None:
+            return
+        server = snapshot.server
+        memory_mb = max((chip.facts.hbm_mb for chip in snapshot.chips), default=0)
+        raise InvalidValue(
+            f"dynamic_vnpus: chips of this server can't be cut when pods start ({server.chip_type}, "
+            f"{server.ai_cores or 'an unknown number of'} AI cores, {memory_mb} MB)"
+        )
 
     async def _serve(self, client: KubeClient, chips: ChipSide, pods: PodSide, node: Node) -> None:
         """Do what only one plugin per node may do at a time."""
@@ -171,20 +190,19 @@ class Plugin:
                 pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
             for device_type in self.ledgers.types.value:
                 self._offer(pods, device_type)
-            for offer in pods.offers:
+            for offer in pods.kept:
                 await offer.reconciler.restore()
+            pods.start_cores(start)
             if (options := settings.hot_reset_options) is not None:
-                known = Knowledge(self.snapshots, self.order.advertised, self.pods, self.handovers, pods.whole.matcher)
-                reset = HotReset(
-                    self._driver, chips, known, options=options, metrics=self.metrics, earlier=node.metadata.annotations
-                )
+                reset = self._hot_reset(chips, pods, options, node)
                 await reset.prepare()
                 start("hot reset", reset.run())
             start("report watch", chips.config_map.watch().run())
-            for offer in pods.offers:
+            for offer in pods.kept:
                 start(f"reconciler{_of(offer)}", offer.reconciler.run())
                 start(f"fault notices{_of(offer)}", offer.fault_notices.run())
-            start("shown chips", ShownChips(client, settings.node_name, self.order).run())
+            if pods.cores is None:
+                start("shown chips", ShownChips(client, settings.node_name, self.order).run())
             chips.reporter.gives_way = lambda: pods.other_plugin is not None
             start("report", chips.reporter.run())
             if settings.readmission == "manual":
@@ -198,6 +216,12 @@ class Plugin:
             for offer in pods.offers:
                 start(f"registration{_of(offer)}", offer.registration.run())
             await self._offer_more(pods, start)
+
+    def _hot_reset(self, chips: ChipSide, pods: PodSide, options: ResetOptions, node: Node) -> HotReset:
+        held = self.ledgers.cores if pods.cores is not None else self.ledgers.whole
+        known = Knowledge(self.snapshots, self.order.advertised, held.pods, held.handovers, pods.offers[0].matcher)
+        earlier = node.metadata.annotations
+        return HotReset(self._driver, chips, known, options=options, metrics=self.metrics, earlier=earlier)
 
     def _offer(self, pods: PodSide, device_type: DeviceType) -> Offer:
         """Offer the vNPUs of a size."""
@@ -217,7 +241,8 @@ class Plugin:
                     await offer.reconciler.restore()
                     start(f"reconciler{_of(offer)}", offer.reconciler.run())
                     start(f"fault notices{_of(offer)}", offer.fault_notices.run())
-                    start(f"registration{_of(offer)}", offer.registration.run())
+                    if pods.cores is None:
+                        start(f"registration{_of(offer)}", offer.registration.run())
                     self._prepare(self._injector)
             await self.ledgers.types.newer_than(version)
 
@@ -281,6 +306,7 @@ class Plugin:
             ledgers=self.ledgers,
             metrics=self.metrics,
             announce=announce,
+            by_cores=settings.dynamic_vnpus,
         )
         switches = SwitchMonitor(settings.make_switch_driver(), self.snapshots, announce)
 
@@ -345,8 +371,9 @@ class Plugin:
             inject=self._inject,
             host_ip=lambda: self._host_ip,
         )
-        make_offer = OfferMaker(surroundings, self.order).make
-        return PodSide(watch, claims, lock, succession, make_offer(WHOLE_CHIPS), {}, make_offer)
+        maker = OfferMaker(surroundings, self.order)
+        cores = maker.make_cores(self._driver) if settings.dynamic_vnpus else None
+        return PodSide(watch, claims, lock, succession, maker.make(WHOLE_CHIPS), {}, maker.make, cores)
 
     def _inject(self, chips: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
         return self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector
@@ -354,7 +381,7 @@ class Plugin:
 
 def _of(offer: Offer) -> str:
     """Return the name of what is offered, for the names of tasks; empty for whole chips."""
-    return f" of {offer.device_type.name}" if offer.device_type.suffix else ""
+    return f" of {offer.device_type.name}" if offer.device_type != WHOLE_CHIPS else ""
 
 
 def _make_injector(settings: Settings) -> Injector:

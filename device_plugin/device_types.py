@@ -12,10 +12,12 @@ from ascend.annotations import MAX_LIST_ENTRIES
 from ascend.chips import NAME_PREFIX, RESOURCE, ChipSet, chip_ids, chip_name, chip_set, parse_chip_name, parse_names
 from ascend.errors import InvalidValue
 from ascend.grammar import count
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import Vnpu, parse_vnpu, resource_of
 
 _DOMAIN: Final = RESOURCE.removesuffix(NAME_PREFIX.rstrip("-"))
 _CHIP_BITS: Final = 8
+_CORE_DIGITS: Final = 5
 
 MAX_VDEV_ID: Final = 2047
 """The largest id of a vNPU that is served: the driver gives out ids from 100, and MindCluster takes 1024 at most."""
@@ -106,8 +108,45 @@ class DeviceType:
         return count(number, f"vNPU of {self.name}", f"vNPUs of {self.name}") if self.suffix else count(number, "chip")
 
 
+@dataclass(frozen=True, slots=True)
+class CoreType(DeviceType):
+    """AI cores, of which vNPUs are cut when a pod starts: the kubelet counts them, and they belong to no chip."""
+
+    @property
+    def resource(self) -> str:
+        """The resource as which they are requested; also the pod annotation with the template and its chip."""
+        return RESOURCE_CORES
+
+    def device_name(self, number: int) -> str:
+        """The name of an AI core on the wire."""
+        return f"{self.name}-{number}"
+
+    def parse(self, name: str) -> int:
+        """The number of the AI core with a name.
+
+        Raises:
+            InvalidValue: no AI core has such a name.
+        """
+        number = name.removeprefix(f"{self.name}-")
+        if number == name or len(number) > _CORE_DIGITS or not (number.isascii() and number.isdigit()):
+            raise InvalidValue(f"{name!r} is not the name of an AI core")
+        return int(number)
+
+    @property
+    def nouns(self) -> str:
+        """What they are called."""
+        return "AI cores"
+
+    def count(self, number: int) -> str:
+        """A number of them with the noun."""
+        return count(number, "AI core")
+
+
 WHOLE_CHIPS: Final = DeviceType()
 """The type of whole chips."""
+
+CORES: Final = CoreType()
+"""The type of AI cores, on nodes on which chips are cut when pods start."""
 
 
 def number_of(vnpu: Vnpu) -> int:

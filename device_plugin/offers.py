@@ -6,26 +6,34 @@ Whole chips are offered always, the vNPUs of a size once there is one.
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ascend.daemon.observable import Observable
+from ascend.chips import chip_ids
+from ascend.daemon.observable import Observable, wait_for_change
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import PODS, Pod
-from device_plugin.device_types import DeviceType
+from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
+from device_plugin.driver import ChipFacts
+from device_plugin.driver.dividing import DividingDriver
 from device_plugin.health.offers import OfferedDevices
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods
+from device_plugin.ledger.core_offers import offered_cores
+from device_plugin.ledger.cores import kind_of
 from device_plugin.ledger.handovers import HandOver
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.metrics import Metrics
-from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.pods.admission_matcher import AdmissionMatcher, Admits
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.claims import ClaimWriter, claim_annotations
 from device_plugin.pods.container_edits import ContainerEdits
+from device_plugin.pods.core_keeper import CoreKeeper
+from device_plugin.pods.core_matcher import CoreMatcher
+from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.fault_notices import FaultNotices
-from device_plugin.pods.reconciler import Reconciler
+from device_plugin.pods.reconciler import Keeps, Reconciler
 from device_plugin.publish.node_object import node_announcer
-from device_plugin.publish.order import PublishingOrder
+from device_plugin.publish.order import CoreOrder, PublishingOrder
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.registration import Registration, new_instance
 from device_plugin.serving.servicer import DevicePluginServicer
@@ -47,8 +55,8 @@ class Offer:
     """
 
     device_type: DeviceType
-    matcher: AdmissionMatcher
-    reconciler: Reconciler
+    matcher: Admits
+    reconciler: Keeps
     fault_notices: FaultNotices
     registration: Registration
 
@@ -87,6 +95,60 @@ class Surroundings:
     inject: Callable[[tuple[int, ...], DeviceType], ContainerEdits]
     host_ip: Callable[[], str]
 
+    def facts(self, chip: int) -> ChipFacts | None:
+        """Return a chip by its physical id."""
+        chips = self.snapshots.value.chips if self.snapshots.value is not None else ()
+        return next((each.facts for each in chips if each.chip_id == chip), None)
+
+    def answering_chips(self) -> list[int]:
+        """Return the physical ids of the chips that the driver can be asked about."""
+        snapshot = self.snapshots.value
+        chips = snapshot.chips if snapshot is not None else ()
+        resetting = snapshot.recovering if snapshot is not None else 0
+        return [each.chip_id for each in chips if each.facts.is_listed and not resetting >> each.chip_id & 1]
+
+    def static_vnpus(self) -> set[tuple[int, int]]:
+        """Return the vNPUs of pods that do not request AI cores, as pairs of chip and id."""
+        used = ((kind, number) for kind, ledger in self.ledgers.vnpus.items() for number in chip_ids(ledger.used))
+        return {(vnpu.chip, vnpu.vdev_id) for vnpu in (kind.vnpu(number) for kind, number in used)}
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOffer(Offer):
+    """Offers AI cores.
+
+    Attributes:
+        cores: those that are offered, in the form of a snapshot.
+        cutter: cuts the chips.
+        node: what all offers have in common.
+    """
+
+    cores: Observable[Snapshot | None]
+    cutter: Cutter
+    node: Surroundings
+
+    def update(self) -> None:
+        """Take over the present state of chips and pods."""
+        node, snapshot = self.node, self.node.snapshots.value
+        if snapshot is None or (kind := kind_of(snapshot.server)) is None:
+            return  # what was offered stays until the driver says more
+        now = offered_cores(snapshot, kind, node.ledgers.cores, node.ledgers.without_cores)
+        if now != self.cores.value:
+            self.cores.set(now)
+
+    async def follow(self) -> None:
+        """Follow chips and pods until cancelled."""
+        ledgers = self.node.ledgers
+        whole = ledgers.whole
+        sources = (self.node.snapshots, ledgers.vnpu_changes, whole.pods.changes, whole.handovers.changes)
+        try:
+            while True:
+                versions = [source.version for source in sources]
+                self.update()
+                await wait_for_change(sources, versions)
+        finally:
+            self.cutter.close()
+
 
 class OfferMaker:
     """Makes the offer of each type.
@@ -108,14 +170,9 @@ class OfferMaker:
         ledger = node.ledgers.serve(device_type)
         snapshots = OfferedDevices(node.snapshots, device_type)
         order = PublishingOrder(reported=-1) if device_type.suffix else self._order
-        self._unwatched.add(device_type)
 
         def claim(handover: HandOver) -> None:
-            namespace, _, name = handover.pod.partition("/")
-            annotations = claim_annotations(
-                handover, node.snapshots.value, pod_name=name, host_ip=node.host_ip(), device_type=device_type
-            )
-            node.claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
+            self._claim(handover, device_type)
 
         matcher = AdmissionMatcher(
             snapshots=snapshots,
@@ -139,6 +196,69 @@ class OfferMaker:
         )
         once = pod_announcer(node.events, "WatchHealth", once=True)
         fault_notices = FaultNotices(snapshots, ledger.pods, ledger.handovers, once)
+
+        registration = self._registration(device_type, snapshots, matcher, reconciler, order)
+        return Offer(device_type, matcher, reconciler, fault_notices, registration)
+
+    def make_cores(self, driver: DividingDriver) -> CoreOffer:
+        """Return the offer of AI cores."""
+        node, settings, ledger = self._node, self._node.settings, self._node.ledgers.cores
+
+        def claim(handover: HandOver) -> None:
+            self._claim(handover, CORES)
+
+        cutter = Cutter(driver, node.facts, lambda vnpu: keeper.not_given(vnpu))  # noqa: PLW0108 - made below
+        keeper = CoreKeeper(
+            settings.pod_resources_socket,
+            ledger,
+            cutter,
+            kubelet_pods=node.kubelet_pods.list,
+            chips=node.answering_chips,
+            others=node.static_vnpus,
+            took_over=lambda: node.lock.took_over,
+            claim=claim,
+            metrics=node.metrics,
+            announce=pod_announcer(node.events, "HandOver"),
+            announce_node=node_announcer(node.events, settings.node_name),
+        )
+        matcher = CoreMatcher(
+            snapshots=node.snapshots,
+            ledger=ledger,
+            keeper=keeper,
+            finder=AdmittedPodFinder(
+                ledger.pods, ledger.handovers, kubelet_pods=node.kubelet_pods.list, api_pods=self._api_pods
+            ),
+            refresh=node.refresh,
+            whole=lambda: node.ledgers.without_cores,
+            inject=node.inject,
+            on_handover=claim,
+        )
+        once = pod_announcer(node.events, "WatchHealth", once=True)
+        notices = FaultNotices(node.snapshots, ledger.pods, ledger.handovers, once, WHOLE_CHIPS)
+        cores: Observable[Snapshot | None] = Observable(None)
+        order = CoreOrder(node.snapshots, self._order)
+        registration = self._registration(CORES, cores, matcher, keeper, order)
+        return CoreOffer(CORES, matcher, keeper, notices, registration, cores, cutter, node)
+
+    def _claim(self, handover: HandOver, device_type: DeviceType) -> None:
+        node = self._node
+        namespace, _, name = handover.pod.partition("/")
+        annotations = claim_annotations(
+            handover, node.snapshots.value, pod_name=name, host_ip=node.host_ip(), device_type=device_type
+        )
+        node.claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
+
+    def _registration(
+        self,
+        device_type: DeviceType,
+        snapshots: Observable[Snapshot | None],
+        matcher: Admits,
+        reconciler: Keeps,
+        order: PublishingOrder,
+    ) -> Registration:
+        node, settings = self._node, self._node.settings
+        if settings.dynamic_vnpus == (device_type == CORES):
+            self._unwatched.add(device_type)
 
         def make_servicer() -> DevicePluginServicer:
             return DevicePluginServicer(
@@ -164,7 +284,7 @@ class OfferMaker:
             node_announcer(node.events, settings.node_name),
             device_type=device_type,
         )
-        registration = Registration(
+        return Registration(
             folder,
             make_servicer,
             node.metrics,
@@ -174,7 +294,6 @@ class OfferMaker:
             device_type=device_type,
             instance=self._instance,
         )
-        return Offer(device_type, matcher, reconciler, fault_notices, registration)
 
     def _watched(self, device_type: DeviceType) -> None:
         """Let the instance before this one end once the kubelet has the devices of all types from this one."""

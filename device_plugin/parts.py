@@ -1,7 +1,8 @@
 """The parts of the device plugin that are put together at the start and used by each other."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -17,7 +18,7 @@ from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.device_types import DeviceType
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.offers import Offer
+from device_plugin.offers import CoreOffer, Offer
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
@@ -57,6 +58,7 @@ class PodSide:
         whole: offers whole chips.
         vnpus: offer vNPUs, by their type.
         make_offer: returns what offers a type.
+        cores: offers AI cores, instead of all others; None if these are offered.
     """
 
     watch: Reflector[Pod]
@@ -66,18 +68,31 @@ class PodSide:
     whole: Offer
     vnpus: dict[DeviceType, Offer]
     make_offer: Callable[[DeviceType], Offer]
+    cores: CoreOffer | None = None
 
     @property
     def offers(self) -> tuple[Offer, ...]:
         """What is offered to the kubelet."""
-        return self.whole, *self.vnpus.values()
+        return (self.cores,) if self.cores is not None else self.kept
+
+    @property
+    def kept(self) -> tuple[Offer, ...]:
+        """What pods may have, offered now or before the settings were changed."""
+        return (self.whole, *self.vnpus.values(), *((self.cores,) if self.cores is not None else ()))
+
+    def start_cores(self, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
+        """Begin to follow how many AI cores there are, if these are offered."""
+        if self.cores is not None:
+            self.cores.update()
+            start("cores", self.cores.follow())
 
     @property
     def problem(self) -> str | None:
         """Why the kubelet does not see our devices; None while it does."""
-        if (problem := self.whole.registration.problem) is not None:
+        first, *others = self.offers
+        if (problem := first.registration.problem) is not None:
             return problem
-        problems = ((each, each.registration.problem) for each in self.vnpus.values())
+        problems = ((each, each.registration.problem) for each in others)
         return next((f"{each.device_type.resource}: {why}" for each, why in problems if why is not None), None)
 
     @property

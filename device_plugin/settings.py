@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Protocol
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import DaemonSettings, ProgramSettings, checked_address
 from ascend.errors import InvalidValue
+from device_plugin.driver.dividing import DividingDriver
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
@@ -17,7 +18,7 @@ from device_plugin.pods.container_edits import InjectionSetting
 from device_plugin.reset.steps import ResetOptions
 
 
-class FullDriver(MeasuringDriver, ResettingDriver, Protocol):
+class FullDriver(MeasuringDriver, ResettingDriver, DividingDriver, Protocol):
     """A driver that does all the plugin needs."""
 
 
@@ -149,6 +150,11 @@ class Settings(DriverSettings, DaemonSettings):
         description="whether a pod that no allocator has placed gets chips that are chosen here by the rule of the "
         "server's product; such a pod is refused otherwise",
     )
+    dynamic_vnpus: bool = setting(
+        default=False,
+        description="whether pods request AI cores (huawei.com/npu-core) instead of chips, and chips are cut into "
+        "vNPUs when pods start; 910B and A3 only. Drain the node before you change it",
+    )
     cdi_dir: Path = setting(
         default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"
     )
@@ -212,6 +218,8 @@ class Settings(DriverSettings, DaemonSettings):
         )
 
     def __post_init__(self) -> None:
+        if self.dynamic_vnpus and self.choose_chips:
+            raise InvalidValue("choose_chips: with dynamic_vnpus only an allocator chooses which chip is cut")
         if self.scan_period_s > self.stale_s / 2:
             raise InvalidValue(
                 f"scan_period_s: {self.scan_period_s:g} is more than half of stale_s ({self.stale_s:g}): healthy chips "

@@ -5,6 +5,7 @@ time: a debounce or a hold ends, or the driver stays silent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -39,6 +40,7 @@ class HealthMonitor:
         ledgers: what pods hold; a fault can leave a chip in use healthy that it makes unhealthy without a pod.
         metrics: counts transitions.
         announce: receives changes of health, for people to see on the Node.
+        by_cores: whether chips are offered by their AI cores: they are cut when pods start, and count as whole.
         moment: returns the present time.
     """
 
@@ -50,6 +52,7 @@ class HealthMonitor:
         ledgers: Ledgers,
         metrics: Metrics,
         announce: Announce,
+        by_cores: bool = False,
         moment: Callable[[], Moment] = present_moment,
     ) -> None:
         self._book = book
@@ -57,6 +60,7 @@ class HealthMonitor:
         self._ledgers = ledgers
         self._metrics = metrics
         self._announce = announce
+        self._by_cores = by_cores
         self._moment = moment
         self._known: ChipSet = 0
         self._vnpus: dict[int, str] | None = None  # the names of those of each cut chip
@@ -69,6 +73,8 @@ class HealthMonitor:
 
     def discovered(self, server: Inventory, at: Moment) -> None:
         """Take over a discovery."""
+        if self._by_cores:
+            server = replace(server, chips=tuple(replace(chip, vnpus=()) for chip in server.chips))
         self._book.discovered(server, at)
         self._known = self._book.discovered_chips
         self._announce_vnpus(server)
@@ -128,6 +134,8 @@ class HealthMonitor:
 
     def restore(self, earlier: EarlierState) -> None:
         """Take over what an earlier plugin reported."""
+        if self._by_cores:
+            earlier = replace(earlier, known_vnpus={})
         self._book.restore(earlier, self._moment())
         self._known = self._book.discovered_chips
         self._changed.set(None)
@@ -200,7 +208,7 @@ class HealthMonitor:
 
     def _judge(self) -> None:
         at = self._moment()
-        present, whole = self._book.vnpus, self._ledgers.whole
+        present, whole, cores = self._book.vnpus, self._ledgers.whole, self._ledgers.cores
         for device_type in present:
             self._ledgers.serve(device_type)
         vnpus = {
@@ -208,7 +216,15 @@ class HealthMonitor:
             for device_type, ledger in self._ledgers.vnpus.items()
         }
         before = self._snapshots.value
-        snapshot = self._book.judge(at, used=whole.used, running=whole.running, vnpus=vnpus)
+        used, running = whole.used, whole.running
+        if self._by_cores:
+            used, running = used | cores.used, running | cores.running
+            for device_type, found in vnpus.items():  # of pods from before the setting was changed
+                used |= device_type.chips(found.used)
+                running |= device_type.chips(found.running)
+            vnpus = {}
+        divided = cores.cut if self._by_cores else 0
+        snapshot = self._book.judge(at, used=used, running=running, vnpus=vnpus, divided=divided)
         snapshot = snapshot.withholding(*self._withheld)
         self._next_s = self._book.next_s(at)
         unknown = snapshot.manually_separated & ~snapshot.all_chips

@@ -37,12 +37,14 @@ class VirtualNpu:
         phy_id: physical id of the chip it is cut out of.
         template: the driver's name of its size, such as ``vir02``; empty if unknown.
         in_container: whether the driver says that a container has it. It is no part of what the vNPU is.
+        vfg_id: the driver's id of the group of vNPUs on the chip that it belongs to; no part of what it is either.
     """
 
     vdev_id: int
     phy_id: int
     template: str = ""
     in_container: bool = field(default=False, compare=False)
+    vfg_id: int = field(default=0, compare=False)
 
     @classmethod
     def named(cls, vnpu: Vnpu) -> "VirtualNpu":

@@ -14,7 +14,8 @@ makes every call fail with that text. Only ``product``, ``chips`` and the chips'
 ``driver_version``, ``super_pod_id``, ``server_index``, ``switch_faults`` (``simulated_switches``), ``reset``
 (``simulated_resets``) and, if the driver announces faults, ``events`` (such as ``{"delay_s": 1.5, "code_delay_s": 0}``,
 ``simulated_events``), a chip ``chip_name``, ``numa_node``, ``hbm_mb``, ``processes``, ``vnpus`` (such as
-``[{"id": 100, "template": "vir02", "in_container": false}]``) and ``telemetry`` (``simulated_telemetry``).
+``[{"id": 100, "template": "vir02", "in_container": false}]``) and ``telemetry`` (``simulated_telemetry``). vNPUs that
+are cut while pods run are in a file beside it (``simulated_cuts``).
 
 As with the real driver, a chip has three more states. With ``"ready": false`` it is being reset: it does not answer,
 and if the driver is initialized meanwhile, its card is not listed until the driver is initialized again. With
@@ -44,7 +45,9 @@ from device_plugin.driver import (
     Inventory,
     VirtualNpu,
 )
+from device_plugin.driver.dividing import Division
 from device_plugin.driver.reset_groups import reset_group
+from device_plugin.driver.simulated_cuts import CutFile, SimulatedCuts, free_of
 from device_plugin.driver.simulated_events import CodeHistory, Codes, SimulatedEvents, announce
 from device_plugin.driver.simulated_resets import FaultyChip, SimulatedReset, SimulatedResets, partners
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
@@ -122,6 +125,7 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     switch_faults: list[SimulatedSwitchFault] | None = None
     events: SimulatedEvents | None = None
     reset: SimulatedReset = SimulatedReset()
+    cuts: SimulatedCuts = SimulatedCuts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class _Content:
     error: str
     events: SimulatedEvents | None
     reset: SimulatedReset
+    cuts: SimulatedCuts
 
 
 class SimulatedDriver:
@@ -142,6 +147,7 @@ class SimulatedDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._cuts = CutFile(path.parent / f"{path.stem}.cuts.json")
         self._content: _Content | None = None
         self._table: Table | None = None
         self._codes = CodeHistory()
@@ -159,7 +165,10 @@ class SimulatedDriver:
         content = self._answer()
         if anew or self._table is None:
             self._table = initialize(content.inventory, content.chips)
-        return listed(content.inventory, self._table)
+        server = listed(content.inventory, self._table)
+        cut = {chip.phy_id: self._cuts.of(chip.phy_id, content.cuts.in_containers) for chip in server.chips}
+        chips = tuple(replace(chip, vnpus=(*chip.vnpus, *cut[chip.phy_id])) for chip in server.chips)
+        return replace(server, chips=chips) if any(cut.values()) else server
 
     def read(self, chip: ChipFacts) -> ChipState:
         """Return the state of a chip in the file.
@@ -255,6 +264,48 @@ class SimulatedDriver:
         self._resets.begin(self._read().chips, chip_ids(group or 0), content.reset)
         self._note_codes(content.chips)
 
+    def division(self, chip: ChipFacts) -> Division:
+        """Return how a chip is cut.
+
+        Raises:
+            DriverError: as for ``read``.
+        """
+        self._chip(chip)
+        content = self._answer()
+        given = next(each.vnpus for each in content.inventory.chips if each.phy_id == chip.phy_id)
+        cut = self._cuts.of(chip.phy_id, content.cuts.in_containers)
+        free = free_of([each.template for each in cut], given, content.inventory.ai_cores)
+        return Division((*given, *cut), *free)
+
+    def create_vnpu(self, chip: ChipFacts, template: str) -> VirtualNpu:
+        """Cut a vNPU out of a chip in the file.
+
+        Raises:
+            DriverError: as for ``read``, or the file says that creations fail, or too little is left of the chip.
+        """
+        self._chip(chip)
+        content = self._answer()
+        time.sleep(content.cuts.delay_s)
+        if content.cuts.error:
+            raise DriverError(content.cuts.error)
+        others = {each.phy_id: each.vnpus for each in content.inventory.chips}
+        return self._cuts.create(chip.phy_id, template, cores=content.inventory.ai_cores, others=others)
+
+    def destroy_vnpu(self, chip: ChipFacts, vdev_id: int) -> None:
+        """Give the parts of a vNPU back to its chip.
+
+        Raises:
+            DriverError: as for ``read``, or the file says that destructions fail, or it lists the vNPU itself.
+        """
+        self._chip(chip)
+        content = self._answer()
+        time.sleep(content.cuts.delay_s)
+        if content.cuts.destroy_error:
+            raise DriverError(content.cuts.destroy_error)
+        if vdev_id in content.cuts.in_containers:
+            raise DriverError(f"simulated vNPU {vdev_id} is in use by a container")
+        self._cuts.destroy(chip.phy_id, vdev_id)
+
     def has_started(self, chip: ChipFacts) -> bool:
         """Return whether a chip has started since its last reset.
 
@@ -310,7 +361,7 @@ class SimulatedDriver:
         )
         self._note_codes(chips)
         self._content = content = _Content(
-            identity, inventory, chips, server.delay_s, server.error, server.events, server.reset
+            identity, inventory, chips, server.delay_s, server.error, server.events, server.reset, server.cuts
         )
         return content
 

@@ -187,6 +187,7 @@ class HealthBook:
         used: ChipSet = 0,
         running: ChipSet = 0,
         vnpus: Mapping[DeviceType, Vnpus] = MappingProxyType({}),
+        divided: ChipSet = 0,
     ) -> Snapshot:
         """Judge all chips.
 
@@ -196,6 +197,7 @@ class HealthBook:
             running: the chips that pods run with as a whole.
             vnpus: the vNPUs, by their type. A fault of level PreSeparateNPU leaves chips healthy that pods run with, or
                 with a vNPU of them.
+            divided: the chips of whose AI cores pods have some.
 
         Raises:
             ValueError: nothing was discovered yet.
@@ -229,6 +231,7 @@ class HealthBook:
             cut=cut,
             left_out=cut & ~self._chips_that(lambda chip: chip.was_whole),
             held_whole=held_whole & cut,
+            divided=divided,
         )
 
     def next_s(self, at: Moment) -> float | None:

@@ -190,6 +190,7 @@ class Snapshot:
         cut: the chips that have vNPUs, or had them and a pod still runs with one.
         left_out: those of them that this program has not advertised as a whole.
         held_whole: those of them that pods hold as a whole.
+        divided: chips that are offered by their AI cores, and of which somebody has a part.
     """
 
     server: Inventory
@@ -206,6 +207,7 @@ class Snapshot:
     cut: ChipSet = 0
     left_out: ChipSet = 0
     held_whole: ChipSet = 0
+    divided: ChipSet = 0
 
     def withholding(self, chips: ChipSet, annotations: Mapping[str, str]) -> "Snapshot":
         """Return the snapshot with these chips out of use because they are being reset.
@@ -291,7 +293,7 @@ class Snapshot:
 
         No new pod gets the others.
         """
-        return self.cut & (self.closed_to_new_pods | (self.in_doubt & self.running))
+        return (self.cut | self.divided) & (self.closed_to_new_pods | (self.in_doubt & self.running))
 
     @property
     def network_unhealthy(self) -> ChipSet:

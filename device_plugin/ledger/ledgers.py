@@ -7,7 +7,8 @@ from ascend.annotations import REAL
 from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
-from device_plugin.device_types import DeviceType
+from device_plugin.device_types import CORES, DeviceType
+from device_plugin.ledger.cores import CoreLedger
 from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
 from device_plugin.ledger.node_pods import NodePods, requested_types
 
@@ -63,6 +64,8 @@ class Ledgers:
         """The types of vNPUs that have a ledger, in the order they came."""
         self.vnpu_changes: Observable[None] = Observable(None)
         """Set on every change in a ledger of vNPUs."""
+        self.cores = CoreLedger(self.vnpu_changes)
+        """The ledger of AI cores, by which chips are cut when pods start."""
         self._pods: dict[str, Pod] = {}  # those that request vNPUs
 
     def serve(self, device_type: DeviceType) -> Ledger:
@@ -82,6 +85,8 @@ class Ledgers:
     def applied(self, obj: Pod) -> None:
         """Take over a pod that is new or has changed."""
         self.whole.pods.applied(obj)
+        if CORES in requested_types(obj):
+            self.cores.pods.applied(obj)
         for device_type in (requested := _requested(obj)):
             self._pods[obj.uid] = obj
             if (ledger := self.vnpus.get(device_type)) is not None:
@@ -93,14 +98,25 @@ class Ledgers:
     def deleted(self, obj: Pod) -> None:
         """Remove a pod."""
         self.whole.pods.deleted(obj)
+        if CORES in requested_types(obj):
+            self.cores.pods.deleted(obj)
         self._pods.pop(obj.uid, None)
         for device_type in _requested(obj):
             if (ledger := self.vnpus.get(device_type)) is not None:
                 ledger.pods.deleted(obj)
 
+    @property
+    def without_cores(self) -> ChipSet:
+        """The chips that pods hold, or have static vNPUs of, which do not request AI cores."""
+        found = self.whole.used
+        for device_type, ledger in self.vnpus.items():
+            found |= device_type.chips(ledger.used)
+        return found
+
     def __iter__(self) -> Iterator[HandOver]:
         """Iterate over all hand-overs, with the chips that the devices are, or are parts of."""
         yield from self.whole.handovers
+        yield from self.cores.handovers
         for device_type, ledger in self.vnpus.items():
             yield from (_on_chips(handover, device_type) for handover in ledger.handovers)
 

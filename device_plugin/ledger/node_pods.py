@@ -11,8 +11,10 @@ from ascend.job_files import job_name
 from ascend.kube.objects import Container, Pod, whole_number
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
+from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
-from device_plugin.device_types import WHOLE_CHIPS, DeviceType
+from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
+from device_plugin.ledger.core_grants import Given, read_core_grant, read_given
 
 CONFIG_SOURCE = "kubernetes.io/config.source"
 """An annotation that the kubelet sets in its own list: ``api``, or where a static pod comes from."""
@@ -45,6 +47,9 @@ class NodePod:
         is_mirror: whether it only shows a static pod, so that it is never under admission itself.
         job_name: the name that MindCluster's ConfigMaps for its job contain; empty if it has none.
         device_type: the type of devices that all of this is about.
+        template: for AI cores, the template by which the chip of the grant is to be cut; empty for whole chips. What it
+            holds are chips then, not cores.
+        given: for AI cores, what its AscendReal annotation says.
     """
 
     uid: str
@@ -63,6 +68,8 @@ class NodePod:
     is_mirror: bool
     job_name: str
     device_type: DeviceType = WHOLE_CHIPS
+    template: str = ""
+    given: Given | None = None
 
     @property
     def key(self) -> str:
@@ -80,19 +87,22 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
     """
     annotations = pod.metadata.annotations
     requests: tuple[ContainerRequest, ...] = ()
-    grant, problem = None, None
+    grant, problem, template = None, None, ""
     try:
         requests = _requests(pod, device_type)
     except InvalidValue as error:
         problem = (Reason.INVALID_REQUEST, error.message)
     count = effective_request(requests)
-    if problem is None and count and (sentence := _not_supported(pod, count, device_type)) is not None:
+    if problem is None and count and (sentence := _not_supported(pod, requests, count, device_type)) is not None:
         problem = (Reason.INVALID_REQUEST, sentence)
     try:
-        grant = _read_grant(annotations, device_type)
+        if device_type == CORES:
+            grant, template = _read_core_grant(annotations)
+        else:
+            grant = _read_grant(annotations, device_type)
     except InvalidValue as error:
         problem = problem or (Reason.MALFORMED_ANNOTATION, error.message)
-    if problem is None and grant is not None and len(grant.chips) != count:
+    if problem is None and grant is not None and device_type != CORES and len(grant.chips) != count:
         named = device_type.count(len(grant.chips))
         problem = (Reason.WRONG_COUNT, f"annotation {device_type.resource} names {named}, the pod requests {count}")
     statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
@@ -116,6 +126,8 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
         is_mirror=CONFIG_MIRROR in annotations,
         job_name=job_name(pod.metadata.labels),
         device_type=device_type,
+        template=template,
+        given=_given(annotations) if device_type == CORES else None,
     )
 
 
@@ -151,18 +163,22 @@ def requested_types(pod: Pod) -> set[DeviceType]:
         for resource in (resource for resource, quantity in quantities.items() if quantity != "0"):
             if resource == WHOLE_CHIPS.resource:
                 found.add(WHOLE_CHIPS)
+            elif resource == RESOURCE_CORES:
+                found.add(CORES)
             elif (suffix := suffix_of(resource)) is not None:
                 found.add(DeviceType(suffix))
     return found
 
 
-def _not_supported(pod: Pod, count: int, device_type: DeviceType) -> str | None:
+def _not_supported(pod: Pod, requests: tuple[ContainerRequest, ...], count: int, device_type: DeviceType) -> str | None:
     """Return why a pod with such requests gets no devices; None if it may get some."""
     if len(types := requested_types(pod)) > 1:
-        resources = ", ".join(each.resource for each in sorted(types))
+        resources = ", ".join(each.resource for each in sorted(types, key=lambda each: each.resource))
         return f"the pod requests devices of several types ({resources}); it can have those of one type only"
     if device_type.suffix and count > 1:
         return f"the pod requests {device_type.count(count)}; it can have one vNPU only"
+    if device_type == CORES and len(requests) > 1:
+        return f"{len(requests)} containers of the pod request AI cores; one can have some"
     return None
 
 
@@ -174,7 +190,24 @@ def _read_grant(annotations: Mapping[str, str], device_type: DeviceType) -> Gran
     return Grant(device_type.parse_list(text, f"annotation {key}"), read_predicate_time(annotations))
 
 
+def _read_core_grant(annotations: Mapping[str, str]) -> tuple[Grant | None, str]:
+    text = annotations.get(RESOURCE_CORES)
+    if text is None:
+        return None, ""
+    found = read_core_grant(text, f"annotation {RESOURCE_CORES}")
+    return Grant(found.chips, read_predicate_time(annotations)), found.template
+
+
+def _given(annotations: Mapping[str, str]) -> Given | None:
+    try:
+        return read_given(annotations.get(REAL, ""))
+    except InvalidValue:
+        return None
+
+
 def _real_chips(annotations: Mapping[str, str], device_type: DeviceType) -> ChipSet:
+    if device_type == CORES:
+        return chip_set(given.chips) if (given := _given(annotations)) is not None else 0
     try:
         return chip_set(device_type.parse_list(annotations.get(REAL, ""), f"annotation {REAL}"))
     except InvalidValue:

@@ -8,6 +8,7 @@ written after the answer.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -53,6 +54,29 @@ class Answer:
     handover: HandOver
     part: Part
     edits: ContainerEdits
+
+
+class Admits(Protocol):
+    """Answers the kubelet's calls about one type of devices.
+
+    Attributes:
+        chooser: chooses for pods that no allocator has placed; None to refuse these.
+    """
+
+    chooser: Chooser | None
+
+    def begin(self) -> None:
+        """Note that a kubelet, which may have just started, is about to be sent our devices."""
+
+    @property
+    def is_admitting(self) -> bool:
+        """Whether a call of the kubelet is being answered."""
+
+    async def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> list[str]:
+        """Return the preferred device ids for the container under admission; empty if in doubt."""
+
+    async def allocate(self, device_ids: Sequence[str]) -> Answer:
+        """Give a container what is written on its pod, or raise Refusal."""
 
 
 class AdmissionMatcher:

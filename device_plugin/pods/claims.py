@@ -24,6 +24,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.cores import CoreHandOver
 from device_plugin.ledger.handovers import HandOver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -57,22 +58,25 @@ def claim_annotations(
         host_ip: this node's address.
         device_type: the type of what it was given.
     """
+    is_cut = isinstance(handover, CoreHandOver) and bool(handover.template)
+    virtual = is_cut or bool(device_type.suffix)
     addresses = {chip.chip_id: chip.facts.address for chip in snapshot.chips} if snapshot is not None else {}
     configuration = write_configuration(
         pod_name=pod_name,
         pod_uid=handover.uid,
         host_ip=host_ip,
         devices={
-            device_type.chip(each): _OF_VNPU if device_type.suffix else addresses.get(each, ChipAddress())
+            device_type.chip(each): _OF_VNPU if virtual else addresses.get(each, ChipAddress())
             for each in handover.chips
         },
         super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
         server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
-        virtual=bool(device_type.suffix),
+        virtual=virtual,
     )
     claim = write_claim(chips=(), kubelet_ids=(), configuration=configuration)
     given, counted = handover.chips, handover.kubelet_ids
-    return claim | {REAL: device_type.join_sorted(given), KUBELET_IDS: device_type.join_sorted(counted)}
+    real = handover.name if isinstance(handover, CoreHandOver) else device_type.join_sorted(given)
+    return claim | {REAL: real, KUBELET_IDS: device_type.join_sorted(counted)}
 
 
 class ClaimWriter:

@@ -48,11 +48,18 @@ class FaultNotices:
         pods: the node's pods.
         handovers: the chips they were given.
         announce: receives what a pod is told.
+        device_type: the type by which the chips of the snapshots are named; None for that of the pods.
     """
 
     def __init__(
-        self, snapshots: Observable[Snapshot | None], pods: NodePods, handovers: HandOvers, announce: Announce
+        self,
+        snapshots: Observable[Snapshot | None],
+        pods: NodePods,
+        handovers: HandOvers,
+        announce: Announce,
+        device_type: DeviceType | None = None,
     ) -> None:
+        self._device_type = device_type if device_type is not None else pods.device_type
         self._snapshots = snapshots
         self._pods = pods
         self._handovers = handovers
@@ -81,7 +88,7 @@ class FaultNotices:
                 continue  # the watch is about to show it
             for code, level in dict.fromkeys((hit.fault.code, hit.fault.level) for hit in new):
                 same = [hit for hit in new if (hit.fault.code, hit.fault.level) == (code, level)]
-                sentence = _sentence(same, self._pods.device_type)
+                sentence = _sentence(same, self._device_type)
                 log.warning("a chip in use has a fault", pod=pod.key, pod_uid=pod.uid, error=sentence)
                 self._announce(pod, FAULT, sentence)
             self._told |= {(handover.uid, hit.chip, hit.fault.code) for hit in new}

@@ -9,6 +9,7 @@ Otherwise the kubelet is not asked.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -35,6 +36,22 @@ WITHOUT = "NPURunsWithoutChips"
 
 Announce = Callable[[NodePod, str, str], None]
 """Receives a pod, a reason (CamelCase), and a sentence."""
+
+
+class Keeps(Protocol):
+    """Keeps the ledger of a type of devices as the kubelet has it."""
+
+    async def restore(self) -> None:
+        """Rebuild the ledger after a start."""
+
+    async def catch_up(self) -> None:
+        """Add what another instance of the plugin gave to pods since this one rebuilt its ledger."""
+
+    async def forget_lost(self) -> None:
+        """Drop hand-overs that a new kubelet does not know."""
+
+    async def run(self) -> None:
+        """Follow the pods until cancelled."""
 
 
 class Reconciler:

@@ -83,3 +83,30 @@ class PublishingOrder:
 
     def _is_ahead_of_report(self, snapshot: Snapshot) -> bool:
         return bool(snapshot.all_chips & ~snapshot.sent_healthy & ~self.reported_unhealthy.value)
+
+
+class CoreOrder(PublishingOrder):
+    """The order for lists of AI cores: the report is about their chips.
+
+    The kubelet's list has no number of a chip, and schedulers don't compare the number of free AI cores with the report
+    (docs/spec/vnpu.md#static-vnpus): that the Node shows a chip again is not waited for.
+
+    Args:
+        chips: the node's chips.
+        order: that of the chips.
+    """
+
+    def __init__(self, chips: Observable[Snapshot | None], order: PublishingOrder) -> None:
+        super().__init__(reported=-1)
+        self._chips = chips
+        self._order = order
+
+    async def wait_before_list(self, snapshot: Snapshot, ending: Observable[bool]) -> None:
+        """Wait until the report has the unhealthy chips."""
+        await self._order.wait_before_list(self._chips.value or snapshot, ending)
+
+    def sent(self, healthy: ChipSet) -> None:  # noqa: ARG002 - numbers of cores
+        """Take over that the kubelet was sent a list."""
+        if (chips := self._chips.value) is not None:
+            self._order.sent(chips.sent_healthy)
+            self._order.shown(chips.sent_healthy)

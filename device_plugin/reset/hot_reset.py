@@ -203,7 +203,7 @@ class HotReset:
     def _hold(self, chips: ChipSet) -> None:
         """Withhold chips until they have started, except those that pods use."""
         snapshot = self._known.snapshots.value
-        cut = snapshot.cut & snapshot.used if snapshot is not None else 0
+        cut = (snapshot.cut | snapshot.divided) & snapshot.used if snapshot is not None else 0
         used = used_chips(self._known.pods, self._known.handovers) | cut
         for group in self._groups.values():
             group.found_starting(chips & ~used, self._moment().mono_s)

@@ -40,7 +40,10 @@ def obstacles(snapshot: Snapshot, group: ChipSet, pods: NodePods, handovers: Han
         if pod.live and pod.count and pod.held & group:
             found[pod.key] = found.get(pod.key, 0) | pod.held & group
     sentences = [f"pod {key} holds {join_names(chip_ids(chips))}" for key, chips in found.items()]
-    if cut := (snapshot.cut | chip_set(chip.phy_id for chip in snapshot.server.chips if chip.vnpus)) & group:
+    if (
+        cut := (snapshot.cut | snapshot.divided | chip_set(chip.phy_id for chip in snapshot.server.chips if chip.vnpus))
+        & group
+    ):
         sentences.append(f"{join_names(chip_ids(cut))} is cut into virtual chips")
     if gone := group & ~chip_set(chip.phy_id for chip in snapshot.server.chips if chip.is_listed):
         sentences.append(f"the driver does not list {join_names(chip_ids(gone))}")

@@ -14,7 +14,7 @@ from ascend.reasons import Reason
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
-from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.pods.admission_matcher import Admits
 from device_plugin.publish.order import PublishingOrder
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -44,7 +44,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self,
         *,
         snapshots: Observable[Snapshot | None],
-        matcher: AdmissionMatcher,
+        matcher: Admits,
         order: PublishingOrder,
         metrics: Metrics,
         on_watched: Callable[[], None] = lambda: None,

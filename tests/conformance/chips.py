@@ -63,6 +63,10 @@ class Chips:
         self.changed = True
         self._fake.chip(chip_id).vnpus = {int(name[1:]): template for name, template in vnpus.items()}
 
+    def vnpus(self) -> dict[int, tuple[int, str]]:
+        """The vNPUs that plugins have created: chip and template, by id."""
+        return self._fake.cuts()
+
     def serialise(self) -> None:
         """Serialize the driver's calls: one that hangs blocks all others."""
         self.changed = True

@@ -26,7 +26,7 @@ enum { DCMI_FREQUENCY_AI_CORE = 7 };
 enum { DCMI_VDIE = 1 };
 enum { DCMI_IP_V4 = 0, DCMI_IP_V6 = 1 };
 enum { DCMI_CMD_CHIP = 12, DCMI_SUB_SUPER_POD = 1 };
-enum { DCMI_CMD_VDEV = 52, DCMI_SUB_VDEV_SINGLE = 0, DCMI_SUB_VDEV_TOTAL = 1 };
+enum { DCMI_CMD_VDEV = 52, DCMI_SUB_VDEV_SINGLE = 0, DCMI_SUB_VDEV_TOTAL = 1, DCMI_SUB_VDEV_FREE = 2 };
 enum { DCMI_FAULT_EVENT = 0 };
 enum { DCMI_RECOVER = 0, DCMI_OCCUR = 1, DCMI_ONCE = 2 };
 enum { DCMI_MAX_VDEV = 32, DCMI_MAX_DEVICES = 4 };
@@ -114,6 +114,24 @@ struct total_resource {
     struct media_resource media;
 };
 
+struct free_resource {
+    uint32_t vfg_num, vfg_bitmap;
+    struct base_resource base;
+    struct computing_resource computing;
+    struct media_resource media;
+};
+
+struct create_vdev_res {
+    uint32_t vdev_id, vfg_id;
+    char template_name[32];
+    uint8_t reserved[64];
+};
+
+struct create_vdev_out {
+    uint32_t vdev_id, pcie_bus, pcie_device, pcie_func, vfg_id;
+    uint8_t reserved[32];
+};
+
 struct vdev_info {
     char name[16];
     uint32_t status, is_container_used, vfid, vfg_id;
@@ -191,6 +209,8 @@ int dcmi_get_device_resource_info(int card, int device, struct proc_mem_info *pr
 int dcmi_get_device_boot_status(int card, int device, int *status);
 int dcmi_get_netdev_brother_device(int card, int device, int *brother);
 int dcmi_set_device_reset(int card, int device, int channel);
+int dcmi_create_vdevice(int card, int device, struct create_vdev_res *wanted, struct create_vdev_out *created);
+int dcmi_set_destroy_vdevice(int card, int device, unsigned int vdev_id);
 int dcmi_subscribe_fault_event(int card, int device, struct event_filter filter, event_handler handler);
 
 #endif

@@ -22,6 +22,7 @@ from typing import Any, Final
 from tests.dcmi import compiler
 
 FOREVER_S: Final = 3600.0
+_CUT: Final = struct.Struct("IIi16s")
 _COUNTER: Final = struct.Struct("56sQ")
 
 
@@ -150,6 +151,7 @@ class FakeDcmi:
         self.boot_s = 0.1
         self.keep_faults = False
         self.lone_cards = False
+        self.contained: tuple[int, ...] = ()
         shutil.copy(library if library is not None else compiler.fake_library(), self.library)
         self.library.chmod(0o755)
         for chip in chips:
@@ -167,6 +169,7 @@ class FakeDcmi:
     def set(self, **options: object) -> None:
         """Change ``version``, ``lose_events``, ``serialise``, ``event_delay_s`` or ``code_delay_s``.
 
+        For vNPUs that are created: ``contained``, the ids of those that containers have.
         For resets: ``down_s``, ``boot_s``, ``keep_faults`` or ``lone_cards``.
         """
         for name, value in options.items():
@@ -180,6 +183,8 @@ class FakeDcmi:
             lines += [
                 f"event_delay {round(self.event_delay_s * 1000)}",
                 f"code_delay {round(self.code_delay_s * 1000)}",
+                f"cuts {self._state.with_name('cuts')}",
+                *[f"contained {','.join(map(str, self.contained))}"] * bool(self.contained),
                 f"resets {self._state.with_name('resets')}",
                 f"down {round(self.down_s * 1000)}",
                 f"boot {round(self.boot_s * 1000)}",
@@ -220,6 +225,15 @@ class FakeDcmi:
     def calls(self) -> dict[str, int]:
         """The number of calls of each function by all programs that use this fake."""
         return {name: count for name, count in self._counters().items() if name != "races"}
+
+    def cuts(self) -> dict[int, tuple[int, str]]:
+        """The vNPUs that programs have created: logic id of the chip and template, by id."""
+        try:
+            raw = self._state.with_name("cuts").read_bytes()
+        except FileNotFoundError:
+            return {}
+        found = (each for each in _CUT.iter_unpack(raw) if each[0])
+        return {vdev_id: (logic, template.rstrip(b"\0").decode()) for vdev_id, _, logic, template in found}
 
     def races(self) -> int:
         """How often a call was made during ``dcmi_init()``, or the other way round, by all programs."""

@@ -37,6 +37,8 @@
  *   down MS                                 how long chips answer nothing after a reset (default: 100)
  *   boot MS                                 how long they start afterwards (default: 100)
  *   keep_faults                             faults survive a reset
+ *   cuts FILE                               the vNPUs that were created, shared by all programs that use this fake
+ *   contained ID,...                        the vNPUs that containers have; to destroy one ends the process
  *   lone_cards                              no card of an A3 server is reset together with another
  *   count FILE                              count calls in FILE: records of a name (56 bytes) and a number (8 bytes);
  *                                           the last one, "races", is described below
@@ -95,6 +97,8 @@
 #define PAST_MS 10000
 #define MAX_CALLS 256
 #define FATAL 3
+#define MAX_CUTS 256
+#define CHIP_CPUS 6
 #define DCMI_A3_BOARD 0xb0
 #define NOT_EXISTING 0xffffffffu
 
@@ -127,7 +131,9 @@
     X(dcmi_get_device_resource_info)                                                                                   \
     X(dcmi_get_device_boot_status)                                                                                     \
     X(dcmi_get_netdev_brother_device)                                                                                  \
-    X(dcmi_set_device_reset)
+    X(dcmi_set_device_reset)                                                                                           \
+    X(dcmi_create_vdevice)                                                                                             \
+    X(dcmi_set_destroy_vdevice)
 
 #define AS_ENUM(name) F_##name,
 #define AS_TEXT(name) #name,
@@ -142,6 +148,7 @@ struct code {
 struct vdev {
     uint32_t id;
     char template[16];
+    uint32_t group;
     bool used;
 };
 
@@ -180,7 +187,9 @@ struct state {
     int fail_count, delay_count;
     bool serialise, lose_events, keep_faults, lone_cards;
     int down_ms, boot_ms;
-    char reset_file[4096];
+    char reset_file[4096], cut_file[4096];
+    uint32_t contained[MAX_CUTS];
+    int contained_count;
     int event_delay_ms, code_delay_ms;
     struct own_event events[MAX_EVENTS];
     int event_count;
@@ -213,6 +222,13 @@ struct reset {
     uint64_t codes; /* the faults that it ended, see hash_codes() */
 };
 
+/* A vNPU that was created; unused if its id is 0. */
+struct cut {
+    uint32_t id, group;
+    int logic;
+    char template[16];
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all variables below */
 static struct state *now;
 static struct past past[MAX_PAST]; /* oldest first */
@@ -228,6 +244,7 @@ static unsigned long generation; /* how often `now` was replaced */
 static struct stat read_from;
 static struct counter *counters;
 static struct reset *resets; /* by logic id */
+static struct cut *cuts;
 static bool resetting;
 static event_handler handler;
 static bool subscription_used;
@@ -369,6 +386,13 @@ static bool read_line(struct state *state, char *line) {
     if (!strcmp(word, "event_delay")) return state->event_delay_ms = atoi(words), true;
     if (!strcmp(word, "code_delay")) return state->code_delay_ms = atoi(words), true;
     if (!strcmp(word, "resets")) return copy_text(state->reset_file, sizeof state->reset_file, words), true;
+    if (!strcmp(word, "cuts")) return copy_text(state->cut_file, sizeof state->cut_file, words), true;
+    if (!strcmp(word, "contained")) {
+        char *rest = NULL;
+        for (char *part = strtok_r(words, ",", &rest); part && state->contained_count < MAX_CUTS; part = strtok_r(NULL, ",", &rest))
+            state->contained[state->contained_count++] = (uint32_t)strtoul(part, NULL, 10);
+        return true;
+    }
     if (!strcmp(word, "down")) return state->down_ms = atoi(words), true;
     if (!strcmp(word, "boot")) return state->boot_ms = atoi(words), true;
     if (!strcmp(word, "keep_faults")) return state->keep_faults = true;
@@ -413,6 +437,17 @@ static void map_resets(const char *path) {
     if (ftruncate(file, MAX_CHIPS * sizeof *resets) == 0) {
         void *mapped = mmap(NULL, MAX_CHIPS * sizeof *resets, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (mapped != MAP_FAILED) resets = mapped;
+    }
+    close(file);
+}
+
+static void map_cuts(const char *path) {
+    if (cuts || !*path) return;
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0) return;
+    if (ftruncate(file, MAX_CUTS * sizeof *cuts) == 0) {
+        void *mapped = mmap(NULL, MAX_CUTS * sizeof *cuts, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (mapped != MAP_FAILED) cuts = mapped;
     }
     close(file);
 }
@@ -463,6 +498,7 @@ static void refresh(void) {
     generation++;
     map_counters(now->count_file);
     map_resets(now->reset_file);
+    map_cuts(now->cut_file);
 }
 
 static uint64_t hash_codes(const struct chip *chip) {
@@ -798,11 +834,90 @@ EXPORT int dcmi_get_device_ip(int card, int device, int port_type, int port, str
     return inet_pton(is_v6 ? AF_INET6 : AF_INET, chip.ip, ip->u_addr.ip6) == 1 ? DCMI_OK : DCMI_INTERNAL;
 }
 
+/* Add the vNPUs that were created to a copy of their chip. */
+static void add_cuts(struct chip *chip) {
+    pthread_mutex_lock(&lock);
+    for (int each = 0; cuts && each < MAX_CUTS; each++) {
+        if (!cuts[each].id || cuts[each].logic != chip->logic || chip->vdev_count == DCMI_MAX_VDEV) continue;
+        struct vdev *vdev = &chip->vdevs[chip->vdev_count++];
+        vdev->id = cuts[each].id, vdev->group = cuts[each].group;
+        copy_text(vdev->template, sizeof vdev->template, cuts[each].template);
+        for (int used = 0; used < now->contained_count; used++) vdev->used |= now->contained[used] == vdev->id;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* The cores and CPUs of a template such as vir05_1c_16g. */
+static void sizes(const char *template, int *cores, int *cpus) {
+    *cores = *cpus = 0;
+    sscanf(template, "vir%d_%dc", cores, cpus);
+}
+
+static void free_parts(const struct chip *chip, int *cores, int *cpus) {
+    *cores = (int)chip->aicores, *cpus = CHIP_CPUS;
+    for (int each = 0; each < chip->vdev_count; each++) {
+        int its_cores, its_cpus;
+        sizes(chip->vdevs[each].template, &its_cores, &its_cpus);
+        *cores -= its_cores, *cpus -= its_cpus;
+    }
+}
+
+/* With the lock held: the smallest id from 100 that no vNPU of the node has. */
+static uint32_t unused_id(void) {
+    for (uint32_t id = 100;; id++) {
+        bool used = false;
+        for (int each = 0; each < MAX_CUTS; each++) used |= cuts[each].id == id;
+        for (int chip = 0; chip < now->chip_count; chip++)
+            for (int each = 0; each < now->chips[chip].vdev_count; each++) used |= now->chips[chip].vdevs[each].id == id;
+        if (!used) return id;
+    }
+}
+
+EXPORT int dcmi_create_vdevice(int card, int device, struct create_vdev_res *wanted, struct create_vdev_out *created) {
+    struct chip chip;
+    int cores, cpus, left_cores, left_cpus;
+    BEGIN(dcmi_create_vdevice, card, device, &chip);
+    if (wanted->vdev_id != NOT_EXISTING || wanted->vfg_id != NOT_EXISTING) return DCMI_INVALID_PARAMETER;
+    add_cuts(&chip);
+    sizes(wanted->template_name, &cores, &cpus);
+    free_parts(&chip, &left_cores, &left_cpus);
+    if (!cores || cores > left_cores || cpus > left_cpus) return DCMI_INVALID_PARAMETER;
+    int code = DCMI_INTERNAL;
+    pthread_mutex_lock(&lock);
+    for (int each = 0; cuts && each < MAX_CUTS && code; each++) {
+        if (cuts[each].id) continue;
+        struct cut made = {.id = unused_id(), .group = (uint32_t)chip.vdev_count, .logic = chip.logic};
+        copy_text(made.template, sizeof made.template, wanted->template_name);
+        cuts[each] = made;
+        *created = (struct create_vdev_out){.vdev_id = made.id, .vfg_id = made.group};
+        code = DCMI_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+EXPORT int dcmi_set_destroy_vdevice(int card, int device, unsigned int vdev_id) {
+    struct chip chip;
+    BEGIN(dcmi_set_destroy_vdevice, card, device, &chip);
+    int code = DCMI_NO_DEVICE;
+    pthread_mutex_lock(&lock);
+    for (int used = 0; used < now->contained_count; used++)
+        if (now->contained[used] == vdev_id) {
+            fprintf(stderr, "fake libdcmi: the vNPU %u is destroyed although a container has it\n", vdev_id);
+            abort();
+        }
+    for (int each = 0; cuts && each < MAX_CUTS; each++)
+        if (cuts[each].id == vdev_id && cuts[each].logic == chip.logic) cuts[each].id = 0, code = DCMI_OK;
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
 static int vdev_info(const struct chip *chip, struct vdev_query *query) {
     for (int each = 0; each < chip->vdev_count; each++) {
         if (chip->vdevs[each].id != query->vdev_id) continue;
         copy_text(query->query_info.name, sizeof query->query_info.name, chip->vdevs[each].template);
         query->query_info.is_container_used = chip->vdevs[each].used;
+        query->query_info.vfg_id = chip->vdevs[each].group;
         return DCMI_OK;
     }
     return DCMI_NO_DEVICE;
@@ -811,6 +926,17 @@ static int vdev_info(const struct chip *chip, struct vdev_query *query) {
 EXPORT int dcmi_get_device_info(int card, int device, int main, unsigned int sub, void *info, unsigned int *size) {
     struct chip chip;
     BEGIN(dcmi_get_device_info, card, device, &chip);
+    add_cuts(&chip);
+    if (main == DCMI_CMD_VDEV && sub == DCMI_SUB_VDEV_FREE) {
+        int cores, cpus;
+        if (*size != sizeof(struct free_resource)) return DCMI_INVALID_PARAMETER;
+        struct free_resource *left = info;
+        *left = (struct free_resource){.vfg_num = (uint32_t)chip.vdev_count};
+        free_parts(&chip, &cores, &cpus);
+        left->computing.aic = (float)cores;
+        left->computing.device_aicpu = (uint16_t)cpus;
+        return DCMI_OK;
+    }
     if (main == DCMI_CMD_CHIP && sub == DCMI_SUB_SUPER_POD) {
         if (!chip.in_pod) return DCMI_UNSUPPORTED;
         if (*size != sizeof(struct spod_info)) return DCMI_INVALID_PARAMETER;

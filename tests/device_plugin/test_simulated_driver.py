@@ -16,6 +16,7 @@ from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A, ASCEND_A3_16
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, VirtualNpu
+from device_plugin.driver.dividing import Division
 from device_plugin.driver.reset_groups import reset_groups
 from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver
 from sandbox.simulated_chips import full_server, save_server
@@ -362,3 +363,44 @@ def test_a_simulated_card_whose_partner_is_not_listed_is_in_no_reset_group(tmp_p
     found = driver.discover()
     assert driver.partner_cards(found)[0] == 4
     assert reset_groups(found, driver.partner_cards(found)) == (0x0C0C, 0x3030, 0xC0C0)
+
+
+def test_vnpus_are_cut_and_outlive_the_driver(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text(
+        '{"product": "910B", "chips": [{"id": 0}, {"id": 1, "vnpus": [{"id": 101, "template": "vir02"}]}]}'
+    )
+    driver = SimulatedDriver(state)
+    chip, other = driver.discover().chips
+    first = driver.create_vnpu(chip, "vir10_3c_32g")
+    second = driver.create_vnpu(other, "vir05_1c_16g")
+    assert (first, second) == (VirtualNpu(100, 0, "vir10_3c_32g"), VirtualNpu(102, 1, "vir05_1c_16g"))
+    assert driver.division(chip) == Division((first,), 10, 3)
+    assert SimulatedDriver(state).discover().chips[1].vnpus == (VirtualNpu(101, 1, "vir02"), second)
+    driver.create_vnpu(chip, "vir10_3c_32g")
+    with pytest.raises(DriverError, match="too little is left"):
+        driver.create_vnpu(chip, "vir05_1c_16g")
+    with pytest.raises(DriverError, match="no template"):
+        driver.create_vnpu(other, "vir99")
+    driver.destroy_vnpu(chip, 100)
+    assert driver.create_vnpu(other, "vir05_1c_16g").vdev_id == 100
+    with pytest.raises(DriverError, match="no vNPU 101"):
+        driver.destroy_vnpu(other, 101)  # not cut by a program
+
+
+def test_the_file_says_how_cutting_fails(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    cuts = '"cuts": {"error": "no", "destroy_error": "never", "in_containers": [100]}'
+    state.write_text('{"product": "910B", "chips": [{"id": 0}]}')
+    driver = SimulatedDriver(state)
+    (chip,) = driver.discover().chips
+    driver.create_vnpu(chip, "vir05_1c_16g")
+    state.write_text(f'{{"product": "910B", "chips": [{{"id": 0}}], {cuts}}}')
+    assert driver.division(chip).vnpus[0].in_container
+    with pytest.raises(DriverError, match="no"):
+        driver.create_vnpu(chip, "vir05_1c_16g")
+    with pytest.raises(DriverError, match="never"):
+        driver.destroy_vnpu(chip, 100)
+    state.with_suffix(".cuts.json").write_text("?")
+    with pytest.raises(DriverError, match="simulated vNPUs"):
+        driver.division(chip)

@@ -54,7 +54,7 @@ _TEXT = 256
 _ROCE_PORT = 1
 _V4, _V6 = 0, 1
 _CHIP_COMMAND, _SUPER_POD = 12, 1
-_VIRTUAL_COMMAND, _SINGLE, _TOTAL = 52, 0, 1
+VIRTUAL_COMMAND, _SINGLE, _TOTAL = 52, 0, 1
 _EVERY = -1
 _MAX_PROCESSES = 256
 """The library writes as many as there are without knowing the space: up to 64 (docs/spec/dcmi.md#functions)."""
@@ -215,7 +215,7 @@ class Calls:
     def resources(self, chip: Place) -> tuple[int, tuple[int, ...]]:
         """Return the number of the chip's AI cores, 0 if unknown, and the ids of its virtual NPUs."""
         info = TotalResource()
-        self._device_info(chip, _VIRTUAL_COMMAND, _TOTAL, info)
+        self._device_info(chip, VIRTUAL_COMMAND, _TOTAL, info)
         ids = info.vdev_id[: _within(info.vdev_num, len(info.vdev_id))]
         cores = info.computing.aic
         return int(cores) if 0 <= cores <= MAX_ID else 0, tuple(ids)  # a NaN fails both comparisons
@@ -223,9 +223,11 @@ class Calls:
     def virtual_npu(self, chip: Place, vdev_id: int, phy_id: int) -> VirtualNpu:
         """Return a virtual NPU; ``phy_id`` is the chip it is cut out of."""
         query = VirtualDeviceQuery(vdev_id=vdev_id)
-        self._device_info(chip, _VIRTUAL_COMMAND, _SINGLE, query)
+        self._device_info(chip, VIRTUAL_COMMAND, _SINGLE, query)
         info = query.query_info
-        return VirtualNpu(vdev_id, phy_id, text_of(info.name), in_container=bool(info.is_container_used))
+        return VirtualNpu(
+            vdev_id, phy_id, text_of(info.name), in_container=bool(info.is_container_used), vfg_id=info.vfg_id
+        )
 
     def _device_info(self, chip: Place, main: int, sub: int, info: ctypes.Structure) -> None:
         size = c_uint32(sizeof(info))

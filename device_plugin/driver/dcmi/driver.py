@@ -12,13 +12,13 @@ import structlog
 
 from ascend.annotations import UNKNOWN
 from ascend.errors import DriverError
-from device_plugin.driver import LINK_DOWN, ChipFacts, ChipState, FaultEvent, Inventory, not_ready_sentence
+from device_plugin.driver import LINK_DOWN, ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu, not_ready_sentence
 from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, STARTED, Calls, Observe, Place
+from device_plugin.driver.dcmi.dividing_calls import DividingCalls
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.events import make_handler
 from device_plugin.driver.dcmi.library import load
 from device_plugin.driver.dcmi.link import LinkTool
-from device_plugin.driver.dcmi.measuring_calls import MeasuringCalls
 from device_plugin.driver.dcmi.missed_chips import MissedChips
 from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.driver.dcmi.survey import (
@@ -30,6 +30,7 @@ from device_plugin.driver.dcmi.survey import (
     survey_missing,
     survey_unlisted,
 )
+from device_plugin.driver.dividing import Division
 from device_plugin.driver.telemetry import Label, Quantity, Reading, Values
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -79,7 +80,7 @@ class DcmiDriver:
         self._pause = pause
         self._die_policy = die_policy  # None once it is set
         self._opening = threading.Lock()
-        self._calls: MeasuringCalls | None = None
+        self._calls: DividingCalls | None = None
         self._ready = False
         self._facts = OptionalFacts()
         self._surveys: dict[int, threading.Thread] = {}
@@ -204,7 +205,31 @@ class DcmiDriver:
         except DcmiError:
             return self._health(calls, place) not in {None, NOT_EXISTING}
 
-    def _loaded(self, chip: ChipFacts) -> MeasuringCalls:
+    def division(self, chip: ChipFacts) -> Division:
+        """Return how a chip is cut.
+
+        Raises:
+            DriverError: that can't be read; says why.
+        """
+        return self._loaded(chip).division((chip.card_id, chip.device_id), chip.phy_id)
+
+    def create_vnpu(self, chip: ChipFacts, template: str) -> VirtualNpu:
+        """Cut a vNPU out of a chip.
+
+        Raises:
+            DriverError: the driver refuses; says why.
+        """
+        return self._loaded(chip).create_vnpu((chip.card_id, chip.device_id), chip.phy_id, template)
+
+    def destroy_vnpu(self, chip: ChipFacts, vdev_id: int) -> None:
+        """Give the parts of a vNPU back to its chip.
+
+        Raises:
+            DriverError: the driver refuses; says why.
+        """
+        self._loaded(chip).destroy_vnpu((chip.card_id, chip.device_id), vdev_id)
+
+    def _loaded(self, chip: ChipFacts) -> DividingCalls:
         if self._calls is None:
             raise DriverError("chips are used before they are discovered")
         if not chip.is_listed:
@@ -221,7 +246,7 @@ class DcmiDriver:
     def _open(self, *, anew: bool = False) -> Calls:
         with self._opening:
             if self._calls is None:
-                self._calls = MeasuringCalls(load(self._path), self._observe)
+                self._calls = DividingCalls(load(self._path), self._observe)
             if anew or not self._ready:
                 self._ready = False
                 self._calls.init()

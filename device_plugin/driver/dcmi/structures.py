@@ -161,6 +161,42 @@ class TotalResource(ctypes.Structure):
     )
 
 
+class FreeResource(ctypes.Structure):
+    """What no virtual NPU of a chip has: main command 52, sub command 2."""
+
+    _fields_ = (
+        ("vfg_num", c_uint32),
+        ("vfg_bitmap", c_uint32),
+        ("base", BaseResource),
+        ("computing", ComputingResource),
+        ("media", MediaResource),
+    )
+
+
+class VirtualDeviceRequest(ctypes.Structure):
+    """What ``dcmi_create_vdevice`` is asked for; ids of 0xFFFFFFFF are chosen by the driver."""
+
+    _fields_ = (
+        ("vdev_id", c_uint32),
+        ("vfg_id", c_uint32),
+        ("template_name", c_char * 32),
+        ("reserved", c_uint8 * 64),
+    )
+
+
+class CreatedVirtualDevice(ctypes.Structure):
+    """What ``dcmi_create_vdevice`` answers."""
+
+    _fields_ = (
+        ("vdev_id", c_uint32),
+        ("pcie_bus", c_uint32),
+        ("pcie_device", c_uint32),
+        ("pcie_func", c_uint32),
+        ("vfg_id", c_uint32),
+        ("reserved", c_uint8 * 32),
+    )
+
+
 class VirtualDeviceInfo(ctypes.Structure):
     """A virtual NPU; ``name`` is its template."""
 

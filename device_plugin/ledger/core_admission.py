@@ -1,0 +1,86 @@
+"""Whether a pod may have the vNPU, or the whole chips, that the allocator wrote on it for its AI cores.
+
+See docs/spec/vnpu.md#dynamic-vnpus-in-allocate. The words NPUSegmentFailed and NoNPUResource are those of Volcano.
+"""
+
+from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
+from ascend.errors import Refusal
+from ascend.grammar import count
+from ascend.reasons import Reason
+from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Template
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.cores import CoreLedger, Taken, taken
+from device_plugin.ledger.node_pods import NodePod
+
+
+def check_cores(pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreLedger, whole: ChipSet) -> None:
+    """Check that a pod may have what is written on it.
+
+    Args:
+        pod: the pod under admission.
+        snapshot: the node's chips.
+        kind: of its chips.
+        ledger: of AI cores.
+        whole: chips that pods hold which do not request AI cores.
+
+    Raises:
+        Refusal: it may not; the kubelet shows the sentence in the pod's status.
+    """
+    if pod.problem is not None:
+        raise Refusal(*pod.problem)
+    if pod.grant is None:
+        raise Refusal(
+            Reason.NOT_PLACED,
+            f"annotation {RESOURCE_CORES} is missing: the pod was not placed by the allocator (was its node set by "
+            "hand?)",
+        )
+    template = TEMPLATES[pod.template] if pod.template else None
+    _check_number(pod, pod.grant.chips, template, kind)
+    wanted = chip_set(pod.grant.chips)
+    if unknown := wanted & ~snapshot.all_chips:
+        raise Refusal(Reason.NO_RESOURCE, f"this node has no {join_names(chip_ids(unknown))}")
+    known = ledger.handovers.get(pod.uid)
+    _check_health(wanted, snapshot, own=known.chip_set if known is not None else 0)
+    if held := wanted & whole:
+        raise Refusal(Reason.CHIP_HELD, f"{join_names(chip_ids(held))}: a pod holds it as a whole")
+    others = taken(ledger, pod)
+    for chip in pod.grant.chips:
+        _check_room(chip, others.get(chip, []), template, kind)
+
+
+def _check_number(pod: NodePod, chips: tuple[int, ...], template: Template | None, kind: Divisible) -> None:
+    if template is not None and template not in kind.templates:
+        names = ", ".join(each.name for each in kind.templates)
+        raise Refusal(Reason.INVALID_REQUEST, f"chips of this node can't be cut by {template.name}, only by {names}")
+    cores = template.cores if template is not None else len(chips) * kind.cores
+    if cores != pod.count:
+        raise Refusal(
+            Reason.WRONG_COUNT,
+            f"annotation {RESOURCE_CORES} stands for {count(cores, 'AI core')}, the pod requests {pod.count}",
+        )
+
+
+def _check_health(wanted: ChipSet, snapshot: Snapshot, *, own: ChipSet) -> None:
+    for chips, reason, what in (
+        (snapshot.recovering, Reason.CHIP_RESETTING, "being reset"),
+        (~snapshot.healthy, Reason.CHIP_UNHEALTHY, "unhealthy"),
+        (snapshot.closed_to_new_pods & ~own, Reason.CHIP_UNHEALTHY, "barred from new use by a fault"),
+    ):
+        if found := wanted & chips:
+            raise Refusal(reason, f"{join_names(chip_ids(found))}: {what}")
+
+
+def _check_room(chip: int, others: list[Taken], template: Template | None, kind: Divisible) -> None:
+    if holder := next((each for each in others if not each.template or template is None), None):
+        part = f"a vNPU of {holder.template}" if holder.template else "it as a whole"
+        raise Refusal(Reason.CHIP_HELD, f"{chip_name(chip)}: pod {holder.pod} has {part}")
+    if template is None:
+        return
+    parts = [TEMPLATES[each.template] for each in others if each.template in TEMPLATES]
+    cores, cpus = kind.cores - sum(each.cores for each in parts), kind.cpus - sum(each.cpus for each in parts)
+    if template.cores > cores or template.cpus > cpus:
+        raise Refusal(
+            Reason.NO_RESOURCE,
+            f"{chip_name(chip)} has {cores} AI cores and {cpus} AI CPUs left, {template.name} takes {template.cores} "
+            f"and {template.cpus}",
+        )

@@ -1,0 +1,224 @@
+"""The ledger of AI cores: which pod was given which vNPU, or which whole chips, and which of them are not free yet.
+
+The kubelet counts AI cores; what a pod has are chips, or a vNPU of one. So in these hand-overs the chips are those that
+pods have, or have parts of, while the kubelet's ids are numbers of cores that say nothing about chips.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ascend.chips import ChipSet, chip_ids, chip_set
+from ascend.daemon.observable import Observable
+from ascend.templates import TEMPLATES, Divisible, divisible
+from device_plugin.device_types import CORES
+from device_plugin.driver import Inventory, VirtualNpu
+from device_plugin.ledger.handovers import HandOver, HandOvers, Part, running_chips, used_chips
+from device_plugin.ledger.node_pods import NodePod, NodePods
+
+_MB_PER_GB: Final = 1024
+
+
+def kind_of(server: Inventory) -> Divisible | None:
+    """Return the kind of a server's chips; None if they can't be cut while pods run."""
+    hbm_mb = next((chip.hbm_mb for chip in server.chips if chip.hbm_mb), 0)
+    return divisible(server.chip_type, server.ai_cores, hbm_mb // _MB_PER_GB)
+
+
+@dataclass(frozen=True, slots=True)
+class CorePart(Part):
+    """What a container was given."""
+
+    @property
+    def matches_kubelet(self) -> bool:
+        """The kubelet's ids say nothing about chips."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CoreHandOver(HandOver):
+    """What a pod was given.
+
+    Attributes:
+        template: by which its chip is cut; empty for whole chips.
+        vnpu: the vNPU; None for whole chips, and for one that the driver does not have.
+    """
+
+    template: str = ""
+    vnpu: VirtualNpu | None = None
+
+    @property
+    def matches_kubelet(self) -> bool:
+        """The kubelet's ids say nothing about chips."""
+        return True
+
+    @property
+    def name(self) -> str:
+        """What it has, as the annotation AscendReal has it; empty if that is unknown."""
+        if not self.template:
+            return ",".join(sorted(f"Ascend910-{chip}" for chip in self.chips))
+        named = self.vnpu.vnpu if self.vnpu is not None else None
+        return f"{named.name}_{self.vnpu.vfg_id}" if named is not None and self.vnpu is not None else ""
+
+
+def core_handover(
+    pod: NodePod, ids: tuple[int, ...], chips: tuple[int, ...], template: str, vnpu: VirtualNpu | None
+) -> CoreHandOver:
+    """Return what a pod was given for the kubelet's ids."""
+    container = pod.container_requests[0].container if pod.container_requests else ""
+    part = CorePart(container, keeps=True, chips=chips, kubelet_ids=ids)
+    return CoreHandOver(pod.uid, pod.key, chips, ids, (part,), template, vnpu)
+
+
+class CoreHandOvers(HandOvers):
+    """The hand-overs to live pods, and those whose vNPUs are not known to be unused yet."""
+
+    def __init__(self, changes: Observable[None]) -> None:
+        super().__init__(changes)
+        self.kept: dict[str, CoreHandOver] = {}
+        """By uid: of pods that have ended, and of those that the kubelet admits again after its restart."""
+
+    def cores(self) -> Iterator[CoreHandOver]:
+        """Iterate over those to live pods."""
+        return (each for each in self if isinstance(each, CoreHandOver))
+
+    def drop(self, uid: str) -> None:
+        """Keep what a pod had until the kubelet's ledger says that it has ended."""
+        known = self.get(uid)
+        if isinstance(known, CoreHandOver):
+            self.kept[uid] = known
+        super().drop(uid)
+
+    def add(self, handover: HandOver) -> None:
+        """Add or replace a hand-over."""
+        self.kept.pop(handover.uid, None)
+        super().add(handover)
+
+    def move(self, uid: str, handover: CoreHandOver) -> None:
+        """Replace the hand-over to a pod by one to another pod, which the call was really about."""
+        super().drop(uid)
+        self.add(handover)
+
+    def forget(self, uid: str) -> None:
+        """Forget what a pod had: nobody uses it."""
+        if self.kept.pop(uid, None) is not None:
+            self.changes.set(None)
+
+
+class CoreLedger:
+    """The ledger of AI cores.
+
+    Args:
+        changes: what is set on every change.
+    """
+
+    def __init__(self, changes: Observable[None]) -> None:
+        self.changes = changes
+        self.handovers = CoreHandOvers(changes)
+        self.pods = NodePods(self.handovers.drop, CORES, changes)
+        self.kubelet_ids: frozenset[int] = frozenset()
+        """The numbers of the cores that pods have in the kubelet's ledger as last read."""
+        self.left: Mapping[tuple[int, int], VirtualNpu] = {}
+        """vNPUs that no pod is known to have and that could not be destroyed, by chip and id."""
+
+    def took(self, ids: frozenset[int], left: Mapping[tuple[int, int], VirtualNpu]) -> None:
+        """Take over what was read."""
+        if (ids, left) != (self.kubelet_ids, self.left):
+            self.kubelet_ids, self.left = ids, left
+            self.changes.set(None)
+
+    @property
+    def holding(self) -> list[CoreHandOver]:
+        """What pods have, also those that may have ended."""
+        return [*self.handovers.cores(), *self.handovers.kept.values()]
+
+    @property
+    def used(self) -> ChipSet:
+        """The chips that pods hold or have vNPUs of, also those with other vNPUs."""
+        return used_chips(self.pods, self.handovers) | self._kept | chip_set(chip for chip, _ in self.left)
+
+    @property
+    def running(self) -> ChipSet:
+        """The chips that pods run with, or are about to."""
+        return running_chips(self.pods, self.handovers) | self._kept | chip_set(chip for chip, _ in self.left)
+
+    @property
+    def _kept(self) -> ChipSet:
+        return chip_set(chip for each in self.handovers.kept.values() for chip in each.chips)
+
+    @property
+    def cut(self) -> ChipSet:
+        """The chips that have vNPUs."""
+        held = (chip for each in self.holding if each.template for chip in each.chips)
+        return chip_set((*held, *(chip for chip, _ in self.left)))
+
+    def owns(self, vnpu: VirtualNpu) -> bool:
+        """Return whether a vNPU is that of a pod."""
+        found = (each.vnpu for each in self.holding if each.vnpu is not None)
+        return any((each.phy_id, each.vdev_id) == (vnpu.phy_id, vnpu.vdev_id) for each in found)
+
+    def explains(self, key: str, ids: frozenset[int]) -> bool:
+        """Return whether an entry of the kubelet's ledger is that of a known pod."""
+        return any(each.pod == key and ids <= set(each.kubelet_ids) for each in self.holding)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What is taken of a chip.
+
+    Attributes:
+        pod: by whom, ``namespace/name``.
+        template: by which it is cut for that; empty if it is taken as a whole.
+    """
+
+    pod: str
+    template: str
+
+
+def taken(ledger: CoreLedger, pod: NodePod | None = None) -> dict[int, list[Taken]]:
+    """Return what others than a pod have or wait for, by physical id of the chip.
+
+    Args:
+        ledger: the ledger.
+        pod: the pod; those that came after it and are not admitted don't count. None to count what pods have.
+    """
+    found: dict[int, list[Taken]] = {}
+    known = set()
+    for each in ledger.holding:
+        known.add(each.uid)
+        if pod is None or each.uid != pod.uid:
+            for chip in each.chips:
+                found.setdefault(chip, []).append(Taken(each.pod, each.template))
+    for other in ledger.pods:
+        if other.uid in known or not (other.live and other.count) or (pod is not None and other.uid == pod.uid):
+            continue
+        waits = pod is not None and other.order < pod.order and not other.is_mirror
+        if other.past_admission or other.claimed or waits:
+            for chip in chip_ids(other.held):
+                found.setdefault(chip, []).append(Taken(other.key, other.template))
+    return found
+
+
+def free_cores(kind: Divisible, of_chip: list[Taken], left: int = 0) -> int:
+    """Return the AI cores of a chip that nobody has.
+
+    Args:
+        kind: of the chip.
+        of_chip: what is taken of it.
+        left: the cores of vNPUs that could not be destroyed.
+    """
+    if any(not each.template for each in of_chip):
+        return 0
+    cores = sum(TEMPLATES[each.template].cores for each in of_chip if each.template in TEMPLATES)
+    return max(kind.cores - cores - left, 0)
+
+
+def cores_left(ledger: CoreLedger, kind: Divisible, chip: int) -> int:
+    """Return the AI cores of a chip that vNPUs have which could not be destroyed."""
+    own = [each for (phy_id, _), each in ledger.left.items() if phy_id == chip]
+    return sum(TEMPLATES[each.template].cores if each.template in TEMPLATES else kind.cores for each in own)
+
+
+def moved(handover: CoreHandOver, pod: NodePod) -> CoreHandOver:
+    """Return a hand-over as that to another pod."""
+    return replace(handover, uid=pod.uid, pod=pod.key)
