@@ -21,6 +21,7 @@ from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import SUFFIXES, resource_of
 from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
+from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
@@ -144,9 +145,9 @@ def test_the_values_accept_and_a_page_explains_every_field_of_a_simulated_server
     assert set(events) == set(SimulatedEvents.__struct_fields__)
     telemetry = (chip["telemetry"]["anyOf"][1]["properties"], SimulatedTelemetry)
     chips = ((chip, SimulatedChip), (virtual, SimulatedVirtualNpu), telemetry)
-    resets = (schema["reset"]["properties"], SimulatedReset)
+    resets, cuts = (schema["reset"]["properties"], SimulatedReset), (schema["cuts"]["properties"], SimulatedCuts)
     _, _, page = (REPOSITORY / "docs" / "device-plugin.md").read_text().partition("\n## Simulated chips\n")
-    for fields, struct in ((schema, SimulatedServer), *chips, switches, resets):
+    for fields, struct in ((schema, SimulatedServer), *chips, switches, resets, cuts):
         assert set(fields) == set(struct.__struct_fields__)
     for name in SimulatedServer.__struct_fields__ + SimulatedChip.__struct_fields__ + telemetry[1].__struct_fields__:
         assert re.search(rf"[`\"]{name}[`\"]", page), name
