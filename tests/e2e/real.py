@@ -151,6 +151,7 @@ def _node(
         pods_url=node.pods_url,
         http_address=f"127.0.0.1:{port}",
         injection="both",
+        dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
     )
     world_node.plugin = RealProgram(node.process("ascend-device-plugin", command, **environment))
     return world_node

@@ -116,7 +116,7 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
         await stack.enter_async_context(world.service)
         kubeconfig = cluster.write_kubeconfig("programs", world.api.url)
         world.add_allocators(kubeconfig, lambda name, command: SandboxProgram(name, command, folder / f"{name}.log"))
-        world.nodes = [_node(node, kubeconfig, folder) for node in cluster.nodes]
+        world.nodes = [_node(node, kubeconfig, setup, folder) for node in cluster.nodes]
         await cluster.start_scheduler(world.extender_url)
         programs = [*world.allocators, *(node.plugin for node in world.nodes)]
         for program in programs:
@@ -163,7 +163,7 @@ def _ignoring_failures(hook: AdmissionHook) -> AdmissionHook:
     return call
 
 
-def _node(node: SandboxNode, kubeconfig: Path, folder: Path) -> SandboxWorldNode:
+def _node(node: SandboxNode, kubeconfig: Path, setup: Setup, folder: Path) -> SandboxWorldNode:
     world_node = SandboxWorldNode(node)
     (port,) = free_ports(1)
     world_node.plugin_url = f"http://127.0.0.1:{port}"
@@ -178,6 +178,7 @@ def _node(node: SandboxNode, kubeconfig: Path, folder: Path) -> SandboxWorldNode
         injection="both",
         device_plugin_dir=str(node.kubelet.socket_dir),
         pod_resources_socket=str(node.kubelet.pod_resources_socket),
+        dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
     )
     world_node.plugin = SandboxProgram("ascend-device-plugin", command, folder / f"{node.name}.log")
     return world_node

@@ -21,6 +21,7 @@ from ascend.errors import Conflict, NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, EVENTS, NODES, PODS, Node, Pod
 from ascend.products import ASCEND_910A, Product
+from ascend.templates import RESOURCE_CORES
 from tests.allocator.authority import Authority
 from tests.bench.fake_cluster import fake_node
 from tests.cluster.api import free_ports
@@ -45,6 +46,7 @@ class Setup:
         allocators: the number of allocators; one of several leads.
         nominate: the allocators' setting.
         reservation_ttl_s: the allocators' setting.
+        dynamic_vnpus: the device plugins' setting: the nodes offer AI cores.
     """
 
     product: Product = ASCEND_910A
@@ -52,11 +54,17 @@ class Setup:
     allocators: int = 1
     nominate: str = "off"
     reservation_ttl_s: float = 30.0
+    dynamic_vnpus: bool = False
 
     @property
     def gates(self) -> bool:
         """Whether new pods are gated."""
         return self.nominate == "gated"
+
+    @property
+    def offered(self) -> tuple[str, int]:
+        """The resource that a node offers, and how much of it."""
+        return (RESOURCE_CORES, 20 * self.product.chips) if self.dynamic_vnpus else (RESOURCE, self.product.chips)
 
 
 @dataclass
@@ -204,8 +212,9 @@ class World(ABC):
         return await self.client.get(NODES, node)
 
     async def allocatable(self, node: str) -> int:
-        """Return the node's allocatable chips; 0 while the resource is not registered."""
-        return (await self.node_object(node)).allocatable_chips or 0
+        """Return the node's allocatable chips, or AI cores; 0 while the resource is not registered."""
+        resource, _ = self.setup.offered
+        return int((await self.node_object(node)).status.allocatable.get(resource, "0"))
 
     async def bind(self, pod: Pod, node: str, *chips: int, predicate_time: int) -> None:
         """Bind a pod as another scheduler does."""
@@ -237,7 +246,8 @@ class World(ABC):
         await self.eventually(self.allocator_ready, "the allocator is ready")
 
     async def _all_allocatable(self, node: WorldNode) -> bool:
-        return await self.allocatable(node.name) == self.setup.product.chips
+        _, number = self.setup.offered
+        return await self.allocatable(node.name) == number
 
     async def allocator_ready(self) -> bool:
         """Whether an allocator is ready."""
