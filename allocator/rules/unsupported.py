@@ -448,7 +448,7 @@ UNSUPPORTED: Final = (
         _annotation("huawei.com/affinity-config")),
     Unsupported("labels `huawei.com/scheduler.softShareDev.…`",
         "a share of a chip ([soft-shared chips](spec/vnpu.md#soft-shared-chips))",
-        Outcome.TOLD, "chips are not shared; the pod gets whole ones",
+        Outcome.REFUSED, "chips are not shared by quota; remove these labels to get whole chips, or request a vNPU",
         _any_of(*(_label(f"{_SHARE}{each}") for each in ("policy", "aicoreQuota", "hbmQuota")))),
 )
 # fmt: on
