@@ -102,7 +102,7 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
         chips: the number of its chips, if it is a job of its own; else None.
     """
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
-    if _TOR_AFFINITY not in labels and SUPER_POD_BLOCK not in annotations and NETWORK_TOPOLOGY not in annotations:
+    if _REFUSED_LABELS.isdisjoint(labels) and _REFUSED_ANNOTATIONS.isdisjoint(annotations):
         return None  # called by every decision
     asked = Asking(labels, annotations, chips=chips)
     for row in UNSUPPORTED:
@@ -315,7 +315,9 @@ def _without_blocks(finder: Finder) -> Finder:
     return lambda asked: None if asked.has_blocks else finder(asked)
 
 
-_SHARE: Final = "huawei.com/scheduler.softShareDev."
+_SHARES: Final = tuple(f"huawei.com/scheduler.softShareDev.{each}" for each in ("policy", "aicoreQuota", "hbmQuota"))
+_REFUSED_LABELS: Final = frozenset({_TOR_AFFINITY, *_SHARES})
+_REFUSED_ANNOTATIONS: Final = frozenset({SUPER_POD_BLOCK, NETWORK_TOPOLOGY})
 _FAULTS: Final = (
     "jobs are rescheduled after faults only if the allocator's setting reschedule is on; otherwise the job's own "
     "controller replaces pods that have ended"
@@ -449,6 +451,6 @@ UNSUPPORTED: Final = (
     Unsupported("labels `huawei.com/scheduler.softShareDev.…`",
         "a share of a chip ([soft-shared chips](spec/vnpu.md#soft-shared-chips))",
         Outcome.REFUSED, "chips are not shared by quota; remove these labels to get whole chips, or request a vNPU",
-        _any_of(*(_label(f"{_SHARE}{each}") for each in ("policy", "aicoreQuota", "hbmQuota")))),
+        _any_of(*map(_label, _SHARES))),
 )
 # fmt: on
