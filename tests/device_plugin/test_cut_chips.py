@@ -197,6 +197,26 @@ async def test_a_pod_that_holds_a_chip_as_a_whole_keeps_its_vnpus_from_others(ke
     assert keeping.offered().sent_healthy == 0b01
 
 
+@pytest.mark.parametrize(
+    ("earlier", "size"),
+    [("Ascend910-2c-100-1", TWO_CORES), ("Ascend910-4c-100-0", FOUR_CORES)],
+    ids=["other size", "other chip"],
+)
+async def test_a_vnpu_whose_id_a_pod_holds_under_another_name_is_given_to_none(
+    keeping: Keeping, earlier: str, size: DeviceType
+) -> None:
+    keeping.find()
+    runs = keeping.give("runs", earlier, size)
+    keeping.find({100: "vir04", 101: "vir04"})
+    gone = {earlier: "Removed"}
+    new = {"Ascend910-4c-100-1": "ChipInUse", "Ascend910-4c-101-1": ""}
+    await keeping.until(new if size is TWO_CORES else gone | new, FOUR_CORES)
+    if size is TWO_CORES:
+        await keeping.until(gone, size)
+    keeping.ledgers.deleted(runs)
+    await keeping.until({"Ascend910-4c-100-1": "", "Ascend910-4c-101-1": ""}, FOUR_CORES)
+
+
 async def test_the_node_lists_vnpus_by_name_and_the_next_plugin_reads_them_back(keeping: Keeping) -> None:
     keeping.find({100: "vir02", 101: "vir04"})
     await keeping.until({"Ascend910-0": ""})
