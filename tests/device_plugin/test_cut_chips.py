@@ -258,13 +258,13 @@ async def test_requests_alone_make_no_resource_and_invented_sizes_never_do(keepi
         status=PodStatus(phase="Running", container_statuses=(ContainerStatus("1c"),)),
     )
     keeping.ledgers.applied(runs)
-    assert keeping.ledgers.types.value == ()
+    assert not keeping.ledgers.vnpus
     runs.metadata.annotations[REAL] = names[1]
     keeping.ledgers.applied(runs)
-    assert keeping.ledgers.types.value == (TWO_CORES,)
+    assert list(keeping.ledgers.vnpus) == [TWO_CORES]
     runs.metadata.annotations.update({resource_of(size): name for size, name in zip(sizes, names, strict=True)})
     keeping.ledgers.applied(runs)
-    assert {each.suffix for each in keeping.ledgers.types.value} == {"1c", "2c", "4c", "8c", "16c"}
+    assert {each.suffix for each in keeping.ledgers.vnpus} == {"1c", "2c", "4c", "8c", "16c"}
 
 
 async def test_a_chip_has_the_label_of_a_container_if_only_one_has_a_part_of_it(keeping: Keeping) -> None:
