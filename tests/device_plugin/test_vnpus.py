@@ -279,19 +279,38 @@ async def test_a_pod_that_another_plugin_gave_a_vnpu_keeps_it(folder: Path) -> N
             assert (await whole.claimed("new")).metadata.annotations[KUBELET_IDS] == other
 
 
-async def test_one_size_gives_way_to_another_plugin_and_the_others_are_served(folder: Path) -> None:
+async def test_all_resources_give_way_to_another_plugin_that_serves_one_size(folder: Path) -> None:
     async with whole_node(folder) as whole:
         cut(whole, 1, v100="vir02", v101="vir04")
-        other = await asyncio.start_unix_server(
-            lambda _, writer: writer.close(), whole.node.kubelet.socket_dir / "Ascend910-2c.sock"
-        )
-        async with whole.plugin(WHOLE) as plugin:
-            await until(lambda: offers(whole, FOUR, v101_1="Healthy"))
-            await answers(plugin, "/readyz", 503, "MindCluster's device plugin serves huawei.com/Ascend910-2c")
-            assert whole.node.kubelet.devices(TWO) == {}
+        kubelet = whole.node.kubelet
+
+        async def serve(socket: str) -> asyncio.Server:
+            return await asyncio.start_unix_server(lambda _, writer: writer.close(), kubelet.socket_dir / socket)
+
+        def offers_all() -> bool:
+            return (
+                whole.offers_chips(WHOLE)
+                and offers(whole, TWO, v100_1="Healthy")
+                and offers(whole, FOUR, v101_1="Healthy")
+            )
+
+        other = await serve("Ascend910-2c.sock")
+        plugin = Plugin(whole.settings())
+        async with running(plugin.run()):
+            await until(lambda: plugin.http_address)
+            await answers(plugin, "/readyz", 503, "MindCluster's device plugin serves huawei.com/Ascend910-2c on")
+            assert kubelet.registrations == 0
             other.close()
-            await until(lambda: offers(whole, TWO, v100_1="Healthy"))
+            await until(offers_all)
             await answers(plugin, "/readyz", 200, "")
+            # One of a size that this node has not: pods must not get from it what they get from this plugin.
+            other = await serve("Ascend910-10c.3cpu.16g.ndvpp.sock")
+            await until(lambda: not any(map(kubelet.allocatable, (RESOURCE, TWO, FOUR))))
+            await answers(
+                plugin, "/readyz", 503, "MindCluster's device plugin serves huawei.com/Ascend910-10c.3cpu.16g"
+            )
+            other.close()
+            await until(offers_all)
 
 
 @pytest.mark.parametrize("race", [True, False], ids=["kubelet before 1.37", "kubelet from 1.37"])
