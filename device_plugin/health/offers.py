@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ascend.chips import chip_ids, chip_set
 from ascend.daemon.observable import Observable
+from ascend.vnpus import Vnpu
 from device_plugin.device_types import DeviceType
 from device_plugin.driver import NO_CARD, ChipFacts
 from device_plugin.health.snapshot import Chip, Snapshot, Vnpus
@@ -69,10 +70,13 @@ def _cut(chip: Chip) -> Chip:
 def _vnpus(snapshot: Snapshot, device_type: DeviceType) -> Snapshot:
     found = snapshot.vnpus.get(device_type, Vnpus())
     chips = {chip.chip_id: chip for chip in snapshot.chips}
-    numbers = chip_ids(found.offered)
+    numbers, held = chip_ids(found.offered), _held(snapshot)
     return Snapshot(
         snapshot.server,
-        tuple(_vnpu(snapshot, found, number, chips.get(device_type.chip(number))) for number in numbers),
+        tuple(
+            _under_other_names(_vnpu(snapshot, found, number, chips.get(device_type.chip(number))), device_type, held)
+            for number in numbers
+        ),
         used=found.used,
         running=found.running,
         recovering=chip_set(each for each in numbers if snapshot.recovering >> device_type.chip(each) & 1),
@@ -90,3 +94,21 @@ def _vnpu(snapshot: Snapshot, found: Vnpus, number: int, chip: Chip | None) -> C
         faults = ", ".join(f"{fault.name} ({fault.level.wire})" for fault in vnpu.faults)
         return replace(vnpu, reason="Fault", sentence=faults)
     return vnpu
+
+
+def _held(snapshot: Snapshot) -> dict[int, list[Vnpu]]:
+    """Return the vNPUs that pods were given, by the driver's id; one that was removed and its successor share it."""
+    held: dict[int, list[Vnpu]] = {}
+    for device_type, found in snapshot.vnpus.items():
+        for vnpu in map(device_type.vnpu, chip_ids(found.given)):
+            held.setdefault(vnpu.vdev_id, []).append(vnpu)
+    return held
+
+
+def _under_other_names(chip: Chip, device_type: DeviceType, held: dict[int, list[Vnpu]]) -> Chip:
+    """Return a vNPU as unhealthy if a pod has its device node, which the driver's id names, under another name."""
+    vnpu = device_type.vnpu(chip.chip_id)
+    others = [each.name for each in held.get(vnpu.vdev_id, ()) if each != vnpu]
+    if not others or not chip.healthy:
+        return chip
+    return replace(chip, reason="ChipInUse", sentence=f"a pod holds the vNPU {vnpu.vdev_id} as {others[0]}")

@@ -102,8 +102,14 @@ def believe(pod: NodePod) -> HandOver:
 
 
 def _chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the chips written by the allocator if the kubelet's ledger agrees, else those claimed."""
+    """Return the chips written by the allocator if the kubelet's ledger agrees, else those claimed.
+
+    MindCluster's plugin gives a pod the vNPU that the kubelet has chosen, whatever is written on the pod, and claims
+    nothing (docs/spec/vnpu.md#static-vnpus).
+    """
     ids = {chip for each in held.values() for chip in each}
+    if pod.device_type.suffix and not pod.claimed:
+        return tuple(sorted(ids))
     written = pod.grant.chips if pod.grant is not None and pod.problem is None else None
     if written is not None and ids <= set(written):
         return written

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
-from ascend.annotations import REAL
 from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
+from ascend.vnpus import SUFFIXES
 from device_plugin.device_types import CORES, DeviceType
 from device_plugin.ledger.cores import CoreLedger
 from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
-from device_plugin.ledger.node_pods import NodePods, requested_types
+from device_plugin.ledger.node_pods import NodePods, read_pod, requested_types
+
+_SIZES: Final = frozenset(SUFFIXES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Ledger:
 class Ledgers:
     """All ledgers; a handler for the reflector that watches the node's pods.
 
-    That of a size of vNPUs begins when its first vNPU appears, or a pod that may have one.
+    That of a size of vNPUs begins when its first vNPU appears, or a pod that may have one. Each makes the plugin
+    register a resource.
 
     Args:
         pods: the node's pods, as far as whole chips are concerned.
@@ -91,8 +95,8 @@ class Ledgers:
             self._pods[obj.uid] = obj
             if (ledger := self.vnpus.get(device_type)) is not None:
                 ledger.pods.applied(obj)
-        if requested - self.vnpus.keys() and _may_have_one(obj):
-            for device_type in requested:
+        for device_type in sorted(requested - self.vnpus.keys()):
+            if _may_have_one(obj, device_type):
                 self.serve(device_type)
 
     def deleted(self, obj: Pod) -> None:
@@ -136,6 +140,13 @@ def _requested(pod: Pod) -> set[DeviceType]:
     return {each for each in requested_types(pod) if each.suffix}
 
 
-def _may_have_one(pod: Pod) -> bool:
-    """Return whether the kubelet has admitted a pod, or it has a claim: it may have a vNPU that was removed since."""
-    return pod.is_live and bool(pod.status.container_statuses or pod.metadata.annotations.get(REAL))
+def _may_have_one(pod: Pod, device_type: DeviceType) -> bool:
+    """Return whether a pod may have a vNPU of a size that was removed since.
+
+    One is named on the pod, which the kubelet has admitted or which has a claim. A pod's author can write that too: but
+    only the sizes that the driver makes can have had vNPUs.
+    """
+    if device_type.suffix not in _SIZES:
+        return False
+    read = read_pod(pod, 0, device_type)
+    return read.live and bool(read.real or (read.held and read.past_admission))

@@ -146,7 +146,8 @@ class AdmissionMatcher:
                 if ids is None and (chips := await self._choose(candidate, must_include, None)) is not None:
                     others = [each for each in self._handovers if each.uid != candidate.pod.uid]
                     self._unoffered.note(set(chips) - offered - counted_for(others))
-                    ids = stand_ins(chips, offered, others)
+                    # A vNPU has its own id always: who reads the kubelet's ledger without our claims relies on that.
+                    ids = stand_ins(chips, offered, others) if not self._device_type.suffix else None
         except (AscendError, TimeoutError) as error:
             log.info("no preferred allocation", count=count, error=str(error) or "no pod in time")
             return []
@@ -225,6 +226,11 @@ class AdmissionMatcher:
         known = self._handovers.get(pod.uid)
         kept = known.kept if known is not None else {}
         given = choose(ask, pod.container_requests, chips, kept=kept, must_include=kubelet_ids)
+        if given is None and pod.device_type.suffix:
+            written, chosen = self._device_type.join(chips), self._device_type.join(kubelet_ids)
+            raise Refusal(
+                Reason.CHIP_NOT_FREED, f"{written} is written on the pod, but the kubelet has chosen {chosen}"
+            )
         if given is None:
             given = choose(ask, pod.container_requests, chips, kept=kept)
         if given is None:

@@ -1,9 +1,10 @@
-"""Notices that MindCluster's device plugin serves the same resource on this node.
+"""Notices that MindCluster's device plugin serves whole chips, or vNPUs of any size, on this node.
 
 The kubelet uses whichever plugin has registered last, and says nothing to the other one: its stream stays open, and up
 to 1.36 the end of either stream makes all devices unhealthy (docs/spec/kubelet.md#registration-race). Two plugins that
-take the resource from each other would fail pods all the time. So this one gives way, says so, and registers once the
-other one has ended.
+take the resource from each other would fail pods all the time, and two that serve different types would give a chip
+both whole and in parts. So this one gives way with all its resources, says so, and registers once the other one has
+ended.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from ascend.vnpus import suffix_of
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -33,13 +35,22 @@ def socket_of(device_type: DeviceType) -> str:
 SOCKET = socket_of(WHOLE_CHIPS)
 
 
+def served_on(socket: str) -> DeviceType | None:
+    """The type of devices that MindCluster's plugin serves on a socket of this name; None if it is not one of its."""
+    if socket == SOCKET:
+        return WHOLE_CHIPS
+    suffix = suffix_of(WHOLE_CHIPS.resource + socket.removeprefix(WHOLE_CHIPS.name).removesuffix(".sock"))
+    device_type = DeviceType(suffix) if suffix is not None else WHOLE_CHIPS
+    return device_type if socket == socket_of(device_type) else None
+
+
 class OtherPlugin:
     """The other plugin of the node.
 
     Args:
         directory: the kubelet's device-plugin folder.
         announce: receives a reason (CamelCase), a sentence, and that it is a warning, when another plugin serves.
-        device_type: the type of devices that both would serve.
+        device_type: the type of devices that this plugin would serve; the other one counts whichever it serves.
     """
 
     def __init__(
@@ -48,12 +59,14 @@ class OtherPlugin:
         announce: Callable[[str, str, bool], None],
         device_type: DeviceType = WHOLE_CHIPS,
     ) -> None:
-        self._path = directory / socket_of(device_type)
-        self._resource = device_type.resource
+        self._directory = directory
+        self._device_type = device_type
         self._announce = announce
         self._looked_s = 0.0
         self.problem: str | None = None
         """The sentence about the other plugin; None if there is none."""
+        self.takes_over = False
+        """Whether it serves the very resource, so that the kubelet keeps having devices of it."""
 
     async def serves(self) -> bool:
         """Return whether it serves; looks at most once in ``POLL_S``."""
@@ -61,18 +74,29 @@ class OtherPlugin:
         if now_s < self._looked_s + POLL_S:
             return self.problem is not None
         self._looked_s = now_s
-        if await accepts_connections(self._path):
+        served = await self._served()
+        self.takes_over = served == self._device_type
+        if served is not None:
             if self.problem is None:
+                path = self._directory / socket_of(served)
                 self.problem = (
-                    f"MindCluster's device plugin serves {self._resource} on this node ({self._path}); this plugin "
+                    f"MindCluster's device plugin serves {served.resource} on this node ({path}); this plugin "
                     "does not register while it runs: remove one of the two"
                 )
-                log.warning("another plugin serves the same resource", socket=str(self._path))
+                log.warning("another plugin serves Ascend chips", socket=str(path))
                 self._announce(EVENT, self.problem, True)  # noqa: FBT003 - a warning
         elif self.problem is not None:
-            log.info("the other plugin has ended", socket=str(self._path))
+            log.info("the other plugin has ended")
             self.problem = None
         return self.problem is not None
+
+    async def _served(self) -> DeviceType | None:
+        """Return a type of devices that the other plugin serves, our own if possible; None if it serves none."""
+        found = {served_on(path.name) for path in self._directory.glob(f"{WHOLE_CHIPS.name}*.sock")}
+        for device_type in sorted(filter(None, found), key=lambda each: (each != self._device_type, each)):
+            if await accepts_connections(self._directory / socket_of(device_type)):
+                return device_type
+        return None
 
 
 async def accepts_connections(socket: Path) -> bool:

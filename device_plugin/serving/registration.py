@@ -206,7 +206,8 @@ class Registration:
                 if _identity(path) != own:
                     return "our socket is gone"
                 if await self.others.mindcluster.serves():
-                    if not await self._succession.distinguishes():
+                    # Without a plugin that takes over, the kubelet has to notice the end of the devices.
+                    if self.others.mindcluster.takes_over and not await self._succession.distinguishes():
                         await self._succession.detach(servicer, self._register_failing)
                     return "another plugin serves the resource"
                 if servicer.broken.is_set():

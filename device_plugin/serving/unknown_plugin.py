@@ -22,7 +22,7 @@ from ascend.errors import Unreachable
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.pod_resources import count_healthy
 from device_plugin.kubelet.registrations import Registrations
-from device_plugin.serving.other_plugin import EVENT, OtherPlugin, accepts_connections, socket_of
+from device_plugin.serving.other_plugin import EVENT, OtherPlugin, accepts_connections, served_on
 from device_plugin.serving.sockets import is_own
 from device_plugin.serving.watched_plugins import WatchedPlugins
 
@@ -137,7 +137,7 @@ class UnknownPlugin:
         if not self._has_another(found):
             return
         sockets = await self._sockets()
-        if socket_of(self._device_type) in sockets:
+        if any(served_on(each) is not None for each in sockets):
             return  # OtherPlugin sees it
         self._say(f"{_named(sockets)} in {self._directory}")
 

@@ -11,14 +11,16 @@ from ascend.daemon.observable import Observable
 from ascend.errors import Refusal, TimedOut, Unreachable
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from device_plugin.health.snapshot import Snapshot
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType
+from device_plugin.driver import ChipFacts
+from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.kubelet.pods_api import DEADLINE_S
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.pods.admission_matcher import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.container_edits import ContainerEdits, make_edits
-from tests.device_plugin.builders import pod, snapshot
+from tests.device_plugin.builders import pod, server, snapshot, vnpu_pod
 
 pytestmark = pytest.mark.looptime
 
@@ -28,8 +30,8 @@ ALL = [chip_name(chip_id) for chip_id in range(8)]
 class ShownPods(NodePods):
     """The pods that the watch shows, and their objects."""
 
-    def __init__(self, on_gone: Callable[[str], None]) -> None:
-        super().__init__(on_gone)
+    def __init__(self, on_gone: Callable[[str], None], device_type: DeviceType) -> None:
+        super().__init__(on_gone, device_type)
         self.objects: dict[str, Pod] = {}
 
     def applied(self, obj: Pod) -> None:
@@ -50,10 +52,10 @@ class Node:
         asked: who was asked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: DeviceType = WHOLE_CHIPS) -> None:
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
         self.handovers = HandOvers()
-        self.pods = ShownPods(self.handovers.drop)
+        self.pods = ShownPods(self.handovers.drop, device_type)
         self.kubelet: Iterable[Pod] | None = self.pods.objects.values()
         self.api: Iterable[Pod] = ()
         self.asked: list[str] = []
@@ -159,6 +161,22 @@ async def test_a_guessed_preference_is_checked_with_the_kubelet_at_allocate() ->
     node.kubelet = [late]
     given = (await node.matcher.allocate(preferred)).handover
     assert (given.pod, given.chips) == ("default/late", (2, 3))
+
+
+async def test_a_vnpu_is_given_under_its_own_id_only() -> None:
+    two = DeviceType("2c")
+    node = Node(two)
+    names = [f"Ascend910-2c-{vdev_id}-1" for vdev_id in (100, 101)]
+    written, other = map(two.parse, names)
+    node.snapshots.set(Snapshot(server(), tuple(Chip(ChipFacts(number)) for number in (written, other))))
+    # A pod of another plugin has "other", and the kubelet counts the written one for it.
+    node.handovers.add(HandOver("uid-foreign", "default/foreign", (other,), (written,)))
+    node.pods.applied(vnpu_pod("one", names[0]))
+    assert await node.matcher.prefer([names[1]], [], 1) == []
+    with pytest.raises(Refusal, match=f"{names[0]} is written on the pod, but the kubelet has chosen {names[1]}") as it:
+        await node.matcher.allocate([names[1]])
+    assert it.value.reason is Reason.CHIP_NOT_FREED
+    assert node.claimed == []
 
 
 async def test_other_ids_of_the_kubelet_give_the_written_chips_and_are_recorded() -> None:

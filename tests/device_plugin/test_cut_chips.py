@@ -5,9 +5,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ascend.annotations import BASE_DEVICE_INFOS
+from ascend.annotations import BASE_DEVICE_INFOS, REAL
 from ascend.daemon.observable import Observable
-from ascend.kube.objects import Metadata, Node, Pod
+from ascend.kube.objects import (
+    Container,
+    ContainerStatus,
+    Metadata,
+    Node,
+    Pod,
+    PodSpec,
+    PodStatus,
+    Resources,
+)
+from ascend.vnpus import resource_of
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import present_moment
 from device_plugin.device_types import MAX_VDEV_ID, WHOLE_CHIPS, DeviceType
@@ -187,6 +197,26 @@ async def test_a_pod_that_holds_a_chip_as_a_whole_keeps_its_vnpus_from_others(ke
     assert keeping.offered().sent_healthy == 0b01
 
 
+@pytest.mark.parametrize(
+    ("earlier", "size"),
+    [("Ascend910-2c-100-1", TWO_CORES), ("Ascend910-4c-100-0", FOUR_CORES)],
+    ids=["other size", "other chip"],
+)
+async def test_a_vnpu_whose_id_a_pod_holds_under_another_name_is_given_to_none(
+    keeping: Keeping, earlier: str, size: DeviceType
+) -> None:
+    keeping.find()
+    runs = keeping.give("runs", earlier, size)
+    keeping.find({100: "vir04", 101: "vir04"})
+    gone = {earlier: "Removed"}
+    new = {"Ascend910-4c-100-1": "ChipInUse", "Ascend910-4c-101-1": ""}
+    await keeping.until(new if size is TWO_CORES else gone | new, FOUR_CORES)
+    if size is TWO_CORES:
+        await keeping.until(gone, size)
+    keeping.ledgers.deleted(runs)
+    await keeping.until({"Ascend910-4c-100-1": "", "Ascend910-4c-101-1": ""}, FOUR_CORES)
+
+
 async def test_the_node_lists_vnpus_by_name_and_the_next_plugin_reads_them_back(keeping: Keeping) -> None:
     keeping.find({100: "vir02", 101: "vir04"})
     await keeping.until({"Ascend910-0": ""})
@@ -214,6 +244,27 @@ async def test_an_annotation_alone_takes_no_chip_out_of_use(keeping: Keeping) ->
     keeping.give("runs", "Ascend910-4c-100-1", FOUR_CORES)
     await keeping.until({"Ascend910-4c-100-1": "Removed"}, FOUR_CORES)
     assert keeping.health()["Ascend910-1"] == "CutIntoVirtual"
+
+
+async def test_requests_alone_make_no_resource_and_invented_sizes_never_do(keeping: Keeping) -> None:
+    keeping.find()
+    await keeping.until({"Ascend910-0": "", "Ascend910-1": ""})
+    sizes = [f"{cores}c" for cores in range(1, 100)]
+    names = [f"Ascend910-{size}-100-1" for size in sizes]
+    containers = tuple(Container(size, Resources(limits={resource_of(size): "1"})) for size in sizes)
+    runs = Pod(
+        metadata=Metadata(name="runs", namespace="default", uid="uid-runs"),
+        spec=PodSpec(node_name="n1", containers=containers),
+        status=PodStatus(phase="Running", container_statuses=(ContainerStatus("1c"),)),
+    )
+    keeping.ledgers.applied(runs)
+    assert not keeping.ledgers.vnpus
+    runs.metadata.annotations[REAL] = names[1]
+    keeping.ledgers.applied(runs)
+    assert list(keeping.ledgers.vnpus) == [TWO_CORES]
+    runs.metadata.annotations.update({resource_of(size): name for size, name in zip(sizes, names, strict=True)})
+    keeping.ledgers.applied(runs)
+    assert {each.suffix for each in keeping.ledgers.vnpus} == {"1c", "2c", "4c", "8c", "16c"}
 
 
 async def test_a_chip_has_the_label_of_a_container_if_only_one_has_a_part_of_it(keeping: Keeping) -> None:

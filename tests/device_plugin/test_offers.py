@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend.chips import ChipSet, chip_set
+from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.driver import ChipFacts, ChipState, VirtualNpu
@@ -79,6 +79,15 @@ def test_no_chip_is_given_to_new_pods_both_whole_and_in_parts(site: Site) -> Non
     assert not parts & site.snapshot.held_whole
     assert not whole & site.present
     assert not make_report(site.snapshot, 1).free & (site.present | parts)
+
+
+@given(sites())
+def test_no_id_of_a_vnpu_is_given_to_new_pods_while_a_pod_has_it_under_another_name(site: Site) -> None:
+    for device_type in TEMPLATES.values():
+        free = {device_type.vnpu(number) for number in chip_ids(site.free(device_type))}
+        for other, found in site.snapshot.vnpus.items():
+            given_out = {other.vnpu(number) for number in chip_ids(found.given)}
+            assert not {each.vdev_id for each in free} & {each.vdev_id for each in given_out}
 
 
 @given(sites())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
+from ascend.annotations import ALLOCATED, CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
 from ascend.chips import RESOURCE, join_names
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS, Pod
@@ -19,7 +19,7 @@ from device_plugin.metrics import Metrics
 from device_plugin.pods import reconciler as reconcile_module
 from device_plugin.pods.reconciler import Reconciler
 from tests.device_plugin.api import running, until
-from tests.device_plugin.builders import pod
+from tests.device_plugin.builders import pod, vnpu_pod
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written
 from tests.sandbox.kubelet.peer import Plugin as Peer
 
@@ -291,6 +291,19 @@ async def test_a_pod_with_chips_for_an_init_container_only_is_restored(folder: P
             one = await whole.claimed("only-init")
             assert written(one, REAL) == written(one, KUBELET_IDS) == 0b11_0000
             assert [each.chips for each in plugin.handovers] == [(5, 4)]
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["MindCluster's", "ours"])
+def test_a_vnpu_without_our_claim_is_the_one_that_the_kubelet_has_chosen(*, claimed: bool) -> None:
+    two = DeviceType("2c")
+    written, chosen = (two.parse(f"Ascend910-2c-{vdev_id}-1") for vdev_id in (100, 101))
+    runs = vnpu_pod("old", two.device_name(written), started=True)
+    if claimed:
+        runs.metadata.annotations.update({REAL: two.device_name(written), PREDICATE_TIME: str(CLAIMED)})
+    handover = adopt(read_pod(runs, 1, two), {"main": (chosen,)}, {}, admitted=True)
+    has = written if claimed else chosen
+    assert (handover.chips, handover.kubelet_ids) == ((has,), (chosen,))
+    assert [(part.chips, part.kubelet_ids) for part in handover.parts] == [((has,), (chosen,))]
 
 
 async def test_chips_of_another_container_are_distinguished_on_restore(folder: Path) -> None:

@@ -259,36 +259,58 @@ async def test_a_removed_vnpu_stays_with_its_pod_over_a_restart(folder: Path) ->
 
 
 async def test_a_pod_that_another_plugin_gave_a_vnpu_keeps_it(folder: Path) -> None:
-    """MindCluster's plugin takes the kubelet's choice, and writes none of our annotations."""
+    """MindCluster's plugin takes the kubelet's choice, whatever is written, and writes none of our annotations."""
     async with whole_node(folder) as whole:
         cut(whole, 1, v100="vir02", v101="vir02")
         async with whole.plugin(WHOLE, choose_chips=True):
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
             await bind(whole, "old", TWO)
             device = (await whole.claimed("old")).metadata.annotations[REAL]
-        lost = dict.fromkeys((REAL, KUBELET_IDS, CONFIGURATION, PREDICATE_TIME))
-        await whole.client.patch(PODS, "old", {"metadata": {"annotations": lost}}, namespace="default")
+        (other,) = {"Ascend910-2c-100-1", "Ascend910-2c-101-1"} - {device}
+        as_it_was = {**dict.fromkeys((REAL, KUBELET_IDS, CONFIGURATION)), PREDICATE_TIME: "1", TWO: other}
+        await whole.client.patch(PODS, "old", {"metadata": {"annotations": as_it_was}}, namespace="default")
         await until(lambda: (found := whole.find("old")) is not None and REAL not in found.metadata.annotations)
         async with whole.plugin(WHOLE):
             assert (await whole.claimed("old")).metadata.annotations[REAL] == device
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
-            await bind(whole, "new", TWO, device)
-            assert f"ChipHeld: {device} is held by pod default/old" in await failure(whole, "new")
+            await bind(whole, "wrong", TWO, device)
+            assert f"ChipHeld: {device} is held by pod default/old" in await failure(whole, "wrong")
+            await bind(whole, "new", TWO, other)
+            assert (await whole.claimed("new")).metadata.annotations[KUBELET_IDS] == other
 
 
-async def test_one_size_gives_way_to_another_plugin_and_the_others_are_served(folder: Path) -> None:
+async def test_all_resources_give_way_to_another_plugin_that_serves_one_size(folder: Path) -> None:
     async with whole_node(folder) as whole:
         cut(whole, 1, v100="vir02", v101="vir04")
-        other = await asyncio.start_unix_server(
-            lambda _, writer: writer.close(), whole.node.kubelet.socket_dir / "Ascend910-2c.sock"
-        )
-        async with whole.plugin(WHOLE) as plugin:
-            await until(lambda: offers(whole, FOUR, v101_1="Healthy"))
-            await answers(plugin, "/readyz", 503, "MindCluster's device plugin serves huawei.com/Ascend910-2c")
-            assert whole.node.kubelet.devices(TWO) == {}
+        kubelet = whole.node.kubelet
+
+        async def serve(socket: str) -> asyncio.Server:
+            return await asyncio.start_unix_server(lambda _, writer: writer.close(), kubelet.socket_dir / socket)
+
+        def offers_all() -> bool:
+            return (
+                whole.offers_chips(WHOLE)
+                and offers(whole, TWO, v100_1="Healthy")
+                and offers(whole, FOUR, v101_1="Healthy")
+            )
+
+        other = await serve("Ascend910-2c.sock")
+        plugin = Plugin(whole.settings())
+        async with running(plugin.run()):
+            await until(lambda: plugin.http_address)
+            await answers(plugin, "/readyz", 503, "MindCluster's device plugin serves huawei.com/Ascend910-2c on")
+            assert kubelet.registrations == 0
             other.close()
-            await until(lambda: offers(whole, TWO, v100_1="Healthy"))
+            await until(offers_all)
             await answers(plugin, "/readyz", 200, "")
+            # One of a size that this node has not: pods must not get from it what they get from this plugin.
+            other = await serve("Ascend910-10c.3cpu.16g.ndvpp.sock")
+            await until(lambda: not any(map(kubelet.allocatable, (RESOURCE, TWO, FOUR))))
+            await answers(
+                plugin, "/readyz", 503, "MindCluster's device plugin serves huawei.com/Ascend910-10c.3cpu.16g"
+            )
+            other.close()
+            await until(offers_all)
 
 
 @pytest.mark.parametrize("race", [True, False], ids=["kubelet before 1.37", "kubelet from 1.37"])
