@@ -102,20 +102,24 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
 def _vnpus_left(record: NodeRecord, server: Server, excluded: ChipSet) -> VnpusLeft:
     held: set[Vnpu] = set()
     counted: Counter[str] = Counter()
-    unknown = []
+    unknown: dict[str, str] = {}
     for holding in record.holdings.values():
         excluded |= holding.chips
         held.update(holding.vnpus)
         counted.update(holding.counted_vnpus)
         if holding.unknown_vnpus is not None:
-            unknown.append(holding.unknown_vnpus)
+            known = Counter(each.suffix for each in holding.vnpus)
+            # A pod of a size that the node does not have runs without any: the kubelet ignores unknown resources.
+            for suffix, number in holding.counted_vnpus.items():
+                if known[suffix] < number:
+                    unknown[suffix] = min(holding.unknown_vnpus, unknown.get(suffix, holding.unknown_vnpus))
     return vnpus_left(
         server.vnpus,
         excluded=excluded,
         held=held,
         counted=counted,
         allocatable=server.allocatable_vnpus,
-        unknown=min(unknown, default=""),
+        unknown=unknown,
     )
 
 

@@ -118,6 +118,19 @@ def test_a_pod_of_unknown_vnpu_closes_the_parts_of_its_node_only() -> None:
     assert place(world, "p") == ("n1", "Ascend910-2c-101-0")
 
 
+def test_a_pod_of_unknown_vnpu_closes_only_those_of_its_size() -> None:
+    world = World()
+    world.add(cut_node("n1", [*cut([0], "2c"), *cut([1], "4c", parts=2, first=200)]))
+    world.add(vnpu_pod("foreign", "7c", node="n1", phase="Running"))
+    assert place(world, "p") == ("n1", "Ascend910-2c-100-0")
+    world.add(vnpu_pod("lost", "4c", node="n1", phase="Running"))
+    assert world.refusal(vnpu_pod("q", "4c"), ["n1"]).message == (
+        "the free vNPUs Ascend910-4c are unknown: "
+        "pod default/lost is bound with 1 vNPU Ascend910-4c, but no annotation names it"
+    )
+    assert place(world, "r") == ("n1", "Ascend910-2c-101-0")
+
+
 def test_a_chip_is_not_free_while_a_pod_has_a_part_of_it() -> None:
     # It was cut, and is whole again in the annotation.
     world = World()
