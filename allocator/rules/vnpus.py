@@ -62,13 +62,13 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
     used: tuple[tuple[int, int], ...]
     sizes: tuple[Size, ...]
 
-    def without(self, taken: Collection[Vnpu]) -> "VnpusLeft":
-        """What is left after these were taken as well."""
+    def without(self, taken: Collection[Vnpu], chips: ChipSet = 0) -> "VnpusLeft":
+        """What is left after these were taken as well, and these chips as a whole."""
         used = Counter(dict(self.used))
         used.update(each.chip for each in taken)
         requested = Counter(each.suffix for each in taken)
         return VnpusLeft(
-            tuple(each for each in self.free if each not in taken),
+            _free(self.free, taken, chips),
             tuple(sorted(used.items())),
             tuple(each._replace(room=max(each.room - requested[each.suffix], 0)) for each in self.sizes),
         )
@@ -91,6 +91,15 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
             return Refusal(Reason.NO_ROOM_AT_KUBELET, sentence)
         best = min(fitting, key=lambda each: (-used.get(each.chip, 0), left[each.chip], each.chip, each.vdev_id))
         return ChosenVnpu(best, used.get(best.chip, 0), sum(used.values()))
+
+
+def _free(vnpus: Iterable[Vnpu], taken: Iterable[Vnpu], chips: ChipSet) -> tuple[Vnpu, ...]:
+    """The vNPUs that are neither taken nor on these chips.
+
+    After a chip was cut anew, the driver uses vdev ids again: a vNPU of another size or chip is the same device.
+    """
+    ids = {each.vdev_id for each in taken}
+    return tuple(each for each in vnpus if each.vdev_id not in ids and not chips >> each.chip & 1)
 
 
 def no_such_vnpu(suffix: str, there: Iterable[str]) -> Refusal:
@@ -131,5 +140,4 @@ def vnpus_left(
         room = max(allocatable.get(suffix, 0) - counted.get(suffix, 0), 0)
         sizes.append(Size(suffix, numbers[suffix], min(room, numbers[suffix]), unknown.get(suffix, "")))
     used = Counter(each.chip for each in held if not excluded >> each.chip & 1)
-    free = tuple(each for each in healthy if each not in held)
-    return VnpusLeft(free, tuple(sorted(used.items())), tuple(sizes))
+    return VnpusLeft(_free(healthy, held, 0), tuple(sorted(used.items())), tuple(sizes))

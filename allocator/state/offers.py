@@ -29,14 +29,15 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
     idle = record.idle if record.idle is not None else _assess_idle(record)
     if isinstance(idle, Refusal):
         return idle
-    taken, room, vnpus = 0, record.room, list[Vnpu]()
+    taken, whole, room, vnpus = 0, 0, record.room, list[Vnpu]()
     for uid, take in reserved.items():
         if uid not in record.holdings:
-            taken |= take.chip_set
+            whole |= take.chip_set
             room -= len(take.chips)
             if take.vnpu is not None:
                 vnpus.append(take.vnpu)
                 taken |= 1 << take.vnpu.chip  # which may no longer be cut
+    taken |= whole
     if not taken and not promised:
         return idle
     free = idle.free & ~taken
@@ -53,7 +54,8 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
         sub_healthy=idle.sub_healthy,
         kept=kept,
         keeper=keeper if kept else "",
-        vnpus=idle.vnpus.without(vnpus) if idle.vnpus is not None and vnpus else idle.vnpus,
+        # A chip that was reserved as a whole may have been cut since.
+        vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None and taken else idle.vnpus,
     )
 
 

@@ -145,6 +145,29 @@ def test_a_chip_is_not_free_while_a_pod_has_a_part_of_it() -> None:
     assert world.engine.filter(vnpu_pod("p")).refused["n2"].reason is Reason.NO_FREE_VNPU
 
 
+@pytest.mark.parametrize("recut", [Vnpu("2c", 2, 100), Vnpu("4c", 1, 100)])
+def test_a_vdev_id_that_is_used_again_is_not_free_while_a_pod_has_it(recut: Vnpu) -> None:
+    old, other = Vnpu("2c", 1, 100), Vnpu(recut.suffix, recut.chip, 101)
+    world = World()
+    world.add(cut_node("n1", [recut, other]), vnpu_pod("old", vnpu=old, node="n1"))
+    assert place(world, "p", recut.suffix) == ("n1", other.name)
+    # The same while it is only reserved.
+    world = World()
+    world.add(cut_node("n1", [old]))
+    world.engine.place(vnpu_pod("old"))
+    world.add(cut_node("n1", [recut, other]))
+    assert place(world, "p", recut.suffix) == ("n1", other.name)
+
+
+def test_no_part_is_given_of_a_chip_that_is_reserved_as_a_whole() -> None:
+    world = World()
+    world.add(cut_node("n1", []))
+    assert world.engine.place(pod("whole", 4)).take.chips == (0, 1, 2, 3)
+    world.add(cut_node("n1", cut([1, 5], parts=1)))
+    assert place(world, "p") == ("n1", "Ascend910-2c-101-5")
+    assert world.engine.filter(vnpu_pod("q")).refused["n1"].reason is Reason.NO_FREE_VNPU
+
+
 @pytest.mark.parametrize(
     ("annotations", "labels", "reason", "words"),
     [
@@ -268,11 +291,12 @@ def test_the_note_to_the_next_leader_has_vnpus() -> None:
     world.ledger.advance("uid-p", Stage.DOUBTFUL, predicate_time=5)
     note = HandOver(world.cluster, world.ledger).write()
     assert note is not None
-    for held, read in ((None, 1), (made.take.vnpu, 0)):
+    assert made.take.vnpu is not None
+    for held, read in ((None, 1), (made.take.vnpu, 0), (Vnpu("4c", 1, made.take.vnpu.vdev_id), 0)):
         successor = World()
         successor.add(cut_node("n1", cut([0], parts=2)), vnpu_pod("p"))
         if held is not None:
-            successor.add(vnpu_pod("q", vnpu=held, node="n1"))
+            successor.add(vnpu_pod("q", held.suffix, vnpu=held, node="n1"))
         taken = HandOver(successor.cluster, successor.ledger).read(note)
         assert [(each.take, each.predicate_time) for each in taken] == [(made.take, 5)] * read
     with pytest.raises(ValueError, match="not a vNPU name"):
