@@ -124,8 +124,9 @@ class HandOver:
         others = [take for uid, take in self._ledger.on(each.node).items() if uid != each.uid]
         take = each.take
         if take.vnpu is not None:
-            held = {vnpu for holding in record.holdings.values() for vnpu in holding.vnpus}
-            return take.vnpu not in held and take not in others
+            held = {vnpu.vdev_id for holding in record.holdings.values() for vnpu in holding.vnpus}
+            held |= {other.vnpu.vdev_id for other in others if other.vnpu is not None}
+            return take.vnpu.vdev_id not in held
         whole = record.held | functools.reduce(operator.or_, (other.chip_set for other in others), 0)
         if take.cut is not None:
             held_cuts = [cut for holding in record.holdings.values() for cut in holding.cuts]

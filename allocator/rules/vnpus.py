@@ -7,6 +7,7 @@ choice to the kubelet (docs/spec/vnpu.md#static-vnpus).
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -25,11 +26,13 @@ class Size(NamedTuple):
         suffix: the size, as in the name of its resource.
         healthy: how many are on healthy chips.
         room: how many more the kubelet would admit.
+        unknown: why it is unknown which of them are free, a sentence; empty if it is known.
     """
 
     suffix: str
     healthy: int
     room: int
+    unknown: str = ""
 
 
 class ChosenVnpu(NamedTuple):
@@ -53,24 +56,21 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
         free: those that are on healthy chips and neither held nor reserved, in order.
         used: by chip, how many of its vNPUs are held or reserved; without chips of which none is.
         sizes: the sizes that the node has, in order.
-        unknown: why it is unknown which are free, a sentence; empty if it is known.
     """
 
     free: tuple[Vnpu, ...]
     used: tuple[tuple[int, int], ...]
     sizes: tuple[Size, ...]
-    unknown: str = ""
 
-    def without(self, taken: Collection[Vnpu]) -> "VnpusLeft":
-        """What is left after these were taken as well."""
+    def without(self, taken: Collection[Vnpu], chips: ChipSet = 0) -> "VnpusLeft":
+        """What is left after these were taken as well, and these chips as a whole."""
         used = Counter(dict(self.used))
         used.update(each.chip for each in taken)
         requested = Counter(each.suffix for each in taken)
         return VnpusLeft(
-            tuple(each for each in self.free if each not in taken),
+            _free(self.free, taken, chips),
             tuple(sorted(used.items())),
             tuple(each._replace(room=max(each.room - requested[each.suffix], 0)) for each in self.sizes),
-            self.unknown,
         )
 
     def choose(self, suffix: str) -> ChosenVnpu | Refusal:
@@ -78,8 +78,9 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
         size = next((each for each in self.sizes if each.suffix == suffix), None)
         if size is None:
             return no_such_vnpu(suffix, [each.suffix for each in self.sizes])
-        if self.unknown:
-            return Refusal(Reason.UNREADABLE_POD, f"the free vNPUs are unknown: {self.unknown}")
+        if size.unknown:
+            sentence = f"the free vNPUs {device_type(suffix)} are unknown: {size.unknown}"
+            return Refusal(Reason.UNREADABLE_POD, sentence)
         used, left = dict(self.used), Counter(each.chip for each in self.free)
         fitting = [each for each in self.free if each.suffix == suffix]
         if not fitting:
@@ -90,6 +91,15 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
             return Refusal(Reason.NO_ROOM_AT_KUBELET, sentence)
         best = min(fitting, key=lambda each: (-used.get(each.chip, 0), left[each.chip], each.chip, each.vdev_id))
         return ChosenVnpu(best, used.get(best.chip, 0), sum(used.values()))
+
+
+def _free(vnpus: Iterable[Vnpu], taken: Iterable[Vnpu], chips: ChipSet) -> tuple[Vnpu, ...]:
+    """The vNPUs that are neither taken nor on these chips.
+
+    After a chip was cut anew, the driver uses vdev ids again: a vNPU of another size or chip is the same device.
+    """
+    ids = {each.vdev_id for each in taken}
+    return tuple(each for each in vnpus if each.vdev_id not in ids and not chips >> each.chip & 1)
 
 
 def no_such_vnpu(suffix: str, there: Iterable[str]) -> Refusal:
@@ -111,7 +121,7 @@ def vnpus_left(
     held: Collection[Vnpu],
     counted: Mapping[str, int],
     allocatable: Mapping[str, int],
-    unknown: str = "",
+    unknown: Mapping[str, str] = MappingProxyType({}),
 ) -> VnpusLeft:
     """What a node has left of its vNPUs beside its pods.
 
@@ -121,14 +131,13 @@ def vnpus_left(
         held: the vNPUs of its pods.
         counted: by size, how many the kubelet counts for its pods.
         allocatable: by size, how many the kubelet has in all.
-        unknown: why it is unknown which are free, a sentence; empty if it is known.
+        unknown: by size, why it is unknown which are free, a sentence.
     """
     healthy = sorted(each for each in vnpus if not excluded >> each.chip & 1)
     numbers = Counter(each.suffix for each in healthy)
-    sizes = (
-        Size(suffix, numbers[suffix], min(max(allocatable.get(suffix, 0) - counted.get(suffix, 0), 0), numbers[suffix]))
-        for suffix in sorted({each.suffix for each in vnpus})
-    )
+    sizes = []
+    for suffix in sorted({each.suffix for each in vnpus}):
+        room = max(allocatable.get(suffix, 0) - counted.get(suffix, 0), 0)
+        sizes.append(Size(suffix, numbers[suffix], min(room, numbers[suffix]), unknown.get(suffix, "")))
     used = Counter(each.chip for each in held if not excluded >> each.chip & 1)
-    free = tuple(each for each in healthy if each not in held)
-    return VnpusLeft(free, tuple(sorted(used.items())), tuple(sizes), unknown)
+    return VnpusLeft(_free(healthy, held, 0), tuple(sorted(used.items())), tuple(sizes))

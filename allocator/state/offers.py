@@ -31,13 +31,14 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
     idle = record.idle if record.idle is not None else _assess_idle(record)
     if isinstance(idle, Refusal):
         return idle
-    taken, room, vnpus, cores = 0, record.room, list[Vnpu](), idle.cores
+    taken, whole, room, vnpus, cores = 0, 0, record.room, list[Vnpu](), idle.cores
     for uid, take in reserved.items():
         if uid not in record.holdings:
             if cores is not None:
                 free = idle.free & ~taken
                 cores = cores.without_cores(take.cores) if take.cut is None else cores.without(take.cut, free)
             taken |= take.occupied  # a chip that was cut beforehand may no longer be
+            whole |= take.chip_set
             room -= len(take.chips)
             if take.vnpu is not None:
                 vnpus.append(take.vnpu)
@@ -57,7 +58,8 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
         sub_healthy=idle.sub_healthy,
         kept=kept,
         keeper=keeper if kept else "",
-        vnpus=idle.vnpus.without(vnpus) if idle.vnpus is not None and vnpus else idle.vnpus,
+        # A chip that was reserved as a whole may have been cut since.
+        vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None and taken else idle.vnpus,
         cores=cores,
     )
 
@@ -126,20 +128,24 @@ def _cores_left(record: NodeRecord, server: Server, excluded: ChipSet) -> CoresL
 def _vnpus_left(record: NodeRecord, server: Server, excluded: ChipSet) -> VnpusLeft:
     held: set[Vnpu] = set()
     counted: Counter[str] = Counter()
-    unknown = []
+    unknown: dict[str, str] = {}
     for holding in record.holdings.values():
         excluded |= holding.chips
         held.update(holding.vnpus)
         counted.update(holding.counted_vnpus)
         if holding.unknown_vnpus is not None:
-            unknown.append(holding.unknown_vnpus)
+            known = Counter(each.suffix for each in holding.vnpus)
+            # A pod of a size that the node does not have runs without any: the kubelet ignores unknown resources.
+            for suffix, number in holding.counted_vnpus.items():
+                if known[suffix] < number:
+                    unknown[suffix] = min(holding.unknown_vnpus, unknown.get(suffix, holding.unknown_vnpus))
     return vnpus_left(
         server.vnpus,
         excluded=excluded,
         held=held,
         counted=counted,
         allocatable=server.allocatable_vnpus,
-        unknown=min(unknown, default=""),
+        unknown=unknown,
     )
 
 

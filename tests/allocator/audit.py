@@ -220,7 +220,7 @@ def _reservation(reservation: Reservation, cluster: Cluster, ledger: Ledger) -> 
 
 def _twice(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Difference]:
     taken: ChipSet = 0
-    parts: set[Vnpu] = set()
+    parts: dict[int, Vnpu] = {}  # by vdev id, which is the device
     yield from _overfull(record, reserved)
     # A pod that is seen to hold chips counts once, with these.
     devices_of = {
@@ -228,11 +228,12 @@ def _twice(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Differe
     }
     devices_of |= {uid: (holding.chips, set(holding.vnpus)) for uid, holding in record.holdings.items()}
     for uid, (chips, vnpus) in sorted(devices_of.items()):
-        if (taken & chips) or (parts & vnpus):
-            names = ",".join((*map(chip_name, chip_ids(taken & chips)), *(each.name for each in sorted(parts & vnpus))))
+        both = sorted(each for each in vnpus if each.vdev_id in parts)
+        if (taken & chips) or both:
+            names = ",".join((*map(chip_name, chip_ids(taken & chips)), *(each.name for each in both)))
             yield Difference(f"node {record.name}", f"chips of pod {uid}", f"{names}, assigned twice", "assigned once")
         taken |= chips
-        parts |= vnpus
+        parts |= {each.vdev_id: each for each in vnpus}
 
 
 def _overfull(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Difference]:

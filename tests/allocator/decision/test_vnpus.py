@@ -118,6 +118,19 @@ def test_a_pod_of_unknown_vnpu_closes_the_parts_of_its_node_only() -> None:
     assert place(world, "p") == ("n1", "Ascend910-2c-101-0")
 
 
+def test_a_pod_of_unknown_vnpu_closes_only_those_of_its_size() -> None:
+    world = World()
+    world.add(cut_node("n1", [*cut([0], "2c"), *cut([1], "4c", parts=2, first=200)]))
+    world.add(vnpu_pod("foreign", "7c", node="n1", phase="Running"))
+    assert place(world, "p") == ("n1", "Ascend910-2c-100-0")
+    world.add(vnpu_pod("lost", "4c", node="n1", phase="Running"))
+    assert world.refusal(vnpu_pod("q", "4c"), ["n1"]).message == (
+        "the free vNPUs Ascend910-4c are unknown: "
+        "pod default/lost is bound with 1 vNPU Ascend910-4c, but no annotation names it"
+    )
+    assert place(world, "r") == ("n1", "Ascend910-2c-101-0")
+
+
 def test_a_chip_is_not_free_while_a_pod_has_a_part_of_it() -> None:
     # It was cut, and is whole again in the annotation.
     world = World()
@@ -130,6 +143,29 @@ def test_a_chip_is_not_free_while_a_pod_has_a_part_of_it() -> None:
     # It was whole, and is cut now.
     world.add(cut_node("n2", cut([1])), pod("whole", 1, node="n2", chips=[1]))
     assert world.engine.filter(vnpu_pod("p")).refused["n2"].reason is Reason.NO_FREE_VNPU
+
+
+@pytest.mark.parametrize("recut", [Vnpu("2c", 2, 100), Vnpu("4c", 1, 100)])
+def test_a_vdev_id_that_is_used_again_is_not_free_while_a_pod_has_it(recut: Vnpu) -> None:
+    old, other = Vnpu("2c", 1, 100), Vnpu(recut.suffix, recut.chip, 101)
+    world = World()
+    world.add(cut_node("n1", [recut, other]), vnpu_pod("old", vnpu=old, node="n1"))
+    assert place(world, "p", recut.suffix) == ("n1", other.name)
+    # The same while it is only reserved.
+    world = World()
+    world.add(cut_node("n1", [old]))
+    world.engine.place(vnpu_pod("old"))
+    world.add(cut_node("n1", [recut, other]))
+    assert place(world, "p", recut.suffix) == ("n1", other.name)
+
+
+def test_no_part_is_given_of_a_chip_that_is_reserved_as_a_whole() -> None:
+    world = World()
+    world.add(cut_node("n1", []))
+    assert world.engine.place(pod("whole", 4)).take.chips == (0, 1, 2, 3)
+    world.add(cut_node("n1", cut([1, 5], parts=1)))
+    assert place(world, "p") == ("n1", "Ascend910-2c-101-5")
+    assert world.engine.filter(vnpu_pod("q")).refused["n1"].reason is Reason.NO_FREE_VNPU
 
 
 @pytest.mark.parametrize(
@@ -255,11 +291,12 @@ def test_the_note_to_the_next_leader_has_vnpus() -> None:
     world.ledger.advance("uid-p", Stage.DOUBTFUL, predicate_time=5)
     note = HandOver(world.cluster, world.ledger).write()
     assert note is not None
-    for held, read in ((None, 1), (made.take.vnpu, 0)):
+    assert made.take.vnpu is not None
+    for held, read in ((None, 1), (made.take.vnpu, 0), (Vnpu("4c", 1, made.take.vnpu.vdev_id), 0)):
         successor = World()
         successor.add(cut_node("n1", cut([0], parts=2)), vnpu_pod("p"))
         if held is not None:
-            successor.add(vnpu_pod("q", vnpu=held, node="n1"))
+            successor.add(vnpu_pod("q", held.suffix, vnpu=held, node="n1"))
         taken = HandOver(successor.cluster, successor.ledger).read(note)
         assert [(each.take, each.predicate_time) for each in taken] == [(made.take, 5)] * read
     with pytest.raises(ValueError, match="not a vNPU name"):

@@ -1,5 +1,8 @@
 """No vNPU is given twice, whatever happens in whatever order."""
 
+import functools
+import operator
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -14,6 +17,8 @@ from tests.allocator.builders import World, pod, report
 from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 NODES = {"n1": [*cut([0, 1], parts=2), *cut([2], "4c", parts=2, first=200)], "n2": cut([0], parts=3)}
+RECUT = {"n1": [*cut([1], "4c", parts=2), *cut([3], parts=2, first=102)], "n2": cut([1], parts=2)}
+"""The same nodes, cut anew: the driver uses vdev ids again."""
 TTL_S = 30.0
 
 
@@ -28,6 +33,7 @@ class Parts(RuleBasedStateMachine):
         super().__init__()
         self.names = iter(range(10_000))
         self.live: dict[str, Pod] = {}
+        self.vnpus: dict[str, list[Vnpu]] = dict(NODES)
         self.nodes: dict[str, Node] = {name: cut_node(name, vnpus) for name, vnpus in NODES.items()}
         self.reports: dict[str, ConfigMap] = {}
         self._start()
@@ -86,9 +92,10 @@ class Parts(RuleBasedStateMachine):
         self.reports[name] = report(name, unhealthy=unhealthy)
         self.world.add(self.reports[name])
 
-    @rule(name=st.sampled_from(sorted(NODES)), is_cut=st.booleans())
-    def a_node_is_read_again(self, name: str, *, is_cut: bool) -> None:
-        self.nodes[name] = cut_node(name, NODES[name] if is_cut else ())
+    @rule(name=st.sampled_from(sorted(NODES)), cuts=st.sampled_from([NODES, RECUT, {}]))
+    def a_node_is_read_again(self, name: str, cuts: dict[str, list[Vnpu]]) -> None:
+        self.vnpus[name] = cuts.get(name, [])
+        self.nodes[name] = cut_node(name, self.vnpus[name])
         self.world.add(self.nodes[name])
 
     @rule(seconds=st.sampled_from([1, 31]))
@@ -108,19 +115,21 @@ class Parts(RuleBasedStateMachine):
 
     @invariant()
     def every_vnpu_is_free_held_or_reserved(self) -> None:
-        for name, vnpus in NODES.items():
+        for name, vnpus in self.vnpus.items():
             record = self.world.cluster.nodes[name]
             held = [vnpu for holding in record.holdings.values() for vnpu in holding.vnpus]
-            held += [take.vnpu for take in self.world.ledger.on(name).values() if take.vnpu is not None]
-            assert len(held) == len(set(held))
+            reserved = self.world.ledger.on(name).values()
+            held += [take.vnpu for take in reserved if take.vnpu is not None]
+            ids = [each.vdev_id for each in held]
+            assert len(ids) == len(set(ids))
             assert isinstance(record.offer, Vacancy)
             assert not record.offer.free & sum({1 << each.chip for each in held})
             if record.offer.vnpus is None:
                 continue
             assert isinstance(record.unhealthy, int)
             healthy = {each for each in vnpus if not record.unhealthy >> each.chip & 1}
-            whole = record.held & ~sum({1 << each.chip for each in held})
-            free = {each for each in healthy if each not in held and not whole >> each.chip & 1}
+            whole = functools.reduce(operator.or_, (take.chip_set for take in reserved), record.held)
+            free = {each for each in healthy if each.vdev_id not in ids and not whole >> each.chip & 1}
             assert set(record.offer.vnpus.free) == free
 
     @invariant()
