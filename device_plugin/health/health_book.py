@@ -229,7 +229,7 @@ class HealthBook:
             running=running,
             vnpus=vnpus,
             cut=cut,
-            left_out=cut & ~self._chips_that(lambda chip: chip.was_whole),
+            left_out=cut & ~held_whole & ~self._chips_that(lambda chip: chip.was_whole),
             held_whole=held_whole & cut,
             divided=divided,
         )

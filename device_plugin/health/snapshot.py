@@ -188,7 +188,8 @@ class Snapshot:
         reset_annotations: annotations of the Node about resets; empty if there are none to write.
         vnpus: the vNPUs of the chips that are cut, by their type.
         cut: the chips that have vNPUs, or had them and a pod still runs with one.
-        left_out: those of them that this program has not advertised as a whole.
+        left_out: those of them that this program has not advertised as a whole, and that no pod holds as a whole: the
+            kubelet counts such a chip for its pod, also one that was cut before this program started.
         held_whole: those of them that pods hold as a whole.
         divided: chips that are offered by their AI cores, and of which somebody has a part.
     """

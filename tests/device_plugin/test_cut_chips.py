@@ -197,6 +197,18 @@ async def test_a_pod_that_holds_a_chip_as_a_whole_keeps_its_vnpus_from_others(ke
     assert keeping.offered().sent_healthy == 0b01
 
 
+async def test_a_chip_cut_while_a_pod_holds_it_stays_listed_over_a_restart(keeping: Keeping) -> None:
+    whole = pod("whole", 1, 1, time=1, started=True)
+    keeping.ledgers.applied(whole)
+    keeping.find({100: "vir02"})  # the first discovery since the restart
+    await keeping.until({"Ascend910-0": "", "Ascend910-1": "CutIntoVirtual"})
+    assert keeping.offered().sent_healthy == 0b11
+    assert keeping.health(TWO_CORES) == {"Ascend910-2c-100-1": "ChipInUse"}
+    keeping.ledgers.deleted(whole)
+    await keeping.until({"Ascend910-0": ""})
+    assert keeping.health(TWO_CORES) == {"Ascend910-2c-100-1": ""}
+
+
 @pytest.mark.parametrize(
     ("earlier", "size"),
     [("Ascend910-2c-100-1", TWO_CORES), ("Ascend910-4c-100-0", FOUR_CORES)],
