@@ -1,6 +1,7 @@
 """Pods on vNPUs: the scheduler counts them, the allocator says which one, and the device plugin gives that."""
 
 import json
+from functools import partial
 
 from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE
@@ -9,6 +10,7 @@ from ascend.vnpus import Vnpu, parse_vnpu
 from device_plugin.driver.simulated import SimulatedVirtualNpu
 from tests.bench.fake_cluster import fake_node
 from tests.e2e.node import WorldNode
+from tests.e2e.programs import is_ready
 from tests.e2e.world import World
 
 SIZE = f"{RESOURCE}-2c"
@@ -93,6 +95,7 @@ async def test_the_parts_of_a_chip_are_in_the_containers_of_two_pods(world: Worl
 
     await node.plugin.kill()
     await node.plugin.start()
+    await world.eventually(partial(is_ready, node.plugin_url), "the plugin is ready")
     await world.delete("one")
     await create(world, "three")
     assert await check_hand_over(world, "three") in found
