@@ -166,7 +166,14 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     chips = []
     parts: dict[int, list[VnpuView]] = {}
     for vnpu in server.vnpus:
-        holders = tuple(sorted(each.pod for each in record.holdings.values() if vnpu in each.vnpus))
+        # By vdev id, which is the device: the driver uses it again after a chip was cut anew.
+        holders = tuple(
+            sorted(
+                each.pod
+                for each in record.holdings.values()
+                if any(held.vdev_id == vnpu.vdev_id for held in each.vnpus)
+            )
+        )
         parts.setdefault(vnpu.chip, []).append(VnpuView(vnpu.name, vnpu.suffix, vnpu.vdev_id, holders))
     for chip_id in chip_ids(server.reported | chip_set(parts)):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)

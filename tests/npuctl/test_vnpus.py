@@ -102,3 +102,4 @@ def test_doctor_finds_one_device_under_two_names(tmp_path: Path) -> None:
     assert "Ascend910-2c-103-1,Ascend910-1 of node n1: held by default/part and default/whole" in sentences
     _, printed = run(tmp_path, "topo", objects=objects, output="table")
     assert "Ascend910-1 is held by default/whole, and Ascend910-2c-103-1 of it by default/part" in printed
+    assert "Ascend910-2c-100-0 is held by default/a and default/b" in printed
