@@ -16,6 +16,7 @@ from allocator.rules.job import (
     JobKey,
     is_later,
     job_of_owner,
+    own_rank,
     stated_replicas,
     works_alone,
 )
@@ -210,7 +211,10 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return self._requesting_with(pod) <= 1 and not is_later(pod)
 
     def vnpus_with(self, pod: Pod) -> int:
-        """The number of vNPUs that its pods that have not ended request, this one included.
+        """The number of vNPUs of its live pods that count beside a pod, with those that it requests.
+
+        Pods that are bound or have a reservation count, and of those that wait the ones before it; if all of those
+        counted, each would be refused because of the others. The pods of a gang start together, so all of them count.
 
         A training job may request one vNPU (docs/spec/affinity-rules.md#one-vnpu-per-job): a pod that works alone is a
         training job of its own, as for the number of chips; the pods of a StatefulSet are one job, because which of
@@ -218,7 +222,18 @@ class Job(msgspec.Struct, eq=False, gc=False):
         """
         if not self.is_gang and works_alone(pod, self.key):
             return requested_vnpus(pod)
-        return requested_vnpus(pod) + sum(vnpus for uid, vnpus in self._vnpus.items() if uid != pod.uid)
+        others = {uid: vnpus for uid, vnpus in self._vnpus.items() if uid != pod.uid}
+        if others and not self.is_gang:
+            waits, own = not self._has_place(pod), _turn(pod)
+            others = {
+                uid: vnpus
+                for uid, vnpus in others.items()
+                if self._has_place(self._pods[uid]) or (waits and _turn(self._pods[uid]) < own)
+            }
+        return requested_vnpus(pod) + sum(others.values())
+
+    def _has_place(self, pod: Pod) -> bool:
+        return pod.uid in self._placed or bool(pod.spec.node_name)
 
     def rank_of(self, pod: Pod) -> int:
         """The pod's rank: its own, else the lowest free one; a present pod keeps it, and no other one has it.
@@ -333,6 +348,13 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def _requesting_with(self, pod: Pod) -> int:
         return self.size + (pod.uid not in self._pods and pod.requests_chips) - self._ranks.backups
+
+
+def _turn(pod: Pod) -> tuple[bool, int, bool, str, str]:
+    """The order in which the waiting pods of a job get a vNPU: by rank, age and name."""
+    rank, created = own_rank(pod), pod.metadata.creation_timestamp
+    # A pod that is being created has no timestamp yet.
+    return rank is None, rank or 0, created is None, created or "", pod.name
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:

@@ -7,16 +7,18 @@ is rejected.
 """
 
 import hashlib
+import re
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
 import msgspec
 
 from ascend.annotations import UNKNOWN
-from ascend.chips import ChipSet, chip_ids, parse_chip_or_vnpu
-from ascend.deviceinfo import SWITCH_INFO, DeviceReport, decode_report
+from ascend.chips import ChipSet, chip_ids, parse_chip_name, parse_chip_or_vnpu
+from ascend.deviceinfo import DEVICE_INFO, SWITCH_INFO, DeviceReport, decode_report
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue, Refusal
-from ascend.faults import read_pre_separate
+from ascend.faults import FAULT_LIST, read_pre_separate
 from ascend.kube.objects import ConfigMap
 from ascend.reasons import Reason
 
@@ -25,6 +27,7 @@ NODE_INFO: Final = "NodeInfo"
 HEALTH_ANNOTATION: Final = "NodeHealthyStatus"
 """A node annotation, written by its agent or an operator: the health of the node as a whole."""
 
+_VNPU: Final = re.compile(r"Ascend910-[^-,\"]+-")
 _SUB_HEALTH_FAULT = "SubHealthFault"
 _UNKNOWN_LEVEL = "SeparateNPU"
 """With it, an entry without a code stands for a chip about which nothing is known."""
@@ -84,6 +87,14 @@ class _NodeStatus(msgspec.Struct, frozen=True):
     NodeStatus: str = ""
 
 
+class _DeviceInfo(msgspec.Struct, frozen=True):
+    DeviceList: dict[str, str]
+
+
+class _DeviceInfoCfg(msgspec.Struct, frozen=True):
+    DeviceInfo: _DeviceInfo
+
+
 class _NodeInfo(msgspec.Struct, frozen=True):
     NodeInfo: msgspec.Raw
     CheckCode: str = ""
@@ -99,9 +110,27 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
     try:
         decoded = decode_report(config_map.data)
         switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_NodeStatus)
-        return node_report(decoded, read_health(switches.NodeStatus))
+        read = node_report(decoded, read_health(switches.NodeStatus))
+        text = config_map.data[DEVICE_INFO]
+        if _VNPU.search(text) is None:
+            return read
+        # A chip of which only a vNPU is listed is cut: it must not count as a whole one.
+        lists = msgspec.json.decode(text, type=_DeviceInfoCfg).DeviceInfo.DeviceList
+        return msgspec.structs.replace(read, listed=_named_whole(lists))
     except (InvalidReport, *UNREADABLE) as error:
         return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: {error}")
+
+
+def _named_whole(lists: Mapping[str, str]) -> ChipSet:
+    """The chips that lists name, without those of which they name a vNPU only."""
+    chips: ChipSet = 0
+    for key, text in lists.items():
+        for name in text.split(",") if key != FAULT_LIST else ():
+            try:
+                chips |= 1 << parse_chip_name(name.strip())
+            except InvalidValue:
+                continue  # a vNPU
+    return chips
 
 
 def node_report(decoded: DeviceReport, switches: NodeHealth = NodeHealth.HEALTHY) -> NodeReport:

@@ -7,11 +7,12 @@ from typing import Final
 
 from allocator.binding.binding import grant_of
 from allocator.settings import Settings
+from allocator.state.holding import Holding
 from allocator.state.location import malformed_ids, read_location
 from allocator.state.node import NodeRecord, Server
 from allocator.superpods.demand import PRODUCTS
 from ascend.annotations import REAL, SUPER_POD_ID
-from ascend.chips import ChipSet, chip_ids, chip_name
+from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count, some
@@ -148,14 +149,25 @@ def _names(held: Held) -> tuple[str, ...]:
     return (*map(chip_name, chip_ids(held.chips)), *(each.name for each in held.parts))
 
 
+def _conflicts(first: Holding, second: Holding) -> tuple[str, ...]:
+    """The devices of two pods that are the same, or of which one is a part of the other."""
+    whole = chip_set(
+        chip for chip in chip_ids(first.occupied & second.occupied) if (first.chips | second.chips) >> chip & 1
+    )
+    ids = {each.vdev_id for each in first.vnpus} & {each.vdev_id for each in second.vnpus}
+    names: dict[str, None] = {}
+    for each in first, second:
+        vnpus = tuple(vnpu for vnpu in each.vnpus if vnpu.vdev_id in ids or whole >> vnpu.chip & 1)
+        names |= dict.fromkeys(_names(Held(each.chips & whole, vnpus)))
+    return tuple(names)
+
+
 def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
     twice = []
     for record in npu_nodes:
         holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
         for first, second in combinations(holdings, 2):
-            vnpus = tuple(each for each in first.vnpus if each in second.vnpus)
-            chips = (first.chips & second.occupied) | (first.occupied & second.chips)
-            if both := _names(Held(chips, vnpus)):
+            if both := _conflicts(first, second):
                 sentence = f"{','.join(both)} of node {record.name}: held by {first.pod} and {second.pod}"
                 twice.append(problem(sentence, "delete one of these pods"))
         twice += _check_cuts(record)

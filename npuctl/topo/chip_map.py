@@ -91,6 +91,13 @@ class _NodePanel:
             for each in chip.devices
             if len(each.holders) > 1
         ]
+        body += [
+            Text(f"{chip.name} is held by {' and '.join(chip.holders)}, and {part.name} of it by {holder}", style="red")
+            for chip in view.chips
+            for part in chip.vnpus
+            for holder in part.holders
+            if set(chip.holders) - {holder}
+        ]
         if view.reason is not None:
             body.append(Text(f"not used: {view.message} ({view.reason})", style="red"))
         yield Panel(Group(*body), title=title, title_align="left", expand=False)

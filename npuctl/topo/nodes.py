@@ -193,7 +193,14 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     chips = []
     parts: dict[int, list[VnpuView]] = {}
     for vnpu in server.vnpus:
-        holders = tuple(sorted(each.pod for each in record.holdings.values() if vnpu in each.vnpus))
+        # By vdev id, which is the device: the driver uses it again after a chip was cut anew.
+        holders = tuple(
+            sorted(
+                each.pod
+                for each in record.holdings.values()
+                if any(held.vdev_id == vnpu.vdev_id for held in each.vnpus)
+            )
+        )
         parts.setdefault(vnpu.chip, []).append(VnpuView(vnpu.name, vnpu.suffix, vnpu.vdev_id, holders))
     slices: dict[int, list[SliceView]] = {}
     for holding in sorted(record.holdings.values(), key=lambda each: each.pod):

@@ -85,3 +85,21 @@ def test_doctor_finds_vnpus_held_twice_and_swapped_and_not_offered(tmp_path: Pat
     assert "Ascend910-2c-100-0 of node n1: held by default/a and default/b" in sentences
     assert "pod default/b on node n1 was given Ascend910-2c-100-0 instead of Ascend910-2c-101-0" in sentences
     assert "the kubelet of node n1 offers 3 vNPUs Ascend910-2c, but 4 are healthy" in sentences
+
+
+def test_doctor_finds_one_device_under_two_names(tmp_path: Path) -> None:
+    objects = (
+        cut_node("n1"),
+        has("a", "Ascend910-2c-100-0", where="n1"),
+        has("b", "Ascend910-2c-100-1", where="n1"),
+        has("part", "Ascend910-2c-103-1", where="n1"),
+        pod("whole", 1, node="n1", annotations={RESOURCE: "Ascend910-1", REAL: "Ascend910-1"}),
+        report("n1"),
+    )
+    _, answer = run(tmp_path, "doctor", objects=objects)
+    sentences = " ".join(json.dumps(answer).split())
+    assert "Ascend910-2c-100-0,Ascend910-2c-100-1 of node n1: held by default/a and default/b" in sentences
+    assert "Ascend910-2c-103-1,Ascend910-1 of node n1: held by default/part and default/whole" in sentences
+    _, printed = run(tmp_path, "topo", objects=objects, output="table")
+    assert "Ascend910-1 is held by default/whole, and Ascend910-2c-103-1 of it by default/part" in printed
+    assert "Ascend910-2c-100-0 is held by default/a and default/b" in printed

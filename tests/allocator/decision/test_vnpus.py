@@ -214,6 +214,32 @@ def test_the_limit_of_vnpus_of_a_job_can_be_lifted() -> None:
             assert f"a job may have {most if most > 1 else 'one'}" in refusal.message
 
 
+def of_set(rank: int, **more: Any) -> Pod:
+    labels = {"apps.kubernetes.io/pod-index": str(rank)}
+    return owned_by(vnpu_pod(f"train-{rank}", labels=labels, **more), "StatefulSet", "apps/v1")
+
+
+def test_of_the_waiting_pods_of_a_job_the_first_one_may_have_the_vnpu() -> None:
+    world = World()
+    vnpus = cut([0])
+    world.add(cut_node("n1", vnpus), of_set(0, vnpu=vnpus[0], node="n1"), of_set(1))
+    assert world.refusal(of_set(1)).reason is Reason.INVALID_REQUEST
+    # A fault deletes the first, and its controller creates it again: each only waits.
+    world.add(of_set(0))
+    assert world.refusal(of_set(1)).reason is Reason.INVALID_REQUEST
+    world.engine.place(of_set(0))
+    assert world.refusal(of_set(1)).reason is Reason.INVALID_REQUEST
+
+
+def test_a_pod_that_has_its_vnpu_keeps_it_when_an_earlier_one_comes() -> None:
+    world = World()
+    world.add(cut_node("n1", cut([0])), of_set(1))
+    made = world.engine.place(of_set(1))
+    world.add(of_set(0))
+    assert world.engine.place(of_set(1)) == made
+    assert world.refusal(of_set(0)).reason is Reason.INVALID_REQUEST
+
+
 def test_a_gang_of_pods_with_vnpus_is_placed_together_or_not_at_all() -> None:
     world = World(vnpus_per_job=0)
     world.add(cut_node("a", cut([0], parts=2)), cut_node("b", cut([0], parts=1)))

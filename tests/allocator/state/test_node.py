@@ -351,6 +351,12 @@ def test_a_vnpu_in_a_list_of_the_report_stands_for_its_chip(key: str) -> None:
     read = read_report(report("n1", data={**data, DEVICE_INFO: json.dumps(content)}))
     assert isinstance(read, NodeReport)
     assert read.unhealthy | read.network_unhealthy == 1 << 3
+    # It says nothing of the whole chip, which is cut.
+    listed[RESOURCE] = "Ascend910-0,Ascend910-1"
+    content["CheckCode"] = check_code(listed, 1)
+    read = read_report(report("n1", data={**data, DEVICE_INFO: json.dumps(content)}))
+    assert isinstance(read, NodeReport)
+    assert read.listed == 0b11
 
 
 def test_odd_names_are_passed_on_once_until_they_change() -> None:
