@@ -24,10 +24,10 @@ from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
-from allocator.observe.advice import Advice
+from allocator.observe.advice import advice
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
-from allocator.observe.notices import Notices, log_ignored, log_unreadable
+from allocator.observe.notices import log_ignored, log_unreadable, notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
@@ -171,8 +171,8 @@ class AllocatorApp:
             metrics = AllocatorMetrics(self.ledger, lambda: informers.age_s, self.cluster.index, leadership.leads)
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
             posts = (
-                Notices(self.cluster, events.publish, leadership.leads).post,
-                Advice(self.cluster, self.engine.advice, events.publish, leadership.leads).post,
+                notices(self.cluster, events.publish, leadership.leads).post,
+                advice(self.cluster, self.engine.advice, events.publish, leadership.leads).post,
             )
             journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
             volumes = VolumeWaits(

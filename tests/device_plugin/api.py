@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ascend.kube.client import REQUEST_TIMEOUT_S, KubeClient
 from ascend.kube.objects import JsonObject
@@ -19,6 +19,18 @@ async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> 
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.001)
+
+
+V = TypeVar("V")
+
+
+async def seen(read: Callable[[], Awaitable[V]], condition: Callable[[V], bool]) -> V:
+    """Wait until what the API server has meets a condition; return it."""
+    async with asyncio.timeout(10.0):
+        while True:
+            if condition(found := await read()):
+                return found
+            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -171,7 +171,7 @@ def test_the_ai_cpus_of_a_chip_bar_a_vnpu_as_well() -> None:
     assert checked("0", 20, ledger, chips(1)) == "ChipHeld"
 
 
-def test_a_pod_that_came_earlier_keeps_its_part_and_one_that_has_ended_until_the_kubelet_says_so() -> None:
+def test_a_pod_keeps_its_part_from_later_pods_until_the_kubelet_says_that_it_has_ended() -> None:
     ledger = CoreLedger(Observable(None))
     ledger.pods.applied(core_pod("earlier", 20, "0"))
     assert checked(f"0-{SMALL}", 5, ledger, chips(2)) == "ChipHeld"

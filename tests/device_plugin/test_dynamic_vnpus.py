@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from ascend.annotations import CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE
-from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
 from ascend.errors import InvalidValue
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Pod
+from ascend.kube.objects import NODES, PODS, Pod
 from ascend.products import ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
 from device_plugin.app import Plugin
@@ -22,7 +21,7 @@ from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.reset.rules import obstacles
 from sandbox.cluster import SandboxCluster, pod_manifest
-from tests.device_plugin.api import NODE, running, until
+from tests.device_plugin.api import NODE, running, seen, until
 from tests.device_plugin.whole import Whole
 
 SMALL, LARGE = "vir05_1c_16g", "vir10_3c_32g"
@@ -83,41 +82,6 @@ async def end(whole: Whole, name: str) -> None:
     await whole.client.delete(PODS, name, "default")
 
 
-async def failure(whole: Whole, name: str) -> str:
-    """Wait until a pod is refused; return the sentence."""
-    await until(lambda: (found := whole.find(name)) is not None and found.status.phase == "Failed")
-    found = whole.find(name)
-    assert found is not None
-    return found.status.message
-
-
-def held(whole: Whole, name: str) -> set[str]:
-    """The cores of a pod in the kubelet's ledger."""
-    return set(whole.node.kubelet.ledger().get((f"default/{name}", "main"), ()))
-
-
-V = TypeVar("V")
-
-
-async def seen(read: Callable[[], Awaitable[V]], condition: Callable[[V], bool]) -> V:
-    """Wait until what the API server has meets a condition; return it."""
-    async with asyncio.timeout(10.0):
-        while True:
-            if condition(found := await read()):
-                return found
-            await asyncio.sleep(0.02)
-
-
-async def report(whole: Whole) -> DeviceReport:
-    found = await whole.client.get(CONFIG_MAPS, config_map_name(NODE), NAMESPACE)
-    return decode_report(found.data)
-
-
-async def notes(whole: Whole, reason: str) -> list[str]:
-    answer = await whole.client.request("GET", "/apis/events.k8s.io/v1/events")
-    return [each["note"] for each in json.loads(answer)["items"] if each["reason"] == reason]
-
-
 async def lose_claims(whole: Whole, *names: str) -> None:
     """Remove what the plugin wrote on pods, as if it had been killed before it could."""
     lost = {REAL: None, KUBELET_IDS: None, CONFIGURATION: None, PREDICATE_TIME: "1"}
@@ -140,7 +104,7 @@ async def test_two_slices_of_one_chip_in_two_pods(folder: Path) -> None:
             vnpu = made[template]
             annotations = pod.metadata.annotations
             assert annotations[REAL] == f"Ascend910-{size}-{vnpu.vdev_id}-1_{vnpu.vfg_id}"
-            assert set(annotations[KUBELET_IDS].split(",")) == held(whole, pod.name)
+            assert set(annotations[KUBELET_IDS].split(",")) == whole.devices(pod.name)
             assert annotations[PREDICATE_TIME] == str(CLAIMED)
             configuration = json.loads(annotations[CONFIGURATION])
             assert configuration["devices"] == [{"device_id": "1", "device_ip": "127.0.0.1"}]
@@ -150,13 +114,13 @@ async def test_two_slices_of_one_chip_in_two_pods(folder: Path) -> None:
             assert (container.env["WORLD_SIZE"], container.env["LOCAL_RANK"]) == ("1", "0")
             root = whole.node.device_root
             assert container.devices[f"/dev/davinci{vnpu.vdev_id}"] == (str(root / f"vdavinci{vnpu.vdev_id}"), "rw")
-        assert held(whole, "small") <= {f"npu-core-{number}" for number in range(20, 40)}
+        assert whole.devices("small") <= {f"npu-core-{number}" for number in range(20, 40)}
         assert train.metadata.annotations[REAL] == "Ascend910-2,Ascend910-3"
         container = whole.node.kubelet.container("default/train", "main")
         assert container.env["ASCEND_VISIBLE_DEVICES"] == "2,3"
         assert container.env["ASCEND_RUNTIME_OPTIONS"] == ""
         assert (container.env["MS_WORKER_NUM"], container.env["LOCAL_RANK"]) == ("2", "0,1")
-        await seen(lambda: report(whole), lambda found: found.free == 0b1111_0001)
+        await seen(whole.report, lambda found: found.free == 0b1111_0001)
         node = await whole.client.get(NODES, NODE)
         assert len(json.loads(node.metadata.annotations["baseDeviceInfos"])) == 8
         assert healthy_cores(whole) == CORES
@@ -165,14 +129,14 @@ async def test_two_slices_of_one_chip_in_two_pods(folder: Path) -> None:
         await end(whole, "large")
         await end(whole, "train")
         await until(lambda: vnpus(whole) == [])
-        await seen(lambda: report(whole), lambda found: found.free == 0xFF)
+        await seen(whole.report, lambda found: found.free == 0xFF)
 
 
 async def test_a_creation_that_fails_refuses_its_pod_and_leaks_nothing(folder: Path) -> None:
     async with cores_node(folder) as whole, plugin_on(whole):
         whole.node.edit_server(cuts=SimulatedCuts(error="out of vNPUs"))
         await bind(whole, "first", 5, f"0-{SMALL}")
-        assert f"NPUSegmentFailed: no vNPU of {SMALL} on Ascend910-0: out of vNPUs" in await failure(whole, "first")
+        assert f"NPUSegmentFailed: no vNPU of {SMALL} on Ascend910-0: out of vNPUs" in await whole.failure("first")
         whole.node.edit_server(cuts=SimulatedCuts())
         await bind(whole, "second", 5, f"0-{SMALL}")
         await whole.claimed("second")
@@ -184,7 +148,7 @@ async def test_a_creation_that_ends_too_late_is_given_back(folder: Path) -> None
         whole.node.edit_server(cuts=SimulatedCuts(delay_s=5.0))
         began_s = asyncio.get_running_loop().time()
         await bind(whole, "late", 5, f"0-{SMALL}")
-        sentence = await failure(whole, "late")
+        sentence = await whole.failure("late")
         assert "NPUSegmentFailed" in sentence
         assert "does not answer within" in sentence
         assert asyncio.get_running_loop().time() - began_s < 4.5
@@ -216,7 +180,7 @@ async def test_what_can_not_be_given_is_refused(folder: Path, cores: int, writte
             await bind(whole, f"held{number}", own, grant)
             await whole.claimed(f"held{number}")
         await bind(whole, "pod", cores, written)
-        assert sentence in await failure(whole, "pod")
+        assert sentence in await whole.failure("pod")
         assert len(vnpus(whole)) == 2
 
 
@@ -226,7 +190,7 @@ async def test_several_containers_or_resources_are_refused(folder: Path) -> None
             {"name": name, "image": "busybox", "resources": {"limits": {RESOURCE_CORES: "5"}}} for name in ("a", "b")
         ]
         await bind(whole, "several", 10, f"1-{LARGE}", containers=several)
-        assert "2 containers of the pod request AI cores; one can have some" in await failure(whole, "several")
+        assert "2 containers of the pod request AI cores; one can have some" in await whole.failure("several")
 
 
 @pytest.mark.parametrize("fault", ["80E18402", ""])
@@ -237,11 +201,11 @@ async def test_a_fault_bars_creation_and_takes_only_free_cores(folder: Path, fau
         whole.node.edit_chip(1, health="Unhealthy", fault_codes=[fault] if fault else [])
         await until(lambda: healthy_cores(whole) == CORES - 15)
         devices = whole.node.kubelet.devices(RESOURCE_CORES)
-        assert {devices[each] for each in held(whole, "first")} == {"Healthy"}
+        assert {devices[each] for each in whole.devices("first")} == {"Healthy"}
         await bind(whole, "second", 5, f"1-{SMALL}")
-        assert "ChipUnhealthy: Ascend910-1" in await failure(whole, "second")
+        assert "ChipUnhealthy: Ascend910-1" in await whole.failure("second")
         if fault:
-            told = await seen(lambda: notes(whole, "NPUFault"), lambda found: len(found) == 1)
+            told = await seen(lambda: whole.notes("NPUFault"), lambda found: len(found) == 1)
             assert told[0].startswith("Ascend910-1 has the fault")
         await end(whole, "first")
         await until(lambda: healthy_cores(whole) == CORES - 20)
@@ -296,7 +260,7 @@ async def test_the_plugin_is_killed_while_it_creates(folder: Path) -> None:
             whole.node.edit_server(cuts=SimulatedCuts(delay_s=0.5))
             await bind(whole, "first", 5, f"1-{SMALL}")
             await asyncio.sleep(0.2)
-        await failure(whole, "first")
+        await whole.failure("first")
         whole.node.edit_server(cuts=SimulatedCuts())
         await until(lambda: vnpus(whole) != [])  # the driver has gone on
         async with plugin_on(whole):
@@ -313,15 +277,15 @@ async def test_leftovers_of_a_reboot_are_given_back_but_not_those_in_use(folder:
         for chip, template in ((0, LARGE), (1, SMALL), (3, SMALL)):
             driver.create_vnpu(chips[chip], template)
         await whole.node.kubelet.reboot()
-        await failure(whole, "kept")  # the kubelet does not wait for the plugin
+        await whole.failure("kept")  # the kubelet does not wait for the plugin
         whole.node.edit_server(cuts=SimulatedCuts(in_containers=(101,)))
         async with plugin_on(whole, healthy=CORES - 10):
             await until(lambda: {each.vdev_id for each in vnpus(whole)} == {101})
-            (note,) = await seen(lambda: notes(whole, "NPUSegmentInUse"), lambda found: len(found) == 1)
+            (note,) = await seen(lambda: whole.notes("NPUSegmentInUse"), lambda found: len(found) == 1)
             assert note.startswith("the vNPU 101 of Ascend910-0 belongs to no pod, but the driver says")
-            await seen(lambda: report(whole), lambda found: found.free == 0b1111_1110)
+            await seen(whole.report, lambda found: found.free == 0b1111_1110)
             await bind(whole, "whole", 20, "0")
-            assert "NoNPUResource: Ascend910-0 is cut: it has the vNPU 101" in await failure(whole, "whole")
+            assert "NoNPUResource: Ascend910-0 is cut: it has the vNPU 101" in await whole.failure("whole")
             whole.node.edit_server(cuts=SimulatedCuts())
             await until(lambda: vnpus(whole) == [], timeout_s=20.0)
             await until(lambda: healthy_cores(whole) == CORES)
@@ -347,14 +311,14 @@ async def test_a_pod_whose_vnpu_is_gone_is_told_and_its_id_is_not_given_again(fo
         driver = SimulatedDriver(whole.node.state_file)
         driver.destroy_vnpu(driver.discover().chips[1], 100)
         async with plugin_on(whole):
-            (note,) = await seen(lambda: notes(whole, "NPURunsWithoutChips"), lambda found: len(found) == 1)
+            (note,) = await seen(lambda: whole.notes("NPURunsWithoutChips"), lambda found: len(found) == 1)
             assert "the driver no longer has its vNPU 100; delete the pod" in note
             await bind(whole, "second", 5, f"2-{SMALL}")
-            assert "NPUSegmentFailed: the driver has given the id 100 again" in await failure(whole, "second")
+            assert "NPUSegmentFailed: the driver has given the id 100 again" in await whole.failure("second")
             await until(lambda: vnpus(whole) == [])
             await end(whole, "first")
             # Its chip is free once the plugin has seen the end, too; until then the id is its own.
-            await seen(lambda: report(whole), lambda found: found.free == 0xFF)
+            await seen(whole.report, lambda found: found.free == 0xFF)
             await bind(whole, "third", 5, f"2-{SMALL}")
             await whole.claimed("third")
 
@@ -379,8 +343,8 @@ async def test_chips_held_before_the_setting_was_changed_are_not_cut(folder: Pat
         whole.node.edit_chip(2, vnpus=(SimulatedVirtualNpu(150, "vir02", in_container=True),))
         async with plugin_on(whole, healthy=CORES - 40):
             await bind(whole, "first", 5, f"1-{SMALL}")
-            assert "ChipHeld: Ascend910-1" in await failure(whole, "first")
-            await seen(lambda: report(whole), lambda found: found.free == 0b1111_1001)
+            assert "ChipHeld: Ascend910-1" in await whole.failure("first")
+            await seen(whole.report, lambda found: found.free == 0b1111_1001)
 
 
 async def test_of_vnpus_that_look_alike_none_is_given_back_while_it_is_unknown_whose_they_are(folder: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ascend.chips import RESOURCE
-from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
-from ascend.kube.objects import CONFIG_MAPS, EVENTS, NODES, PODS
+from ascend.kube.objects import EVENTS, NODES, PODS
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.reset import group_reset
@@ -49,10 +48,6 @@ def unhealthy(whole: Whole) -> set[str]:
     return {name for name, health in whole.node.kubelet.devices(RESOURCE).items() if health != "Healthy"}
 
 
-async def report(whole: Whole) -> DeviceReport:
-    return decode_report((await whole.client.get(CONFIG_MAPS, config_map_name(NODE), NAMESPACE)).data)
-
-
 async def reset_info(whole: Whole) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((await whole.client.get(NODES, NODE)).metadata.annotations[RESET_INFO])
     return found
@@ -75,7 +70,7 @@ async def reported(whole: Whole, *, free: int, unhealthy: int = 0, recovering: i
     """Wait until the node reports this."""
 
     async def is_so() -> bool:
-        found = await report(whole)
+        found = await whole.report()
         return (found.free, found.unhealthy, found.recovering) == (free, unhealthy, recovering)
 
     await eventually(is_so)

@@ -3,23 +3,21 @@
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from ascend.annotations import CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, parse_chip_name
-from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
-from ascend.kube.objects import CONFIG_MAPS, PODS, Pod
+from ascend.kube.objects import PODS, Pod
 from ascend.vnpus import parse_vnpu, resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips import scanner
 from device_plugin.driver.simulated import SimulatedVirtualNpu
 from device_plugin.pods.container_edits import CDI_FILE
 from sandbox.cluster import pod_manifest
-from tests.device_plugin.api import NODE, running, until
+from tests.device_plugin.api import NODE, running, seen, until
 from tests.device_plugin.test_probes import answers
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node
 
@@ -60,42 +58,6 @@ def offers(whole: Whole, resource: str, **devices: str) -> bool:
     return whole.node.kubelet.devices(resource) == wanted and whole.node.kubelet.allocatable(resource) == healthy
 
 
-def held(whole: Whole, name: str) -> set[str]:
-    """The devices of a pod in the kubelet's ledger."""
-    return set(whole.node.kubelet.ledger().get((f"default/{name}", "main"), ()))
-
-
-async def failure(whole: Whole, name: str) -> str:
-    """Wait until a pod is refused; return the sentence."""
-    await until(lambda: (found := whole.find(name)) is not None and found.status.phase == "Failed")
-    found = whole.find(name)
-    assert found is not None
-    return found.status.message
-
-
-async def fault_notes(whole: Whole) -> list[str]:
-    """What pods were told of faults."""
-    answer = await whole.client.request("GET", "/apis/events.k8s.io/v1/events")
-    return [each["note"] for each in json.loads(answer)["items"] if each["reason"] == "NPUFault"]
-
-
-V = TypeVar("V")
-
-
-async def seen(read: Callable[[], Awaitable[V]], condition: Callable[[V], bool]) -> V:
-    """Wait until what the API server has meets a condition; return it."""
-    async with asyncio.timeout(10.0):
-        while True:
-            if condition(found := await read()):
-                return found
-            await asyncio.sleep(0.02)
-
-
-async def report(whole: Whole) -> DeviceReport:
-    found = await whole.client.get(CONFIG_MAPS, config_map_name(NODE), NAMESPACE)
-    return decode_report(found.data)
-
-
 async def test_pods_get_the_vnpus_written_on_them_beside_whole_chips(folder: Path) -> None:
     async with whole_node(folder) as whole:
         cut(whole, 1, v100="vir02", v101="vir02", v102="vir04")
@@ -113,7 +75,7 @@ async def test_pods_get_the_vnpus_written_on_them_beside_whole_chips(folder: Pat
             root = whole.node.device_root
             assert container.devices["/dev/davinci101"] == (str(root / "vdavinci101"), "rw")
             assert "/dev/davinci1" not in container.devices
-            assert held(whole, "first") == {"Ascend910-2c-101-1"}
+            assert whole.devices("first") == {"Ascend910-2c-101-1"}
             annotations = claimed.metadata.annotations
             assert annotations[REAL] == annotations[KUBELET_IDS] == annotations[TWO] == "Ascend910-2c-101-1"
             assert annotations[PREDICATE_TIME] == str(CLAIMED)
@@ -121,7 +83,7 @@ async def test_pods_get_the_vnpus_written_on_them_beside_whole_chips(folder: Pat
             assert configuration["devices"] == [{"device_id": "1", "device_ip": "127.0.0.1"}]
             assert configuration["server_id"] == claimed.uid
             check_hand_over(whole, await whole.claimed("train"))
-            await seen(lambda: report(whole), lambda found: found.free == WHOLE & ~0b101)
+            await seen(whole.report, lambda found: found.free == WHOLE & ~0b101)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -142,12 +104,12 @@ async def test_pods_that_come_together_get_each_its_own(folder: Path, seed: int)
             for number, device in enumerate(devices):
                 pod = await whole.claimed(f"p{number}")
                 assert pod.metadata.annotations[REAL] == pod.metadata.annotations[KUBELET_IDS] == device
-                assert held(whole, pod.name) == {device}
+                assert whole.devices(pod.name) == {device}
                 container = whole.node.kubelet.container(f"default/{pod.name}", "main")
                 assert container.env["ASCEND_VISIBLE_DEVICES"] == str(parse_vnpu(device).vdev_id)
             for name in ("train", "eval"):
                 check_hand_over(whole, await whole.claimed(name))
-            await seen(lambda: report(whole), lambda found: found.free == 0b1000_0000)
+            await seen(whole.report, lambda found: found.free == 0b1000_0000)
             states = plugin.metrics.registry.get_sample_value
             assert states("ascend_dp_devices", {"state": "cut", "reason": ""}) == 2
 
@@ -158,19 +120,18 @@ async def test_a_pod_gets_one_vnpu_and_devices_of_one_type(folder: Path) -> None
         async with whole.plugin(WHOLE):
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
             await bind(whole, "two", TWO, "Ascend910-2c-100-1,Ascend910-2c-101-1", count=2)
-            assert "InvalidRequest: the pod requests 2 vNPUs of Ascend910-2c" in await failure(whole, "two")
+            assert "InvalidRequest: the pod requests 2 vNPUs of Ascend910-2c" in await whole.failure("two")
             mixed = [
                 {"name": "a", "image": "busybox", "resources": {"limits": {TWO: "1"}}},
                 {"name": "b", "image": "busybox", "resources": {"limits": {RESOURCE: "1"}}},
             ]
             await bind(whole, "mixed", TWO, "Ascend910-2c-100-1", containers=mixed)
-            assert "devices of several types (huawei.com/Ascend910, huawei.com/Ascend910-2c)" in await failure(
-                whole, "mixed"
-            )
+            sentence = await whole.failure("mixed")
+            assert "devices of several types (huawei.com/Ascend910, huawei.com/Ascend910-2c)" in sentence
             await bind(whole, "elsewhere", TWO, "Ascend910-2c-100-2")
-            assert "UnknownChip: this node has no Ascend910-2c-100-2" in await failure(whole, "elsewhere")
+            assert "UnknownChip: this node has no Ascend910-2c-100-2" in await whole.failure("elsewhere")
             await bind(whole, "unplaced", TWO)
-            assert f"NotPlaced: annotation {TWO} is missing" in await failure(whole, "unplaced")
+            assert f"NotPlaced: annotation {TWO} is missing" in await whole.failure("unplaced")
 
 
 async def test_without_an_allocator_the_kubelets_own_choice_is_used(folder: Path) -> None:
@@ -181,7 +142,8 @@ async def test_without_an_allocator_the_kubelets_own_choice_is_used(folder: Path
             await bind(whole, "one", TWO)
             await bind(whole, "other", TWO)
             claims = {(await whole.claimed(name)).metadata.annotations[REAL] for name in ("one", "other")}
-            assert claims == {"Ascend910-2c-100-1", "Ascend910-2c-101-1"} == held(whole, "one") | held(whole, "other")
+            assert claims == {"Ascend910-2c-100-1", "Ascend910-2c-101-1"}
+            assert claims == whole.devices("one") | whole.devices("other")
 
 
 async def test_vnpus_are_adopted_after_restarts_of_plugin_and_kubelet(folder: Path) -> None:
@@ -200,9 +162,9 @@ async def test_vnpus_are_adopted_after_restarts_of_plugin_and_kubelet(folder: Pa
                 assert again.metadata.annotations[key] == before.metadata.annotations[key]
             await whole.node.kubelet.restart()
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
-            assert held(whole, "first") == {"Ascend910-2c-101-1"}
+            assert whole.devices("first") == {"Ascend910-2c-101-1"}
             await bind(whole, "wrong", TWO, "Ascend910-2c-101-1")
-            assert "ChipHeld: Ascend910-2c-101-1 is held by pod default/first" in await failure(whole, "wrong")
+            assert "ChipHeld: Ascend910-2c-101-1 is held by pod default/first" in await whole.failure("wrong")
             await bind(whole, "second", TWO, "Ascend910-2c-100-1")
             assert (await whole.claimed("second")).metadata.annotations[REAL] == "Ascend910-2c-100-1"
 
@@ -217,8 +179,8 @@ async def test_a_fault_of_a_cut_chip_takes_its_idle_vnpus_and_tells_the_pods(fol
                 await whole.claimed(name)
             whole.node.edit_chip(1, health="Unhealthy", fault_codes=["80E18402"])
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy", v102_1="Unhealthy"))
-            await seen(lambda: report(whole), lambda found: (found.unhealthy, found.free) == (0b10, WHOLE))
-            notes = await seen(lambda: fault_notes(whole), lambda found: len(found) == 2)
+            await seen(whole.report, lambda found: (found.unhealthy, found.free) == (0b10, WHOLE))
+            notes = await seen(lambda: whole.notes("NPUFault"), lambda found: len(found) == 2)
             assert {note.partition(" ")[0] for note in notes} == {"Ascend910-2c-100-1", "Ascend910-2c-101-1"}
             whole.node.edit_chip(1, health="Healthy", fault_codes=[])
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy", v102_1="Healthy"))
@@ -252,8 +214,8 @@ async def test_a_removed_vnpu_stays_with_its_pod_over_a_restart(folder: Path) ->
         async with whole.plugin(WHOLE):
             await until(lambda: offers(whole, TWO, v100_1="Healthy"))
             await whole.bind("train", 1)
-            assert "ChipUnhealthy: Ascend910-1 is unhealthy" in await failure(whole, "train")
-            await seen(lambda: report(whole), lambda found: found.free == WHOLE)
+            assert "ChipUnhealthy: Ascend910-1 is unhealthy" in await whole.failure("train")
+            await seen(whole.report, lambda found: found.free == WHOLE)
             await whole.client.delete(PODS, "first", "default")
             await until(whole.offers_chips)
 
@@ -274,7 +236,7 @@ async def test_a_pod_that_another_plugin_gave_a_vnpu_keeps_it(folder: Path) -> N
             assert (await whole.claimed("old")).metadata.annotations[REAL] == device
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
             await bind(whole, "wrong", TWO, device)
-            assert f"ChipHeld: {device} is held by pod default/old" in await failure(whole, "wrong")
+            assert f"ChipHeld: {device} is held by pod default/old" in await whole.failure("wrong")
             await bind(whole, "new", TWO, other)
             assert (await whole.claimed("new")).metadata.annotations[KUBELET_IDS] == other
 

@@ -1,6 +1,7 @@
 """A sandbox node with the whole plugin in this process."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -10,7 +11,8 @@ from typing import Any
 from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL, Grant
 from ascend.chips import RESOURCE, ChipSet, chip_set, parse_chip_name, parse_names
 from ascend.daemon.settings import fixed_settings
-from ascend.kube.objects import PODS, Pod
+from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
+from ascend.kube.objects import CONFIG_MAPS, EVENTS, PODS, Pod
 from ascend.kube.reflector import Reflector
 from ascend.slices import ContainerKind, ContainerRequest
 from device_plugin.app import Plugin
@@ -106,6 +108,26 @@ class Whole:
         pod = self.find(name)
         assert pod is not None
         return pod
+
+    async def failure(self, name: str) -> str:
+        """Wait until a pod is refused; return the sentence."""
+        await until(lambda: (found := self.find(name)) is not None and found.status.phase == "Failed")
+        pod = self.find(name)
+        assert pod is not None
+        return pod.status.message
+
+    async def report(self) -> DeviceReport:
+        """What the plugin reports of its node."""
+        return decode_report((await self.client.get(CONFIG_MAPS, config_map_name(NODE), NAMESPACE)).data)
+
+    async def notes(self, reason: str) -> list[str]:
+        """What the Events with a reason say."""
+        answer = await self.client.request("GET", EVENTS.path())
+        return [each["note"] for each in json.loads(answer)["items"] if each["reason"] == reason]
+
+    def devices(self, name: str) -> set[str]:
+        """The devices of a pod in the kubelet's ledger, of any resource."""
+        return set(self.node.kubelet.ledger().get((f"default/{name}", "main"), ()))
 
     def ledger(self, name: str, container: str = "main") -> ChipSet:
         """The chips of a container in the kubelet's ledger."""

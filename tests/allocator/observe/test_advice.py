@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from allocator.observe.advice import FEW_SUPER_PODS, Advice
+from allocator.observe.advice import FEW_SUPER_PODS, advice
 from allocator.rules.asked import SuperPodLimits
 from allocator.superpods.choice import advise
 from allocator.superpods.demand import Demand
@@ -30,7 +31,7 @@ class Scene:
         self.world = world
         self.leads = self.has_room = True
         self.posted: list[tuple[str, str]] = []
-        self.advice = Advice(world.cluster, world.engine.advice, self._publish, lambda: self.leads)
+        self.advice = advice(world.cluster, world.engine.advice, self._publish, lambda: self.leads)
         self.advice.post()
 
     def _publish(self, regarding: Regarding, reason: str, note: str, **_more: Any) -> bool:
@@ -64,6 +65,16 @@ def test_a_job_is_told_once_and_placed() -> None:
     assert len(scene.told()) == 2
     assert scene.world.engine.place(pods[0]).node == "0-0"
     assert scene.world.engine.warnings(pods[0]) == (ADVICE,)
+
+
+def test_a_job_that_is_created_again_is_told_again() -> None:
+    scene = Scene(super_pods(8))
+    scene.world.add(*(pods := job(6)))
+    assert scene.told() == [("train", ADVICE)]
+    for each in pods:
+        scene.world.cluster.pod_deleted(each)
+    scene.world.add(*(replace(each, metadata=replace(each.metadata, uid=f"{each.uid}-again")) for each in pods))
+    assert scene.told() == [("train", ADVICE)] * 2
 
 
 def test_a_new_leader_tells_jobs_that_wait_already_and_a_follower_none() -> None:

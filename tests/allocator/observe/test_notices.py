@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from allocator.observe.notices import REASON, Notices
+from allocator.observe.notices import REASON, notices
 from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.unsupported import without_effect
 from ascend.annotations import MIN_AVAILABLE
@@ -27,7 +27,7 @@ class Scene:
         self.leads = True
         self.most = 1000
         self.posted: list[tuple[str, str]] = []
-        self.notices = Notices(self.world.cluster, self._publish, lambda: self.leads)
+        self.notices = notices(self.world.cluster, self._publish, lambda: self.leads)
         self.notices.post()
 
     def _publish(self, regarding: Regarding, reason: str, note: str, *, action: str) -> bool:

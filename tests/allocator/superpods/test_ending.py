@@ -42,7 +42,7 @@ def refused(world: World, each: Pod) -> Refusal:
     return caught.value
 
 
-def test_undamaged_blocks_return_to_their_nodes_although_their_pods_still_end_when_the_new_ones_come() -> None:
+def test_undamaged_blocks_return_to_their_nodes_although_their_old_pods_still_end() -> None:
     world, created, running = running_job()
     before = [each.spec.node_name for each in running]
     world.add(*(ending(each, world.now_s + 1) for each in running), *(new := [again(each) for each in created]))
