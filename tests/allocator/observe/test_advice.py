@@ -67,6 +67,13 @@ def test_a_job_is_told_once_and_placed() -> None:
     assert scene.world.engine.warnings(pods[0]) == (ADVICE,)
 
 
+def test_a_job_whose_pods_appear_one_after_another_is_told_once() -> None:
+    scene = Scene(super_pods(8))
+    for each in job(6):
+        scene.world.add(each)
+        assert scene.told() == [("train", ADVICE)]
+
+
 def test_a_job_that_is_created_again_is_told_again() -> None:
     scene = Scene(super_pods(8))
     scene.world.add(*(pods := job(6)))

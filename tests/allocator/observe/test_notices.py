@@ -70,6 +70,13 @@ def test_a_job_that_is_created_again_is_told_again(scene: Scene) -> None:
     assert scene.told(*(member(f"a-{n}", "a") for n in range(3, 5))) == ["a-0", "a-3"]
 
 
+def test_more_pods_of_jobs_that_were_told_do_not_delay_the_next_job(scene: Scene) -> None:
+    assert scene.told(*(member(f"{job}-0", job) for job in "abc")) == ["a-0", "b-0", "c-0"]
+    scene.world.add(*(member(f"{job}-1", job) for job in "abc"), member("d-0", "d"))
+    scene.notices.post()
+    assert scene.posted[-1][0] == "d-0"
+
+
 def test_a_job_that_asks_for_something_else_is_told_again(scene: Scene) -> None:
     scene.told(member("a-0", "a"))
     assert scene.told(member("a-1", "a", **{"fault-scheduling": "force"})) == ["a-0", "a-1"]
@@ -99,6 +106,15 @@ def test_only_the_leader_posts_and_a_new_one_looks_at_all_waiting_pods(scene: Sc
     scene.world.add(pod("b-0", 8, node="n1", chips=range(8), phase="Running", labels=FAULTS))
     scene.leads = True
     assert scene.told() == ["a-0"]
+
+
+def test_what_was_due_when_the_leadership_was_lost_is_not_posted_later(scene: Scene) -> None:
+    scene.world.add(member("a-0", "a"))
+    scene.leads = False
+    scene.notices.post()
+    scene.world.add(pod("a-0", 8, node="n1", chips=range(8), phase="Running", labels=FAULTS))
+    scene.leads = True
+    assert scene.told() == []
 
 
 @pytest.mark.parametrize(("resource", "label"), [(RESOURCE, "fault-scheduling"), ("huawei.com/Ascend310P", "")])
