@@ -215,7 +215,6 @@ class OfferMaker:
             kubelet_pods=node.kubelet_pods.list,
             chips=node.answering_chips,
             others=node.static_vnpus,
-            took_over=lambda: node.lock.took_over,
             claim=claim,
             metrics=node.metrics,
             announce=pod_announcer(node.events, "HandOver"),

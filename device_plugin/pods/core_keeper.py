@@ -56,7 +56,6 @@ class CoreKeeper:
         kubelet_pods: returns the kubelet's own list of pods.
         chips: returns the physical ids of the node's chips that may be asked about.
         others: returns the vNPUs of pods that request static vNPUs, as pairs of chip and id.
-        took_over: returns whether another instance of the plugin handed the kubelet over to this one.
         claim: writes a claim on the pod.
         metrics: counts mismatches.
         announce: receives what does not match, once per pod and reason.
@@ -72,7 +71,6 @@ class CoreKeeper:
         kubelet_pods: Callable[[], Awaitable[list[Pod]]],
         chips: Callable[[], list[int]],
         others: Callable[[], set[tuple[int, int]]],
-        took_over: Callable[[], bool],
         claim: Callable[[HandOver], None],
         metrics: Metrics,
         announce: Announce,
@@ -84,7 +82,6 @@ class CoreKeeper:
         self._kubelet_pods = kubelet_pods
         self._chips = chips
         self._others = others
-        self._took_over = took_over
         self._claim = claim
         self._metrics = metrics
         self._announce = announce
@@ -214,7 +211,7 @@ class CoreKeeper:
                 backoff.reset()
             else:
                 wait_s = backoff.next_s()
-            if await wait_for_change(sources, versions, wait_s):
+            if await wait_for_change(sources, versions, min(wait_s, self._old_enough_in_s())):
                 await asyncio.sleep(0.05)  # the kubelet limits how often its ledger is read
 
     def _open(self) -> frozenset[str]:
@@ -461,10 +458,15 @@ class CoreKeeper:
             return False
         if key in self._not_given:
             return True
-        # The instance before this one may be giving it to a pod right now.
-        seen_s = self._first_seen_s.get(key, math.inf)
-        is_new = self._took_over() and asyncio.get_running_loop().time() < seen_s + HANDING_OVER_S
+        # The instance before this one may be giving it to a pod right now, also if another one has died in between.
+        is_new = asyncio.get_running_loop().time() < self._first_seen_s.get(key, math.inf) + HANDING_OVER_S
         return self._is_settled and not is_new and not self._may_be_mistaken(vnpu)
+
+    def _old_enough_in_s(self) -> float:
+        """Return how long it takes until another vNPU is no longer new."""
+        ends_s = (seen_s + HANDING_OVER_S for seen_s in self._first_seen_s.values())
+        now_s = asyncio.get_running_loop().time()
+        return min((end_s - now_s for end_s in ends_s if end_s > now_s), default=math.inf)
 
     def _may_be_mistaken(self, vnpu: VirtualNpu) -> bool:
         """Return whether a pod can have this vNPU although another is taken for its own: they look alike."""
@@ -482,7 +484,11 @@ class CoreKeeper:
                 await self._look(chip, CALL_S)
             except DriverError as error:
                 log.warning("it is unknown how a chip is cut", chip=chip_name(chip), error=error.message)
-        listed = (vnpu for vnpus in self._listed.values() for vnpu in vnpus)
+        listed = [vnpu for vnpus in self._listed.values() for vnpu in vnpus]
+        for vnpu in listed:
+            if self._ledger.owns(vnpu):
+                # once its pod has ended, it is unused at once
+                self._first_seen_s[vnpu.phy_id, vnpu.vdev_id] = -math.inf
         if any(self._is_unused(vnpu) for vnpu in listed):
             await self.settle()  # what is given back is judged by what the kubelet's ledger says now
         left: dict[tuple[int, int], VirtualNpu] = {}

@@ -38,8 +38,6 @@ class InstanceLock:
         self._successor: BinaryIO | None = None
         self.problem: str | None = f"waiting for the lock {self._path}"
         """Why this instance must not work yet; None while it holds the lock."""
-        self.took_over = False
-        """Whether this instance has waited for another one to release the lock."""
 
     @property
     def stands_by(self) -> bool:
@@ -51,8 +49,7 @@ class InstanceLock:
         """Hold the lock within the block; wait while another instance has it or the folder is missing."""
         unsettled: asyncio.TimerHandle | None = None
         try:
-            self.took_over = await self._wait()
-            if not self.took_over:
+            if not await self._wait():
                 # The lock may be free because a successor has died. Then the instance before still answers the kubelet.
                 unsettled = asyncio.get_running_loop().call_later(UNSETTLED_S, self.settle)
             self.problem = None

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,13 @@ from device_plugin.app import Plugin
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
+from device_plugin.pods.cutter import Cutter
+from device_plugin.pods.reconciler import Reconciler
 from device_plugin.reset.rules import obstacles
 from sandbox.cluster import SandboxCluster, pod_manifest
 from tests.device_plugin.api import NODE, running, seen, until
+from tests.device_plugin.test_probes import answers
+from tests.device_plugin.test_succession import is_registered
 from tests.device_plugin.whole import Whole
 
 SMALL, LARGE = "vir05_1c_16g", "vir10_3c_32g"
@@ -50,7 +54,7 @@ async def plugin_on(whole: Whole, healthy: int | None = CORES, **changes: Any) -
         return bool(plugin.metrics.registry.get_sample_value("ascend_dp_last_list_sent_timestamp_seconds"))
 
     async with running(plugin.run()) as task:
-        await until(lambda: task.done() or (is_watched() and healthy in {None, healthy_cores(whole)}), timeout_s=20.0)
+        await until(lambda: task.done() or (is_watched() and healthy in {None, healthy_cores(whole)}), timeout_s=30.0)
         if not task.done():
             yield plugin
 
@@ -250,7 +254,7 @@ async def test_a_vnpu_of_a_pod_that_was_refused_is_given_back_after_a_restart(fo
         driver.create_vnpu(chips[1], SMALL)
         driver.create_vnpu(chips[2], LARGE)
         async with plugin_on(whole):
-            await until(lambda: len(vnpus(whole)) == 1)
+            await until(lambda: len(vnpus(whole)) == 1, timeout_s=30.0)
             assert (await whole.claimed("kept")).metadata.annotations[REAL].startswith("Ascend910-5c.1cpu.16g-100-1_")
 
 
@@ -264,7 +268,7 @@ async def test_the_plugin_is_killed_while_it_creates(folder: Path) -> None:
         whole.node.edit_server(cuts=SimulatedCuts())
         await until(lambda: vnpus(whole) != [])  # the driver has gone on
         async with plugin_on(whole):
-            await until(lambda: vnpus(whole) == [])
+            await until(lambda: vnpus(whole) == [], timeout_s=30.0)
 
 
 async def test_leftovers_of_a_reboot_are_given_back_but_not_those_in_use(folder: Path) -> None:
@@ -280,7 +284,7 @@ async def test_leftovers_of_a_reboot_are_given_back_but_not_those_in_use(folder:
         await whole.failure("kept")  # the kubelet does not wait for the plugin
         whole.node.edit_server(cuts=SimulatedCuts(in_containers=(101,)))
         async with plugin_on(whole, healthy=CORES - 10):
-            await until(lambda: {each.vdev_id for each in vnpus(whole)} == {101})
+            await until(lambda: {each.vdev_id for each in vnpus(whole)} == {101}, timeout_s=30.0)
             (note,) = await seen(lambda: whole.notes("NPUSegmentInUse"), lambda found: len(found) == 1)
             assert note.startswith("the vNPU 101 of Ascend910-0 belongs to no pod, but the driver says")
             await seen(whole.report, lambda found: found.free == 0b1111_1110)
@@ -426,14 +430,48 @@ async def test_chips_with_vnpus_are_not_reset(folder: Path) -> None:
         assert "Ascend910-1 is cut into virtual chips" in obstacles(snapshot, 0xFF, ledger.pods, ledger.handovers)
 
 
-async def test_a_plugin_that_takes_over_leaves_what_the_one_before_it_is_giving(folder: Path) -> None:
-    async with cores_node(folder) as whole, plugin_on(whole):
-        whole.node.edit_server(cuts=SimulatedCuts(delay_s=1.0))
-        await bind(whole, "first", 5, f"1-{SMALL}")
-        await asyncio.sleep(0.3)
-        async with running(Plugin(whole.settings(dynamic_vnpus=True)).run()):
-            claimed = await whole.claimed("first")
-            whole.node.edit_server(cuts=SimulatedCuts())
-            await asyncio.sleep(1.0)
-            (vnpu,) = vnpus(whole)
-            assert claimed.metadata.annotations[REAL].startswith(f"Ascend910-5c.1cpu.16g-{vnpu.vdev_id}-1_")
+@pytest.mark.parametrize("has_died", [False, True], ids=["its successor", "the successor of one that died"])
+async def test_a_plugin_that_takes_over_leaves_what_the_one_before_it_is_giving(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, has_died: bool
+) -> None:
+    created, may_answer, restored = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    create = Cutter.create
+
+    async def slow(cutter: Cutter, chip: int, template: str, within_s: float) -> VirtualNpu:
+        vnpu = await create(cutter, chip, template, within_s)
+        created.set()
+        await may_answer.wait()
+        return vnpu
+
+    async def never(_: Reconciler) -> None:
+        restored.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Cutter, "create", slow)
+    async with cores_node(folder) as whole, running(Plugin(whole.settings(dynamic_vnpus=True)).run()) as old:
+        await until(lambda: healthy_cores(whole) == CORES)
+        new = Plugin(whole.settings(dynamic_vnpus=True))
+        with monkeypatch.context() as patch:
+            if has_died:
+                patch.setattr(Reconciler, "restore", never)
+            async with AsyncExitStack() as successors:
+                successor = await successors.enter_async_context(running(new.run()))
+                await until(lambda: new.http_address)
+                await answers(new, "/standbyz", 200, "")
+                await bind(whole, "first", 5, f"1-{SMALL}")
+                await created.wait()
+                old.cancel()
+                if has_died:
+                    await restored.wait()
+                    successor.cancel()
+                    await asyncio.wait([successor])
+                    patch.undo()
+                    new = Plugin(whole.settings(dynamic_vnpus=True))
+                    await successors.enter_async_context(running(new.run()))
+                await until(lambda: is_registered(new))
+                await asyncio.sleep(1.0)  # the other one may look at what the driver has
+                (vnpu,) = vnpus(whole)
+                may_answer.set()
+                claimed = await whole.claimed("first")
+                assert claimed.metadata.annotations[REAL].startswith(f"Ascend910-5c.1cpu.16g-{vnpu.vdev_id}-1_")
+                assert vnpus(whole) == [vnpu]
