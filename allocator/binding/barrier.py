@@ -217,7 +217,9 @@ class Barrier:
                 assembly.refused.setdefault(pod.uid, now_s)
             assembly.seen[pod.uid] = verdict
             is_new = now_s - assembly.refused.get(pod.uid, now_s) >= REFUSED_S
-            if verdict is not None and (is_new or (is_retried and is_refusal(verdict, Reason.GANG_DOES_NOT_FIT))):
+            # The gang may have been refused before it was planned, and the pod has not been filtered since.
+            stale = () if pod.uid in self._ledger.refused(job.key.plan) else (Reason.GANG_DOES_NOT_FIT,)
+            if verdict is not None and (is_new or (is_retried and is_refusal(verdict, *stale))):
                 assembly.refused.setdefault(pod.uid, now_s)
                 obstacles.append(refused(pod, verdict))
         missing = self._missing(job)

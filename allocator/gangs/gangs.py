@@ -105,8 +105,10 @@ class Gangs:
         try:
             found = self._find(pod, request, job, candidates)
         except Refusal as refusal:
-            if refusal.reason is Reason.GANG_DOES_NOT_FIT and not self._ledger.held(job.key.plan):
-                self.turns.end_turn(job)
+            if refusal.reason is Reason.GANG_DOES_NOT_FIT:
+                self._ledger.refuse(job.key.plan, pod.uid)
+                if not self._ledger.held(job.key.plan):
+                    self.turns.end_turn(job)
             elif refusal.reason is Reason.GANG_STEPPED_BACK:
                 self.turns.join(job)
             raise

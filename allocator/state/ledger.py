@@ -148,6 +148,17 @@ class Ledger:
         found = self._plans.get(plan)
         return len(found.seats) - found.empty if found is not None else 0
 
+    def refuse(self, plan: str, uid: str) -> None:
+        """Record that a pod fits nowhere beside the seats of its plan; until a Binding of it is held."""
+        found = self._plans.get(plan)
+        if found is not None:
+            found.refused.add(uid)
+
+    def refused(self, plan: str) -> Collection[str]:
+        """The uids of the pods that fitted nowhere beside the seats of a plan when they were filtered."""
+        found = self._plans.get(plan)
+        return found.refused if found is not None else ()
+
     @property
     def plans(self) -> Collection[str]:
         """The names of all plans."""

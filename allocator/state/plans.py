@@ -19,6 +19,7 @@ class Plan:
         held: the uids of the seats whose Bindings are held.
         empty: the number of unused seats that wait for a successor.
         vacated: the number of seats that have waited for a successor so far.
+        refused: the uids of the pods that fitted nowhere beside its seats when they were filtered, until they are held.
     """
 
     ttl_s: float
@@ -28,6 +29,7 @@ class Plan:
     held: set[str] = field(default_factory=set)
     empty: int = 0
     vacated: int = 0
+    refused: set[str] = field(default_factory=set)
 
     @property
     def is_deserted(self) -> bool:
@@ -43,6 +45,7 @@ class Plan:
             self.seats.add(uid)
         elif stage is Stage.HELD:
             self.held.add(uid)
+            self.refused.discard(uid)
         if (was_seat and stage is not Stage.PLANNED) or (was_held and stage not in (Stage.PLANNED, Stage.HELD)):
             self.due_s = now_s + self.ttl_s
 

@@ -332,6 +332,30 @@ async def test_a_pod_that_is_refused_as_before_its_gang_was_planned_is_noticed()
     assert "default/a-1 was refused" in (await scheduler.refusal(a)).message
 
 
+@pytest.mark.parametrize("planned_first", [True, False], ids=["since the gang was planned", "before"])
+async def test_a_pod_for_which_no_seat_was_found_counts_as_refused_since_its_gang_was_planned(
+    *, planned_first: bool
+) -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b, pod("other", 8, node="n4", chips=range(8)))
+    scheduler = Scheduler(rig)
+    if planned_first:
+        assert rig.world.engine.place(a, NODES).node != "n4"
+    message = f"0/4 nodes are available: 1 {await scheduler.try_(b, ('n4',))}, 3 Insufficient cpu."
+    assert Reason.GANG_DOES_NOT_FIT in message
+    rig.world.add(refused_by_its_scheduler(b, message))  # seen before the Binding of its peer is asked for
+    await scheduler.try_(a)
+    await scheduler.wait(RETRIED_S - 1)
+    assert rig.stage(a.uid) is Stage.HELD
+    await scheduler.wait(2)
+    assert (rig.stage(a.uid) is Stage.HELD) is not planned_first
+    if planned_first:
+        assert "default/a-1 was refused" in (await scheduler.refusal(a)).message
+    else:
+        await scheduler.try_(b)
+        await asyncio.gather(*scheduler.bindings.values())
+
+
 async def test_of_many_stuck_gangs_half_give_up_at_once() -> None:
     gangs = [gang(name, 2, since=f"2026-01-0{number}") for number, name in enumerate("abcd", start=1)]
     rig = rig_of(*(pod for pods in gangs for pod in pods))
