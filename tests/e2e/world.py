@@ -32,7 +32,7 @@ from tests.e2e.service import Service
 
 R = TypeVar("R")
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 LEASE_S = 5
 
 
