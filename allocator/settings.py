@@ -11,6 +11,7 @@ from allocator.rules.asked import (
     DEFAULT_VNPUS_PER_JOB,
     JobDefaults,
     SuperPodLimits,
+    SwitchLimits,
 )
 from ascend.addresses import is_loopback, split_address
 from ascend.daemon.certificates import TlsFiles
@@ -142,6 +143,17 @@ class Settings(DaemonSettings):
         description="how many vNPUs the pods of a job may have at one time: 1 by the makers' documents; 0: any number,"
         " as in MindCluster since 2026",
     )
+    nslb_version: Literal["1.0", "2.0"] = setting(
+        default="1.0",
+        description="by which rule servers below few leaf switches are chosen (tor-affinity): 1.0, so that no flows of"
+        " a job meet on a downlink of a spine switch; 2.0, where a controller computes the paths",
+    )
+    shared_tor_num: int = setting(
+        default=2,
+        ge=1,
+        le=2,
+        description="how many leaf switches a job shares with other jobs at most, with nslb_version 2.0",
+    )
     invalid_pods: Literal["deny", "warn"] = setting(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )
@@ -272,7 +284,8 @@ class Settings(DaemonSettings):
     def job_defaults(self) -> JobDefaults:
         """What counts for all jobs."""
         limits = SuperPodLimits.of(self.super_pod_size, self.reserve_nodes)
-        return JobDefaults(self.default_product, tuple(self.sharing_products), limits, self.vnpus_per_job)
+        switches = SwitchLimits(self.nslb_version, self.shared_tor_num)
+        return JobDefaults(self.default_product, tuple(self.sharing_products), limits, self.vnpus_per_job, switches)
 
     @property
     def reschedules(self) -> bool:

@@ -68,6 +68,9 @@ BLOCK = "super-pod-rank"
 BLOCK_SUPER_POD = "super-pod-id"
 """On a pod, by the allocator: the id of the SuperPod of its block."""
 
+SHARED_SWITCH, SWITCH_HEALTH, SHARED_SWITCH_IP = "isSharedTor", "isHealthy", "sharedTorIp"
+"""On a pod, by the allocator: how its job uses its leaf switch, by version 2 of switch affinity."""
+
 MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
 """On a pod, by its author: how many pods of its job must be placed together, if no pod group sets it."""
 
@@ -173,6 +176,15 @@ def read_block(annotations: Mapping[str, str]) -> int | None:
     """The id of a pod's block; None if it is missing or invalid."""
     text = annotations.get(BLOCK, "")
     return int(text) if len(text) <= _MOST_DIGITS and text.isascii() and text.isdigit() else None
+
+
+def read_switch_use(annotations: Mapping[str, str]) -> tuple[int, bool]:
+    """How a pod's job uses its leaf switch: 0 (free), 1 (shared) or 2 (exclusive), and whether that is healthy.
+
+    What is missing or invalid counts as 0 and as healthy.
+    """
+    use = annotations.get(SHARED_SWITCH, "")
+    return int(use) if use in ("0", "1", "2") else 0, annotations.get(SWITCH_HEALTH) != "1"
 
 
 def held_chips(annotations: Mapping[str, str]) -> ChipSet:

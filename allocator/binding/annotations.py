@@ -16,7 +16,9 @@ from allocator.rules.job_marks import OPERATOR
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.location import Location
-from allocator.state.reservation import InBlock, Reservation, Stage
+from allocator.state.reservation import InBlock, OnSwitch, Reservation, Stage
+from allocator.switches.rooms import Use
+from allocator.switches.table import SwitchTable
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     BLOCK,
@@ -26,7 +28,10 @@ from ascend.annotations import (
     RANK,
     REAL,
     SERVER_INDEX,
+    SHARED_SWITCH,
+    SHARED_SWITCH_IP,
     SUPER_POD_ID,
+    SWITCH_HEALTH,
     UNKNOWN,
     Grant,
     read_base_device_infos,
@@ -71,8 +76,10 @@ class Stamper:
         written = grant.annotations() | {DISTRIBUTED: "true" if job.is_distributed_with(pod) else "false"}
         if writes_rank(pod):
             written[RANK] = str(job.rank_of(pod))
-        if reservation.part is not None:
+        if isinstance(reservation.part, InBlock):
             written |= self._block(reservation.node, reservation.part)
+        elif reservation.part is not None:
+            written |= self._switch(reservation.part)
         record = self._cluster.nodes.get(reservation.node)
         if record is not None and record.node is not None:
             written |= _real(pod, grant, record.node, self._cluster.index.topology.location(reservation.node))
@@ -84,6 +91,16 @@ class Stamper:
         return {BLOCK: str(part.block), RANK: str(part.rank)} | (
             {BLOCK_SUPER_POD: str(super_pod)} if super_pod >= 0 else {}
         )
+
+    def _switch(self, part: OnSwitch) -> dict[str, str]:
+        """How the job of a seat uses its leaf switch (docs/spec/switch-affinity.md#version-2)."""
+        written, state = {RANK: str(part.rank)}, part.state
+        if state is not None:
+            written |= {SHARED_SWITCH: str(state.use.value), SWITCH_HEALTH: str(int(not state.is_healthy))}
+            table = self._cluster.switches.table
+            if state.use is Use.SHARED and isinstance(table, SwitchTable) and part.switch in table.switches:
+                written[SHARED_SWITCH_IP] = table.switches[part.switch]
+        return written
 
     def next_time(self) -> int:
         """A predicate time later than all before, and not earlier than the clock; Unix nanoseconds."""

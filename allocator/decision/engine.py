@@ -175,7 +175,7 @@ class DecisionEngine:
         """Every node on which a pod fits, and how: best first, by name among equals; reserves nothing.
 
         For a pod of a gang these are nodes of the product on which the gang is placed; for one of a block, those of the
-        SuperPod in which its block is placed.
+        SuperPod in which its block is placed; for one of a job with switch affinity, those below its switch.
 
         Raises:
             Refusal: the pod's request is invalid on every node, or its gang can't be placed.
@@ -183,18 +183,19 @@ class DecisionEngine:
         self._prune()
         resolved = self._reader.read(pod)
         request, own = resolved.chips, [resolved.gang.key.plan] if resolved.gang is not None else []
-        location, super_pod = self._cluster.index.topology.location, None
+        location, place = self._cluster.index.topology.location, None
         if resolved.gang is not None:
             record = self._cluster.nodes.get(node := self.gangs.preview(pod, request, resolved.gang, None))
             if record is not None and record.product is not None:
                 request = replace(request, products=frozenset({record.product.name}))
-            super_pod = location(node).super_pod if resolved.policy.has_blocks else None
+            if (level := resolved.policy.level) is not None:
+                place = level, location(node).place(level)
         with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(own):
             verdicts = self._cluster.index.verdicts(request, self._choice.without_peers(pod, resolved, None))
         found = [
             (name, fit)
             for name, fit in verdicts.items()
-            if not isinstance(fit, Refusal) and (super_pod is None or location(name).super_pod == super_pod)
+            if not isinstance(fit, Refusal) and (place is None or location(name).place(place[0]) == place[1])
         ]
         return sorted(found, key=lambda each: (each[1].key, each[0]))
 

@@ -20,6 +20,7 @@ from allocator.rules.job import stated_minimum, stated_whole, works_alone
 from allocator.rules.job_kinds import SINGLE
 from allocator.rules.job_products import (
     SUPER_POD_BLOCK,
+    TOR_AFFINITY,
     avoids_sub_healthy,
     one_product,
     wanted_products,
@@ -27,10 +28,11 @@ from allocator.rules.job_products import (
 from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest, requested_chips, requested_size
 from allocator.rules.unsupported import refused_demand
-from allocator.rules.validity import JobShape, excess_vnpus, invalidity, refuse_blocks, requested_vnpus
+from allocator.rules.validity import JobShape, excess_vnpus, invalidity, refuse_servers, requested_vnpus
 from allocator.state.cluster import Cluster
 from allocator.state.job import Cooperation, Job
 from allocator.state.ledger import Ledger
+from allocator.state.location import Level
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -151,7 +153,7 @@ class RequestReader:
         Raises:
             Refusal: it asks for what no vNPU can have.
         """
-        refuse_blocks(stated)
+        refuse_servers(stated)
         if (unsupported := refused_demand(stated, None)) is not None:
             raise unsupported
         request = ChipRequest(
@@ -165,7 +167,7 @@ class RequestReader:
         Raises:
             Refusal: it asks for what no vNPU can have.
         """
-        refuse_blocks(stated)
+        refuse_servers(stated)
         if (unsupported := refused_demand(stated, None)) is not None:
             raise unsupported
         request = replace(request, products=wanted_products(stated), avoids_sub_healthy=avoids_sub_healthy(stated))
@@ -206,13 +208,13 @@ class RequestReader:
         block = stated.metadata.annotations.get(SUPER_POD_BLOCK)
         if block is not None and block != str(request.chips) and not job.is_gang and together.known in {None, 1}:
             # A single pod has been refused by now: these are several that work alone, or nobody knows how many.
-            raise _not_together(job)
+            raise _not_together(job, Level.SUPER_POD)
         pods = together.known if together.known is not None else together.least
         policy = policy_of(Asked(f"job {job.key}", stated, request.chips, pods, request.products, self._defaults))
-        if not policy.has_blocks:
+        if policy.level is None:
             return policy, request
         if not job.is_gang:
-            raise _not_together(job)
+            raise _not_together(job, policy.level)
         if request.needs_network != policy.needs_network:
             request = replace(request, needs_network=policy.needs_network)
         return policy, request
@@ -254,9 +256,13 @@ class RequestReader:
         return excess_vnpus(pod, job.key, job.vnpus_with(pod), self._defaults.vnpus_per_job)
 
 
-def _not_together(job: Job) -> Refusal:
+def _not_together(job: Job, level: Level) -> Refusal:
+    what = {
+        Level.SUPER_POD: "blocks of nodes of one SuperPod, which are",
+        Level.SWITCH: f"servers below few leaf switches ({TOR_AFFINITY}), which are",
+    }
     return Refusal(
         Reason.INVALID_MIN_AVAILABLE,
-        f"job {job.key} requests blocks of nodes of one SuperPod, which are placed together; say how many of its pods "
-        f"start together: name a PodGroup with that minMember, or set the annotation {MIN_AVAILABLE}",
+        f"job {job.key} requests {what.get(level, 'nodes near each other, which are')} placed together; say how many "
+        f"of its pods start together: name a PodGroup with that minMember, or set the annotation {MIN_AVAILABLE}",
     )

@@ -115,7 +115,7 @@ class WaitingGangs:
             gang, needed = yield from self._gangs.gang_request(waiting[0], request, job, None)
         except Refusal:
             return None
-        if not request.is_for_chips or gang.policy.has_blocks:
+        if not request.is_for_chips or gang.policy.level is not None:
             return None  # whole nodes would drain for parts of chips, or nodes of any SuperPods for blocks
         request = max((each.request for each in gang.members[:needed]), key=lambda each: each.chips)
         priority = min(each.priority for each in waiting)

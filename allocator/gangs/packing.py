@@ -39,9 +39,9 @@ class Packing(msgspec.Struct, frozen=True):
     """The policy as a value: it has no settings."""
 
     @property
-    def has_blocks(self) -> bool:
+    def level(self) -> None:
         """A pod may be on any node."""
-        return False
+        return
 
     @property
     def needs_network(self) -> bool:

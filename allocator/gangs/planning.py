@@ -19,6 +19,7 @@ from allocator.rules.vacancy import peer_on_node
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from allocator.state.location import Level
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.grammar import count, some
@@ -290,11 +291,18 @@ class Planner:
         uids = {each.uid for each in placed}
         spread = any(each.request.is_spread for each in placed)
         peers = job.nodes_beside(uids) if spread else ()
-        record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.has_blocks else {}
+        record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.level is not None else {}
         near = count_neighbours(job, policy.near, self._cluster) if policy.near else {}
-        faulty = self._cluster.faulty_nodes.of(job.key)
         return GangRequest(
-            job.key, placed, policy, candidates, peers=peers, record=record, neighbours=near, faulty=faulty
+            job.key,
+            placed,
+            policy,
+            candidates,
+            peers=peers,
+            record=record,
+            neighbours=near,
+            faulty=self._cluster.faulty_nodes.of(job.key),
+            switches=self._cluster.switches.seen_by(job) if policy.level is Level.SWITCH else "",
         )
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:

@@ -6,8 +6,10 @@ from typing import Final
 from allocator.gangs.packing import PACKING
 from allocator.gangs.policy import Policy
 from allocator.gangs.super_pods import SuperPods
+from allocator.gangs.switch_affinity import SwitchAffinity
 from allocator.rules.asked import Asked
 from allocator.superpods.demand import read_demand
+from allocator.switches.demand import read_switch_demand
 
 
 def _super_pods(asked: Asked) -> SuperPods | None:
@@ -15,7 +17,12 @@ def _super_pods(asked: Asked) -> SuperPods | None:
     return SuperPods(demand) if demand is not None else None
 
 
-POLICIES: Final[list[Callable[[Asked], Policy | None]]] = [_super_pods]
+def _switches(asked: Asked) -> SwitchAffinity | None:
+    demand = read_switch_demand(asked)
+    return SwitchAffinity(demand) if demand is not None else None
+
+
+POLICIES: Final[list[Callable[[Asked], Policy | None]]] = [_switches, _super_pods]
 """Each reads what a job asks of one policy; None if it asks nothing of that. The first one that is asked for applies.
 
 Raises a Refusal if what the job asks is invalid.

@@ -15,7 +15,9 @@ import msgspec
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.index import NodeIndex
+from allocator.state.location import Level
 from allocator.state.reservation import Seat
+from allocator.state.switches import SwitchView
 from ascend.errors import Refusal
 from ascend.turn import Steps
 
@@ -63,9 +65,10 @@ class GangRequest(msgspec.Struct, frozen=True):
         candidates: names of the only nodes to use; None for every node.
         limits: the most of these members on a node, by name of the node; a node that is missing has no limit.
         peers: names of the nodes with other pods of the job: members that are spread are not placed there.
-        record: where pods of the job are or were, by rank; only for policies with blocks.
+        record: where pods of the job are or were, by rank; only for policies with a level.
         neighbours: how many pods of other jobs to which it prefers to be near each SuperPod has.
         faulty: names of nodes to be used last, since pods of the job have failed there.
+        switches: what is known of the leaf switches, or why they are unknown; only for policies of their level.
     """
 
     job: JobKey
@@ -77,6 +80,7 @@ class GangRequest(msgspec.Struct, frozen=True):
     record: Mapping[int, Peer] = {}
     neighbours: Mapping[int, int] = {}
     faulty: frozenset[str] = frozenset()
+    switches: SwitchView | str = ""
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""
@@ -87,10 +91,11 @@ class Policy(Protocol):
     """Where the pods of one job are placed. Equal policies place equal jobs in the same way."""
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether ranks are bound to blocks of nodes.
+    def level(self) -> Level | None:
+        """The level of the network at which groups of ranks are kept together; None if pods may be anywhere.
 
-        Then pods exchange their seats within a block only, and a rank is not sent back to its previous node alone.
+        If there is one, pods exchange their seats within one place of that level only, and the policy itself sends
+        ranks back to their previous nodes.
         """
 
     @property

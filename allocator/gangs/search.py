@@ -60,7 +60,7 @@ class Search:
         index = self._cluster.index
         found = at_once(self._with_previous_nodes(replace(gang, limits=self._remaining(setback, job)), index))
         is_new = not isinstance(found, Refusal) and not conflicts_with(found, setback.conflicts)
-        if len(gang.members) == 1 or gang.policy.has_blocks or (is_new and setback.tries % 2):
+        if len(gang.members) == 1 or gang.policy.level is not None or (is_new and setback.tries % 2):
             return found
         random = Random(f"{gang.job} {setback.tries}")  # noqa: S311 - repeatable choices, no secrets
         return redraw(gang, setback.conflicts, index, random) or found
@@ -72,7 +72,7 @@ class Search:
 
     def _on_others_first(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Seats on nodes where no pod of the gang has failed, else on any."""
-        if gang.faulty and not gang.policy.has_blocks:  # else the policy itself uses them last
+        if gang.faulty and gang.policy.level is None:  # else the policy itself uses them last
             limits = {**gang.limits, **dict.fromkeys(gang.faulty, 0)}
             found = yield from self._with_previous_nodes(replace(gang, limits=limits), index)
             if not isinstance(found, Refusal):
@@ -81,7 +81,7 @@ class Search:
 
     def _with_previous_nodes(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
-        if gang.policy.has_blocks or self._cluster.previous is None:
+        if gang.policy.level is not None or self._cluster.previous is None:
             return (yield from gang.policy.place(gang, index))
         previous = self._cluster.previous.of(gang.job)
         kept = tuple(

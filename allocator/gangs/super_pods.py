@@ -48,9 +48,9 @@ class SuperPods(msgspec.Struct, frozen=True):
     demand: Demand
 
     @property
-    def has_blocks(self) -> bool:
-        """Each rank belongs to a block."""
-        return True
+    def level(self) -> Level:
+        """The nodes of a block are in one SuperPod."""
+        return Level.SUPER_POD
 
     @property
     def needs_network(self) -> bool:

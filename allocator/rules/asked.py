@@ -40,6 +40,21 @@ class SuperPodLimits(msgspec.Struct, frozen=True):
 DEFAULT_SUPER_PODS: Final = SuperPodLimits()
 
 
+class SwitchLimits(msgspec.Struct, frozen=True):
+    """How jobs use the leaf switches of a cluster (docs/spec/switch-affinity.md#inputs).
+
+    Attributes:
+        version: by which rule servers are chosen, ``1.0`` or ``2.0``.
+        most_shared: how many switches a job should share with others at most, 1 or 2; only for version 2.0.
+    """
+
+    version: str = "1.0"
+    most_shared: int = 2
+
+
+DEFAULT_SWITCHES: Final = SwitchLimits()
+
+
 class JobDefaults(msgspec.Struct, frozen=True):
     """What an administrator has set for all jobs.
 
@@ -48,12 +63,14 @@ class JobDefaults(msgspec.Struct, frozen=True):
         sharing_products: names of products whose servers may take several pods of one job of several pods.
         super_pods: the size of SuperPods, and their reserve.
         vnpus_per_job: how many vNPUs the pods of a job may have at one time; 0 for any number.
+        switches: how jobs use the leaf switches.
     """
 
     product: str = ""
     sharing_products: Container[str] = ()
     super_pods: SuperPodLimits = DEFAULT_SUPER_PODS
     vnpus_per_job: int = DEFAULT_VNPUS_PER_JOB
+    switches: SwitchLimits = DEFAULT_SWITCHES
 
 
 NO_DEFAULTS: Final = JobDefaults()

@@ -16,6 +16,7 @@ from allocator.rules.job_products import (
     SUPER_POD_AFFINITY,
     SUPER_POD_BLOCK,
     SUPER_POD_FIT,
+    TOR_AFFINITY,
 )
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -26,7 +27,7 @@ from ascend.reasons import Reason
 
 DECIDING: Final = frozenset({
     SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
-    "tor-affinity",
+    TOR_AFFINITY,
 })  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 

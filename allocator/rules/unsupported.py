@@ -17,6 +17,7 @@ from allocator.rules.job_products import (
     SUPER_POD_AFFINITY,
     SUPER_POD_BLOCK,
     SUPER_POD_FIT,
+    TOR_AFFINITY,
     is_mind_ie,
     names_blocks,
 )
@@ -33,7 +34,6 @@ from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
 
 _VENDOR: Final = "huawei.com/"
-_TOR_AFFINITY: Final = "tor-affinity"
 _NOTHING: Final = frozenset({"", "null"})
 
 
@@ -316,7 +316,7 @@ def _without_blocks(finder: Finder) -> Finder:
 
 
 _SHARES: Final = tuple(f"huawei.com/scheduler.softShareDev.{each}" for each in ("policy", "aicoreQuota", "hbmQuota"))
-_REFUSED_LABELS: Final = frozenset({_TOR_AFFINITY, *_SHARES})
+_REFUSED_LABELS: Final = frozenset(_SHARES)
 _REFUSED_ANNOTATIONS: Final = frozenset({SUPER_POD_BLOCK, NETWORK_TOPOLOGY})
 _FAULTS: Final = (
     "jobs are rescheduled after faults only if the allocator's setting reschedule is on; otherwise the job's own "
@@ -329,10 +329,6 @@ _COUNTED: Final = (
 # A table: how it is written; what it requests; what becomes of the pod; the sentence; how it is found.
 # fmt: off
 UNSUPPORTED: Final = (
-    Unsupported("label `tor-affinity`, unless `null`",
-        "nodes below as few switches as possible ([switch affinity](spec/switch-affinity.md))",
-        Outcome.REFUSED, "the allocator does not know the switches of the nodes; remove it, or set it to null",
-        _label(_TOR_AFFINITY, but=frozenset({"null"}))),
     Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job with the mode `hard`",
         "nodes that are near to each other in the network",
         Outcome.REFUSED, "the allocator does not know the network of the nodes; remove it, or set its mode to soft",
@@ -388,7 +384,7 @@ UNSUPPORTED: Final = (
         "it as the other one",
         _any_of(_label("huawei.com/schedule_policy"), _label(MIN_AVAILABLE), _label(SUPER_POD_BLOCK),
                 _label(SUPER_POD_FIT), _annotation(SUPER_POD_AFFINITY), _annotation("subHealthyStrategy"),
-                _annotation(_TOR_AFFINITY), _annotation("fault-scheduling"), _annotation("pod-rescheduling"),
+                _annotation(TOR_AFFINITY), _annotation("fault-scheduling"), _annotation("pod-rescheduling"),
                 _annotation("process-recover-enable"), _annotation(RETRY_TIMES))),
     Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "
         "`minAvailable` of its operator's object",

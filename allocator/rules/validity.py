@@ -14,7 +14,7 @@ import msgspec
 from allocator.rules.asked import DEFAULT_VNPUS_PER_JOB
 from allocator.rules.cores import requested_cores
 from allocator.rules.job import JobKey
-from allocator.rules.job_products import SUPER_POD_BLOCK, product_marks, wanted_products
+from allocator.rules.job_products import NO_TOR_AFFINITY, SUPER_POD_BLOCK, TOR_AFFINITY, product_marks, wanted_products
 from allocator.rules.request import counted_chips, requested_chips
 from allocator.rules.unsupported import refused_demand
 from ascend.chips import RESOURCE
@@ -67,7 +67,7 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
         if not own or counted_chips(pod):
             sizes.add(requested_chips(pod))
         else:
-            refuse_blocks(pod)
+            refuse_servers(pod)
             requested_cores(pod)
     for pod in requesting:
         chips = max(sizes) if len(requesting) == 1 and sizes else None
@@ -81,8 +81,8 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
     return JobShape(key, frozenset(sizes), len(requesting), products, vnpus, most)
 
 
-def refuse_blocks(pod: Pod) -> None:
-    """Accept a pod with a vNPU unless it also asks for blocks of whole servers.
+def refuse_servers(pod: Pod) -> None:
+    """Accept a pod with a vNPU unless it also asks for whole servers: for blocks of them, or below few switches.
 
     Raises:
         Refusal: it does.
@@ -91,6 +91,10 @@ def refuse_blocks(pod: Pod) -> None:
     if block is not None:
         sentence = f"annotation {SUPER_POD_BLOCK}={block}: blocks consist of whole servers, the pod requests a vNPU"
         raise Refusal(Reason.UNSUPPORTED_POLICY, f"pod {pod.key}: {sentence}; remove the annotation")
+    value = pod.metadata.labels.get(TOR_AFFINITY, NO_TOR_AFFINITY)
+    if value != NO_TOR_AFFINITY:
+        sentence = f"label {TOR_AFFINITY}={value[:40]}: switch affinity is for whole chips, the pod requests a vNPU"
+        raise Refusal(Reason.UNSUPPORTED_POLICY, f"pod {pod.key}: {sentence}; remove the label")
 
 
 def requested_vnpus(pod: Pod) -> int:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from allocator.rules.job import JobKey
+from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.block_record import BlockRecord, Spot
@@ -30,6 +31,7 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
+from allocator.state.switches import Switches, asks_for_switches
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import CLAIMED, read_block, read_predicate_time
 from ascend.errors import Refusal
@@ -83,6 +85,8 @@ class Cluster:
         self.changes = Changes()
         self.jobs = Jobs()
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
+        self.switches = Switches(self.jobs.by_key, lambda node: self.index.topology.location(node).spot, ledger)
+        self.switches.changed = self._switches_changed
         self.faulty_nodes = FaultyNodes()
         self.waiting = WaitingPods()
         self.followers = PodFollowers()
@@ -129,7 +133,7 @@ class Cluster:
     def suits(self, held: Reservation, request: ChipRequest) -> bool:
         """Whether reserved chips still suit a request."""
         record = self._records.get(held.node)
-        has_moved = held.part is not None and self.index.topology.has_left(held.node, held.part.super_pod)
+        has_moved = held.part is not None and self.index.topology.has_left(held.node, *held.part.place)
         if record is None or not request.is_for(held.take) or has_moved:
             return False
         others = {uid: take for uid, take in self._ledger.on(held.node).items() if uid != held.uid}
@@ -209,10 +213,12 @@ class Cluster:
 
     def _remember(self, pod: Pod) -> None:
         """Record for its successor where a pod is that was bound."""
-        block = read_block(pod.metadata.annotations)
+        block, job = read_block(pod.metadata.annotations), self.jobs.job_of(pod)
+        if block is None and asks_for_switches(with_settings(pod, job.settings)):
+            block = 0  # the whole job returns to its servers
         if self.previous is None and block is None:
             return
-        job, now_s = self.jobs.job_of(pod), self._clock()
+        now_s = self._clock()
         rank = job.rank_of(pod)
         if self.previous is not None:
             self.previous.remember(job.key, rank, pod.spec.node_name, now_s)
@@ -266,6 +272,12 @@ class Cluster:
             node = pod.spec.node_name or (held.node if held is not None else "")
             self.jobs.set_placed(uid, node)
 
+    def _switches_changed(self) -> None:
+        for record in self._records.values():
+            self.index.locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
+            self.changes.note(record.name)
+        self.index.version += 1  # jobs may have waited for any table
+
     def _record(self, name: str) -> NodeRecord:
         record = self._records.get(name)
         if record is None:
@@ -292,7 +304,7 @@ class Cluster:
         record.idle = None
         record.reread()
         self._set_product(record, record.identify())
-        self.index.locate(name, read_location(record.node, record.report))
+        self.index.locate(name, read_location(record.node, record.report, self.switches.find(record.node)))
         self._offer(record)
 
     def _offer(self, record: NodeRecord) -> None:

@@ -13,6 +13,7 @@ from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, VOLCANO
 from allocator.state.cluster import Cluster
 from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
 from allocator.state.plain_pods import PlainPods
+from allocator.switches.table import NAME as SWITCHES
 from ascend.deviceinfo import LABELS, NAMESPACE
 from ascend.kube.job_objects import JobObject
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
@@ -39,6 +40,7 @@ class WatchedKind:
         delete: removes an object.
         scope: in which namespaces it is watched.
         label_selector: which objects are watched; empty for all.
+        field_selector: the same by fields.
         jobs: what jobs call the kind, if it may be missing in a cluster: it comes with a custom resource.
         unkept: the objects of which the reflector keeps no copy; None if it keeps all.
     """
@@ -49,6 +51,7 @@ class WatchedKind:
     delete: Callable[[Cluster, Any], None]
     scope: Scope = "all"
     label_selector: str = ""
+    field_selector: str = ""
     jobs: str = ""
     unkept: Callable[[Cluster], PlainPods] | None = None
 
@@ -56,6 +59,12 @@ class WatchedKind:
     def is_optional(self) -> bool:
         """Whether a cluster may not serve the kind."""
         return bool(self.jobs)
+
+    @property
+    def selectors(self) -> dict[str, str]:
+        """The query by which the API server selects the objects."""
+        given = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {key: value for key, value in given.items() if value}
 
     def namespace(self, health_namespace: str) -> str:
         """The namespace to watch; empty for all of them.
@@ -128,6 +137,14 @@ KINDS: Final = (
         apply=lambda cluster, each: cluster.reports.applied(each),
         delete=lambda cluster, each: cluster.reports.deleted(each),
         scope="device-reports",
+    ),
+    WatchedKind(
+        "leaf switches",
+        CONFIG_MAPS,
+        lambda cluster, each: cluster.switches.applied(each),
+        lambda cluster, each: cluster.switches.deleted(each),
+        scope="device-reports",
+        field_selector=f"metadata.name={SWITCHES}",
     ),
     _reports(
         "node health",

@@ -1,4 +1,4 @@
-"""Where a node is: its SuperPod and its index there, its rack.
+"""Where a node is: its SuperPod and its index there, its rack, its leaf switch and its slot there.
 
 docs/spec/superpod.md#superpod-ids: the device plugin publishes the ids in its report and on the Node. The report counts
 first, since it is the newest; a field that is missing says nothing, and id 0 is a SuperPod like any other.
@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from allocator.state.report import NO_REPORT, NodeReport
+from allocator.switches.rooms import Spot
 from ascend.annotations import RACK_ID, SERVER_INDEX, SUPER_POD_ID, UNKNOWN
 from ascend.errors import Refusal
 from ascend.kube.objects import Node
@@ -24,6 +25,7 @@ class Level(StrEnum):
 
     SUPER_POD = "SuperPod"
     RACK = "rack"
+    SWITCH = "switch"
 
 
 class Location(msgspec.Struct, frozen=True, gc=False):
@@ -33,11 +35,20 @@ class Location(msgspec.Struct, frozen=True, gc=False):
         super_pod: the id of its SuperPod.
         server_index: its index within the SuperPod.
         rack: the id of its rack.
+        switch: the number of its leaf switch.
+        slot: its slot there.
     """
 
     super_pod: int = UNKNOWN
     server_index: int = UNKNOWN
     rack: int = UNKNOWN
+    switch: int = UNKNOWN
+    slot: int = UNKNOWN
+
+    @property
+    def spot(self) -> Spot | None:
+        """Where it is below a leaf switch; None if it is below no known one."""
+        return Spot(self.switch, self.slot) if self.switch >= 0 else None
 
     @property
     def places(self) -> Iterator[tuple[Level, int]]:
@@ -46,26 +57,35 @@ class Location(msgspec.Struct, frozen=True, gc=False):
             yield Level.SUPER_POD, self.super_pod
         if self.rack >= 0:
             yield Level.RACK, self.rack
+        if self.switch >= 0:
+            yield Level.SWITCH, self.switch
+
+    def place(self, level: Level) -> int:
+        """The id of its place at a level; negative if that is unknown."""
+        return {Level.SUPER_POD: self.super_pod, Level.RACK: self.rack, Level.SWITCH: self.switch}[level]
 
 
 NOWHERE: Final = Location()
 """Where most nodes are: in no SuperPod, and in no rack that anybody has published."""
 
 
-def read_location(node: Node | None, report: NodeReport | Refusal) -> Location:
+def read_location(node: Node | None, report: NodeReport | Refusal, spot: Spot | None = None) -> Location:
     """Read where a node is.
 
     Args:
         node: the node; None if only its report is known.
         report: what its device plugin reports.
+        spot: where it is below a leaf switch; None if it is below no known one.
     """
     annotations, labels = (node.metadata.annotations, node.metadata.labels) if node is not None else ({}, {})
     said = report if isinstance(report, NodeReport) else NO_REPORT
     super_pod = _first(said.super_pod, annotations.get(SUPER_POD_ID), labels.get(SUPER_POD_LABEL))
     rack = _first(said.rack, annotations.get(RACK_ID), labels.get(RACK_LABEL))
-    if super_pod < 0 and rack < 0:
+    if super_pod < 0 and rack < 0 and spot is None:
         return NOWHERE
-    return Location(super_pod, _first(said.server_index, annotations.get(SERVER_INDEX), labels.get(SERVER_LABEL)), rack)
+    index = _first(said.server_index, annotations.get(SERVER_INDEX), labels.get(SERVER_LABEL))
+    switch, slot = (spot.switch, spot.slot) if spot is not None else (UNKNOWN, UNKNOWN)
+    return Location(super_pod, index, rack, switch, slot)
 
 
 def malformed_ids(node: Node) -> Iterator[str]:

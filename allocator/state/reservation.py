@@ -20,6 +20,8 @@ from enum import StrEnum
 
 import msgspec
 
+from allocator.state.location import Level
+from allocator.switches.rooms import SwitchState
 from ascend.annotations import Grant
 from ascend.takes import Take
 
@@ -48,6 +50,35 @@ class InBlock(msgspec.Struct, frozen=True, gc=False):
     rank: int
     super_pod: int = -1
 
+    @property
+    def place(self) -> tuple[Level, int]:
+        """Where its node has to be."""
+        return Level.SUPER_POD, self.super_pod
+
+
+class OnSwitch(msgspec.Struct, frozen=True, gc=False):
+    """The part of a seat in a job with switch affinity.
+
+    Attributes:
+        switch: the number of the leaf switch below which its node has to be.
+        rank: the rank within the job for which it was found.
+        state: how the job uses the switch; None in version 1, which writes nothing of it.
+    """
+
+    switch: int
+    rank: int
+    state: SwitchState | None = None
+
+    @property
+    def block(self) -> int:
+        """Pods below one switch may exchange their seats."""
+        return self.switch
+
+    @property
+    def place(self) -> tuple[Level, int]:
+        """Where its node has to be."""
+        return Level.SWITCH, self.switch
+
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
     """What is reserved for a pod.
@@ -61,7 +92,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
         since_s: when it entered the stage, on the ledger's clock.
         predicate_time: what is written on the pod, Unix nanoseconds; None before that is known.
         plan: the name of the plan to which the seat belongs; empty for a pod placed alone.
-        part: its part in a job with blocks; None in other jobs.
+        part: its part in a job with blocks or with switch affinity; None in other jobs.
     """
 
     uid: str
@@ -72,7 +103,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     since_s: float
     predicate_time: int | None = None
     plan: str = ""
-    part: InBlock | None = None
+    part: InBlock | OnSwitch | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -93,11 +124,11 @@ class Seat(msgspec.Struct, frozen=True, gc=False):
         pod: ``namespace/name``.
         node: the node.
         take: what the pod takes there.
-        part: its part in a job with blocks; None in other jobs.
+        part: its part in a job with blocks or with switch affinity; None in other jobs.
     """
 
     uid: str
     pod: str
     node: str
     take: Take
-    part: InBlock | None = None
+    part: InBlock | OnSwitch | None = None

@@ -1,4 +1,4 @@
-"""The nodes of each SuperPod and each rack, by what they have left.
+"""The nodes of each SuperPod, each rack and each leaf switch, by what they have left.
 
 A policy with blocks asks how many nodes of each SuperPod a request fits on. Nodes with equal vacancies are in one
 bucket of the index (``index.py``), so that is one verdict for each bucket that a SuperPod has nodes in, not for each
@@ -14,7 +14,7 @@ from allocator.state.ranking import Bucket
 
 
 class Place:
-    """The usable nodes of a SuperPod or of a rack."""
+    """The usable nodes of a SuperPod, of a rack or of a leaf switch."""
 
     __slots__ = ("_nodes",)
 
@@ -75,9 +75,9 @@ class Topology:
             self.put(name, bucket)
         return True
 
-    def has_left(self, name: str, super_pod: int) -> bool:
-        """Whether a node is no longer in a SuperPod; never for a negative id."""
-        return super_pod >= 0 and self.location(name).super_pod != super_pod
+    def has_left(self, name: str, level: Level, place: int) -> bool:
+        """Whether a node is no longer in a place; never for a negative id."""
+        return place >= 0 and self.location(name).place(level) != place
 
     def location(self, name: str) -> Location:
         """Where a node is."""
@@ -86,7 +86,7 @@ class Topology:
     def put(self, name: str, bucket: Bucket) -> None:
         """Add a usable node, which is in a bucket of the index."""
         location = self._locations.get(name)
-        if location is not None:  # few clusters have SuperPods
+        if location is not None:  # few clusters have SuperPods or known switches
             for level, number in location.places:
                 places = self._places[level]
                 if (place := places.get(number)) is None:

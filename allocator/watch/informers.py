@@ -194,6 +194,7 @@ def make_reflector(
         _Handler(cluster, kind),
         namespace=kind.namespace(health_namespace),
         label_selector=kind.label_selector,
+        field_selector=kind.field_selector,
         unkept=kind.unkept(cluster) if kind.unkept is not None else None,
         monotonic=monotonic,
     )

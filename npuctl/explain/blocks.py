@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
+from allocator.state.reservation import InBlock
 from allocator.superpods.choice import describe, describe_room
 from allocator.superpods.demand import Demand
 from ascend.annotations import read_block
@@ -34,7 +35,7 @@ def describe_blocks(
                 block = job.rank_of(each) // demand.size
             if block is not None:
                 running[block].append(location(each.spec.node_name).super_pod)
-        elif (held := allocator.ledger.get(each.uid)) is not None and held.part is not None:
+        elif (held := allocator.ledger.get(each.uid)) is not None and isinstance(held.part, InBlock):
             planned[held.part.block].append(held.part.super_pod)
     said = describe(free, planned, demand, running) if planned else describe_room(free, demand, running)
     return (*said, *allocator.engine.advice(pod))

@@ -171,9 +171,8 @@ async def _list_kind(
 ) -> list[Any] | None:
     """List the objects of a kind; None if it is optional and the cluster does not serve it."""
     path = kind.resource.path(namespace=kind.namespace(health_namespace))
-    query = {"labelSelector": kind.label_selector} if kind.label_selector else None
     try:
-        return list(_decoded(await client.request("GET", path, query=query), kind, skipped))
+        return list(_decoded(await client.request("GET", path, query=kind.selectors), kind, skipped))
     except ApiError as error:
         # The API server checks rights first, so a kind it does not serve is forbidden too.
         is_forbidden = error.status == HTTPStatus.FORBIDDEN

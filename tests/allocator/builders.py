@@ -9,7 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.decision.engine import DecisionEngine
-from allocator.rules.asked import DEFAULT_SUPER_PODS, DEFAULT_VNPUS_PER_JOB, JobDefaults, SuperPodLimits
+from allocator.rules.asked import (
+    DEFAULT_SUPER_PODS,
+    DEFAULT_SWITCHES,
+    DEFAULT_VNPUS_PER_JOB,
+    JobDefaults,
+    SuperPodLimits,
+    SwitchLimits,
+)
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -166,6 +173,7 @@ class World:
         super_pods: SuperPodLimits = DEFAULT_SUPER_PODS,
         earmark_share: float = 0.0,
         vnpus_per_job: int = DEFAULT_VNPUS_PER_JOB,
+        switches: SwitchLimits = DEFAULT_SWITCHES,
     ) -> None:
         self.now_s = 100.0
         self.ledger = Ledger(ttl_s=ttl_s, monotonic=lambda: self.now_s)
@@ -173,7 +181,7 @@ class World:
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,
-            defaults=JobDefaults(default_product, sharing_products, super_pods, vnpus_per_job),
+            defaults=JobDefaults(default_product, sharing_products, super_pods, vnpus_per_job, switches),
             earmark_share=earmark_share,
             now_s=lambda: self.now_s,
         )

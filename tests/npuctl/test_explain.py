@@ -303,7 +303,7 @@ def test_the_pods_of_a_gang_that_fits_are_printed_once(tmp_path: Path) -> None:
 
 
 def test_more_nodes_are_not_advised_for_a_request_that_none_can_take(tmp_path: Path) -> None:
-    printed = people(tmp_path, node("n1"), pod("train", 8, labels={"tor-affinity": "normal-schema"}))
+    printed = people(tmp_path, node("n1"), pod("train", 8, labels={"tor-affinity": "?"}))
     assert printed.split("what would help:\n")[1] == "  change the pod or its job: nothing on any node helps\n"
 
 

@@ -29,8 +29,8 @@ class RackBlocks(msgspec.Struct, frozen=True):
     size: int
 
     @property
-    def has_blocks(self) -> bool:
-        return True
+    def level(self) -> Level:
+        return Level.RACK
 
     @property
     def needs_network(self) -> bool:

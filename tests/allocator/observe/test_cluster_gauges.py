@@ -48,7 +48,7 @@ def gang(count: int, chips: int = 8, minimum: int | None = None) -> list[Pod]:
         (pod("a", 4), WaitingFor.CHIPS),
         (pod("a", 3), WaitingFor.NODES),  # of another product, as the broken one may be
         (pod("a", 17), WaitingFor.CHANGE),
-        (pod("a", 1, labels={"tor-affinity": "normal-schema"}), WaitingFor.CHANGE),
+        (pod("a", 1, labels={"huawei.com/scheduler.softShareDev.policy": "fixed-share"}), WaitingFor.CHANGE),
         (selecting(pod("a", 8), {"pool": "none"}), WaitingFor.NODES),
         (selecting(pod("a", 8), {"pool": "broken"}), WaitingFor.NODES),
         (pod("a", 8, annotations={GROUP: "x", MIN_AVAILABLE: "2"}), WaitingFor.PODS),

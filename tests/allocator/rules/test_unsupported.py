@@ -66,9 +66,6 @@ TOLD = (
     requesting("huawei.com/ascend910"),
 )
 REFUSED = (
-    (pod("a", 8, labels={"tor-affinity": "large-model-schema"}), Reason.UNSUPPORTED_POLICY),
-    (pod("a", 8, labels={"tor-affinity": "normal-schema"}), Reason.UNSUPPORTED_POLICY),
-    (pod("a", 8, labels={"tor-affinity": "?"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 8, annotations={NETWORK_TOPOLOGY: "hard"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 1, labels={"huawei.com/scheduler.softShareDev.aicoreQuota": "50"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 4, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
@@ -230,11 +227,11 @@ def test_what_the_group_says_counts_before_what_pods_say() -> None:
 def test_a_group_of_volcano_is_read() -> None:
     world = World()
     group = pod_group(1)
-    labels = {"tor-affinity": "normal-schema", "fault-scheduling": "grace", "other": "x"}
+    labels = {"tor-affinity": "?", "fault-scheduling": "grace", "other": "x"}
     world.cluster.jobs.group_applied(VOLCANO, replace(group, metadata=replace(group.metadata, labels=labels)))
     each = pod("a", 8, annotations={GROUP: "train"})
     world.add(node("n1"), each)
-    assert "label tor-affinity=normal-schema" in world.refusal(each).message
+    assert "label tor-affinity='?'" in world.refusal(each).message
     (told,) = world.engine.without_effect(each)
     assert told.startswith("label fault-scheduling=grace: ")
 

@@ -350,7 +350,8 @@ async def test_watch_sends_every_node_and_then_the_changed_ones(allocator: Alloc
             pb.PodRequest(resources={RESOURCE: 4}, annotations={"huawei.com/schedule_policy": "best"}),
             Reason.UNKNOWN_POLICY,
         ),
-        (pb.PodRequest(resources={RESOURCE: 8}, labels={"tor-affinity": "normal-schema"}), Reason.UNSUPPORTED_POLICY),
+        (pb.PodRequest(resources={RESOURCE: 8}, labels={"tor-affinity": "?"}), Reason.INVALID_REQUEST),
+        (pb.PodRequest(resources={RESOURCE: 8}, labels={"tor-affinity": "normal-schema"}, replicas=2), ""),
         (pb.PodRequest(resources={RESOURCE: 4}, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
         *(
             (

@@ -323,10 +323,12 @@ async def test_an_invalid_pod_is_only_warned_about_if_configured(tmp_path: Path)
 
 async def test_a_demand_that_can_not_be_met_is_denied_with_the_filters_sentence(allocator: Allocator) -> None:
     await allocator.node("n1")
-    labels = {"tor-affinity": "normal-schema"}
+    labels = {"huawei.com/scheduler.softShareDev.policy": "fixed-share"}
     denied = await review(allocator, "pods", pod_manifest("near", 8, labels=labels))
     sentence = denied["status"]["message"]
-    assert re.search("^UnsupportedPolicy: pod default/near: label tor-affinity=normal-schema: ", sentence)
+    assert re.search(
+        "^UnsupportedPolicy: pod default/near: label huawei.com/scheduler.softShareDev.policy=fixed-share: ", sentence
+    )
     created = await allocator.pod("near", 8, labels=labels)
     assert (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"] == {"n1": sentence}
 

@@ -1,0 +1,256 @@
+"""The policy for jobs with switch affinity: their servers are below few leaf switches.
+
+docs/spec/switch-affinity.md; which servers is decided by ``allocator/switches``, from what the index has. Each pod gets
+a server of its own, in the order of the ranks.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from allocator.gangs.policy import GangRequest, Member
+from allocator.rules.vacancy import Fit
+from allocator.state.index import NodeIndex
+from allocator.state.location import Level
+from allocator.state.ranking import Bucket
+from allocator.state.reservation import OnSwitch, Seat
+from allocator.state.switches import SwitchUse, SwitchView
+from allocator.switches.demand import SwitchDemand, Version
+from allocator.switches.replacing import Staying, replace_single_layer, replace_v1, replace_v2
+from allocator.switches.rooms import UNUSED, Lack, Placement, Room, Spot, SwitchState, Use
+from allocator.switches.single_layer import place_single_layer
+from allocator.switches.table import SwitchTable
+from allocator.switches.v1 import place_v1
+from allocator.switches.v2 import place_v2
+from ascend.errors import Refusal
+from ascend.grammar import count, some
+from ascend.reasons import Reason
+from ascend.turn import Steps
+
+_STEP: Final = 64
+"""After so many switches there is a pause."""
+
+
+class SwitchAffinity(msgspec.Struct, frozen=True):
+    """Places the pods of a job with switch affinity.
+
+    Attributes:
+        demand: what the job asks for.
+    """
+
+    demand: SwitchDemand
+
+    @property
+    def level(self) -> Level:
+        """Pods exchange their seats below one switch only, so ranks that follow each other stay near each other."""
+        return Level.SWITCH
+
+    @property
+    def needs_network(self) -> bool:
+        """The pods communicate over the network of their chips."""
+        return True
+
+    @property
+    def near(self) -> Mapping[str, str]:
+        """It has no preference for other jobs."""
+        return {}
+
+    def fewest(self, gang: GangRequest, needed: int) -> int:  # noqa: ARG002 - any number may be placed
+        """As many as the minimum needs."""
+        return needed
+
+    def place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """Find a server for each member, or say why there is none."""
+        if isinstance(gang.switches, str):
+            return Refusal(Reason.SWITCHES_UNKNOWN, f"job {gang.job} asks for switch affinity: {gang.switches}")
+        found: list[Seat] | Refusal | None = None
+        if gang.faulty:  # on nodes where no pod of the job has failed, if that is possible
+            found = yield from self._place(
+                replace(gang, limits={**gang.limits, **dict.fromkeys(gang.faulty, 0)}), index
+            )
+        if found is None or isinstance(found, Refusal):
+            found = yield from self._place(gang, index)
+        return found
+
+    def _place(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        view = gang.switches
+        assert isinstance(view, SwitchView)  # noqa: S101 - see place
+        location = index.topology.location
+        there = [spot for peer in gang.record.values() if peer.stays and (spot := location(peer.node).spot) is not None]
+        only = gang.allowed(gang.members[0]) if len(gang.members) == 1 else None
+        if only is not None and len(only) == 1:
+            return (yield from self._place_on(gang, view, there, next(iter(only)), index))
+        servers = yield from Servers.read(gang, index)
+        homes = self._homes(gang, servers)
+        placed = self._complete(servers, [*there, *homes.values()], view, len(gang.members) - len(homes))
+        if isinstance(placed, Lack) and homes:
+            homes = {}
+            placed = self._complete(servers, there, view, len(gang.members))
+        if isinstance(placed, Lack):
+            return self._refuse(gang, placed, servers)
+        spots = iter(placed.spots)
+        seats = ((member, homes[member.rank] if member.rank in homes else next(spots)) for member in gang.members)
+        return [self._seat(member, spot, servers, placed.states) for member, spot in seats]
+
+    def _homes(self, gang: GangRequest, servers: "Servers") -> dict[int, Spot]:
+        """The spots of members by rank that return to the servers of their predecessors."""
+        past = {rank: peer.node for rank, peer in gang.record.items() if not peer.stays}
+        by_name = {name: spot for spot, name in servers.names.items()}
+        found = {
+            member.rank: by_name[node]
+            for member in gang.members
+            if (node := past.get(member.rank)) is not None and node in by_name
+        }
+        return found if len(set(found.values())) == len(found) else {}
+
+    def _complete(
+        self, servers: "Servers", staying: Collection[Spot], view: SwitchView, missing: int
+    ) -> Placement | Lack:
+        """Servers for the missing pods of a job, and the states of all its switches."""
+        demand, table, rooms = self.demand, view.table, servers.rooms(view.others, staying)
+        if not staying:
+            return self._anew(rooms, missing, table)
+        rest = Staying(staying, self._own_states(staying, view))
+        if not missing:
+            return Placement([], rest.states)
+        if table.is_single_layer:
+            return replace_single_layer(rooms, missing, rest)
+        if demand.version is Version.V1:
+            return replace_v1(rooms, missing, rest, demand.schema)
+        return replace_v2(rooms, missing, rest, demand.schema, demand.most_shared)
+
+    def _anew(self, rooms: Sequence[Room], pods: int, table: SwitchTable) -> Placement | Lack:
+        """Servers for all pods of a job."""
+        if table.is_single_layer:
+            return place_single_layer(rooms, table.width, pods)
+        if self.demand.version is Version.V1:
+            return place_v1(rooms, table.width, pods, self.demand.schema)
+        return place_v2(rooms, table.width, pods, self.demand.schema, self.demand.most_shared)
+
+    def _own_states(self, staying: Collection[Spot], view: SwitchView) -> dict[int, SwitchState]:
+        """How the job uses the switches of the pods that stay: as is written on them, else as others leave them."""
+        switches = sorted({spot.switch for spot in staying})
+        if len(switches) <= 1:
+            return {}
+        found = {switch: view.own[switch] for switch in switches if view.own.get(switch, UNUSED) != UNUSED}
+        shared = sum(state.use is Use.SHARED for state in found.values())
+        for switch in switches:
+            if switch not in found:
+                is_shared = view.others.get(switch, SwitchUse()).state.use is not Use.FREE
+                shared += is_shared
+                is_healthy = not is_shared or shared <= self.demand.most_shared
+                found[switch] = SwitchState(Use.SHARED if is_shared else Use.EXCLUSIVE, is_healthy)
+        return found
+
+    def _place_on(
+        self,
+        gang: GangRequest,
+        view: SwitchView,
+        there: Collection[Spot],
+        node: str,
+        index: NodeIndex,
+    ) -> Steps[list[Seat] | Refusal]:
+        """Place a pod on the one node that its scheduler has chosen.
+
+        Of a job that starts: below a switch where the job as a whole would have one more server. What its other pods
+        have counts as free for that, so it does not matter in which order they come. The successor of a pod that has
+        ended may be where it could be placed as well.
+        """
+        member = gang.members[0]
+        elsewhere = replace(gang, members=(replace(member, candidates=None),), candidates=None)
+        servers, spot = (yield from Servers.read(elsewhere, index)), index.topology.location(node).spot
+        if spot is None or servers.names.get(spot) != node:
+            return self._refuse(gang, Lack("the node is below no known switch, or not free for it"), servers)
+        if there and member.rank in gang.record:
+            found = self._complete(servers.restricted(spot), there, view, 1)
+        else:
+            found = self._anew(
+                servers.rooms(view.others, also=there), max(self.demand.pods, len(there) + 1), view.table
+            )
+            if isinstance(found, Placement):
+                planned, used = (Counter(each.switch for each in spots)[spot.switch] for spots in (found.spots, there))
+                if planned <= used:
+                    names = some(sorted({view.table.switches[each.switch] for each in found.spots}))
+                    found = Lack(f"its servers would be below other switches: {names}")
+        if isinstance(found, Lack):
+            return self._refuse(gang, found, servers)
+        return [self._seat(member, spot, servers, found.states)]
+
+    def _seat(self, member: Member, spot: Spot, servers: "Servers", states: Mapping[int, SwitchState]) -> Seat:
+        state = states.get(spot.switch, UNUSED) if self.demand.version is Version.V2 else None
+        return servers.seat(member, spot, OnSwitch(spot.switch, member.rank, state))
+
+    def _refuse(self, gang: GangRequest, lack: Lack, servers: "Servers") -> Refusal:
+        switches = {spot.switch for spot in servers.names}
+        free = f"{count(len(servers.names), 'server')} below {count(len(switches), 'switch', 'switches')}"
+        schema = f"switch affinity {self.demand.schema}"
+        return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job} ({schema}): {lack.sentence}; free for it: {free}")
+
+
+class Servers:
+    """The free servers below switches on which every member of a gang fits.
+
+    Args:
+        index: the nodes.
+        names: the names of the servers, by spot.
+    """
+
+    def __init__(self, index: NodeIndex, names: Mapping[Spot, str]) -> None:
+        self._index = index
+        self.names = names
+
+    @classmethod
+    def read(cls, gang: GangRequest, index: NodeIndex) -> "Steps[Servers]":
+        """Find the servers; those of its peers are not free."""
+        requests = list(dict.fromkeys(member.request for member in gang.members))
+        verdicts = [index.ranking(request).verdict for request in requests]
+        sets = {id(names): names for member in gang.members if (names := gang.allowed(member)) is not None}
+        allowed = [frozenset(names) for names in sets.values()]
+        taken = {name for name, most in gang.limits.items() if most <= 0} | set(gang.peers)
+        taken |= {peer.node for peer in gang.record.values() if peer.stays}
+        location = index.topology.location
+        found: dict[Spot, str] = {}
+        for number, place in enumerate(index.topology.places(Level.SWITCH).values(), start=1):
+            for bucket, there in place.fitting(verdicts[0]):
+                if all(isinstance(verdict(bucket), Fit) for verdict in verdicts[1:]):
+                    for name in there:
+                        spot = location(name).spot
+                        if name not in taken and spot is not None and all(name in each for each in allowed):
+                            found[spot] = min(name, found.get(spot, name))
+            if not number % _STEP:
+                yield
+        return cls(index, found)
+
+    def restricted(self, spot: Spot) -> "Servers":
+        """Only one server."""
+        return Servers(self._index, {spot: self.names[spot]})
+
+    def rooms(
+        self, others: Mapping[int, SwitchUse], without: Collection[Spot] = (), also: Collection[Spot] = ()
+    ) -> list[Room]:
+        """What a job sees of each switch.
+
+        Args:
+            others: how other jobs use the switches.
+            without: servers that do not count.
+            also: servers that count although they are not free.
+        """
+        slots: dict[int, list[int]] = {}
+        for spot in sorted({*self.names, *also}.difference(without)):
+            slots.setdefault(spot.switch, []).append(spot.slot)
+        uses = ((switch, tuple(free), others.get(switch, _NOBODY)) for switch, free in slots.items())
+        return [Room(switch, free, use.state, use.spanning) for switch, free, use in uses]
+
+    def seat(self, member: Member, spot: Spot, part: OnSwitch) -> Seat:
+        """The seat of a member on a server."""
+        name = self.names[spot]
+        bucket = self._index.entries[name]
+        fit = self._index.ranking(member.request).verdict(bucket) if isinstance(bucket, Bucket) else None
+        assert isinstance(fit, Fit)  # noqa: S101 - else it would not be among the free ones
+        return Seat(member.uid, member.pod, name, fit.take, part)
+
+
+_NOBODY: Final = SwitchUse()

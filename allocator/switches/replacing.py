@@ -1,0 +1,122 @@
+"""Switch affinity for some pods of a job whose others stay: below the switches that the job uses already.
+
+docs/spec/switch-affinity.md#partial-restart, as the makers' documents promise it: after a fault, pods on healthy nodes
+return there, and the others get servers below switches of the job first.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, islice
+
+import msgspec
+
+from allocator.switches.rooms import (
+    UNUSED,
+    Lack,
+    Placement,
+    Room,
+    Schema,
+    Spot,
+    SwitchState,
+    Use,
+    is_filler,
+)
+from allocator.switches.v1 import usable_room
+from allocator.switches.v2 import share_switches
+
+
+class Staying(msgspec.Struct, frozen=True):
+    """The pods of a job that stay.
+
+    Attributes:
+        spots: where they are.
+        states: how the job uses its switches, as written on its pods.
+    """
+
+    spots: Collection[Spot]
+    states: Mapping[int, SwitchState] = {}
+
+    @property
+    def switches(self) -> Counter[int]:
+        """How many of them each switch has."""
+        return Counter(spot.switch for spot in self.spots)
+
+
+def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) -> Placement | Lack:
+    """Find servers for the missing pods, below the one switch of the job.
+
+    Args:
+        rooms: what the job sees of each switch.
+        missing: how many pods are to be placed.
+        staying: the others.
+    """
+    return _below_own(rooms, missing, staying, "there is one layer of switches")
+
+
+def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Schema) -> Placement | Lack:
+    """The same for version 1: below other switches, in the slots that the job uses least."""
+    own = _own_rooms(rooms, staying)
+    if is_filler(schema, missing + len(staying.spots)):
+        return _below_own(rooms, missing, staying, "a filler job, with fewer than 4 pods")
+    spots = list(islice(chain.from_iterable(room.first(missing) for room in own), missing))
+    used = Counter(spot.slot for spot in chain(staying.spots, spots))
+    others = [usable_room(room, room.size + 1, schema) for room in rooms if room.switch not in staying.switches]
+    left = sorted(
+        chain.from_iterable(room.first(room.size) for room in others), key=lambda spot: (used[spot.slot], spot)
+    )
+    while len(spots) < missing and left:
+        spot = left.pop(0)
+        spots.append(spot)
+        used[spot.slot] += 1
+        left.sort(key=lambda each: (used[each.slot], each.switch != spot.switch, each))
+    if len(spots) < missing:
+        return Lack(_short(missing, len(spots), "its switches, and others that no other job spans"))
+    return Placement(spots)
+
+
+def replace_v2(
+    rooms: Sequence[Room], missing: int, staying: Staying, schema: Schema, most_shared: int
+) -> Placement | Lack:
+    """The same for version 2: below exclusive switches of the job, then its shared ones, then others.
+
+    Args:
+        rooms: what the job sees of each switch.
+        missing: how many pods are to be placed.
+        staying: the others.
+        schema: the schema of the job.
+        most_shared: how many shared switches a job should use at most.
+    """
+    own, states = _own_rooms(rooms, staying), dict(staying.states)
+    spots = list(islice(chain.from_iterable(room.first(missing) for room in own), missing))
+    is_below_one = len(staying.switches) == 1
+    if len(spots) == missing:
+        return Placement(spots, {} if is_below_one else states)
+    if is_below_one or is_filler(schema, missing + len(staying.spots)):
+        return _below_own(rooms, missing, staying, "the job was placed below one switch")
+    quota = max(0, most_shared - sum(state.use is Use.SHARED for state in states.values()))
+    others = [room for room in rooms if room.switch not in staying.switches]
+    found = share_switches(others, missing - len(spots), schema, quota)
+    if isinstance(found, Lack):
+        return Lack(_short(missing, len(spots), "its switches") + f"; of the others, {found.sentence}")
+    return Placement([*spots, *found.spots], states | dict(found.states))
+
+
+def _own_rooms(rooms: Sequence[Room], staying: Staying) -> list[Room]:
+    """The switches of a job with room: exclusive ones first, then those with the most of its pods."""
+    pods, states = staying.switches, staying.states
+    return sorted(
+        (room for room in rooms if room.switch in pods and room.slots),
+        key=lambda room: (-states.get(room.switch, UNUSED).use, -pods[room.switch], room.switch),
+    )
+
+
+def _below_own(rooms: Sequence[Room], missing: int, staying: Staying, why: str) -> Placement | Lack:
+    (own,) = staying.switches if len(staying.switches) == 1 else (None,)
+    room = next((room for room in rooms if room.switch == own), None)
+    if room is not None and room.size >= missing:
+        return Placement(room.first(missing))
+    return Lack(_short(missing, room.size if room is not None else 0, f"the switch of its other pods ({why})"))
+
+
+def _short(missing: int, found: int, where: str) -> str:
+    return f"{missing} of its pods must be placed below {where}, with {found} servers that they can use"

@@ -1,0 +1,88 @@
+"""Version 1 of switch affinity: no two flows of a job meet on a downlink of a spine switch.
+
+docs/spec/switch-affinity.md#version-1. A job is below one switch, or it takes whole switches, or *logical rows*: one
+server of each slot, whatever the switches; servers of different slots do not meet on a downlink.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain, islice
+
+from msgspec.structs import replace
+
+from allocator.switches.rooms import Lack, Placement, Room, Schema, Spot, descending, is_filler, not_below_one, smallest
+
+
+def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema) -> Placement | Lack:
+    """Find servers for all pods of a job.
+
+    Args:
+        rooms: what the job sees of each switch.
+        width: how many servers a switch has.
+        pods: how many pods the job has.
+        schema: its schema.
+    """
+    usable = [usable_room(room, pods, schema) for room in rooms]
+    if (pods < width or is_filler(schema, pods)) and (room := smallest(usable, pods)) is not None:
+        return Placement(room.first(pods))
+    if is_filler(schema, pods):
+        return not_below_one(usable, pods, "a filler job, with fewer than 4 pods")
+    switches = descending(usable)
+    spots = _whole_switches(switches, width, pods) or _logical_rows(switches, width, pods)
+    if spots is not None:
+        return Placement(spots)
+    total = sum(room.size for room in switches)
+    if total < pods:
+        return Lack(f"its {pods} pods need as many servers below switches; it can use {total}")
+    if schema is Schema.LARGE:
+        return Lack(
+            f"its {pods} pods would meet on downlinks of spine switches: it can use {total} servers, but neither whole "
+            f"switches of {width}, nor one server of each slot"
+        )
+    return Placement(list(islice(chain.from_iterable(room.first(pods) for room in switches), pods)))
+
+
+def usable_room(room: Room, pods: int, schema: Schema | None) -> Room:
+    """What is left of a switch beside the spanning jobs of others.
+
+    Args:
+        room: the switch.
+        pods: how many pods the job has.
+        schema: its schema; None if no spanning job is put up with.
+    """
+    if not room.spanning or pods <= room.size or (schema is Schema.NORMAL and Schema.LARGE not in room.spanning):
+        return room
+    return replace(room, slots=())
+
+
+def _whole_switches(switches: Sequence[Room], width: int, pods: int) -> list[Spot] | None:
+    """Servers of full switches, the last one of which may be used in part."""
+    full, needed = [room for room in switches if room.size == width], -(-pods // width)
+    if needed > len(full):
+        return None
+    return list(islice(chain.from_iterable(room.first(width) for room in full[:needed]), pods))
+
+
+def _logical_rows(switches: Sequence[Room], width: int, pods: int) -> list[Spot] | None:
+    """One server of each slot for each row; the last row may be used in part."""
+    by_slot: defaultdict[int, list[int]] = defaultdict(list)
+    for room in switches:
+        for slot in room.slots:
+            by_slot[slot].append(room.switch)
+    slots = sorted(by_slot, key=lambda slot: (-len(by_slot[slot]), slot))
+    whole, last = (pods - 1) // width, (pods - 1) % width + 1
+    if len(slots) < last or len(by_slot[slots[last - 1]]) <= whole:
+        return None
+    if whole and (len(slots) < width or len(by_slot[slots[width - 1]]) < whole):
+        return None
+
+    def row(number: int, servers: int) -> list[Spot]:
+        return sorted(
+            (Spot(by_slot[slot][number], slot) for slot in slots[:servers]), key=lambda spot: (spot.slot, spot.switch)
+        )
+
+    if not whole and last < width:  # the smallest row that fits
+        lengths = [sum(len(by_slot[slot]) > number for slot in slots) for number in range(len(by_slot[slots[0]]))]
+        number = max(number for number, length in enumerate(lengths) if length >= last)
+        return row(number, last)
+    return [spot for number in range(whole) for spot in row(number, width)] + row(whole, last)
