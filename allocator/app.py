@@ -27,7 +27,7 @@ from allocator.nomination.options import NominationOptions
 from allocator.observe.advice import advice
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
-from allocator.observe.notices import log_ignored, log_unreadable, notices
+from allocator.observe.notices import log_ignored, log_switches, log_unreadable, notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
@@ -100,6 +100,7 @@ class AllocatorApp:
             ignored=log_ignored,
         )
         self.cluster.reports.info.unreadable = log_unreadable
+        self.cluster.switches.unreadable = log_switches
         self.cluster.jobs.reschedules = settings.reschedules
         self.engine = DecisionEngine(
             self.cluster,

@@ -133,9 +133,9 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
     def _own_states(self, staying: Collection[Spot], view: SwitchView) -> dict[int, SwitchState]:
         """How the job uses the switches of the pods that stay: as is written on them, else as others leave them."""
         switches = sorted({spot.switch for spot in staying})
-        if len(switches) <= 1:
-            return {}
         found = {switch: view.own[switch] for switch in switches if view.own.get(switch, UNUSED) != UNUSED}
+        if len(switches) == 1:
+            return found
         shared = sum(state.use is Use.SHARED for state in found.values())
         for switch in switches:
             if switch not in found:

@@ -43,6 +43,11 @@ def log_ignored(node: str, names: tuple[str, ...]) -> None:
     log.warning("devices of a node are neither chips nor vNPUs: ignored", node=node, devices=list(names))
 
 
+def log_switches(sentence: str) -> None:
+    """Log what can't be read of the table of leaf switches."""
+    log.warning("the table of leaf switches can't be read as a whole", error=sentence)
+
+
 def log_unreadable(sentence: str) -> None:
     """Log what ClusterD says and can't be read."""
     log.warning("what ClusterD says can't be read: ignored", error=sentence)

@@ -30,7 +30,8 @@ class Staying(msgspec.Struct, frozen=True):
 
     Attributes:
         spots: where they are.
-        states: how the job uses its switches, as written on its pods.
+        states: how the job uses its switches, as written on its pods; one whose other pods are not there yet may use
+            a single switch as one of several.
     """
 
     spots: Collection[Spot]
@@ -88,7 +89,7 @@ def replace_v2(
     """
     own, states = _own_rooms(rooms, staying), dict(staying.states)
     spots = list(islice(chain.from_iterable(room.first(missing) for room in own), missing))
-    is_below_one = len(staying.switches) == 1
+    is_below_one = len(staying.switches) == 1 and not any(state.use for state in states.values())
     if len(spots) == missing:
         return Placement(spots, {} if is_below_one else states)
     if is_below_one or is_filler(schema, missing + len(staying.spots)):

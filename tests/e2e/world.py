@@ -47,6 +47,7 @@ class Setup:
         nominate: the allocators' setting.
         reservation_ttl_s: the allocators' setting.
         dynamic_vnpus: the device plugins' setting: the nodes offer AI cores.
+        nslb_version: the allocators' setting.
     """
 
     product: Product = ASCEND_910A
@@ -55,6 +56,7 @@ class Setup:
     nominate: str = "off"
     reservation_ttl_s: float = 30.0
     dynamic_vnpus: bool = False
+    nslb_version: str = "1.0"
 
     @property
     def gates(self) -> bool:
@@ -303,6 +305,7 @@ class World(ABC):
             address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
             flags = {
                 "nominate": self.setup.nominate,
+                "nslb_version": self.setup.nslb_version,
                 "nominate_from_nodes": "0",
                 "gate_from_nodes": "0",
                 **({"webhooks": "gates"} if self.setup.gates else {}),

@@ -109,6 +109,14 @@ def _successor(rank: int) -> Pod:
     return replace(made, metadata=replace(made.metadata, name=f"new-{rank}", uid=f"uid-new-{rank}"))
 
 
+def test_a_job_of_which_only_some_pods_were_bound_is_completed_after_a_restart() -> None:
+    before = switches(ALL, ALL, ALL, version="2.0")
+    bound = bind(before, _added(before, job(6)))
+    after = switches(ALL, ALL, ALL, version="2.0")
+    after.add(*bound[:2], *(rest := job(6, ranks=range(2, 6))))
+    assert placed(after, rest) == [each.spec.node_name for each in bound[2:]]
+
+
 def test_a_whole_job_that_is_made_again_returns_to_its_servers() -> None:
     world = switches(ALL, ALL, ALL, version="2.0")
     bound = bind(world, _added(world, job(6, owner="Job")))
