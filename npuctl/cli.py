@@ -17,7 +17,7 @@ from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
 from npuctl.output import Output, written_out
-from npuctl.topo.choice import Choice, Sort, View
+from npuctl.topo.choice import By, Choice, Sort, View
 
 _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
 
@@ -165,6 +165,7 @@ def topo(
     ] = False,
     sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = "name",
     view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = "auto",
+    by: Annotated[By, typer.Option(help="List nodes, or the leaf switches above them.")] = "node",
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Show them again every few seconds.")] = False,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
@@ -179,7 +180,7 @@ def topo(
     from npuctl.topo.command import run_topo, watch_topo
 
     source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
-    choice = Choice(nodes or (), selector, unhealthy, sort, view)
+    choice = Choice(nodes or (), selector, unhealthy, sort, view, by)
     if not watch:
         return asyncio.run(run_topo(choice, source, output))
     if output is not Output.TABLE:

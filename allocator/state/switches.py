@@ -57,8 +57,14 @@ class SwitchView(msgspec.Struct, frozen=True):
     own: Mapping[int, SwitchState]
 
 
-class _Spanning(msgspec.Struct, frozen=True):
-    """How a job that spans switches uses them, at one version of its pods."""
+class Spanning(msgspec.Struct, frozen=True):
+    """How a job that spans switches uses them.
+
+    Attributes:
+        version: of its pods and of the table, when that was read.
+        schema: its schema; normal if it asks for none.
+        states: how it uses each of its switches, by number.
+    """
 
     version: tuple[int, int]
     schema: Schema
@@ -87,7 +93,7 @@ class Switches:
         self.unreadable: Callable[[str], None] = lambda _sentence: None
         self.table: SwitchTable | str = _MISSING
         self._tables = 0
-        self._spanning: dict[JobKey, _Spanning] = {}
+        self._spanning: dict[JobKey, Spanning] = {}
 
     def applied(self, config_map: ConfigMap) -> None:
         """Take over the table; other ConfigMaps are ignored."""
@@ -109,15 +115,22 @@ class Switches:
         """What a policy sees when it places a job, or why the switches are unknown."""
         if isinstance(self.table, str):
             return self.table
-        others: dict[int, SwitchUse] = {}
-        spanning: dict[JobKey, _Spanning] = {}
-        for key, each in self._jobs.items():
-            if key != job.key and each.is_on_several_nodes and (found := self._read(each)) is not None:
-                spanning[key] = found
-                for switch, state in found.states.items():
-                    others.setdefault(switch, SwitchUse()).add(state, found.schema)
-        self._spanning = spanning  # of jobs that are gone nothing is kept
-        return SwitchView(self.table, others, dict(self._states(job)))
+        return SwitchView(self.table, self.uses(job.key), dict(self._states(job)))
+
+    def uses(self, without: JobKey | None = None) -> dict[int, SwitchUse]:
+        """How jobs use the switches that any of them spans, by number; ``without`` does not count."""
+        found: dict[int, SwitchUse] = {}
+        for key, job in self.spanning().items():
+            if key != without:
+                for switch, state in job.states.items():
+                    found.setdefault(switch, SwitchUse()).add(state, job.schema)
+        return found
+
+    def spanning(self) -> Mapping[JobKey, Spanning]:
+        """The jobs that span switches."""
+        read = ((key, self._read(job)) for key, job in self._jobs.items() if job.is_on_several_nodes)
+        self._spanning = {key: found for key, found in read if found is not None}  # nothing of jobs that are gone
+        return self._spanning
 
     def _set(self, table: SwitchTable | str) -> None:
         if table == self.table:
@@ -131,7 +144,7 @@ class Switches:
             self.unreadable(table)
         self.changed()
 
-    def _read(self, job: Job) -> _Spanning | None:
+    def _read(self, job: Job) -> Spanning | None:
         """How a job that is on several nodes uses the switches; None if it spans none."""
         version, known = (job.version, self._tables), self._spanning.get(job.key)
         if known is not None and known.version == version:
@@ -140,7 +153,7 @@ class Switches:
         if len(states) <= 1:
             return None
         schemas = (schema_of(with_settings(job.pods[uid], job.settings)) for uid in job.placed)
-        return _Spanning(version, next(schemas, None) or Schema.NORMAL, states)
+        return Spanning(version, next(schemas, None) or Schema.NORMAL, states)
 
     def _states(self, job: Job) -> Iterator[tuple[int, SwitchState]]:
         """The switches of a job's pods, and how it uses them."""

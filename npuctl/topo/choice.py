@@ -7,6 +7,9 @@ from typing import Literal, TypeAlias
 View: TypeAlias = Literal["auto", "map", "nodes", "products"]
 """How nodes are laid out: a line per chip group, per node, or per product."""
 
+By: TypeAlias = Literal["node", "switch"]
+"""What is listed: nodes, or the leaf switches above them."""
+
 Sort: TypeAlias = Literal["name", "free", "unhealthy"]
 """The order of nodes: by name, or those with the most free or unhealthy chips first."""
 
@@ -21,6 +24,7 @@ class Choice:
         unhealthy: only nodes with unhealthy chips, or that can't be used.
         sort: their order.
         view: their layout.
+        by: what is listed.
     """
 
     nodes: Sequence[str] = ()
@@ -28,3 +32,4 @@ class Choice:
     unhealthy: bool = False
     sort: Sort = "name"
     view: View = "auto"
+    by: By = "node"

@@ -18,6 +18,7 @@ from npuctl.topo.choice import Choice, Sort, View
 from npuctl.topo.nodes import NodeView, node_views
 from npuctl.topo.selector import parse_selector
 from npuctl.topo.summary import node_table, product_table
+from npuctl.topo.switches import switch_table, switch_views
 
 WATCH_S: Final = 5.0
 """Seconds between two readings of a watched cluster."""
@@ -50,8 +51,18 @@ async def run_topo(choice: Choice, source: Source, output: Output) -> int:
         ApiError: the API server refused.
         Unreachable: the API server did not answer.
     """
+    if choice.by == "switch":
+        return await _show_switches(choice, source, output)
     views = await _read(choice, source)
     show({"nodes": views}, output, lambda: _lay_out(choice, views, make_console()))
+    return 0
+
+
+async def _show_switches(choice: Choice, source: Source, output: Output) -> int:
+    if choice != Choice(by="switch"):
+        raise InvalidValue("--by switch shows all switches: name no nodes, and select, sort or lay out nothing")
+    switches = switch_views(await source.read(), source.settings, source.now_ns)
+    show({"switches": switches}, output, lambda: switch_table(switches))
     return 0
 
 
@@ -68,6 +79,8 @@ async def watch_topo(choice: Choice, source: Source) -> None:
     """
     if source.files:
         raise InvalidValue("--watch needs a cluster, not files")
+    if choice.by == "switch":
+        raise InvalidValue("--watch shows nodes, not switches")
     console = make_console()
     views, shown = await _read(choice, source), None
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:

@@ -1,0 +1,93 @@
+"""``npuctl topo --by switch``: leaf switches, their free servers, and the jobs that span them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from npuctl.cli import app
+from tests.allocator.switches.world import table
+from tests.npuctl.manifests import Json, as_list, node, pod
+
+
+def server(switch: int, slot: int) -> Json:
+    made = node(f"t{switch}-{slot}", kind="module-910b-8")
+    made["status"]["addresses"] = [{"type": "InternalIP", "address": f"10.0.{switch}.{slot}"}]
+    return made
+
+
+def of_job(rank: int, name: str, use: str, healthy: str = "0") -> Json:
+    made = pod(f"train-{rank}", 8, node=name, chips=range(8))
+    made["metadata"]["labels"] = {"tor-affinity": "normal-schema"}
+    made["metadata"].setdefault("annotations", {}).update({
+        "scheduling.k8s.io/group-name": "train", "isSharedTor": use, "isHealthy": healthy,
+    })  # fmt: skip
+    return made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    switches = table([0, 1, 2])
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": switches.name, "namespace": switches.metadata.namespace},
+        "data": switches.data,
+    }
+    nodes = [server(switch, slot) for switch in range(2) for slot in range(3)]
+    pods = [of_job(0, "t0-0", "2"), of_job(1, "t0-1", "2"), of_job(2, "t1-2", "1", "1")]
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(as_list(*nodes, config_map, *pods)))
+    return str(path)
+
+
+def topo(*flags: str) -> str:
+    done = CliRunner().invoke(app, ["topo", "--by", "switch", "--now", "2026-01-01T00:00:00Z", *flags])
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def test_switches_are_listed_with_their_free_servers_and_spanning_jobs(cluster: str) -> None:
+    lines = [line.split() for line in topo("-f", cluster).splitlines()]
+    assert lines[:4] == [
+        ["SWITCH", "ADDRESS", "NODES", "FREE", "USE", "JOBS"],
+        ["0", "192.168.0.0", "3", "1", "exclusive", "default/train"],
+        ["1", "192.168.0.1", "3", "2", "shared,", "unhealthy", "default/train"],
+        ["2", "192.168.0.2", "0", "0", "free", "-"],
+    ]
+
+
+def test_switches_are_values_in_json(cluster: str) -> None:
+    first = json.loads(topo("-f", cluster, "-o", "json"))["switches"][0]
+    assert first == {
+        "switch": 0,
+        "address": "192.168.0.0",
+        "nodes": ["t0-0", "t0-1", "t0-2"],
+        "free": ["t0-2"],
+        "use": "exclusive",
+        "healthy": True,
+        "jobs": ["default/train"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--unhealthy"], "--by switch shows all switches"),
+        (["t0-0"], "--by switch shows all switches"),
+        (["--watch"], "--watch"),
+    ],
+)
+def test_what_is_for_nodes_only_is_refused(cluster: str, flags: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(app, ["topo", "--by", "switch", "-f", cluster, *flags])
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_without_a_table_it_is_said_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(as_list(server(0, 0))))
+    done = CliRunner().invoke(app, ["topo", "--by", "switch", "-f", str(path)])
+    assert done.exit_code == 2
+    assert "the leaf switches are unknown: ConfigMap kube-system/basic-tor-node-cm does not exist" in done.stderr
