@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
 from allocator.gangs.super_pods import SuperPods
+from allocator.rules.job_settings import with_settings
 from allocator.rules.scheduled import holdups
 from allocator.rules.summary import sum_up
 from allocator.rules.unsupported import requests_other_devices
@@ -23,7 +24,9 @@ from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.promises import Promise
 from allocator.state.reservation import Reservation
+from allocator.state.switches import asks_for_switches
 from allocator.superpods.demand import Demand
+from allocator.switches.description import describe_switches
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
@@ -78,6 +81,19 @@ class OfflineAllocator:
     def job_of(self, pod: Pod) -> Job:
         """The job that a pod belongs to."""
         return self.cluster.jobs.job_of(pod)
+
+    def switches_of(self, job: Job) -> tuple[str, ...]:
+        """Which pods of a job with switch affinity are below which switch, a sentence each; none for other jobs."""
+        table, location = self.cluster.switches.table, self.cluster.index.topology.location
+        first = next(iter(job.pods.values()), None)
+        if first is None or isinstance(table, str) or not asks_for_switches(with_settings(first, job.settings)):
+            return ()
+        spots = {}
+        for uid in job.placed:
+            held, pod = self.ledger.get(uid), job.pods[uid]
+            if (spot := location(held.node if held is not None else pod.spec.node_name).spot) is not None:
+                spots[job.rank_of(pod)] = spot
+        return describe_switches(spots, self.cluster.switches.states_of(job), table)
 
     def free_for_blocks(self, pod: Pod) -> tuple[Demand, dict[int, int]] | None:
         """What the job of a pod asks of the SuperPods, and how many servers each has free for it.

@@ -4,7 +4,7 @@ Which servers are below a switch is in MindCluster's ConfigMap ``basic-tor-node-
 from where their pods are, and, in version 2, from what is written on these (docs/spec/switch-affinity.md#version-2).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -115,7 +115,7 @@ class Switches:
         """What a policy sees when it places a job, or why the switches are unknown."""
         if isinstance(self.table, str):
             return self.table
-        return SwitchView(self.table, self.uses(job.key), dict(self._states(job)))
+        return SwitchView(self.table, self.uses(job.key), self.states_of(job))
 
     def uses(self, without: JobKey | None = None) -> dict[int, SwitchUse]:
         """How jobs use the switches that any of them spans, by number; ``without`` does not count."""
@@ -149,14 +149,14 @@ class Switches:
         version, known = (job.version, self._tables), self._spanning.get(job.key)
         if known is not None and known.version == version:
             return known
-        states = dict(self._states(job))
+        states = self.states_of(job)
         if len(states) <= 1:
             return None
         schemas = (schema_of(with_settings(job.pods[uid], job.settings)) for uid in job.placed)
         return Spanning(version, next(schemas, None) or Schema.NORMAL, states)
 
-    def _states(self, job: Job) -> Iterator[tuple[int, SwitchState]]:
-        """The switches of a job's pods, and how it uses them."""
+    def states_of(self, job: Job) -> dict[int, SwitchState]:
+        """How a job uses the switches of its pods, by number, as is or will be written on these."""
         found: dict[int, SwitchState] = {}
         for uid in job.placed:
             pod, held = job.pods[uid], self._ledger.get(uid)
@@ -169,7 +169,7 @@ class Switches:
                     state = SwitchState(Use(use), is_healthy)
                 before = found.get(spot.switch, UNUSED)
                 found[spot.switch] = max(before, state or UNUSED, key=lambda each: (each.use, not each.is_healthy))
-        yield from found.items()
+        return found
 
 
 def asks_for_switches(pod: Pod) -> bool:

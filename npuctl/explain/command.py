@@ -111,6 +111,8 @@ def render(answer: Explanation) -> RenderableType:
     if answer.blocks:
         own = f" (its own is block {answer.block})" if answer.block is not None else ""
         parts += _blocks(f"\nblocks of job {answer.job}{own}:", answer.blocks)
+    if answer.switches:
+        parts += _blocks(f"\nswitches of job {answer.job}:", answer.switches)
     if answer.groups and answer.state == "waits":
         parts += [Text("\nwhy not:", style="bold"), _groups(answer)]
     if answer.state == "waits":

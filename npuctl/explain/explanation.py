@@ -11,6 +11,7 @@ from allocator.rules.job import find_job
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus
 from allocator.settings import Settings
 from allocator.state.job import Job
+from allocator.state.reservation import InBlock
 from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
@@ -64,6 +65,7 @@ class Explanation(msgspec.Struct, frozen=True):
         without_effect: what it requests without effect, a sentence for each.
         block: the id of its block, if it fits and its job has blocks.
         blocks: the SuperPods of the blocks of its job, or what room there is for them; a sentence for each.
+        switches: which pods of its job are below which leaf switch, a sentence for each; none without switch affinity.
     """
 
     namespace: str
@@ -91,6 +93,7 @@ class Explanation(msgspec.Struct, frozen=True):
     without_effect: tuple[str, ...] = ()
     block: int | None = None
     blocks: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
 
 
 def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
@@ -152,8 +155,14 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
             found = tuple(_search(objects, settings, now_ns, request, examined, peers=peers))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
         return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, is_valid=request is not None))
-    block = held.part.block if held.part is not None else None
-    return structs.replace(explanation, state="fits", block=block, blocks=describe_blocks(allocator, pod, asked))
+    block = held.part.block if isinstance(held.part, InBlock) else None
+    return structs.replace(
+        explanation,
+        state="fits",
+        block=block,
+        blocks=describe_blocks(allocator, pod, asked),
+        switches=allocator.switches_of(allocator.job_of(pod)),
+    )
 
 
 def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, *, is_valid: bool) -> tuple[str, ...]:

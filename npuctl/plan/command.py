@@ -102,7 +102,7 @@ def _render(plan: PlacementPlan) -> RenderableType:
         alike.setdefault((waiting.job, waiting.reason, waiting.message, nodes), []).append(waiting)
     parts += map(_pending, alike.values())
     parts += [Text(f"job {each.job}: {_start(each)}") for each in plan.jobs]
-    parts += [Text(f"job {each.job}: {sentence}") for each in plan.jobs for sentence in each.blocks]
+    parts += [Text(f"job {each.job}: {sentence}") for each in plan.jobs for sentence in each.blocks + each.switches]
     parts += [
         Text(f"{each.kind} {each.namespace}/{each.name} requests chips, but was not planned: {each.message}", "yellow")
         for each in plan.unplanned

@@ -98,12 +98,14 @@ class PlannedJob(msgspec.Struct, frozen=True):
         pods: the number of its pods, with those that have a place already or request no chips.
         together: how many of its pods must be placed together; 1 if each may be placed alone.
         blocks: sentences about the SuperPods of its blocks, and why not others; none for a job without blocks.
+        switches: which of its pods are below which leaf switch, a sentence each; none without switch affinity.
     """
 
     job: str
     pods: int
     together: int
     blocks: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
 
 
 class BlockAfter(msgspec.Struct, frozen=True):
@@ -255,7 +257,12 @@ def _several(
 ) -> tuple[PlannedJob, ...]:
     """The jobs of several pods among those of these pods, in this order."""
     jobs = dict.fromkeys(allocator.job_of(pod) for pod in pods)
-    found = (PlannedJob(str(job.key), job.present, job.min_available, blocks.get(str(job.key), ())) for job in jobs)
+    found = (
+        PlannedJob(
+            str(job.key), job.present, job.min_available, blocks.get(str(job.key), ()), allocator.switches_of(job)
+        )
+        for job in jobs
+    )
     return tuple(each for each in found if each.pods > 1 or each.together > 1)
 
 

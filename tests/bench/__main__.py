@@ -30,6 +30,7 @@ from tests.bench import (
     slices,
     startup,
     super_pods,
+    switches,
     telemetry,
 )
 from tests.bench.outcome import Outcome, Run
@@ -38,6 +39,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "decisions": decisions.measure,
     "gangs": gangs.measure,
     "super_pods": super_pods.measure,
+    "switches": switches.measure,
     "rescheduling": rescheduling.measure,
     "fragmentation": fragmentation.measure,
     "slices": slices.measure,

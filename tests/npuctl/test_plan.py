@@ -477,7 +477,9 @@ def test_how_many_pods_of_a_job_start_together_is_shown(npuctl: Npuctl, minimum:
     nodes = [node(f"n{number}") for number in range(4)]
     members = [member(f"train-{number}", "train") for number in range(3)]
     given = (*nodes, *members, pod_group("train", minimum), pod("alone", 1))
-    assert npuctl.plan(*given)["jobs"] == [{"job": "default/train", "pods": 3, "together": minimum, "blocks": []}]
+    assert npuctl.plan(*given)["jobs"] == [
+        {"job": "default/train", "pods": 3, "together": minimum, "blocks": [], "switches": []}
+    ]
     assert npuctl.run("-f", npuctl.write(*given), "--now", NOW)[1].splitlines()[-1] == f"job default/train: {sentence}"
 
 

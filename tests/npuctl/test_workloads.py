@@ -410,13 +410,17 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 
 @pytest.mark.parametrize(
-    "example", sorted(each.name for each in EXAMPLES.glob("*.yaml") if each.name != "cluster.yaml"), ids=str
+    "example",
+    sorted(each.name for each in EXAMPLES.glob("*.yaml") if each.name not in {"cluster.yaml", "switches.yaml"}),
+    ids=str,
 )
 def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example: str) -> None:
     def servers(number: int) -> Json:
         if example in {"mindie.yaml", "superpod-job.yaml"}:
             return as_list(*(super_pod_node(0, index) for index in range(number)))
         names = [f"n{index}" for index in range(number)]
+        if example == "switch-affinity-job.yaml":
+            return as_list(*yaml.safe_load_all((EXAMPLES / "switches.yaml").read_text()), *below_switches(number))
         if example == "npu-core-pod.yaml":
             return as_list(*map(core_node, names))
         return as_list(*map(cut_node if example == "vnpu-pod.yaml" else node, names))
@@ -437,6 +441,38 @@ def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example
     )
     assert done.exit_code == 3
     assert json.loads(done.stdout)["pending"]
+
+
+def below_switches(number: int) -> list[Json]:
+    """The first servers of ``switches.yaml``."""
+    made = [node(f"n{index}", kind="module-910b-8") for index in range(min(number, 12))]
+    for index, each in enumerate(made):
+        address = f"10.0.{index // 4}.{10 + index % 4}"
+        each["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
+    return made
+
+
+def switch_job(tmp_path: Path, command: list[str], *flags: str) -> str:
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(as_list(*below_switches(12))))
+    files = [
+        each
+        for file in (path, EXAMPLES / "switches.yaml", EXAMPLES / "switch-affinity-job.yaml")
+        for each in ("-f", str(file))
+    ]
+    done = CliRunner().invoke(app, [*command, *files, "--now", NOW, *flags], terminal_width=200)
+    assert done.exit_code == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("command", [["plan"], ["explain", "job/train"]], ids=["plan", "explain"])
+def test_the_switches_of_a_job_are_shown(tmp_path: Path, command: list[str]) -> None:
+    told = switch_job(tmp_path, command)
+    assert "ranks 0-3 below switch 0 (192.168.0.10)" in told
+    assert "ranks 4-5 below switch 1 (192.168.0.11)" in told
+    told = switch_job(tmp_path, command, "--set", "nslb-version=2.0")
+    assert "ranks 0-3 below switch 0 (192.168.0.10), exclusive" in told
+    assert "ranks 4-5 below switch 1 (192.168.0.11), shared" in told
 
 
 def test_the_super_pods_of_blocks_are_shown_with_the_reason(tmp_path: Path) -> None:

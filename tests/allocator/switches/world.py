@@ -21,7 +21,12 @@ WIDTH = 4
 def server(switch: int, slot: int) -> Node:
     """The server ``t<switch>-<slot>``."""
     made = node(f"t{switch}-{slot}", labels=SELECTOR)
-    return replace(made, status=replace(made.status, addresses=(NodeAddress("InternalIP", f"10.0.{switch}.{slot}"),)))
+    return replace(made, status=replace(made.status, addresses=(NodeAddress("InternalIP", address(switch, slot)),)))
+
+
+def address(switch: int, slot: int) -> str:
+    """The InternalIP of a server."""
+    return f"10.{switch // 256}.{switch % 256}.{slot}"
 
 
 def table(switches: Iterable[int], *, width: int = WIDTH, level: str = "", **data: str) -> ConfigMap:
@@ -30,9 +35,7 @@ def table(switches: Iterable[int], *, width: int = WIDTH, level: str = "", **dat
         {
             "tor_id": switch,
             "tor_ip": f"192.168.0.{switch}",
-            "server": [
-                {"server_ip": f"10.0.{switch}.{slot}", "npu_count": 8, "slice_id": slot} for slot in range(width)
-            ],
+            "server": [{"server_ip": address(switch, slot), "npu_count": 8, "slice_id": slot} for slot in range(width)],
         }
         for switch in switches
     ]
