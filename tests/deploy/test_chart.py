@@ -33,6 +33,7 @@ WRITERS = ["system:serviceaccount:volcano-system:volcano-scheduler", "o'brien@ex
 
 VARIANTS = {
     "as it comes": (),
+    "cut": ("--set", "devicePlugin.dynamicVnpus=true"),
     "simulated": SIMULATED,
     "simulated, cut": (
         *SIMULATED,
@@ -280,6 +281,8 @@ def test_the_programs_accept_the_settings_of_the_chart(
         assert str(read.link_tool) == f"{folder}/tools/hccn_tool"
         wanted.add(folder)
         wanted.add(str(read.device_root))
+        if read.dynamic_vnpus:
+            wanted |= {"/etc/vnpu.cfg", "/run/vnpu_cfg_lock"}
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))
     if read.job_files:
@@ -391,6 +394,15 @@ def test_chips_that_can_not_be_cut_are_refused_before_a_plugin_refuses_them(valu
         "--set-json",
         'devicePlugin.pools={"a":{"chooseChips":false,"dynamicVnpus":true}}',
     )
+
+
+def test_the_library_can_note_the_vnpus_that_it_cuts() -> None:
+    workload = helm.find(helm.render("--set", "devicePlugin.dynamicVnpus=true"), "DaemonSet", "device-plugin")
+    volumes = {each["name"]: each.get("hostPath") for each in workload["spec"]["template"]["spec"]["volumes"]}
+    writable = [each for each in _container(workload)["volumeMounts"] if not each.get("readOnly")]
+    mounted = {each["mountPath"]: volumes[each["name"]] for each in writable}
+    for path, kind in (("/etc/vnpu.cfg", "FileOrCreate"), ("/run/vnpu_cfg_lock", "DirectoryOrCreate")):
+        assert mounted[path] == {"path": path, "type": kind}
 
 
 def test_simulated_chips_are_cut_in_a_folder_of_the_node_that_can_be_written(
