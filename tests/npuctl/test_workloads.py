@@ -410,14 +410,14 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 
 @pytest.mark.parametrize(
-    "example", sorted(each.name for each in EXAMPLES.glob("*.yaml") if each.name != "cluster.yaml"), ids=str
+    "example", sorted(each.name for each in EXAMPLES.glob("*.yaml") if not each.name.startswith("cluster")), ids=str
 )
 def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example: str) -> None:
     def servers(number: int) -> Json:
         if example in {"mindie.yaml", "superpod-job.yaml"}:
             return as_list(*(super_pod_node(0, index) for index in range(number)))
         names = [f"n{index}" for index in range(number)]
-        if example == "npu-core-pod.yaml":
+        if example.startswith("npu-core-"):
             return as_list(*map(core_node, names))
         return as_list(*map(cut_node if example == "vnpu-pod.yaml" else node, names))
 
@@ -437,6 +437,15 @@ def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example
     )
     assert done.exit_code == 3
     assert json.loads(done.stdout)["pending"]
+
+
+@pytest.mark.parametrize("example", ["vnpu-pod.yaml", "npu-core-pod.yaml", "npu-core-deployment.yaml"])
+def test_parts_of_chips_can_be_tried_in_the_example_cluster(example: str) -> None:
+    files = ["-f", str(EXAMPLES / "cluster-vnpus.yaml"), "-f", str(EXAMPLES / example)]
+    answer = json.loads(CliRunner().invoke(app, ["plan", *files, "--now", NOW, "-o", "json"]).stdout)
+    assert [each["name"] for each in answer["pending"]] == ["chat-c"]
+    assert len(answer["pods"]) > 3
+    assert all(each["vnpus"] and not each["chips"] for each in answer["pods"])
 
 
 def test_the_super_pods_of_blocks_are_shown_with_the_reason(tmp_path: Path) -> None:
