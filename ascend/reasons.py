@@ -194,7 +194,8 @@ class Reason(StrEnum):
     NO_SUCH_VNPU = ("NoSuchVnpu", Category.MISMATCH, Actor.NOBODY,
         "the node has no vNPU of the size that the pod requests, or its chips can't be cut so; the sentence says "
         "what it has",
-        "nothing to do, if other nodes have some; else cut a chip into that size, and restart the node's device plugin")
+        "nothing to do, if other nodes have some; else cut a chip into that size, which is offered within a minute; or "
+        "request a number of AI cores that the sentence names")
     PEER_ON_NODE = ("PeerOnNode", Category.MISMATCH, Actor.NOBODY,
         "another pod of the job is on the node, and its product takes one pod of a job of several pods (910A, A3)",
         "nothing to do, if other nodes have room; the setting `sharing_products` allows several")

@@ -111,6 +111,11 @@ def divisible_kinds() -> tuple[Divisible, ...]:
     return tuple(_DIVISIBLE.values())
 
 
+def divisible_types() -> frozenset[str]:
+    """The types of chips (``Ascend910B``) of which some kind can be cut while pods run."""
+    return frozenset(chip_type for chip_type, _, _ in _DIVISIBLE)
+
+
 def divisible(chip_type: str, cores: int, memory_gb: int) -> Divisible | None:
     """The kind of a chip; None if it can't be cut while pods run.
 

@@ -47,6 +47,11 @@ class DriverSettings(ProgramSettings):
     simulated_state: Path = setting(
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
+    simulated_cuts: Path | None = setting(
+        default=None,
+        description="the file in which the simulated driver keeps the vNPUs that it has cut; by default beside that "
+        "of the chips",
+    )
 
     def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> FullDriver:
         """Return the driver these settings name; it has not been called yet.
@@ -55,7 +60,7 @@ class DriverSettings(ProgramSettings):
             observe: receives the name and duration in seconds of each library call, on the thread that made it.
         """
         if self.driver == "simulated":
-            return SimulatedDriver(self.simulated_state)
+            return SimulatedDriver(self.simulated_state, self.simulated_cuts)
         from device_plugin.driver.dcmi import DcmiDriver
         from device_plugin.driver.dcmi.link import LinkTool
         from device_plugin.driver.dcmi.port_counters import PortCounters

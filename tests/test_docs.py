@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ascend.products import PRODUCTS
+from ascend.templates import divisible_kinds
+from ascend.vnpus import SUFFIXES
 from docs.generate.pages import PAGES, render
 from docs.generate.pictures import PICTURES
 from docs.generate.support import functions_table, marks
@@ -140,5 +142,16 @@ def test_the_table_of_functions_says_what_each_product_has() -> None:
     assert resets["910A"] == "4 chips, one by one"
     assert (resets["910B-8"], resets["910B-16"]) == ("all chips", "all chips")
     assert (resets["A3-8"], resets["A3-16"]) == ("2 chips", "4 chips")
-    assert found["910A"][1:] == ["no", "no", "13 of 15 values", "yes", "yes", "yes"]
-    assert found["A3-16"][1:] == ["yes", "yes", "15 of 15 values", "yes", "yes", "yes"]
+    assert found["910A"][1:] == ["no", "no", "13 of 15 values", "yes", "yes", "yes", "beforehand"]
+    both = "beforehand, or when a pod starts"
+    assert found["A3-16"][1:] == ["yes", "yes", "15 of 15 values", "yes", "yes", "yes", both]
+
+
+def test_the_table_of_parts_has_every_template_and_every_number_of_cores() -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text().partition("\n### Which chips can be cut\n")[2].partition("\n###")[0]
+    rows = {cells[0]: cells for cells in re.findall(r"^\| (\w+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)}
+    assert {name for row in rows.values() for name in re.findall(r"`(vir\w+)`", row[1])} == set(SUFFIXES)
+    for kind in divisible_kinds():
+        shown = [re.search(rf"([\d or]+) of [\d or]*{kind.cores}", row[2]) for row in rows.values()]
+        numbers = {tuple(map(int, re.findall(r"\d+", found[1]))) for found in shown if found}
+        assert numbers == {kind.parts}, kind

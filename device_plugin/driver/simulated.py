@@ -15,7 +15,7 @@ makes every call fail with that text. Only ``product``, ``chips`` and the chips'
 (``simulated_resets``) and, if the driver announces faults, ``events`` (such as ``{"delay_s": 1.5, "code_delay_s": 0}``,
 ``simulated_events``), a chip ``chip_name``, ``numa_node``, ``hbm_mb``, ``processes``, ``vnpus`` (such as
 ``[{"id": 100, "template": "vir02", "in_container": false}]``) and ``telemetry`` (``simulated_telemetry``). vNPUs that
-are cut while pods run are in a file beside it (``simulated_cuts``).
+are cut while pods run are in a file of their own (``simulated_cuts``).
 
 As with the real driver, a chip has three more states. With ``"ready": false`` it is being reset: it does not answer,
 and if the driver is initialized meanwhile, its card is not listed until the driver is initialized again. With
@@ -143,11 +143,16 @@ class _Content:
 
 
 class SimulatedDriver:
-    """Reads the file again whenever it has changed."""
+    """Reads the file again whenever it has changed.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        cuts: the file of the vNPUs that are cut while pods run; by default beside the other.
+    """
+
+    def __init__(self, path: Path, cuts: Path | None = None) -> None:
         self._path = path
-        self._cuts = CutFile(path.parent / f"{path.stem}.cuts.json")
+        self._cuts = CutFile(cuts or path.parent / f"{path.stem}.cuts.json")
         self._content: _Content | None = None
         self._table: Table | None = None
         self._codes = CodeHistory()

@@ -13,6 +13,7 @@ from ascend.grammar import count
 from ascend.products import PRODUCTS, Family, Product
 from ascend.rules.families import RULES
 from ascend.rules.identity import CHIP_OF_SERVER_TYPE
+from ascend.templates import divisible_types
 from device_plugin.chips.switch_monitor import CHIP_TYPE as SWITCHED
 from device_plugin.driver import ChipFacts, ChipType, Inventory
 from device_plugin.driver.reset_groups import one_by_one, reset_groups
@@ -92,8 +93,8 @@ def support_table() -> Iterator[str]:
 def functions_table() -> Iterator[str]:
     """Yield the lines of the table of what the device plugin does on each product."""
     columns = ("hot reset", "faults of switches", "policy of dies", "telemetry", "hang detection", "job files")
-    yield f"| {' | '.join(('product', *columns, 'choose_chips'))} |"
-    yield f"|{'---|' * (len(columns) + 2)}"
+    yield f"| {' | '.join(('product', *columns, 'choose_chips', 'vNPUs'))} |"
+    yield f"|{'---|' * (len(columns) + 3)}"
     for product in PRODUCTS.values():
         kinds = [kind for kind in get_args(ChipType) if product.chip in {"", CHIP_OF_SERVER_TYPE[kind]}]
         cells = (
@@ -105,6 +106,7 @@ def functions_table() -> Iterator[str]:
             _by_chip([_yes(kind not in NOT_ON.get(Reading.UTILIZATION, ())) for kind in kinds]),
             "yes",
             _yes(product.family in RULES),
+            _by_chip([_cut(kind) for kind in kinds]),
         )
         yield f"| `{product.name}` | {' | '.join(cells)} |"
 
@@ -117,6 +119,11 @@ def _reset_group(product: Product, kind: ChipType) -> str:
     (size,) = {group.bit_count() for group in reset_groups(server, partners(server, server))}
     together = "all chips" if size == product.chips else count(size, "chip")
     return f"{together}, one by one" if one_by_one(server) else together
+
+
+def _cut(kind: ChipType) -> str:
+    """Return when the chips of a kind can be cut into vNPUs."""
+    return "beforehand, or when a pod starts" if kind in divisible_types() else "beforehand"
 
 
 def _values(kind: ChipType) -> int:

@@ -33,7 +33,12 @@ WRITERS = ["system:serviceaccount:volcano-system:volcano-scheduler", "o'brien@ex
 
 VARIANTS = {
     "as it comes": (),
+    "cut": ("--set", "devicePlugin.dynamicVnpus=true"),
     "simulated": SIMULATED,
+    "simulated, cut": (
+        *SIMULATED,
+        *("--set", "devicePlugin.dynamicVnpus=true,devicePlugin.driver.simulated.server.product=910B"),
+    ),
     "everything set": (
         *SIMULATED,
         *("--set", "fullnameOverride=npu,image.tag=,image.digest=sha256:" + 64 * "0"),
@@ -190,6 +195,26 @@ def test_the_notes_label_no_node_during_a_migration(tmp_path: Path) -> None:
     assert "docs/migration.md, node by node: a node gets the label npu-plugin=ascend-affinity once" in said
 
 
+@pytest.mark.parametrize(
+    ("values", "whole", "cut"),
+    [
+        ("logLevel=INFO", True, None),
+        ("dynamicVnpus=true", False, "3. Nodes offer AI cores"),
+        ("pools.cut.dynamicVnpus=true", True, "4. Nodes of the pool cut offer AI cores"),
+        (
+            "dynamicVnpus=true,devicePlugin.pools.a.logLevel=INFO,devicePlugin.pools.b.dynamicVnpus=false",
+            True,
+            "4. Nodes of no pool or of the pool a offer AI cores",
+        ),
+    ],
+)
+def test_the_notes_try_what_the_nodes_offer(tmp_path: Path, values: str, cut: str | None, *, whole: bool) -> None:
+    said = helm.notes(tmp_path, "--set", f"devicePlugin.{values}")
+    assert ("examples/pod.yaml" in said) == whole
+    assert ("examples/npu-core-pod.yaml" in said) == (cut is not None)
+    assert cut is None or cut in said
+
+
 def test_the_notes_say_who_chooses_the_chips_without_an_allocator(tmp_path: Path) -> None:
     without = "allocator.enabled=false"
     said = helm.notes(tmp_path, "--set", without)
@@ -207,7 +232,7 @@ def test_the_notes_say_who_chooses_the_chips_without_an_allocator(tmp_path: Path
 def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
     items = helm.render(*options)
     kinds = Counter(item["kind"] for item in items)
-    assert kinds["ConfigMap"] == (2 if options == SIMULATED else 1)
+    assert kinds["ConfigMap"] == (2 if options in (SIMULATED, VARIANTS["simulated, cut"]) else 1)
     assert kinds["ValidatingAdmissionPolicy"] == 2
     assert kinds["ValidatingAdmissionPolicyBinding"] == 3
     for item in items:
@@ -248,11 +273,16 @@ def test_the_programs_accept_the_settings_of_the_chart(
     }
     if read.driver == "simulated":
         wanted.add(str(read.simulated_state.parent))
+        assert (read.simulated_cuts is not None) == read.dynamic_vnpus
+        if read.simulated_cuts is not None:
+            wanted.add(str(read.simulated_cuts.parent))
     else:
         folder = environment["LD_LIBRARY_PATH"].split(":")[0].removesuffix("/lib64")
         assert str(read.link_tool) == f"{folder}/tools/hccn_tool"
         wanted.add(folder)
         wanted.add(str(read.device_root))
+        if read.dynamic_vnpus:
+            wanted |= {"/etc/vnpu.cfg", "/run/vnpu_cfg_lock"}
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))
     if read.job_files:
@@ -317,6 +347,79 @@ def test_resets_are_set_for_all_nodes_or_for_a_pool(mode: str, tmp_path: Path, m
     assert _plugin_settings(items, tmp_path).hot_reset == "off"
 
 
+def test_chips_are_cut_on_all_nodes_or_on_those_of_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    assert _plugin_settings(helm.render("--set", "devicePlugin.dynamicVnpus=true"), tmp_path).dynamic_vnpus
+    items = helm.render("--set", "devicePlugin.pools.cut.dynamicVnpus=true")
+    assert _plugin_settings(items, tmp_path, "device-plugin-cut").dynamic_vnpus
+    assert not _plugin_settings(items, tmp_path).dynamic_vnpus
+    # In the settings' file and not in a flag, so that a program that is run in the pod has it too.
+    assert "args" not in _container(helm.find(items, "DaemonSet", "device-plugin-cut"))
+
+
+def test_the_pool_of_the_installation_guide_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    page = (helm.REPOSITORY / "docs" / "install.md").read_text()
+    (block,) = re.findall(r"```yaml\n(# cut\.yaml\n.*?)```", page, re.DOTALL)
+    values = tmp_path / "cut.yaml"
+    values.write_text(block)
+    items = helm.render("--values", str(values))
+    workload = helm.find(items, "DaemonSet", "device-plugin-cut")
+    assert f"daemonset/{workload['metadata']['name']}\n" in page
+    selector = workload["spec"]["template"]["spec"]["nodeSelector"]
+    assert f"kubectl label node NODE ascend-affinity.io/pool={selector['ascend-affinity.io/pool']}\n" in page
+    assert _plugin_settings(items, tmp_path, "device-plugin-cut").dynamic_vnpus
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ("dynamicVnpus=true,devicePlugin.chooseChips=true", "devicePlugin: dynamicVnpus and chooseChips are both true"),
+        (
+            "chooseChips=true,devicePlugin.pools.cut.dynamicVnpus=true",
+            "devicePlugin.pools.cut: dynamicVnpus and chooseChips are both true",
+        ),
+        (
+            "pools.cut.dynamicVnpus=true,devicePlugin.driver.type=simulated",
+            "devicePlugin.pools.cut: dynamicVnpus is true, but driver.simulated.server.product is 910A",
+        ),
+    ],
+)
+def test_chips_that_can_not_be_cut_are_refused_before_a_plugin_refuses_them(values: str, sentence: str) -> None:
+    with pytest.raises(helm.HelmError, match=re.escape(sentence)):
+        helm.render("--set", f"devicePlugin.{values}")
+    helm.render(
+        "--set",
+        "devicePlugin.chooseChips=true",
+        "--set-json",
+        'devicePlugin.pools={"a":{"chooseChips":false,"dynamicVnpus":true}}',
+    )
+
+
+def test_the_library_can_note_the_vnpus_that_it_cuts() -> None:
+    workload = helm.find(helm.render("--set", "devicePlugin.dynamicVnpus=true"), "DaemonSet", "device-plugin")
+    volumes = {each["name"]: each.get("hostPath") for each in workload["spec"]["template"]["spec"]["volumes"]}
+    writable = [each for each in _container(workload)["volumeMounts"] if not each.get("readOnly")]
+    mounted = {each["mountPath"]: volumes[each["name"]] for each in writable}
+    for path, kind in (("/etc/vnpu.cfg", "FileOrCreate"), ("/run/vnpu_cfg_lock", "DirectoryOrCreate")):
+        assert mounted[path] == {"path": path, "type": kind}
+
+
+def test_simulated_chips_are_cut_in_a_folder_of_the_node_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    items = helm.render(*VARIANTS["simulated, cut"])
+    workload = helm.find(items, "DaemonSet", "device-plugin")
+    read = _plugin_settings(items, tmp_path)
+    assert read.simulated_cuts is not None
+    folder = str(read.simulated_cuts.parent)
+    (mount,) = (each for each in _container(workload)["volumeMounts"] if each["mountPath"] == folder)
+    assert not mount.get("readOnly")
+    (volume,) = (each for each in workload["spec"]["template"]["spec"]["volumes"] if each["name"] == mount["name"])
+    assert volume["hostPath"]["type"] == "DirectoryOrCreate"
+
+
 def test_a_mode_of_resets_without_quotes_is_refused_with_the_reason(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     values.write_text("devicePlugin: {hotReset: {mode: on}}\n")
@@ -341,6 +444,7 @@ def test_a_mode_of_resets_without_quotes_is_refused_with_the_reason(tmp_path: Pa
         ("devicePlugin.hotReset.idleSeconds=90", True),
         ("devicePlugin.hotReset.perHour=1", True),
         ("devicePlugin.chooseChips=true", True),
+        ("devicePlugin.dynamicVnpus=true", True),
         ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
         ("devicePlugin.driver.dcmi.diePolicy=independent", True),
         ("devicePlugin.kubelet.caFile=/ca.crt", True),

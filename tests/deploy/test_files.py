@@ -129,7 +129,7 @@ def test_the_scheduler_configuration_has_what_the_allocator_needs() -> None:
     assert extender["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in managed]
 
 
-@pytest.mark.parametrize("name", ["kube-scheduler.yaml", "examples/pod.yaml"])
+@pytest.mark.parametrize("name", ["kube-scheduler.yaml", "examples/pod.yaml", "examples/npu-core-pod.yaml"])
 def test_the_notes_name_files_that_exist(name: str) -> None:
     assert f"deploy/{name}" in (CHART / "templates" / "NOTES.txt").read_text()
     assert (REPOSITORY / "deploy" / name).is_file()

@@ -19,6 +19,7 @@ from device_plugin.driver import ChipFacts, ChipState, FaultEvent, VirtualNpu
 from device_plugin.driver.dividing import Division
 from device_plugin.driver.reset_groups import reset_groups
 from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver
+from device_plugin.settings import DriverSettings
 from sandbox.simulated_chips import full_server, save_server
 
 
@@ -386,6 +387,18 @@ def test_vnpus_are_cut_and_outlive_the_driver(tmp_path: Path) -> None:
     assert driver.create_vnpu(other, "vir05_1c_16g").vdev_id == 100
     with pytest.raises(DriverError, match="no vNPU 101"):
         driver.destroy_vnpu(other, 101)  # not cut by a program
+
+
+def test_cuts_are_kept_in_another_folder_than_a_read_only_one(tmp_path: Path) -> None:
+    (tmp_path / "cuts").mkdir()
+    state, cuts = tmp_path / "state.json", tmp_path / "cuts" / "simulated.json"
+    state.write_text('{"product": "910B", "chips": [{"id": 0}]}')
+    settings = DriverSettings(driver="simulated", simulated_state=state, simulated_cuts=cuts)
+    driver = settings.make_driver()
+    (chip,) = driver.discover().chips
+    made = driver.create_vnpu(chip, "vir05_1c_16g")
+    assert settings.make_driver().discover().chips[0].vnpus == (made,)
+    assert {each.name for each in tmp_path.iterdir()} == {"state.json", "cuts"}
 
 
 def test_the_file_says_how_cutting_fails(tmp_path: Path) -> None:

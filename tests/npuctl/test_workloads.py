@@ -411,7 +411,11 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 
 @pytest.mark.parametrize(
     "example",
-    sorted(each.name for each in EXAMPLES.glob("*.yaml") if each.name not in {"cluster.yaml", "switches.yaml"}),
+    sorted(
+        each.name
+        for each in EXAMPLES.glob("*.yaml")
+        if not each.name.startswith("cluster") and each.name != "switches.yaml"
+    ),
     ids=str,
 )
 def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example: str) -> None:
@@ -421,7 +425,7 @@ def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example
         names = [f"n{index}" for index in range(number)]
         if example == "switch-affinity-job.yaml":
             return as_list(*yaml.safe_load_all((EXAMPLES / "switches.yaml").read_text()), *below_switches(number))
-        if example == "npu-core-pod.yaml":
+        if example.startswith("npu-core-"):
             return as_list(*map(core_node, names))
         return as_list(*map(cut_node if example == "vnpu-pod.yaml" else node, names))
 
@@ -473,6 +477,15 @@ def test_the_switches_of_a_job_are_shown(tmp_path: Path, command: list[str]) -> 
     told = switch_job(tmp_path, command, "--set", "nslb-version=2.0")
     assert "ranks 0-3 below switch 0 (192.168.0.10), exclusive" in told
     assert "ranks 4-5 below switch 1 (192.168.0.11), shared" in told
+
+
+@pytest.mark.parametrize("example", ["vnpu-pod.yaml", "npu-core-pod.yaml", "npu-core-deployment.yaml"])
+def test_parts_of_chips_can_be_tried_in_the_example_cluster(example: str) -> None:
+    files = ["-f", str(EXAMPLES / "cluster-vnpus.yaml"), "-f", str(EXAMPLES / example)]
+    answer = json.loads(CliRunner().invoke(app, ["plan", *files, "--now", NOW, "-o", "json"]).stdout)
+    assert [each["name"] for each in answer["pending"]] == ["chat-c"]
+    assert len(answer["pods"]) > 3
+    assert all(each["vnpus"] and not each["chips"] for each in answer["pods"])
 
 
 def test_the_super_pods_of_blocks_are_shown_with_the_reason(tmp_path: Path) -> None:

@@ -109,6 +109,9 @@ ascend-affinity.io/chips
 driver: {{ .driver.type }}
 {{- if eq .driver.type "simulated" }}
 simulated_state: /etc/ascend-affinity/chips/simulated.json
+{{- if .dynamicVnpus }}
+simulated_cuts: /var/lib/ascend-affinity/cuts/simulated.json
+{{- end }}
 {{- else }}
 link_tool: {{ .driver.dcmi.hostPath }}/tools/hccn_tool
 die_policy: {{ .driver.dcmi.diePolicy }}
@@ -118,6 +121,7 @@ dcmi_library: {{ .driver.dcmi.library }}
 {{- end }}
 readmission: {{ .health.readmission }}
 choose_chips: {{ .chooseChips }}
+dynamic_vnpus: {{ .dynamicVnpus }}
 device_root: {{ .deviceRoot }}
 cdi_dir: {{ .cdiDir }}
 {{- with .hangDetection }}
