@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from allocator.rules.request import ChipRequest
+from allocator.rules.request import ChipRequest, counted_chips, counted_vnpus, requested_what
 from ascend.chips import ChipSet
 from ascend.cores import Cut
 from ascend.errors import Refusal
@@ -177,7 +177,8 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
     """What a pod requests in AI cores; None if it requests none.
 
     Raises:
-        Refusal: ``InvalidRequest`` if several containers request some, a label is invalid, or no chip allows it.
+        Refusal: ``InvalidRequest`` if several containers request some, it requests chips or other vNPUs as well, a
+            label is invalid, or no chip allows it.
     """
     requests = [(each.name, number) for each, _ in pod.ordered_containers if (number := each.cores)]
     if not requests:
@@ -186,6 +187,9 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
         where = ", ".join(f"{number} in container {name}" for name, number in requests)
         sentence = f"{RESOURCE_CORES}: {where}; AI cores may be requested in one container"
         raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {sentence}")
+    if counted_chips(pod) or counted_vnpus(pod):
+        sentence = "beside AI cores a pod may request neither chips nor other vNPUs"
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} requests {requested_what(pod)}; {sentence}")
     media = _label(pod, MEDIA_LABEL, tuple(Media), Media.SHARED)
     level = _label(pod, LEVEL_LABEL, ("low", "high"), "low")
     request = ChipRequest(

@@ -88,14 +88,18 @@ class SupplyReader:
     def _figures(self, vacancy: Vacancy) -> _Figures:
         product = vacancy.product
         is_spread = not product.shared_by_peers and product.name not in self._sharing_products
+        sizes = [size for size in SIZES if size in product.allowed(distributed=True)]
+        cores = vacancy.cores.kind.cores if vacancy.cores is not None else 0
         requests = [
-            ChipRequest(size, distributed=True, needs_network=True, is_spread=is_spread)
-            for size in SIZES
-            if size in product.allowed(distributed=True)
+            # Where chips are offered as AI cores, a request for all of those of a chip is for the whole chip.
+            ChipRequest(
+                0 if cores else size, distributed=True, needs_network=True, is_spread=is_spread, cores=size * cores
+            )
+            for size in sizes
         ]
         return _Figures(
             vacancy.free == product.all_chips,
             sum(not ring & ~vacancy.free for ring in product.rings),
             # Not from its cache, which is kept for decisions.
-            tuple((each.chips, capacity.__wrapped__(vacancy, each)[0]) for each in requests),
+            tuple((size, capacity.__wrapped__(vacancy, each)[0]) for size, each in zip(sizes, requests, strict=True)),
         )

@@ -9,12 +9,13 @@ from msgspec import structs
 
 from allocator.rules.job import find_job
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus
+from allocator.rules.validity import requested_vnpus
 from allocator.settings import Settings
 from allocator.state.job import Job
 from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
-from ascend.grammar import count
+from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.pod_devices import read_held
 from ascend.reasons import Category, Reason
@@ -151,15 +152,35 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
             peers = frozenset(allocator.job_of(pod).pods)
             found = tuple(_search(objects, settings, now_ns, request, examined, peers=peers))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
-        return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, is_valid=request is not None))
+            invalid = ""
+        else:
+            invalid = _of_peers(pod, objects, settings, now_ns, allocator) or _INVALID
+        return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, invalid))
     block = held.part.block if held.part is not None else None
     return structs.replace(explanation, state="fits", block=block, blocks=describe_blocks(allocator, pod, asked))
 
 
-def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, *, is_valid: bool) -> tuple[str, ...]:
+def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, invalid: str) -> tuple[str, ...]:
     kept = _kept(pod, allocator)
     advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
-    return advice or (() if is_valid else (_INVALID,))
+    return advice or ((invalid,) if invalid else ())
+
+
+def _of_peers(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int, allocator: OfflineAllocator) -> str:
+    """For which pods of its job a pod waits whose request is invalid only beside their vNPUs; empty if for none."""
+    if allocator.engine.is_of_gang(pod):
+        return ""  # they start together
+    peers = allocator.job_of(pod).pods.values()
+    before = {each.uid: each.key for each in peers if each.uid != pod.uid and requested_vnpus(each) and each.is_live}
+    if not before:
+        return ""
+    try:
+        OfflineAllocator(objects.without(lambda each: each.uid in before), settings, now_ns).engine.request_of(pod)
+    except Refusal:
+        return ""
+    names = some(sorted(before.values()))
+    it = "it comes" if len(before) == 1 else "they come"
+    return f"wait for the end of {names}: {it} first, unless the allocator's setting vnpus_per_job allows more"
 
 
 def _placed(explanation: Explanation, pod: Pod) -> Explanation:

@@ -205,7 +205,7 @@ def test_a_node_is_used_only_if_its_labels_name_a_chip_that_can_be_cut() -> None
     ("annotations", "labels", "reason", "words"),
     [
         ({}, {"tor-affinity": "large-model-schema"}, Reason.UNSUPPORTED_POLICY, "tor-affinity"),
-        ({"sp-block": "16"}, {}, Reason.UNSUPPORTED_POLICY, "whole servers"),
+        ({"sp-block": "16"}, {}, Reason.UNSUPPORTED_POLICY, "this one requests 5 AI cores; remove the annotation"),
         ({"huawei.com/schedule_policy": "chip4-node8"}, {}, Reason.WRONG_PRODUCT, "910A"),
     ],
 )
@@ -222,9 +222,11 @@ def test_cores_with_what_only_whole_chips_have_are_refused(
 def test_chips_or_a_static_vnpu_beside_cores_are_refused() -> None:
     world = World(vnpus_per_job=0)
     world.add(core_node("n1"))
-    for other in (RESOURCE, f"{RESOURCE}-2c"):
-        both = Container("main", Resources(limits={RESOURCE_CORES: "5", other: "1"}))
-        assert world.refusal(pod("both", containers=[both])).reason is Reason.INVALID_REQUEST
+    for cores, other, what in (("5", RESOURCE, "1 chip"), ("20", f"{RESOURCE}-2c", "1 vNPU Ascend910-2c")):
+        both = Container("main", Resources(limits={RESOURCE_CORES: cores, other: "1"}))
+        refusal = world.refusal(pod("both", containers=[both]))
+        assert refusal.reason is Reason.INVALID_REQUEST
+        assert f"requests {what} and {cores} AI cores; beside AI cores a pod may request neither" in refusal.message
 
 
 def test_a_job_has_one_vnpu_unless_the_setting_lifts_it() -> None:
@@ -239,7 +241,19 @@ def test_a_job_has_one_vnpu_unless_the_setting_lifts_it() -> None:
             if number < fit:
                 world.engine.place(of_job(name))
             else:
-                assert "a job may have one" in world.refusal(of_job(name)).message
+                says = world.refusal(of_job(name)).message
+                assert f"requests {number + 1} vNPUs; a job may have one at a time (allocator setting vnpus" in says
+
+
+def test_whole_chips_by_cores_are_no_vnpus_of_their_job() -> None:
+    world = World()
+    world.add(core_node("n1"))
+    pods = [owned_by(core_pod(name, 40), "PyTorchJob", "kubeflow.org/v1") for name in "abc"]
+    world.add(*pods)
+    assert [world.engine.place(each).take.chips for each in pods] == [(0, 1), (2, 3), (4, 5)]
+    blocks = world.refusal(core_pod("block", 160, annotations={"sp-block": "8"}), ["n1"])
+    assert "annotation sp-block=8: blocks consist of pods that request huawei.com/Ascend910" in blocks.message
+    assert "this one requests 160 AI cores" in blocks.message
 
 
 def test_a_gang_of_pods_with_cores_is_placed_together_or_not_at_all() -> None:
@@ -330,9 +344,9 @@ def test_the_note_to_the_next_leader_has_cores() -> None:
         HandOver(world.cluster, world.ledger).read('[["u","d/p","n1",[],5,"","x",5]]')
 
 
-async def test_free_cores_are_counted_by_product_and_no_gang_of_chips_fits() -> None:
+async def test_free_cores_are_counted_by_product_and_whole_chips_for_gangs() -> None:
     world = World()
     world.add(core_node("n1"), core_pod("old", 5, has="0-vir05_1c_16g", node="n1"))
     supply = await SupplyReader(world.cluster.index).read()
     assert supply.cores == {"910B-8": 155}
-    assert not any(supply.largest_gang.values())
+    assert supply.largest_gang == {("910B-8", 1): 7, ("910B-8", 2): 3, ("910B-8", 4): 1, ("910B-8", 8): 0}

@@ -188,6 +188,8 @@ def test_a_vnpu_beside_chips_or_another_vnpu_is_refused() -> None:
     cores = requesting("cores", {"huawei.com/npu-core": "12"})
     assert requested_vnpus(whole) == 0
     assert requested_vnpus(cores) == 1
+    assert requested_vnpus(requesting("chips", {"huawei.com/npu-core": "48"})) == 0
+    assert invalidity(job_shape("job", [requesting(name, {"huawei.com/npu-core": "48"}) for name in "ab"])) is None
     assert requested_vnpus(requesting("none", {"huawei.com/npu-core": "0", f"{RESOURCE}-2c": "0"})) == 0
     assert requested_vnpus(requesting("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
     for pods, words in (([part, whole], "whole chips"), ([part, cores], "2 vNPUs")):
