@@ -27,7 +27,7 @@ from npuctl.doctor.command import Diagnosis, check_node, render
 from npuctl.doctor.finding import Check, Finding, run_check
 from npuctl.doctor.kubelet import check_readiness
 from sandbox.simulated_chips import save_server
-from tests.device_plugin.api import NODE, until
+from tests.device_plugin.api import NODE, seen, until
 from tests.device_plugin.conftest import folder
 from tests.device_plugin.test_dynamic_vnpus import bind as bind_cores
 from tests.device_plugin.test_dynamic_vnpus import cores_node, plugin_on
@@ -256,10 +256,18 @@ async def test_reports_that_are_forged_old_ahead_or_final_are_problems(folder: P
         assert "CheckCode" in await told()
 
 
+async def test_a_faulty_chip_in_use_is_offered_and_no_problem(whole: Whole) -> None:
+    await whole.bind("train", 0, 1)
+    await whole.claimed("train")
+    whole.node.edit_chip(1, fault_codes=["80E18402"])
+    await seen(whole.report, lambda found: found.unhealthy == 0b10)
+    assert "kubelet and report agree: 7 of 8 chips healthy" in said(await doctor(whole.settings()), "report")
+
+
 async def test_a_kubelet_that_offers_other_chips_than_reported_is_a_warning(whole: Whole) -> None:
     status = {"status": {"allocatable": {RESOURCE: "5"}}}
     await whole.client.patch(NODES, NODE, status, subresource="status")
-    assert "offers 5 chips, the report has 8 healthy of 8" in said(await doctor(whole.settings()), "report")
+    assert "offers 5 chips, the report has 8 healthy of 8 chips" in said(await doctor(whole.settings()), "report")
 
 
 def settings(**changes: Any) -> Settings:
