@@ -219,9 +219,14 @@ def fits_beside(cut: Cut, others: Iterable[Cut]) -> bool:
     return False
 
 
+def fewest_chips(cores: int) -> int:
+    """How many whole chips a number of AI cores stands for: the fewest, on chips of whatever kind; 0 for a part."""
+    return min(filter(None, (kind.whole_chips(cores) for kind in divisible_kinds())), default=0)
+
+
 def is_for_chips(cores: int) -> bool:
     """Whether a number of AI cores stands for whole chips, of whatever kind."""
-    return any(kind.whole_chips(cores) for kind in divisible_kinds())
+    return fewest_chips(cores) > 0
 
 
 def no_cores(request: ChipRequest) -> Refusal:

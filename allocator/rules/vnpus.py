@@ -73,6 +73,12 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
             tuple(each._replace(room=max(each.room - requested[each.suffix], 0)) for each in self.sizes),
         )
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """By size, how many are known to be free, also 0."""
+        free = Counter(each.suffix for each in self.free)
+        return {each.suffix: 0 if each.unknown else free[each.suffix] for each in self.sizes}
+
     def choose(self, suffix: str) -> ChosenVnpu | Refusal:
         """The best free vNPU of a size, or why there is none."""
         size = next((each for each in self.sizes if each.suffix == suffix), None)

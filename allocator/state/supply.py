@@ -23,7 +23,7 @@ class Supply(msgspec.Struct, frozen=True):
         healthy: healthy chips, free or not.
         servers: servers all of whose chips are free.
         rings: rings (or meshes, or cards of two dies) all of whose chips are free.
-        vnpus: free vNPUs, by size.
+        vnpus: free vNPUs, by size, also of sizes of which none is free.
         cores: free AI cores of chips that are cut while pods run, by name of the product.
         largest_gang: the most pods of a job of several pods that would fit at once, by product and chips of each pod.
     """
@@ -77,8 +77,9 @@ class SupplyReader:
             healthy[product] += nodes * vacancy.healthy
             servers[product] += nodes * figures.is_whole
             rings[product] += nodes * figures.rings
-            for vnpu in vacancy.vnpus.free if vacancy.vnpus is not None else ():
-                vnpus[vnpu.suffix] += nodes
+            if vacancy.vnpus is not None:
+                for suffix, number in vacancy.vnpus.numbers.items():
+                    vnpus[suffix] += nodes * number
             if vacancy.cores is not None:
                 cores[product] += nodes * vacancy.cores.cores(vacancy.free)
             for size, pods in figures.pods:

@@ -11,6 +11,7 @@ from allocator.rules.cores import (
     ChipLeft,
     CoresLeft,
     cores_left,
+    fewest_chips,
     fits_beside,
     is_for_chips,
     part_or_chips,
@@ -94,6 +95,7 @@ def test_cores_are_requested_in_one_container_and_zero_is_no_request() -> None:
     assert not core_pod("none", 0).requests_chips
     assert is_for_chips(48)
     assert not is_for_chips(10)
+    assert [fewest_chips(cores) for cores in (20, 24, 48, 75, 100, 10, 0)] == [1, 1, 2, 3, 4, 0, 0]
 
 
 def test_media_units_are_for_one_or_shared_or_not_needed() -> None:
