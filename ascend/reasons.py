@@ -215,8 +215,9 @@ class Reason(StrEnum):
         "the node's label `accelerator-type` and the chips it reports contradict each other",
         "correct the label, or find the missing chips")
     RESOURCE_NOT_OFFERED = ("ResourceNotOffered", Category.NODE, Actor.ADMINISTRATOR,
-        "the kubelet has no allocatable chips now; it would start the pod without any",
-        "check the device plugin of that node: `npuctl doctor` there says what is wrong")
+        "the kubelet has no allocatable chips now, or has them as AI cores only; it would start the pod without any",
+        "check the device plugin of that node: `npuctl doctor` there says what is wrong; or request AI cores, if the "
+        "sentence names these")
     CHIPS_NOT_DIVISIBLE = ("ChipsNotDivisible", Category.NODE, Actor.ADMINISTRATOR,
         "the node offers AI cores, but its labels `servertype` and `mind-cluster/npu-chip-memory` name no chip that "
         "can be cut while pods run",

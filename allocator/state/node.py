@@ -29,10 +29,13 @@ from ascend.products import Product
 from ascend.reasons import Reason
 from ascend.rules.identity import identify
 from ascend.templates import RESOURCE_CORES, Divisible
-from ascend.vnpus import Vnpu
+from ascend.vnpus import Vnpu, suffix_of
 
 _MOST_NAMED: Final = 3
-"""Names of foreign devices in a sentence."""
+"""Names of foreign devices, or of resources, in a sentence."""
+
+_RESOURCES: Final = {RESOURCE, RESOURCE_CORES}
+"""The resources of whole chips, as such and as AI cores."""
 
 
 class Server(msgspec.Struct, frozen=True, gc=False):
@@ -240,7 +243,9 @@ def _read_allocatable(node: Node, *, has_vnpus: bool) -> int:
         if has_vnpus:
             return 0  # all of its chips are cut, or will be
         # While the resource is not registered, the kubelet would start the pod without any chip.
-        raise Refusal(Reason.RESOURCE_NOT_OFFERED, f"node {node.name} has no allocatable {RESOURCE} now")
+        known = [name for name in sorted(node.status.allocatable) if name in _RESOURCES or suffix_of(name) is not None]
+        sentence = f"node {node.name} has no allocatable {' or '.join(known[:_MOST_NAMED] or [RESOURCE])} now"
+        raise Refusal(Reason.RESOURCE_NOT_OFFERED, sentence)
     capacity = node.capacity_chips
     if capacity is not None and node.allocatable_chips > capacity:
         raise Refusal(

@@ -154,7 +154,8 @@ def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
 
 
 def _agreement(report: DeviceReport, node: Node, pods: Sequence[Pod]) -> Finding:
-    kind = read_kind(node.metadata.labels) if node.allocatable_cores else None
+    has_cores = node.allocatable_cores is not None and not node.allocatable_chips
+    kind = read_kind(node.metadata.labels) if has_cores else None
     offered = node.allocatable_chips if kind is None else node.allocatable_cores
     if offered is None:
         advice = "the plugin is not registered: see kubelet.sock and device plugin above"

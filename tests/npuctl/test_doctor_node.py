@@ -20,6 +20,7 @@ from ascend.chips import RESOURCE
 from ascend.deviceinfo import DEVICE_INFO, NAMESPACE, config_map_name, decode_report, encode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES
 from ascend.observe.probes import add_probes, serve_http
+from ascend.templates import RESOURCE_CORES
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
 from npuctl.doctor.chips import check_device_nodes, check_injection, check_library
@@ -175,6 +176,10 @@ async def test_a_plugin_that_serves_ai_cores_says_so(folder: Path) -> None:
         found = await doctor(node.settings(dynamic_vnpus=True))
         assert "serves huawei.com/npu-core ->" in said(found, "device plugin")
         assert "answers; 1 pod with chips, vNPUs or AI cores" in said(found, "pod-resources")
+        status = {"status": {"allocatable": {RESOURCE_CORES: "0"}}}
+        await node.client.patch(NODES, NODE, status, subresource="status")
+        found = await doctor(node.settings(dynamic_vnpus=True))
+        assert "the kubelet offers 0 AI cores, the report has 8 healthy of 8 chips" in said(found, "report")
 
 
 async def test_mindclusters_plugin_on_the_same_node_is_a_problem(whole: Whole) -> None:

@@ -22,7 +22,7 @@ from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
 from tests.allocator.cores import A3_20, B1, B3, B4, core_node, core_pod
-from tests.allocator.vnpus import vnpu_pod
+from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 
 def place(world: World, name: str, cores: int = 5, **more: Any) -> tuple[str, str]:
@@ -199,6 +199,9 @@ def test_a_node_is_used_only_if_its_labels_name_a_chip_that_can_be_cut() -> None
     assert refusals(world, vnpu_pod("static"))["n1"][0] is Reason.NO_SUCH_VNPU
     world.add(core_node("n1", cores=0))
     assert world.node_refusal().reason is Reason.RESOURCE_NOT_OFFERED
+    assert world.node_refusal().message == "node n1 has no allocatable huawei.com/npu-core now"
+    world.add(cut_node("n1", cut(range(8)), allocatable={"2c": 0}))
+    assert world.node_refusal().message == "node n1 has no allocatable huawei.com/Ascend910-2c now"
 
 
 @pytest.mark.parametrize(
