@@ -52,6 +52,14 @@ def test_explain_finds_that_a_chip_has_to_recover(tmp_path: Path) -> None:
     assert any(each["targets"] == ["Ascend910-7"] for each in answer["remedies"])
 
 
+def test_explain_finds_that_all_chips_have_to_recover_or_to_be_offered(tmp_path: Path) -> None:
+    node_of = core_node("n1", 0)
+    _, answer = run(tmp_path, "explain", "p", objects=(node_of, report("n1", unhealthy=0xFF), core_pod("p", 5)))
+    assert [each["targets"] for each in answer["remedies"]] == [[f"Ascend910-{chip}"] for chip in range(8)]
+    _, answer = run(tmp_path, "explain", "p", objects=(node_of, report("n1"), core_pod("p", 5)))
+    assert [each["kind"] for each in answer["remedies"]] == ["offer"]
+
+
 def test_topo_draws_the_parts_and_the_free_cores(tmp_path: Path) -> None:
     objects = (
         core_node("n1"),

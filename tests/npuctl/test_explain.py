@@ -115,6 +115,17 @@ def test_chips_that_must_all_recover_are_named_together(tmp_path: Path) -> None:
     assert helps(answer) == [("repair", "n1", ("Ascend910-0", "Ascend910-1", "Ascend910-2"))]
 
 
+def test_a_faulty_chip_in_use_is_offered_all_the_time(tmp_path: Path) -> None:
+    full = node("n1", chips=8)
+    full["status"]["capacity"] = {"huawei.com/Ascend910": "8"}
+    held = pod("old", 1, node="n1", chips=[4])
+    answer = explain(tmp_path, full, report("n1", unhealthy=0b1_0000), held, pod("train", 8))
+    assert helps(answer) == []
+    idle = {**full, "status": {**full["status"], "allocatable": {"huawei.com/Ascend910": "7"}}}
+    answer = explain(tmp_path, idle, report("n1", unhealthy=0b1_0001), held, pod("train", 4))
+    assert helps(answer) == [("repair", "n1", ("Ascend910-0",))]
+
+
 def test_pods_that_must_all_end_are_named_together(tmp_path: Path) -> None:
     holders = [pod(f"h{chip}", 1, node="n1", chips=[chip]) for chip in (0, 5)]
     answer = explain(tmp_path, node("n1"), *holders, pod("train", 8))

@@ -56,6 +56,17 @@ def test_explain_says_which_vnpu_a_pod_has_or_why_it_waits(tmp_path: Path) -> No
     assert "requests 1 vNPU Ascend910-2c and fits on 1 node now" in printed
 
 
+def test_explain_finds_that_the_chip_of_a_vnpu_has_to_recover(tmp_path: Path) -> None:
+    # The kubelet offers the vNPU again as soon as the chip is healthy.
+    cut, whole = cut_node("n1", chips=1, each=1, allocatable=0), report("n1", unhealthy=0b1)
+    _, answer = run(tmp_path, "explain", "p", objects=(cut, whole, parts("p", "1")))
+    assert [(each["kind"], each["targets"]) for each in answer["remedies"]] == [("repair", ["Ascend910-0"])]
+    # The pod with the faulty part keeps it, so the kubelet offers it all the time.
+    cut, held = cut_node("n1", chips=1, allocatable=1), has("old", "Ascend910-2c-100-0", where="n1")
+    _, answer = run(tmp_path, "explain", "p", objects=(cut, whole, held, parts("p", "1")))
+    assert [(each["kind"], each["targets"]) for each in answer["remedies"]] == [("repair", ["Ascend910-0"])]
+
+
 def test_topo_draws_the_parts_of_cut_chips(tmp_path: Path) -> None:
     objects = (cut_node("n1"), has("old", "Ascend910-2c-102-1", where="n1"), report("n1"))
     _, answer = run(tmp_path, "topo", objects=objects)
