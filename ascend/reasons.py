@@ -251,7 +251,8 @@ class Reason(StrEnum):
         "check the device plugin of that node: `npuctl doctor` there says what is wrong")
     UNREADABLE_POD = ("UnreadablePod", Category.NODE, Actor.ADMINISTRATOR,
         "a pod on the node holds chips or a vNPU, but its annotations don't say which",
-        "delete the pod that is named; it was not bound by the allocator")
+        "delete the pod that is named; it was not bound by the allocator: its scheduler does not ask it, or the "
+        "resource is missing in `managedResources` (deploy/kube-scheduler.yaml)")
 
     VIEW_INCOMPLETE = ("ViewIncomplete", Category.ALLOCATOR, Actor.NOBODY,
         "the allocator's informers have not synced yet",

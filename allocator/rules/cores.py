@@ -124,11 +124,16 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
         best = min(fitting)
         return ChosenCut(Cut(best.chip, template.name), best)
 
+    @property
+    def closed(self) -> Refusal | None:
+        """Why nothing can be given, whatever is requested; None if something may be."""
+        if not self.unknown:
+            return None
+        return Refusal(Reason.UNREADABLE_POD, f"the free AI cores are unknown: {self.unknown}")
+
     def asked(self, request: ChipRequest) -> Template | int | Refusal:
         """What a request stands for here: a template, or a number of whole chips; or why nothing can be given."""
-        if self.unknown:
-            return Refusal(Reason.UNREADABLE_POD, f"the free AI cores are unknown: {self.unknown}")
-        return part_or_chips(self.kind, request)
+        return self.closed or part_or_chips(self.kind, request)
 
     def cores(self, free: ChipSet) -> int:
         """How many AI cores are free; ``free`` are the chips of which nothing is in use."""

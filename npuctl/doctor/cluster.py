@@ -213,7 +213,10 @@ def _check_pod(pod: Pod) -> Finding | None:
     except InvalidValue as error:
         return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)
     if grant is None and not real:
-        advice = "its scheduler did not ask the allocator; use a scheduler that does"
+        advice = (
+            "its scheduler did not ask the allocator; use a scheduler that does, and list the resource in "
+            "managedResources (deploy/kube-scheduler.yaml)"
+        )
         return problem(f"{where} was bound without chips", advice)
     if pod.status.phase != "Running":
         return None

@@ -82,6 +82,15 @@ def test_topo_draws_the_parts_and_the_free_cores(tmp_path: Path) -> None:
     assert "AI cores" not in printed
 
 
+def test_topo_counts_nothing_free_where_an_unreadable_pod_closes_the_cores(tmp_path: Path) -> None:
+    objects = (core_node("n1"), core_pod("foreign", 5, node="n1"), core_node("n2"), report("n1"))
+    _, answer = run(tmp_path, "topo", objects=objects)
+    assert [each["reason"] for each in answer["nodes"]] == ["UnreadablePod", None]
+    _, printed = run(tmp_path, "topo", objects=objects, output="table")
+    assert "not used: the free AI cores are unknown: pod default/foreign is bound with 5 AI cores" in printed
+    assert "2 nodes, 8 of 16 chips free, 160 AI cores free, 1 node not used" in printed
+
+
 def test_doctor_finds_chips_of_which_pods_have_more_than_there_is(tmp_path: Path) -> None:
     objects = (
         core_node("n1", 155),

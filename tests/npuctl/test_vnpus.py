@@ -78,10 +78,23 @@ def test_topo_draws_the_parts_of_cut_chips(tmp_path: Path) -> None:
         "size": "2c",
         "vdev_id": 102,
         "holders": ["default/old"],
+        "unknown": "",
     }
     _, printed = run(tmp_path, "topo", objects=objects, output="table")
     assert "[2c-102 old] [2c-103 ·]" in printed
     assert "6 of 8 chips free, 3 of 4 vNPUs free" in printed
+
+
+def test_topo_counts_no_free_vnpus_of_a_size_that_an_unreadable_pod_closes(tmp_path: Path) -> None:
+    objects = (cut_node("n1"), parts("foreign", "1", node="n1"), report("n1"))
+    _, printed = run(tmp_path, "topo", objects=objects, output="table")
+    says = "pod default/foreign is bound with 1 vNPU Ascend910-2c, but no annotation names it"
+    assert f"not used: the vNPUs Ascend910-2c: {says} (UnreadablePod)" in " ".join(printed.replace("│", "").split())
+    assert "[2c-102 ?]" in printed
+    assert "6 of 8 chips free, 0 of 4 vNPUs free" in printed
+    _, answer = run(tmp_path, "doctor", objects=objects)
+    (found,) = (each for each in answer["findings"] if each["check"] == "pods" and each["severity"] == "problem")
+    assert "list the resource in managedResources (deploy/kube-scheduler.yaml)" in found["advice"]
 
 
 def test_doctor_finds_vnpus_held_twice_and_swapped_and_not_offered(tmp_path: Path) -> None:
