@@ -174,7 +174,8 @@ def part_or_chips(kind: Divisible, request: ChipRequest) -> Template | int | Ref
         sentence = f"{request.what} requested; a pod on this node may request {_valid([kind])}"
         return Refusal(Reason.NO_SUCH_VNPU, sentence)
     if request.with_labels and not has_choice:
-        return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} with {_LABELS}, which the chips of this node don't allow")
+        sentence = f"{_label_of(request)} needs {_LABELLED}; this node has chips with {kind.memory_gb} GB"
+        return Refusal(Reason.NO_SUCH_VNPU, sentence)
     return found
 
 
@@ -205,7 +206,7 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
     if all(refused):
         unlabelled = ChipRequest(0, cores=request.cores)
         if any(not isinstance(part_or_chips(kind, unlabelled), Refusal) for kind in kinds):
-            sentence = f"requests {request.what} with {_LABELS}"
+            sentence = f"requests {request.what}; {_label_of(request)} needs 10 AI cores of {_LABELLED}"
         else:
             sentence = f"requests {request.what}; a pod may request {_valid(kinds)}, depending on the chips of its node"
         raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} {sentence}")
@@ -239,9 +240,14 @@ def no_cores(request: ChipRequest) -> Refusal:
     return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} requested, the node does not offer {RESOURCE_CORES}")
 
 
-_LABELS: Final = (
-    f"the labels {MEDIA_LABEL} or {LEVEL_LABEL}, which are valid only with 10 AI cores of a chip with 32 GB (910B4)"
-)
+_LABELLED: Final = "a chip with 32 GB (910B4)"
+"""The chips on which the labels of pods choose among templates."""
+
+
+def _label_of(request: ChipRequest) -> str:
+    """The label by which a pod asks for more than a number of AI cores."""
+    is_of_media = request.media is not Media.SHARED
+    return f"label {MEDIA_LABEL}={request.media}" if is_of_media else f"label {LEVEL_LABEL}=high"
 
 
 def _label(pod: Pod, key: str, values: Sequence[str], default: str) -> str:

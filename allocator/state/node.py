@@ -166,10 +166,14 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
 def _read_kind(node: Node) -> Divisible:
     kind = read_kind(node.metadata.labels)
     if kind is None:
-        labels = {key: node.metadata.labels.get(key, "") for key in (SERVER_TYPE, CHIP_MEMORY)}
-        named = " and ".join(f"{key}={value}" for key, value in labels.items())
-        sentence = f"node {node.name} offers {RESOURCE_CORES}, but no chip that can be cut has the labels {named}"
-        raise Refusal(Reason.CHIPS_NOT_DIVISIBLE, sentence)
+        labels, keys = node.metadata.labels, (SERVER_TYPE, CHIP_MEMORY)
+        if missing := [key for key in keys if key not in labels]:
+            are = "label {} is" if len(missing) == 1 else "labels {} are"
+            problem = f"the {are.format(' and '.join(missing))} missing"
+        else:
+            named = " and ".join(f"{key}={labels[key]}" for key in keys)
+            problem = f"no chip that can be cut has the labels {named}"
+        raise Refusal(Reason.CHIPS_NOT_DIVISIBLE, f"node {node.name} offers {RESOURCE_CORES}, but {problem}")
     if node.allocatable_chips:
         sentence = f"node {node.name} offers both {RESOURCE} and {RESOURCE_CORES}"
         raise Refusal(Reason.INCONSISTENT_CAPACITY, sentence)

@@ -76,8 +76,12 @@ def test_the_templates_are_those_of_each_node() -> None:
         Reason.NO_SUCH_VNPU,
         "10 AI cores requested; a pod on this node may request 6 or 12, or a multiple of 25",
     )
-    assert says["b3"][0] is Reason.NO_SUCH_VNPU
-    assert "valid only with 10 AI cores of a chip with 32 GB (910B4)" in says["b3"][1]
+    assert says["b3"] == (
+        Reason.NO_SUCH_VNPU,
+        "label vnpu-dvpp=no needs a chip with 32 GB (910B4); this node has chips with 64 GB",
+    )
+    level = refusals(world, core_pod("p", 10, labels={"vnpu-level": "high"}))
+    assert level["b3"][1].startswith("label vnpu-level=high needs a chip with 32 GB")
     assert says["whole"] == (Reason.NO_SUCH_VNPU, "10 AI cores requested, the node does not offer huawei.com/npu-core")
     assert world.refusal(core_pod("seven", 7)).reason is Reason.INVALID_REQUEST
 
@@ -185,6 +189,18 @@ def test_a_node_is_used_only_if_its_labels_name_a_chip_that_can_be_cut() -> None
         refusal = world.node_refusal()
         assert refusal.reason is Reason.CHIPS_NOT_DIVISIBLE
         assert "no chip that can be cut has the labels servertype=" in refusal.message
+    for missing, words in (
+        (
+            ["servertype", "mind-cluster/npu-chip-memory"],
+            "but the labels servertype and mind-cluster/npu-chip-memory are",
+        ),
+        (["servertype"], "offers huawei.com/npu-core, but the label servertype is missing"),
+    ):
+        unlabelled = core_node("n1")
+        for key in missing:
+            del unlabelled.metadata.labels[key]
+        world.add(unlabelled)
+        assert words in world.node_refusal().message
     both = core_node("n1")
     both.status.allocatable[RESOURCE] = "8"
     world.add(both)
