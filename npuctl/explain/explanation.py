@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from allocator.rules.job import find_job
-from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus
+from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
 from allocator.rules.validity import requested_vnpus
 from allocator.settings import Settings
 from allocator.state.job import Job
@@ -45,6 +45,7 @@ class Explanation(msgspec.Struct, frozen=True):
         request: the number of chips it requests.
         vnpu: the size of the vNPU that it requests instead, as in the name of the resource.
         cores: the number of AI cores that it requests instead.
+        requests: all of this for people: ``2 chips``, ``1 vNPU Ascend910-2c``, ``5 AI cores``.
         state: ``none`` (it requests neither chips nor a vNPU), ``finished``, ``placed``, ``terminating`` (it is being
             deleted, so no scheduler binds it), ``fits`` (it is not bound, but fits on a node) or ``waits``.
         node: its node, if it is placed.
@@ -74,6 +75,7 @@ class Explanation(msgspec.Struct, frozen=True):
     state: str
     vnpu: str = ""
     cores: int = 0
+    requests: str = ""
     node: str = ""
     chips: tuple[str, ...] = ()
     vnpus: tuple[str, ...] = ()
@@ -112,6 +114,7 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         "none",
         ",".join(counted_vnpus(pod)),
         counted_cores(pod),
+        requested_what(pod),
         scheduler=says,
     )
     if pod.is_live:

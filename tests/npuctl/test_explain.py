@@ -64,9 +64,7 @@ def test_a_pod_with_two_vnpus_waits_because_it_may_have_one(tmp_path: Path) -> N
     answer = explain(tmp_path, node("n1"), parts("train", "2"))
     assert (answer["state"], answer["reason"], answer["remedies"]) == ("waits", "InvalidRequest", [])
     printed = people(tmp_path, node("n1"), parts("train", "2"))
-    assert printed.startswith(
-        "pod default/train waits: InvalidRequest: pod default/train requests 2 vNPUs; a job may have"
-    )
+    assert printed.startswith("pod default/train requests 2 vNPUs Ascend910-2c and waits: InvalidRequest: pod default")
     for other in (pod("train", 0),):
         assert explain(tmp_path, node("n1"), other)["state"] == "none"
 

@@ -50,6 +50,8 @@ def test_explain_says_which_vnpu_a_pod_has_or_why_it_waits(tmp_path: Path) -> No
     status, answer = run(tmp_path, "explain", "p", objects=(*nodes, parts("p", "1")))
     assert (status, answer["state"], answer["reason"]) == (3, "waits", "NoFreeVnpu")
     assert {tuple(each["targets"]) for each in answer["remedies"]} == {("default/old-0",), ("default/old-1",)}
+    _, printed = run(tmp_path, "explain", "p", objects=(*nodes, parts("p", "1")), output="table")
+    assert printed.startswith("pod default/p requests 1 vNPU Ascend910-2c and waits: NoFreeVnpu")
     _, answer = run(tmp_path, "explain", "p", objects=(*nodes, cut_node("n2"), parts("p", "1")))
     assert (answer["state"], answer["candidates"][0]["vnpus"]) == ("fits", ["Ascend910-2c-100-0"])
     _, printed = run(tmp_path, "explain", "p", objects=(*nodes, cut_node("n2"), parts("p", "1")), output="table")
