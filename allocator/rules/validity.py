@@ -136,12 +136,13 @@ def invalidity(
     """
     if shape.vnpus and shape.sizes:
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests both whole chips and vNPUs")
+    if shape.most_vnpus > 1:
+        rule = "a pod may have one, in one container"
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.most_vnpus} vNPUs; {rule}")
     if vnpus_per_job and shape.vnpus > vnpus_per_job:
         most = "one" if vnpus_per_job == 1 else str(vnpus_per_job)
         rule = f"a job may have {most} at a time (allocator setting vnpus_per_job)"
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; {rule}")
-    if shape.most_vnpus > 1:
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.most_vnpus} vNPUs; a pod may have one")
     if shape.vnpus or _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
         return None
     products = list(_among(shape.products))

@@ -26,7 +26,7 @@ from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Media, Template
-from tests.allocator.builders import pod
+from tests.allocator.builders import World, pod
 from tests.allocator.cores import A3_20, A3_24, B1, B2, B3, B4, CHIPS, Chip, core_pod
 
 VALID = {B1: (6, 12), B2: (6, 12), B3: (5, 10), B4: (5, 10), A3_24: (6, 12), A3_20: (5, 10)}
@@ -95,6 +95,9 @@ def test_cores_are_requested_in_one_container_and_zero_is_no_request() -> None:
     two = Container("b", Resources(requests={RESOURCE_CORES: "5"}))
     with pytest.raises(Refusal, match="5 in container b, 5 in container a; AI cores may be requested in one"):
         requested_cores(pod("p", containers=[one], init_containers=[two]))
+    for most in (0, 1):  # also where the two would be too many for their job
+        refusal = World(vnpus_per_job=most).refusal(pod("p", containers=[one, two]))
+        assert "5 in container a, 5 in container b; AI cores may be requested in one" in refusal.message
     assert requested_cores(core_pod("none", 0)) is None
     assert not core_pod("none", 0).requests_chips
     assert is_for_chips(48)
