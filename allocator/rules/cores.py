@@ -18,6 +18,9 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES, Divisible, Media, Template, divisible_kinds
 
+HAS_NO_CORES: Final = f"the node does not offer {RESOURCE_CORES}"
+"""Ends the refusal of a node that offers no AI cores."""
+
 MEDIA_LABEL: Final = "vnpu-dvpp"
 LEVEL_LABEL: Final = "vnpu-level"
 
@@ -237,7 +240,7 @@ def is_for_chips(cores: int) -> bool:
 
 def no_cores(request: ChipRequest) -> Refusal:
     """Why a node refuses AI cores that does not offer them."""
-    return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} requested, the node does not offer {RESOURCE_CORES}")
+    return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} requested, {HAS_NO_CORES}")
 
 
 _LABELLED: Final = "a chip with 32 GB (910B4)"

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from ascend.annotations import REAL
 from ascend.chips import RESOURCE
 from npuctl.cli import app
-from tests.npuctl.manifests import Json, cut_node, parts, pod, report
+from tests.npuctl.manifests import Json, core_node, core_pod, cut_node, node, parts, pod, report
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -56,6 +56,17 @@ def test_explain_says_which_vnpu_a_pod_has_or_why_it_waits(tmp_path: Path) -> No
     assert (answer["state"], answer["candidates"][0]["vnpus"]) == ("fits", ["Ascend910-2c-100-0"])
     _, printed = run(tmp_path, "explain", "p", objects=(*nodes, cut_node("n2"), parts("p", "1")), output="table")
     assert "requests 1 vNPU Ascend910-2c and fits on 1 node now" in printed
+
+
+def test_of_nodes_without_the_size_one_that_has_vnpus_is_the_example(tmp_path: Path) -> None:
+    objects = (node("a-whole"), core_node("b-cores"), cut_node("c-cut"))
+    four = parts("four", "1")
+    four["spec"]["containers"][0]["resources"] = {"limits": {f"{RESOURCE}-4c": "1"}}
+    _, printed = run(tmp_path, "explain", "four", objects=(*objects, four), output="table")
+    says = "3 nodes NoSuchVnpu: c-cut, for example: 1 vNPU Ascend910-4c requested, the node has only Ascend910-2c"
+    assert says in printed
+    _, printed = run(tmp_path, "explain", "ten", objects=(*objects, core_pod("ten", 12)), output="table")
+    assert "3 nodes NoSuchVnpu: b-cores, for example: 12 AI cores requested; a pod on this node may request" in printed
 
 
 def test_explain_finds_that_the_chip_of_a_vnpu_has_to_recover(tmp_path: Path) -> None:
