@@ -9,7 +9,6 @@ from msgspec import structs
 
 from allocator.rules.job import find_job
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
-from allocator.rules.validity import requested_vnpus
 from allocator.settings import Settings
 from allocator.state.job import Job
 from ascend.annotations import ALLOCATED, REAL
@@ -173,8 +172,8 @@ def _of_peers(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int
     """For which pods of its job a pod waits whose request is invalid only beside their vNPUs; empty if for none."""
     if allocator.engine.is_of_gang(pod):
         return ""  # they start together
-    peers = allocator.job_of(pod).pods.values()
-    before = {each.uid: each.key for each in peers if each.uid != pod.uid and requested_vnpus(each) and each.is_live}
+    job = allocator.job_of(pod)
+    before = {uid: job.pods[uid].key for uid in job.vnpus_beside(pod)}
     if not before:
         return ""
     try:

@@ -77,7 +77,7 @@ def test_a_pod_waits_for_the_vnpu_of_another_pod_of_its_job(tmp_path: Path) -> N
 
     written = {f"{RESOURCE}-2c": "Ascend910-2c-100-0"}
     runs = of_job(0, node="n1", annotations=written)
-    answer = explain(tmp_path, cut_node("n1"), runs, of_job(1), name="pod/idx-1")
+    answer = explain(tmp_path, cut_node("n1"), runs, of_job(1), of_job(2), name="pod/idx-1")
     assert answer["advice"] == [
         "wait for the end of default/idx-0: it comes first, unless the allocator's setting vnpus_per_job allows more"
     ]
