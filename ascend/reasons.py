@@ -220,8 +220,9 @@ class Reason(StrEnum):
         "the node's label `accelerator-type` and the chips it reports contradict each other",
         "correct the label, or find the missing chips")
     RESOURCE_NOT_OFFERED = ("ResourceNotOffered", Category.NODE, Actor.ADMINISTRATOR,
-        "the kubelet has no allocatable chips now; it would start the pod without any",
-        "check the device plugin of that node: `npuctl doctor` there says what is wrong")
+        "the kubelet has no allocatable chips now, or has them as AI cores only; it would start the pod without any",
+        "check the device plugin of that node: `npuctl doctor` there says what is wrong; or request AI cores, if the "
+        "sentence names these")
     CHIPS_NOT_DIVISIBLE = ("ChipsNotDivisible", Category.NODE, Actor.ADMINISTRATOR,
         "the node offers AI cores, but its labels `servertype` and `mind-cluster/npu-chip-memory` name no chip that "
         "can be cut while pods run",
@@ -255,7 +256,8 @@ class Reason(StrEnum):
         "check the device plugin of that node: `npuctl doctor` there says what is wrong")
     UNREADABLE_POD = ("UnreadablePod", Category.NODE, Actor.ADMINISTRATOR,
         "a pod on the node holds chips or a vNPU, but its annotations don't say which",
-        "delete the pod that is named; it was not bound by the allocator")
+        "delete the pod that is named; it was not bound by the allocator: its scheduler does not ask it, or the "
+        "resource is missing in `managedResources` (deploy/kube-scheduler.yaml)")
 
     VIEW_INCOMPLETE = ("ViewIncomplete", Category.ALLOCATOR, Actor.NOBODY,
         "the allocator's informers have not synced yet",

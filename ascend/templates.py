@@ -72,11 +72,13 @@ class Divisible(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         cores: its AI cores.
         cpus: its AI CPUs.
+        memory_gb: its memory in GB.
         templates: the templates that a pod can get.
     """
 
     cores: int
     cpus: int
+    memory_gb: int
     templates: tuple[Template, ...]
 
     def whole_chips(self, cores: int) -> int:
@@ -96,12 +98,12 @@ class Divisible(msgspec.Struct, frozen=True, gc=False):
 _CPUS: Final = 6
 _DIVISIBLE: Final[Mapping[tuple[str, int, int], Divisible]] = MappingProxyType(
     {
-        ("Ascend910B", 25, 64): Divisible(25, _CPUS, (_06_16, _12_32)),
-        ("Ascend910B", 24, 64): Divisible(24, _CPUS, (_06_16, _12_32)),
-        ("Ascend910B", 20, 64): Divisible(20, _CPUS, (_05_16, _10_32)),
-        ("Ascend910B", 20, 32): Divisible(20, _CPUS, (_05_8, _10_16, _10_16_NONE, _10_16_ALL)),
-        ("Ascend910A3", 24, 64): Divisible(24, _CPUS, (_06_16, _12_32)),
-        ("Ascend910A3", 20, 64): Divisible(20, _CPUS, (_05_16, _10_32)),
+        ("Ascend910B", 25, 64): Divisible(25, _CPUS, 64, (_06_16, _12_32)),
+        ("Ascend910B", 24, 64): Divisible(24, _CPUS, 64, (_06_16, _12_32)),
+        ("Ascend910B", 20, 64): Divisible(20, _CPUS, 64, (_05_16, _10_32)),
+        ("Ascend910B", 20, 32): Divisible(20, _CPUS, 32, (_05_8, _10_16, _10_16_NONE, _10_16_ALL)),
+        ("Ascend910A3", 24, 64): Divisible(24, _CPUS, 64, (_06_16, _12_32)),
+        ("Ascend910A3", 20, 64): Divisible(20, _CPUS, 64, (_05_16, _10_32)),
     }
 )
 

@@ -18,7 +18,8 @@ class Metrics:
         histogram = partial(Histogram, registry=registry, buckets=BUCKETS_S)
         self.devices = gauge(
             "ascend_dp_devices",
-            "Chips by state (free, used, cut into vNPUs, unhealthy), and why they are unhealthy",
+            "Chips by state (free; used by pods, also in parts that were cut for them; cut into vNPUs beforehand; "
+            "unhealthy), and why they are unhealthy",
             ["state", "reason"],
         )
         self.transitions = counter("ascend_dp_health_transitions", "Changes of chips' health", ["to", "reason"])

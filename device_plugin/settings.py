@@ -24,7 +24,7 @@ class FullDriver(MeasuringDriver, ResettingDriver, DividingDriver, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DriverSettings(ProgramSettings):
-    """The settings for reading the driver."""
+    """The settings for reading the driver, and as what its chips are offered."""
 
     prefix: ClassVar[str] = "ASCEND_DP_"
     ignores_unknown: ClassVar[bool] = True
@@ -51,6 +51,11 @@ class DriverSettings(ProgramSettings):
         default=None,
         description="the file in which the simulated driver keeps the vNPUs that it has cut; by default beside that "
         "of the chips",
+    )
+    dynamic_vnpus: bool = setting(
+        default=False,
+        description="whether pods request AI cores (huawei.com/npu-core) instead of chips, and chips are cut into "
+        "vNPUs when pods start; 910B and A3 only. Drain the node before you change it",
     )
 
     def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> FullDriver:
@@ -154,11 +159,6 @@ class Settings(DriverSettings, DaemonSettings):
         default=False,
         description="whether a pod that no allocator has placed gets chips that are chosen here by the rule of the "
         "server's product; such a pod is refused otherwise",
-    )
-    dynamic_vnpus: bool = setting(
-        default=False,
-        description="whether pods request AI cores (huawei.com/npu-core) instead of chips, and chips are cut into "
-        "vNPUs when pods start; 910B and A3 only. Drain the node before you change it",
     )
     cdi_dir: Path = setting(
         default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 
+from allocator.rules.summary import example
 from ascend.chips import NAME_PREFIX
 from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
@@ -156,7 +157,7 @@ class NodeRefusal(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Nodes that refuse for the same reason; if their messages differ, that of the first one, with its name."""
+    """Nodes that refuse for the same reason; if their messages differ, that of one of them, with its name."""
 
     reason: Reason
     message: str
@@ -191,8 +192,9 @@ def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
 
 
 def _message(refusals: Mapping[str, NodeRefusal], nodes: Sequence[str]) -> str:
-    first, *others = nodes
-    message = refusals[first].message
-    if first in message or all(refusals[each].message == message for each in others):
+    sentences = {node: refusals[node].message for node in nodes}
+    first = example(sentences)
+    message = sentences[first]
+    if first in message or set(sentences.values()) == {message}:
         return message
     return f"{first}, for example: {message}"

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from allocator.decision.engine import DecisionEngine
+from allocator.rules.cores import fewest_chips
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import capacity
 from allocator.state.cluster import Cluster
@@ -52,7 +53,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
     Attributes:
         pods: the number of waiting pods by namespace and what they wait for.
-        chips: the number of chips they request, likewise.
+        chips: the number of whole chips they request, also as AI cores, likewise.
         oldest_gang: when the oldest pod of a gang was created that is not bound, RFC 3339; empty if there is none.
             Those that fit count: their scheduler may refuse one of them again and again, for its CPU.
     """
@@ -146,7 +147,7 @@ class BacklogReader:
             request = self._engine.request_of(pod)
         except Refusal:
             return _Read(pod, *versions, None, 0)
-        return _Read(pod, *versions, request, request.chips)
+        return _Read(pod, *versions, request, request.chips or fewest_chips(request.cores))
 
     def _of_gang(self, gang: _Gang) -> WaitingFor:
         job = gang.job

@@ -91,11 +91,10 @@ class RequestReader:
         """
         if self._cluster.is_gone(pod.uid):
             raise Refusal(Reason.POD_GONE, f"pod {pod.key} was deleted")
-        vnpus = requested_vnpus(pod)
+        cores, vnpus = requested_cores(pod), requested_vnpus(pod)
+        size = requested_size(pod) if vnpus and cores is None else ""
         if vnpus and (excess := self._excess_vnpus(pod)) is not None:
             raise excess
-        cores = requested_cores(pod) if vnpus else None
-        size = requested_size(pod) if vnpus and cores is None else ""
         stated_minimum(pod)
         stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)

@@ -88,7 +88,7 @@ class ClusterGauges(Collector):
         """Yield the gauges."""
         backlog, supply = self._backlog, self._supply
         yield _waiting("pods", "Pods that wait", backlog.pods)
-        yield _waiting("chips", "Chips that waiting pods request", backlog.chips)
+        yield _waiting("chips", "Whole chips that waiting pods request, also as AI cores", backlog.chips)
         yield GaugeMetricFamily(
             "ascend_allocator_oldest_waiting_gang_seconds",
             "Age of the oldest pod of a gang that is not bound; 0 if all are, or have gates of others",

@@ -10,13 +10,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from allocator.rules.request import ChipRequest
+from allocator.rules.request import ChipRequest, counted_chips, counted_vnpus, requested_what
 from ascend.chips import ChipSet
 from ascend.cores import Cut
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES, Divisible, Media, Template, divisible_kinds
+
+HAS_NO_CORES: Final = f"the node does not offer {RESOURCE_CORES}"
+"""Ends the refusal of a node that offers no AI cores."""
 
 MEDIA_LABEL: Final = "vnpu-dvpp"
 LEVEL_LABEL: Final = "vnpu-level"
@@ -124,11 +127,16 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
         best = min(fitting)
         return ChosenCut(Cut(best.chip, template.name), best)
 
+    @property
+    def closed(self) -> Refusal | None:
+        """Why nothing can be given, whatever is requested; None if something may be."""
+        if not self.unknown:
+            return None
+        return Refusal(Reason.UNREADABLE_POD, f"the free AI cores are unknown: {self.unknown}")
+
     def asked(self, request: ChipRequest) -> Template | int | Refusal:
         """What a request stands for here: a template, or a number of whole chips; or why nothing can be given."""
-        if self.unknown:
-            return Refusal(Reason.UNREADABLE_POD, f"the free AI cores are unknown: {self.unknown}")
-        return part_or_chips(self.kind, request)
+        return self.closed or part_or_chips(self.kind, request)
 
     def cores(self, free: ChipSet) -> int:
         """How many AI cores are free; ``free`` are the chips of which nothing is in use."""
@@ -169,7 +177,8 @@ def part_or_chips(kind: Divisible, request: ChipRequest) -> Template | int | Ref
         sentence = f"{request.what} requested; a pod on this node may request {_valid([kind])}"
         return Refusal(Reason.NO_SUCH_VNPU, sentence)
     if request.with_labels and not has_choice:
-        return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} with {_LABELS}, which the chips of this node don't allow")
+        sentence = f"{_label_of(request)} needs {_LABELLED}; this node has chips with {kind.memory_gb} GB"
+        return Refusal(Reason.NO_SUCH_VNPU, sentence)
     return found
 
 
@@ -177,7 +186,8 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
     """What a pod requests in AI cores; None if it requests none.
 
     Raises:
-        Refusal: ``InvalidRequest`` if several containers request some, a label is invalid, or no chip allows it.
+        Refusal: ``InvalidRequest`` if several containers request some, it requests chips or other vNPUs as well, a
+            label is invalid, or no chip allows it.
     """
     requests = [(each.name, number) for each, _ in pod.ordered_containers if (number := each.cores)]
     if not requests:
@@ -186,6 +196,9 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
         where = ", ".join(f"{number} in container {name}" for name, number in requests)
         sentence = f"{RESOURCE_CORES}: {where}; AI cores may be requested in one container"
         raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {sentence}")
+    if counted_chips(pod) or counted_vnpus(pod):
+        sentence = "beside AI cores a pod may request neither chips nor other vNPUs"
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} requests {requested_what(pod)}; {sentence}")
     media = _label(pod, MEDIA_LABEL, tuple(Media), Media.SHARED)
     level = _label(pod, LEVEL_LABEL, ("low", "high"), "low")
     request = ChipRequest(
@@ -196,7 +209,7 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
     if all(refused):
         unlabelled = ChipRequest(0, cores=request.cores)
         if any(not isinstance(part_or_chips(kind, unlabelled), Refusal) for kind in kinds):
-            sentence = f"requests {request.what} with {_LABELS}"
+            sentence = f"requests {request.what}; {_label_of(request)} needs 10 AI cores of {_LABELLED}"
         else:
             sentence = f"requests {request.what}; a pod may request {_valid(kinds)}, depending on the chips of its node"
         raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} {sentence}")
@@ -215,19 +228,29 @@ def fits_beside(cut: Cut, others: Iterable[Cut]) -> bool:
     return False
 
 
+def fewest_chips(cores: int) -> int:
+    """How many whole chips a number of AI cores stands for: the fewest, on chips of whatever kind; 0 for a part."""
+    return min(filter(None, (kind.whole_chips(cores) for kind in divisible_kinds())), default=0)
+
+
 def is_for_chips(cores: int) -> bool:
     """Whether a number of AI cores stands for whole chips, of whatever kind."""
-    return any(kind.whole_chips(cores) for kind in divisible_kinds())
+    return fewest_chips(cores) > 0
 
 
 def no_cores(request: ChipRequest) -> Refusal:
     """Why a node refuses AI cores that does not offer them."""
-    return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} requested, the node does not offer {RESOURCE_CORES}")
+    return Refusal(Reason.NO_SUCH_VNPU, f"{request.what} requested, {HAS_NO_CORES}")
 
 
-_LABELS: Final = (
-    f"the labels {MEDIA_LABEL} or {LEVEL_LABEL}, which are valid only with 10 AI cores of a chip with 32 GB (910B4)"
-)
+_LABELLED: Final = "a chip with 32 GB (910B4)"
+"""The chips on which the labels of pods choose among templates."""
+
+
+def _label_of(request: ChipRequest) -> str:
+    """The label by which a pod asks for more than a number of AI cores."""
+    is_of_media = request.media is not Media.SHARED
+    return f"label {MEDIA_LABEL}={request.media}" if is_of_media else f"label {LEVEL_LABEL}=high"
 
 
 def _label(pod: Pod, key: str, values: Sequence[str], default: str) -> str:

@@ -2,10 +2,25 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
+from allocator.rules.cores import HAS_NO_CORES
+from allocator.rules.vnpus import HAS_NONE
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Category, Reason
+
+_NOTHING: Final = (HAS_NONE, HAS_NO_CORES)
+"""What the sentences end with of nodes that have nothing of the kind."""
+
+
+def example(sentences: Mapping[str, str]) -> str:
+    """The node whose sentence is shown for several with one reason: the first that has something, else the first.
+
+    Args:
+        sentences: why each node refuses, by its name.
+    """
+    return min(sentences, key=lambda node: sentences[node].endswith(_NOTHING))
 
 
 def sum_up(pod: str, what: str, reasons: Mapping[Reason, int]) -> Refusal:

@@ -175,7 +175,8 @@ def _judge_cores(vacancy: Vacancy, request: ChipRequest) -> Verdict:
 def _judge_chips_by_cores(vacancy: Vacancy, request: ChipRequest, chips: int) -> Verdict:
     verdict = judge(vacancy, replace(request, cores=0, chips=chips, media=Media.SHARED, with_labels=False))
     if isinstance(verdict, Refusal):
-        return verdict
+        are = f"{request.what} are {count(chips, 'whole chip')} of this node"
+        return Refusal(verdict.reason, f"{are}: {verdict.message}")
     return Fit(verdict.key, verdict.score, Take.whole(verdict.take.chips, cores=request.cores))
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from allocator.rules.asked import DEFAULT_VNPUS_PER_JOB
-from allocator.rules.cores import requested_cores
+from allocator.rules.cores import is_for_chips, requested_cores
 from allocator.rules.job import JobKey
 from allocator.rules.job_products import NO_TOR_AFFINITY, SUPER_POD_BLOCK, TOR_AFFINITY, product_marks, wanted_products
-from allocator.rules.request import counted_chips, requested_chips
+from allocator.rules.request import counted_chips, requested_chips, requested_what
 from allocator.rules.unsupported import refused_demand
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -64,11 +64,11 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
         if not pod.requests_chips:
             continue
         requesting.append(pod)
-        if not own or counted_chips(pod):
+        cores = requested_cores(pod)
+        if cores is None and (not own or counted_chips(pod)):
             sizes.add(requested_chips(pod))
         else:
             refuse_servers(pod)
-            requested_cores(pod)
     for pod in requesting:
         chips = max(sizes) if len(requesting) == 1 and sizes else None
         if (unsupported := refused_demand(pod, chips)) is not None:
@@ -82,23 +82,29 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
 
 
 def refuse_servers(pod: Pod) -> None:
-    """Accept a pod with a vNPU unless it also asks for whole servers: for blocks of them, or below few switches.
+    """Accept a pod with a vNPU or AI cores unless it asks for whole servers: for blocks, or below few switches.
 
     Raises:
         Refusal: it does.
     """
     block = pod.metadata.annotations.get(SUPER_POD_BLOCK)
     if block is not None:
-        sentence = f"annotation {SUPER_POD_BLOCK}={block}: blocks consist of whole servers, the pod requests a vNPU"
+        sentence = (
+            f"annotation {SUPER_POD_BLOCK}={block}: blocks consist of pods that request {RESOURCE}, "
+            f"this one requests {requested_what(pod)}"
+        )
         raise Refusal(Reason.UNSUPPORTED_POLICY, f"pod {pod.key}: {sentence}; remove the annotation")
     value = pod.metadata.labels.get(TOR_AFFINITY, NO_TOR_AFFINITY)
     if value != NO_TOR_AFFINITY:
-        sentence = f"label {TOR_AFFINITY}={value[:40]}: switch affinity is for whole chips, the pod requests a vNPU"
+        sentence = (
+            f"label {TOR_AFFINITY}={value[:40]}: switch affinity is for pods that request {RESOURCE}, this one "
+            f"requests {requested_what(pod)}"
+        )
         raise Refusal(Reason.UNSUPPORTED_POLICY, f"pod {pod.key}: {sentence}; remove the label")
 
 
 def requested_vnpus(pod: Pod) -> int:
-    """The number of vNPUs that a pod requests at one time; any number of AI cores is one vNPU.
+    """The number of vNPUs that a pod requests at one time; AI cores are one vNPU, or none if they are whole chips.
 
     Each resource is counted as whole chips are: what a regular init container had goes on to the containers after it.
     """
@@ -118,8 +124,9 @@ def _is_vnpu(resource: str) -> bool:
 
 def _vnpus(resource: str, quantity: str) -> int:
     number = whole_number(quantity)
-    # The API server refuses an invalid quantity; here it counts as one.
-    return 1 if number is None or (number and resource == RESOURCE_CORES) else number
+    if number is None:
+        return 1  # the API server refuses an invalid quantity
+    return int(number > 0 and not is_for_chips(number)) if resource == RESOURCE_CORES else number
 
 
 def invalidity(
@@ -136,11 +143,13 @@ def invalidity(
     """
     if shape.vnpus and shape.sizes:
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests both whole chips and vNPUs")
+    if shape.most_vnpus > 1:
+        rule = "a pod may have one, in one container"
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.most_vnpus} vNPUs; {rule}")
     if vnpus_per_job and shape.vnpus > vnpus_per_job:
         most = "one" if vnpus_per_job == 1 else str(vnpus_per_job)
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; a job may have {most}")
-    if shape.most_vnpus > 1:
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.most_vnpus} vNPUs; a pod may have one")
+        rule = f"a job may have {most} at a time (allocator setting vnpus_per_job)"
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; {rule}")
     if shape.vnpus or _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
         return None
     products = list(_among(shape.products))

@@ -8,7 +8,7 @@ choice to the kubelet (docs/spec/vnpu.md#static-vnpus).
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,9 @@ from ascend.errors import Refusal
 from ascend.grammar import some
 from ascend.reasons import Reason
 from ascend.vnpus import Vnpu, device_type
+
+HAS_NONE: Final = "the node has no vNPUs"
+"""Ends the refusal of a node that has no vNPUs of any size."""
 
 
 class Size(NamedTuple):
@@ -73,6 +76,12 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
             tuple(each._replace(room=max(each.room - requested[each.suffix], 0)) for each in self.sizes),
         )
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """By size, how many are known to be free, also 0."""
+        free = Counter(each.suffix for each in self.free)
+        return {each.suffix: 0 if each.unknown else free[each.suffix] for each in self.sizes}
+
     def choose(self, suffix: str) -> ChosenVnpu | Refusal:
         """The best free vNPU of a size, or why there is none."""
         size = next((each for each in self.sizes if each.suffix == suffix), None)
@@ -110,8 +119,8 @@ def no_such_vnpu(suffix: str, there: Iterable[str]) -> Refusal:
         there: the sizes that it has.
     """
     names = some(list(map(device_type, there)))
-    has = f"only {names}" if names else "no vNPUs"
-    return Refusal(Reason.NO_SUCH_VNPU, f"1 vNPU {device_type(suffix)} requested, the node has {has}")
+    has = f"the node has only {names}" if names else HAS_NONE
+    return Refusal(Reason.NO_SUCH_VNPU, f"1 vNPU {device_type(suffix)} requested, {has}")
 
 
 def vnpus_left(

@@ -14,6 +14,7 @@ from allocator.decision.victim_set import VictimSet
 from allocator.gangs.policies import policy_of
 from allocator.observe.journal import Journal
 from allocator.rules.asked import Asked, JobDefaults
+from allocator.rules.summary import example
 from allocator.rules.unsupported import without_effect
 from allocator.rules.validity import invalidity, job_shape
 from allocator.serving.node_states import NodeStates, refusal_message
@@ -299,8 +300,10 @@ def _templates_of(job: pb.ValidateJobRequest) -> list[tuple[Pod, int]]:
 def _explained(filtered: Filtered) -> pb.ExplainResponse:
     obstacles = []
     for reason, count in filtered.reasons.most_common():
-        examples = [name for name, refusal in filtered.refused.items() if refusal.reason == reason][:_EXAMPLES]
-        message = filtered.refused[examples[0]].message
+        sentences = {name: each.message for name, each in filtered.refused.items() if each.reason == reason}
+        first = example(sentences)
+        examples = [first, *(name for name in sentences if name != first)][:_EXAMPLES]
+        message = sentences[first]
         obstacles.append(pb.Obstacle(reason=reason, nodes=count, message=message, examples=examples))
     return pb.ExplainResponse(standing="refused", fitting=len(filtered.fitting), obstacles=obstacles)
 

@@ -211,7 +211,11 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return self._requesting_with(pod) <= 1 and not is_later(pod)
 
     def vnpus_with(self, pod: Pod) -> int:
-        """The number of vNPUs of its live pods that count beside a pod, with those that it requests.
+        """The number of vNPUs of its live pods that count beside a pod, with those that it requests."""
+        return requested_vnpus(pod) + sum(self.vnpus_beside(pod).values())
+
+    def vnpus_beside(self, pod: Pod) -> dict[str, int]:
+        """The numbers of vNPUs of its live pods that count beside a pod, by uid.
 
         Pods that are bound or have a reservation count, and of those that wait the ones before it; if all of those
         counted, each would be refused because of the others. The pods of a gang start together, so all of them count.
@@ -221,7 +225,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         them serve is unknown.
         """
         if not self.is_gang and works_alone(pod, self.key):
-            return requested_vnpus(pod)
+            return {}
         others = {uid: vnpus for uid, vnpus in self._vnpus.items() if uid != pod.uid}
         if others and not self.is_gang:
             waits, own = not self._has_place(pod), _turn(pod)
@@ -230,7 +234,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
                 for uid, vnpus in others.items()
                 if self._has_place(self._pods[uid]) or (waits and _turn(self._pods[uid]) < own)
             }
-        return requested_vnpus(pod) + sum(others.values())
+        return others
 
     def _has_place(self, pod: Pod) -> bool:
         return pod.uid in self._placed or bool(pod.spec.node_name)

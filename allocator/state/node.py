@@ -29,10 +29,13 @@ from ascend.products import Product
 from ascend.reasons import Reason
 from ascend.rules.identity import identify
 from ascend.templates import RESOURCE_CORES, Divisible
-from ascend.vnpus import Vnpu
+from ascend.vnpus import Vnpu, suffix_of
 
 _MOST_NAMED: Final = 3
-"""Names of foreign devices in a sentence."""
+"""Names of foreign devices, or of resources, in a sentence."""
+
+_RESOURCES: Final = {RESOURCE, RESOURCE_CORES}
+"""The resources of whole chips, as such and as AI cores."""
 
 
 class Server(msgspec.Struct, frozen=True, gc=False):
@@ -163,10 +166,14 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
 def _read_kind(node: Node) -> Divisible:
     kind = read_kind(node.metadata.labels)
     if kind is None:
-        labels = {key: node.metadata.labels.get(key, "") for key in (SERVER_TYPE, CHIP_MEMORY)}
-        named = " and ".join(f"{key}={value}" for key, value in labels.items())
-        sentence = f"node {node.name} offers {RESOURCE_CORES}, but no chip that can be cut has the labels {named}"
-        raise Refusal(Reason.CHIPS_NOT_DIVISIBLE, sentence)
+        labels, keys = node.metadata.labels, (SERVER_TYPE, CHIP_MEMORY)
+        if missing := [key for key in keys if key not in labels]:
+            are = "label {} is" if len(missing) == 1 else "labels {} are"
+            problem = f"the {are.format(' and '.join(missing))} missing"
+        else:
+            named = " and ".join(f"{key}={labels[key]}" for key in keys)
+            problem = f"no chip that can be cut has the labels {named}"
+        raise Refusal(Reason.CHIPS_NOT_DIVISIBLE, f"node {node.name} offers {RESOURCE_CORES}, but {problem}")
     if node.allocatable_chips:
         sentence = f"node {node.name} offers both {RESOURCE} and {RESOURCE_CORES}"
         raise Refusal(Reason.INCONSISTENT_CAPACITY, sentence)
@@ -240,7 +247,9 @@ def _read_allocatable(node: Node, *, has_vnpus: bool) -> int:
         if has_vnpus:
             return 0  # all of its chips are cut, or will be
         # While the resource is not registered, the kubelet would start the pod without any chip.
-        raise Refusal(Reason.RESOURCE_NOT_OFFERED, f"node {node.name} has no allocatable {RESOURCE} now")
+        known = [name for name in sorted(node.status.allocatable) if name in _RESOURCES or suffix_of(name) is not None]
+        sentence = f"node {node.name} has no allocatable {' or '.join(known[:_MOST_NAMED] or [RESOURCE])} now"
+        raise Refusal(Reason.RESOURCE_NOT_OFFERED, sentence)
     capacity = node.capacity_chips
     if capacity is not None and node.allocatable_chips > capacity:
         raise Refusal(

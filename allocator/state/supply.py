@@ -23,7 +23,7 @@ class Supply(msgspec.Struct, frozen=True):
         healthy: healthy chips, free or not.
         servers: servers all of whose chips are free.
         rings: rings (or meshes, or cards of two dies) all of whose chips are free.
-        vnpus: free vNPUs, by size.
+        vnpus: free vNPUs, by size, also of sizes of which none is free.
         cores: free AI cores of chips that are cut while pods run, by name of the product.
         largest_gang: the most pods of a job of several pods that would fit at once, by product and chips of each pod.
     """
@@ -77,8 +77,9 @@ class SupplyReader:
             healthy[product] += nodes * vacancy.healthy
             servers[product] += nodes * figures.is_whole
             rings[product] += nodes * figures.rings
-            for vnpu in vacancy.vnpus.free if vacancy.vnpus is not None else ():
-                vnpus[vnpu.suffix] += nodes
+            if vacancy.vnpus is not None:
+                for suffix, number in vacancy.vnpus.numbers.items():
+                    vnpus[suffix] += nodes * number
             if vacancy.cores is not None:
                 cores[product] += nodes * vacancy.cores.cores(vacancy.free)
             for size, pods in figures.pods:
@@ -88,14 +89,18 @@ class SupplyReader:
     def _figures(self, vacancy: Vacancy) -> _Figures:
         product = vacancy.product
         is_spread = not product.shared_by_peers and product.name not in self._sharing_products
+        sizes = [size for size in SIZES if size in product.allowed(distributed=True)]
+        cores = vacancy.cores.kind.cores if vacancy.cores is not None else 0
         requests = [
-            ChipRequest(size, distributed=True, needs_network=True, is_spread=is_spread)
-            for size in SIZES
-            if size in product.allowed(distributed=True)
+            # Where chips are offered as AI cores, a request for all of those of a chip is for the whole chip.
+            ChipRequest(
+                0 if cores else size, distributed=True, needs_network=True, is_spread=is_spread, cores=size * cores
+            )
+            for size in sizes
         ]
         return _Figures(
             vacancy.free == product.all_chips,
             sum(not ring & ~vacancy.free for ring in product.rings),
             # Not from its cache, which is kept for decisions.
-            tuple((each.chips, capacity.__wrapped__(vacancy, each)[0]) for each in requests),
+            tuple((size, capacity.__wrapped__(vacancy, each)[0]) for size, each in zip(sizes, requests, strict=True)),
         )

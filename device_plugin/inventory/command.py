@@ -17,6 +17,7 @@ from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import DriverError, InvalidValue
 from ascend.observe.logs import configure_logs
+from ascend.templates import RESOURCE_CORES
 from device_plugin.driver import NO_CARD
 from device_plugin.inventory.entries import ChipEntry, EventEntry, ScanEntry, scan_entry
 from device_plugin.inventory.inspector import Inspector
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_USAGE
     configure_logs("ascend-device-plugin", level="WARNING", stream=sys.stderr)
     try:
-        asyncio.run(_inspect(Inspector(settings.make_driver()), as_json=chosen.output == "json", watch=chosen.watch))
+        inspector = Inspector(settings.make_driver())
+        dynamic, as_json = settings.dynamic_vnpus, chosen.output == "json"
+        asyncio.run(_inspect(inspector, as_json=as_json, watch=chosen.watch, dynamic_vnpus=dynamic))
     except DriverError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return EXIT_FAILURE
@@ -56,12 +59,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-async def _inspect(inspector: Inspector, *, as_json: bool, watch: bool) -> None:
-    scan = scan_entry(await inspector.scan())
+async def _inspect(inspector: Inspector, *, as_json: bool, watch: bool, dynamic_vnpus: bool) -> None:
+    scan = scan_entry(await inspector.scan(), dynamic_vnpus=dynamic_vnpus)
     if as_json:
         _print(msgspec.json.format(msgspec.json.encode(scan), indent=2).decode())
     else:
-        print_table(scan, Console(highlight=False, markup=False, emoji=False))
+        print_table(scan, Console(highlight=False, markup=False, emoji=False), dynamic_vnpus=dynamic_vnpus)
     if not watch:
         return
     event_line: Callable[[EventEntry], str] = _event_json if as_json else _event_text
@@ -92,8 +95,14 @@ def _event_text(event: EventEntry) -> str:
     )
 
 
-def print_table(scan: ScanEntry, console: Console) -> None:
-    """Print a scan for people. Only faults are folded, and only on a terminal; nothing is cut."""
+def print_table(scan: ScanEntry, console: Console, *, dynamic_vnpus: bool = False) -> None:
+    """Print a scan for people. Only faults are folded, and only on a terminal; nothing is cut.
+
+    Args:
+        scan: the scan.
+        console: where it is printed.
+        dynamic_vnpus: whether vNPUs are cut when pods start, and AI cores are requested instead of them.
+    """
     facts = [scan.product, count_chips(len(scan.chips))]
     facts += [f"driver {scan.driver_version}"] if scan.driver_version else []
     facts += [f"SuperPod {scan.super_pod_id}"] if scan.super_pod_id != UNKNOWN else []
@@ -105,10 +114,11 @@ def print_table(scan: ScanEntry, console: Console) -> None:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", min_width=width, overflow="fold")
     for row in rows:
         table.add_row(*row)
+    not_offered = f"not offered: pods request {RESOURCE_CORES} here" if dynamic_vnpus else "not offered"
     virtual = [
         Text(
             f"{vnpu.name}: vNPU {vnpu.vdev_id} of chip {vnpu.phy_id}, {vnpu.template or 'size unknown'}, "
-            f"{f'requested as {vnpu.resource}' if vnpu.resource is not None else 'not offered'}"
+            f"{f'requested as {vnpu.resource}' if vnpu.resource is not None else not_offered}"
             f"{', a container has it' if vnpu.in_container else ''}",
             style="dim",
         )

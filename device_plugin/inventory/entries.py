@@ -47,7 +47,8 @@ class VirtualEntry(msgspec.Struct, frozen=True):
     Attributes:
         phy_id: the chip that it is a part of.
         template: the driver's name of its size; empty if unknown.
-        resource: as what it is requested; None if its size has no name, so that it is not offered.
+        resource: as what it is requested; None if it is not offered: its size has no name, or vNPUs are cut when pods
+            start.
         in_container: whether the driver says that a container has it.
     """
 
@@ -121,8 +122,13 @@ class Scan:
         return self.snapshot.server
 
 
-def scan_entry(scan: Scan) -> ScanEntry:
-    """Return the scan in the public format."""
+def scan_entry(scan: Scan, *, dynamic_vnpus: bool = False) -> ScanEntry:
+    """Return the scan in the public format.
+
+    Args:
+        scan: the scan.
+        dynamic_vnpus: whether vNPUs are cut when pods start; none is requested by its size then.
+    """
     server = scan.server
     return ScanEntry(
         product=server.chip_type,
@@ -130,7 +136,7 @@ def scan_entry(scan: Scan) -> ScanEntry:
         super_pod_id=server.super_pod_id,
         server_index=server.server_index,
         chips=tuple(_chip_entry(chip, scan.problems.get(chip.chip_id, "")) for chip in scan.snapshot.chips),
-        vnpus=tuple(_virtual_entry(each) for chip in server.chips for each in chip.vnpus),
+        vnpus=tuple(_virtual_entry(each, is_offered=not dynamic_vnpus) for chip in server.chips for each in chip.vnpus),
         problems=server.problems,
         unidentified=server.unidentified,
     )
@@ -141,8 +147,8 @@ def virtual_name(npu: VirtualNpu) -> str:
     return (npu.vnpu or Vnpu(npu.template or "unknown", npu.phy_id, npu.vdev_id)).name
 
 
-def _virtual_entry(npu: VirtualNpu) -> VirtualEntry:
-    resource = npu.vnpu.resource if npu.vnpu is not None else None
+def _virtual_entry(npu: VirtualNpu, *, is_offered: bool) -> VirtualEntry:
+    resource = npu.vnpu.resource if npu.vnpu is not None and is_offered else None
     return VirtualEntry(virtual_name(npu), npu.phy_id, npu.vdev_id, npu.template, resource, npu.in_container)
 
 

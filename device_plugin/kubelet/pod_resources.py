@@ -3,13 +3,15 @@
 Pod-resources v1; docs/spec/kubelet.md#pod-resources-api.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
 from ascend.errors import InvalidValue, Unreachable
-from device_plugin.device_types import WHOLE_CHIPS, DeviceType
+from ascend.vnpus import suffix_of
+from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, unreachable
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as pb_grpc
@@ -42,17 +44,9 @@ async def read_ledger(socket: Path, device_type: DeviceType = WHOLE_CHIPS) -> Ku
     Raises:
         Unreachable: the kubelet does not answer, or lists device ids that are no names of such devices.
     """
-    options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
-    async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
-        try:
-            answer = await pb_grpc.PodResourcesListerStub(channel).List(
-                pb.ListPodResourcesRequest(), timeout=DEADLINE_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise unreachable(f"pod-resources on {socket}", error) from error
-    ledger = KubeletLedger()
+    pods, ledger = await _list(socket), KubeletLedger()
     try:
-        for pod in answer.pod_resources:
+        for pod in pods:
             key = f"{pod.namespace}/{pod.name}"
             if key in ledger.pods:
                 ledger.ambiguous.add(key)
@@ -60,6 +54,22 @@ async def read_ledger(socket: Path, device_type: DeviceType = WHOLE_CHIPS) -> Ku
     except InvalidValue as error:
         raise Unreachable(f"pod-resources on {socket}: {error}") from error
     return ledger
+
+
+async def count_holders(socket: Path) -> int:
+    """Return how many of the kubelet's active pods have chips, vNPUs or AI cores.
+
+    Raises:
+        Unreachable: the kubelet does not answer, or lists device ids that are no names of such devices.
+    """
+    holders = 0
+    try:
+        for pod in await _list(socket):
+            served = {_served(devices.resource_name) for each in pod.containers for devices in each.devices}
+            holders += any(_containers(pod, device_type) for device_type in served if device_type is not None)
+    except InvalidValue as error:
+        raise Unreachable(f"pod-resources on {socket}: {error}") from error
+    return holders
 
 
 async def count_healthy(socket: Path, resource: str) -> int:
@@ -77,6 +87,26 @@ async def count_healthy(socket: Path, resource: str) -> int:
         except grpc.aio.AioRpcError as error:
             raise unreachable(f"pod-resources on {socket}", error) from error
     return sum(len(each.device_ids) for each in answer.devices if each.resource_name == resource)
+
+
+async def _list(socket: Path) -> Iterable[pb.PodResources]:
+    options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
+    async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
+        try:
+            answer = await pb_grpc.PodResourcesListerStub(channel).List(
+                pb.ListPodResourcesRequest(), timeout=DEADLINE_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise unreachable(f"pod-resources on {socket}", error) from error
+    return answer.pod_resources
+
+
+def _served(resource: str) -> DeviceType | None:
+    """The type of the devices of a resource; None if they are not this plugin's."""
+    if resource in {WHOLE_CHIPS.resource, CORES.resource}:
+        return CORES if resource == CORES.resource else WHOLE_CHIPS
+    suffix = suffix_of(resource)
+    return DeviceType(suffix) if suffix is not None else None
 
 
 def _containers(pod: pb.PodResources, device_type: DeviceType) -> dict[str, tuple[int, ...]]:

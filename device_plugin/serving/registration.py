@@ -36,7 +36,7 @@ from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.folder_watch import watch_folder
 from device_plugin.serving.servicer import DevicePluginServicer
-from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX
+from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, socket_name
 from device_plugin.serving.succession import Succession
 from device_plugin.serving.unknown_plugin import OtherPlugins
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -227,8 +227,7 @@ class Registration:
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
         self._generation += 1
-        parts = (PREFIX + self._instance, self._device_type.suffix, f"{self._generation}.sock")
-        path = self._directory / "-".join(filter(None, parts))
+        path = self._directory / socket_name(self._instance, self._device_type.suffix, self._generation)
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
         # The umask sets the mode of the socket; a later chmod would leave a gap

@@ -8,3 +8,20 @@ PREFIX = "ascend910-"
 def is_own(socket: str) -> bool:
     """Return whether a socket of this name is one of this plugin, or the kubelet's."""
     return socket == KUBELET_SOCKET or socket.startswith(PREFIX)
+
+
+def socket_name(instance: str, suffix: str, generation: int) -> str:
+    """The name of a socket: each instance of the plugin has one for each type of devices, with a new name each time.
+
+    Args:
+        instance: distinguishes the instances.
+        suffix: the size of the vNPUs that are served; empty for chips and AI cores.
+        generation: the number of the registration.
+    """
+    return PREFIX + "-".join(filter(None, (instance, suffix, f"{generation}.sock")))
+
+
+def read_socket_name(name: str) -> tuple[str, str]:
+    """The instance and the suffix in the name of one of this plugin's sockets."""
+    instance, *suffix, _ = name.removeprefix(PREFIX).split("-")
+    return instance, "-".join(suffix)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
+from allocator.state.holding import read_holding
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE
 from ascend.cores import read_kind
@@ -12,11 +13,12 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_r
 from ascend.errors import ApiError, AscendError, InvalidReport, InvalidValue, NotFound, Unreachable
 from ascend.grammar import count
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES, Node
+from ascend.kube.objects import CONFIG_MAPS, NODES, Node, Pod
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
+from npuctl.doctor.kept import Kept
 
 OLD_S: Final = 330
 """Reports are written at least every 300 s."""
@@ -32,6 +34,7 @@ class ApiServerChecks:
         self._settings = settings
         self._client: KubeClient | None = None
         self._node: Node | None = None
+        self._pods: list[Pod] = []
 
     def checks(self) -> list[Check]:
         """Return the checks; each one can explain the findings of the next."""
@@ -116,6 +119,7 @@ class ApiServerChecks:
             advice = "grant get on nodes/pods (nodes/proxy before Kubernetes 1.33), and let the node reach its own port"
             sentence = f"{error}; pods of the same size can only be told apart by the order of their Bindings"
             return [warning(sentence, advice)]
+        self._pods = [each for each in pods if each.is_live]
         return [ok(f"{url} lists {count(len(pods), 'pod')}")]
 
     async def _check_report(self, client: KubeClient) -> Sequence[Finding]:
@@ -132,7 +136,7 @@ class ApiServerChecks:
         except AscendError as error:
             return [problem(f"ConfigMap {name} can't be read: {error.message}")]
         fresh = _freshness(name, report, time.time())
-        return [fresh, _agreement(report, self._node)] if self._node is not None else [fresh]
+        return [fresh, _agreement(report, self._node, self._pods)] if self._node is not None else [fresh]
 
 
 def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
@@ -149,10 +153,10 @@ def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
     return ok(f"ConfigMap {name} is {max(age_s, 0)} s old and its CheckCode is correct")
 
 
-def _agreement(report: DeviceReport, node: Node) -> Finding:
-    offered, kind = node.allocatable_chips, read_kind(node.metadata.labels) if node.allocatable_cores else None
-    if kind is not None and node.allocatable_cores:
-        offered = node.allocatable_cores // kind.cores  # they are offered as AI cores
+def _agreement(report: DeviceReport, node: Node, pods: Sequence[Pod]) -> Finding:
+    has_cores = node.allocatable_cores is not None and not node.allocatable_chips
+    kind = read_kind(node.metadata.labels) if has_cores else None
+    offered = node.allocatable_chips if kind is None else node.allocatable_cores
     if offered is None:
         advice = "the plugin is not registered: see kubelet.sock and device plugin above"
         return problem(f"the kubelet offers no {RESOURCE}", advice)
@@ -161,8 +165,11 @@ def _agreement(report: DeviceReport, node: Node) -> Finding:
     except InvalidValue as error:
         return problem(f"Node {node.name}: {error.message}", "the plugin writes it again when it starts")
     total, healthy = chips.bit_count(), (chips & ~report.unhealthy).bit_count()
-    if offered != healthy:
-        sentence = f"the kubelet offers {count(offered, 'chip')}, the report has {healthy} healthy of {total}"
+    kept = Kept.of(filter(None, map(read_holding, pods)), chips & report.unhealthy, kind)
+    each, more = (1, kept.chips) if kind is None else (kind.cores, kept.cores)
+    if not healthy * each <= offered <= healthy * each + more:
+        what = count(offered, "chip" if kind is None else "AI core")
+        sentence = f"the kubelet offers {what}, the report has {healthy} healthy of {count(total, 'chip')}"
         return warning(sentence, "check again in a few seconds; if it stays, restart the plugin")
     return ok(f"kubelet and report agree: {healthy} of {count(total, 'chip')} healthy")
 

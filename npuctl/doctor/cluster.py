@@ -24,6 +24,7 @@ from ascend.templates import Template
 from ascend.vnpus import device_type
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
+from npuctl.doctor.kept import Kept
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import as_values, group
 from npuctl.plan.placement import PendingPod, plan_pods
@@ -122,27 +123,28 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
     for record in npu_nodes:
         if not isinstance(record.server, Server) or not isinstance(record.unhealthy, int):
             continue
-        for one, several, allocatable, healthy in _offered(record.server, record.unhealthy):
-            if allocatable != healthy:
+        kept = Kept.of(record.holdings.values(), record.unhealthy, record.server.kind)
+        for one, several, allocatable, healthy, in_use in _offered(record.server, record.unhealthy, kept):
+            if not healthy <= allocatable <= healthy + in_use:
                 offered, are = count(allocatable, one, several), count(healthy, "is healthy", "are healthy")
-                sentence = f"the kubelet of node {record.name} offers {offered}, but {are}"
+                more = f", and {in_use} of unhealthy chips in use" if in_use else ""
+                sentence = f"the kubelet of node {record.name} offers {offered}, but {are}{more}"
                 advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
                 different.append(warning(sentence, advice))
     return different or [ok("each offers as many chips as are healthy")]
 
 
-def _offered(server: Server, unhealthy: ChipSet) -> Iterator[tuple[str, str, int, int]]:
-    """What the kubelet of a node offers, and how many of each the node has on healthy chips."""
+def _offered(server: Server, unhealthy: ChipSet, kept: Kept) -> Iterator[tuple[str, str, int, int, int]]:
+    """What the kubelet of a node offers, how many of each are on healthy chips, and how many more pods have."""
     chips = (server.reported & ~unhealthy).bit_count()
     if server.kind is not None:
-        yield "AI core", "AI cores", server.allocatable_cores, chips * server.kind.cores
+        yield "AI core", "AI cores", server.allocatable_cores, chips * server.kind.cores, kept.cores
         return
-    yield "chip", "chips", server.allocatable, chips
-    for suffix, healthy in sorted(
-        Counter(each.suffix for each in server.vnpus if not unhealthy >> each.chip & 1).items()
-    ):
-        name = device_type(suffix)
-        yield f"vNPU {name}", f"vNPUs {name}", server.allocatable_vnpus.get(suffix, 0), healthy
+    yield "chip", "chips", server.allocatable, chips, kept.chips
+    healthy = Counter(each.suffix for each in server.vnpus if not unhealthy >> each.chip & 1)
+    for suffix in sorted({each.suffix for each in server.vnpus}):
+        name, offered = device_type(suffix), server.allocatable_vnpus.get(suffix, 0)
+        yield f"vNPU {name}", f"vNPUs {name}", offered, healthy[suffix], kept.vnpus.get(suffix, 0)
 
 
 def _names(held: Held) -> tuple[str, ...]:
@@ -211,7 +213,10 @@ def _check_pod(pod: Pod) -> Finding | None:
     except InvalidValue as error:
         return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)
     if grant is None and not real:
-        advice = "its scheduler did not ask the allocator; use a scheduler that does"
+        advice = (
+            "its scheduler did not ask the allocator; use a scheduler that does, and list the resource in "
+            "managedResources (deploy/kube-scheduler.yaml)"
+        )
         return problem(f"{where} was bound without chips", advice)
     if pod.status.phase != "Running":
         return None

@@ -14,11 +14,12 @@ import grpc
 from ascend.addresses import join_address, split_address
 from ascend.errors import Unreachable
 from ascend.grammar import count
+from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS
-from device_plugin.kubelet.pod_resources import read_ledger
+from device_plugin.kubelet.pod_resources import count_holders
 from device_plugin.serving.instance_lock import NAME
 from device_plugin.serving.other_plugin import SOCKET, accepts_connections
-from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX
+from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, read_socket_name
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -36,7 +37,8 @@ def checks(settings: Settings) -> list[Check]:
     directory = settings.device_plugin_dir
 
     async def plugin() -> Sequence[Finding]:
-        return [*await check_plugin(directory), *await check_readiness(settings.http_address)]
+        device_type = CORES if settings.dynamic_vnpus else WHOLE_CHIPS
+        return [*await check_plugin(directory, device_type), *await check_readiness(settings.http_address)]
 
     return [
         Check(
@@ -87,21 +89,27 @@ async def check_socket(path: Path) -> Sequence[Finding]:
 async def check_pod_resources(path: Path) -> Sequence[Finding]:
     """Check that the kubelet lists the devices of its pods."""
     try:
-        ledger = await read_ledger(path)
+        holders = await count_holders(path)
     except Unreachable as error:
         advice = "mount the folder of this socket; the plugin completes its record of the pods' chips from it"
         return [problem(error.message, advice)]
-    holders = sum(bool(containers) for containers in ledger.pods.values())
-    return [ok(f"answers; {count(holders, 'pod')} with chips")]
+    return [ok(f"answers; {count(holders, 'pod')} with chips, vNPUs or AI cores")]
 
 
-async def check_plugin(directory: Path) -> Sequence[Finding]:
-    """Check that exactly one ascend-device-plugin serves, and holds the lock."""
+async def check_plugin(directory: Path, device_type: DeviceType = WHOLE_CHIPS) -> Sequence[Finding]:
+    """Check that exactly one ascend-device-plugin serves, and holds the lock.
+
+    Args:
+        directory: the kubelet's device-plugin folder.
+        device_type: what it serves beside vNPUs: chips, or AI cores.
+    """
     sockets = sorted(directory.glob(f"{PREFIX}*.sock"))
     serving = [path for path in sockets if await _serves(path)]
+    instances, suffixes = zip(*(read_socket_name(path.name) for path in serving), strict=True) if serving else ((), ())
     findings = []
-    if len(serving) == 1:
-        findings.append(ok(f"serves on {serving[0].name}"))
+    if len(set(instances)) == 1:
+        types = [DeviceType(suffix) if suffix else device_type for suffix in sorted(set(suffixes))]
+        findings.append(ok(f"serves {', '.join(each.resource for each in types)}"))
     elif serving:
         names = ", ".join(path.name for path in serving)
         advice = "run only one: each registers in place of the other"

@@ -14,7 +14,6 @@ from rich.text import Text
 from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import InvalidValue
 from ascend.grammar import count, some
-from ascend.vnpus import device_type
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target, require_name
 from npuctl.output import EXIT_NO_PLACE, Output, numbers, show
@@ -86,8 +85,7 @@ def _render_job(job: _JobExplanation) -> RenderableType:
         key = (
             answer.state,
             answer.reason,
-            answer.request,
-            answer.cores,
+            answer.requests,
             answer.gates,
             answer.node,
             answer.chips,
@@ -156,8 +154,7 @@ def _gates(answer: Explanation) -> Iterator[Text]:
 
 
 def _verdict(answer: Explanation) -> Text:
-    what = count(answer.cores, "AI core") if answer.cores else count(answer.request, "chip")
-    requests = f"requests {f'1 vNPU {device_type(answer.vnpu)}' if answer.vnpu else what}"
+    requests = f"requests {answer.requests}"
     match answer.state:
         case "none" | "terminating":
             other = answer.state == "none" and answer.without_effect
@@ -173,7 +170,7 @@ def _verdict(answer: Explanation) -> Text:
             nodes = count(len(answer.candidates), "node")
             where = " of the SuperPod of its block" if answer.block is not None else ""
             return Text(f"{requests} and fits on {nodes}{where} now{gang}; it is not bound yet")
-    waits = f"{requests} and waits: " if answer.request or answer.cores else "waits: "
+    waits = f"{requests} and waits: " if answer.request or answer.vnpu or answer.cores else "waits: "
     return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
 
 

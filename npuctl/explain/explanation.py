@@ -8,14 +8,14 @@ import msgspec
 from msgspec import structs
 
 from allocator.rules.job import find_job
-from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus
+from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
 from allocator.settings import Settings
 from allocator.state.job import Job
 from allocator.state.reservation import InBlock
 from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
-from ascend.grammar import count
+from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.pod_devices import read_held
 from ascend.reasons import Category, Reason
@@ -45,6 +45,7 @@ class Explanation(msgspec.Struct, frozen=True):
         request: the number of chips it requests.
         vnpu: the size of the vNPU that it requests instead, as in the name of the resource.
         cores: the number of AI cores that it requests instead.
+        requests: all of this for people: ``2 chips``, ``1 vNPU Ascend910-2c``, ``5 AI cores``.
         state: ``none`` (it requests neither chips nor a vNPU), ``finished``, ``placed``, ``terminating`` (it is being
             deleted, so no scheduler binds it), ``fits`` (it is not bound, but fits on a node) or ``waits``.
         node: its node, if it is placed.
@@ -75,6 +76,7 @@ class Explanation(msgspec.Struct, frozen=True):
     state: str
     vnpu: str = ""
     cores: int = 0
+    requests: str = ""
     node: str = ""
     chips: tuple[str, ...] = ()
     vnpus: tuple[str, ...] = ()
@@ -114,6 +116,7 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         "none",
         ",".join(counted_vnpus(pod)),
         counted_cores(pod),
+        requested_what(pod),
         scheduler=says,
     )
     if pod.is_live:
@@ -154,7 +157,10 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
             peers = frozenset(allocator.job_of(pod).pods)
             found = tuple(_search(objects, settings, now_ns, request, examined, peers=peers))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
-        return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, is_valid=request is not None))
+            invalid = ""
+        else:
+            invalid = _of_peers(pod, objects, settings, now_ns, allocator) or _INVALID
+        return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, invalid))
     block = held.part.block if isinstance(held.part, InBlock) else None
     return structs.replace(
         explanation,
@@ -165,10 +171,27 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     )
 
 
-def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, *, is_valid: bool) -> tuple[str, ...]:
+def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, invalid: str) -> tuple[str, ...]:
     kept = _kept(pod, allocator)
     advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
-    return advice or (() if is_valid else (_INVALID,))
+    return advice or ((invalid,) if invalid else ())
+
+
+def _of_peers(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int, allocator: OfflineAllocator) -> str:
+    """For which pods of its job a pod waits whose request is invalid only beside their vNPUs; empty if for none."""
+    if allocator.engine.is_of_gang(pod):
+        return ""  # they start together
+    job = allocator.job_of(pod)
+    before = {uid: job.pods[uid].key for uid in job.vnpus_beside(pod)}
+    if not before:
+        return ""
+    try:
+        OfflineAllocator(objects.without(lambda each: each.uid in before), settings, now_ns).engine.request_of(pod)
+    except Refusal:
+        return ""
+    names = some(sorted(before.values()))
+    it = "it comes" if len(before) == 1 else "they come"
+    return f"wait for the end of {names}: {it} first, unless the allocator's setting vnpus_per_job allows more"
 
 
 def _placed(explanation: Explanation, pod: Pod) -> Explanation:

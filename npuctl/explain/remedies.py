@@ -4,6 +4,7 @@ No placement rule is repeated here.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
@@ -12,17 +13,19 @@ import msgspec
 from msgspec import structs
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
-from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name
+from ascend.chips import MAX_CHIP_ID, RESOURCE, ChipSet, chip_ids, chip_name
 from ascend.cores import read_kind
 from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, decode_report, encode_report
 from ascend.errors import InvalidReport, InvalidValue
 from ascend.faults import read_pre_separate
-from ascend.kube.objects import Condition, ConfigMap, Node, Pod
+from ascend.kube.objects import Condition, ConfigMap, Node, Pod, whole_number
 from ascend.templates import RESOURCE_CORES
 from npuctl.reading.objects import ClusterObjects
 
 MOST_PODS: Final = 3
 """A remedy consists of the end of this many pods at most."""
+
+_ALL_CHIPS: Final = (1 << MAX_CHIP_ID + 1) - 1
 
 Kind: TypeAlias = Literal["uncordon", "ready", "report", "offer", "end", "repair"]
 
@@ -122,7 +125,7 @@ def _node_changes(scene: Scene, now_s: int) -> Iterator[tuple[Kind, Scene]]:
         status = structs.replace(node.status, conditions=[*others, Condition("Ready", "True")])
         yield "ready", replace(scene, node=structs.replace(node, status=status))
     if not node.allocatable_chips and not node.allocatable_cores:
-        yield "offer", replace(scene, node=_offering(node, _reported(node)))
+        yield "offer", replace(scene, node=_offering(node, _ALL_CHIPS))
     if report is not None:
         try:
             fresh = replace(decode_report(report.data), update_time_s=now_s)
@@ -156,10 +159,7 @@ def _recovered(scene: Scene, chips: ChipSet) -> Scene:
         faults=tuple(fault for fault in report.faults if fault.npu_name not in set(map(chip_name, chip_ids(chips)))),
     )
     # The kubelet counts a chip as allocatable again as soon as it is healthy.
-    more, rewritten = (unhealthy & chips).bit_count(), _rewritten(scene.report, recovered)
-    if scene.node.allocatable_cores:
-        return replace(scene, report=rewritten, node=_offering_cores(scene.node, more))
-    return replace(scene, report=rewritten, node=_offering(scene.node, (scene.node.allocatable_chips or 0) + more))
+    return replace(scene, report=_rewritten(scene.report, recovered), node=_offering(scene.node, unhealthy & chips))
 
 
 def _rewritten(report: ConfigMap, content: DeviceReport) -> ConfigMap:
@@ -167,21 +167,22 @@ def _rewritten(report: ConfigMap, content: DeviceReport) -> ConfigMap:
     return structs.replace(report, data=report.data | written)
 
 
-def _offering(node: Node, chips: int) -> Node:
-    allocatable = node.status.allocatable | {RESOURCE: str(chips)}
+def _offering(node: Node, chips: ChipSet) -> Node:
+    """The node if its kubelet has these chips as well, their vNPUs or their AI cores; never more than there are."""
+    there, allocatable = _resources(node, _ALL_CHIPS), node.status.allocatable.copy()
+    for resource, more in _resources(node, chips).items():
+        offered = whole_number(allocatable.get(resource)) or 0
+        allocatable[resource] = str(max(min(offered + more, there[resource]), offered))
     return structs.replace(node, status=structs.replace(node.status, allocatable=allocatable))
 
 
-def _offering_cores(node: Node, chips: int) -> Node:
-    """With the AI cores of so many chips more."""
-    kind = read_kind(node.metadata.labels)
-    cores = (node.allocatable_cores or 0) + (kind.cores * chips if kind is not None else 0)
-    allocatable = node.status.allocatable | {RESOURCE_CORES: str(cores)}
-    return structs.replace(node, status=structs.replace(node.status, allocatable=allocatable))
-
-
-def _reported(node: Node) -> int:
+def _resources(node: Node, chips: ChipSet) -> dict[str, int]:
+    """By resource, how many devices of a node are on these chips."""
     try:
-        return len(read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, "")).addresses)
-    except InvalidValue:
-        return 0
+        infos = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
+    except InvalidValue:  # it is not known which chips it has
+        return {RESOURCE: chips.bit_count()}
+    number, kind = (infos.chips & chips).bit_count(), read_kind(node.metadata.labels)
+    if kind is not None and node.allocatable_cores is not None and not node.allocatable_chips:
+        return {RESOURCE_CORES: number * kind.cores}
+    return {RESOURCE: number, **Counter(each.resource for each in infos.vnpus if chips >> each.chip & 1)}

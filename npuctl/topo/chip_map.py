@@ -11,6 +11,8 @@ from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
 from ascend.grammar import count
+from ascend.reasons import Reason
+from ascend.vnpus import device_type
 from npuctl.output import full_width
 from npuctl.topo.nodes import ChipView, NodeView, VnpuView
 
@@ -98,6 +100,11 @@ class _NodePanel:
             for holder in part.holders
             if set(chip.holders) - {holder}
         ]
+        unknown = {part.size: part.unknown for chip in view.chips for part in chip.vnpus if part.unknown}
+        body += [
+            Text(f"not used: the vNPUs {device_type(size)}: {sentence} ({Reason.UNREADABLE_POD})", style="red")
+            for size, sentence in unknown.items()
+        ]
         if view.reason is not None:
             body.append(Text(f"not used: {view.message} ({view.reason})", style="red"))
         yield Panel(Group(*body), title=title, title_align="left", expand=False)
@@ -127,7 +134,7 @@ class _NodePanel:
         name = f"{part.size}-{part.vdev_id}"
         if len(part.holders) > 1:
             return Text(f"[{name} CONFLICT]", style="bold white on red")
-        label = part.holders[0].removeprefix("default/") if part.holders else "·"
+        label = part.holders[0].removeprefix("default/") if part.holders else "?" if part.unknown else "·"
         return Text(f"[{name} {label}]", style=self._colours[part.holders[0]] if part.holders else "dim")
 
     def _slices(self, chip: ChipView) -> list[Text]:

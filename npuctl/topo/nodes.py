@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from allocator.rules.cores import cores_left
+from allocator.rules.vacancy import Vacancy
 from allocator.settings import Settings
-from allocator.state.node import NodeRecord, Server, read_server
+from allocator.state.node import NodeRecord, Offer, Server, read_server
 from allocator.state.report import NO_REPORT
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import DeviceReport
@@ -34,12 +35,14 @@ class VnpuView:
         size: its size, as in the name of its resource.
         vdev_id: the driver's id of it.
         holders: the pods (``namespace/name``) that hold it.
+        unknown: why it is unknown whether it is free, and no pod gets it, a sentence; empty if it is known.
     """
 
     name: str
     size: str
     vdev_id: int
     holders: tuple[str, ...]
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ class ChipView:
     @property
     def free_vnpus(self) -> int:
         """The number of its vNPUs that can be allocated and that no pod holds."""
-        return sum(not each.holders for each in self.vnpus) if self.healthy and not self.holders else 0
+        usable = self.healthy and not self.holders
+        return sum(not each.holders and not each.unknown for each in self.vnpus) if usable else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +188,16 @@ def _as_usable(node: Node) -> Node:
 
 def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     offer = record.offer
-    reason, message = (offer.reason, offer.message) if isinstance(offer, Refusal) else (None, None)
+    closed = _closed(offer)
+    reason, message = (closed.reason, closed.message) if closed is not None else (None, None)
     server = None if record.node is None else read_server(_as_usable(record.node), record.report, record.held)
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
     reported = NO_REPORT if isinstance(record.report, Refusal) else record.report
     unusable = reported.unhealthy | reported.pre_separate
     chips = []
+    sizes = offer.vnpus.sizes if isinstance(offer, Vacancy) and offer.vnpus is not None else ()
+    unknown = {each.suffix: each.unknown for each in sizes}
     parts: dict[int, list[VnpuView]] = {}
     for vnpu in server.vnpus:
         # By vdev id, which is the device: the driver uses it again after a chip was cut anew.
@@ -201,7 +208,8 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
                 if any(held.vdev_id == vnpu.vdev_id for held in each.vnpus)
             )
         )
-        parts.setdefault(vnpu.chip, []).append(VnpuView(vnpu.name, vnpu.suffix, vnpu.vdev_id, holders))
+        view = VnpuView(vnpu.name, vnpu.suffix, vnpu.vdev_id, holders, unknown.get(vnpu.suffix, ""))
+        parts.setdefault(vnpu.chip, []).append(view)
     slices: dict[int, list[SliceView]] = {}
     for holding in sorted(record.holdings.values(), key=lambda each: each.pod):
         for cut in holding.cuts:
@@ -220,6 +228,13 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
         chips.append(ChipView(name, ring, usable, holders, health, faults, vnpus, cut_off, cores.get(chip_id)))
     group = _GROUPS.get(server.product.family, "")
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
+
+
+def _closed(offer: Offer | None) -> Refusal | None:
+    """Why no pod can be placed on a node; None if some can."""
+    if isinstance(offer, Vacancy):
+        return offer.cores.closed if offer.cores is not None else None
+    return offer
 
 
 def _free_cores(record: NodeRecord, server: Server, unusable: ChipSet) -> dict[int, int]:

@@ -149,11 +149,11 @@ def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     senseless = pod("odd", 17, namespace=kube_namespace)
     settled(dry_run(cluster.api, senseless), "denied the request: InvalidRequest: pod ")
     parts = pod("parts", 2, namespace=kube_namespace, resource="huawei.com/Ascend910-2c")
-    assert "requests 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, parts))
+    assert "a pod may have one vNPU, in one container" in refusal(dry_run(cluster.api, parts))
     cores = pod("cores", 5, namespace=kube_namespace, resource="huawei.com/npu-core")
     (container,) = cores["spec"]["containers"]
     cores["spec"]["initContainers"] = [{**container, "name": "before", "restartPolicy": "Always"}]
-    assert "requests 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, cores))
+    assert "AI cores may be requested in one container" in refusal(dry_run(cluster.api, cores))
     del cores["spec"]["initContainers"]
     dry_run(cluster.api, cores)()
     # One with devices that the allocator does not place is created, and told so by an Event.

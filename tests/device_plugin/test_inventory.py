@@ -17,9 +17,10 @@ from rich.console import Console
 
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
-from ascend.products import ASCEND_910A
+from ascend.products import ASCEND_910A, ASCEND_910B_8
 from device_plugin.cli import main
 from device_plugin.driver import NO_CARD, ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
+from device_plugin.driver.simulated import SimulatedVirtualNpu
 from device_plugin.inventory.command import print_table
 from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
 from device_plugin.inventory.inspector import Inspector
@@ -269,6 +270,18 @@ def test_a_piped_table_has_one_line_per_chip(tmp_path: Path) -> None:
     rows = [line for line in done.stdout.splitlines() if line.startswith("Ascend910-")]
     assert [row.split()[0] for row in rows] == NAMES
     assert [word for word in ("Unhealthy", *server.chips[3].fault_codes) if word not in rows[3]] == []
+
+
+def test_a_vnpu_is_not_offered_by_its_size_where_pods_request_ai_cores(tmp_path: Path) -> None:
+    server = full_server(ASCEND_910B_8)
+    server.chips[0].vnpus = (SimulatedVirtualNpu(100, "vir05_1c_16g"),)
+    save_server(server, state := tmp_path / "chips.json")
+    flags = ("--driver=simulated", f"--simulated-state={state}", "--dynamic-vnpus=true")
+    printed = subprocess.run(command(*flags), capture_output=True, check=True, timeout=60, text=True).stdout
+    assert "vNPU 100 of chip 0, vir05_1c_16g, not offered: pods request huawei.com/npu-core here" in printed
+    done = subprocess.run(command(*flags, "-o", "json"), capture_output=True, check=True, timeout=60)
+    (vnpu,) = msgspec.json.decode(done.stdout)["vnpus"]
+    assert (vnpu["name"], vnpu["resource"]) == ("Ascend910-5c.1cpu.16g-100-0", None)
 
 
 def test_the_help_of_the_program_names_its_commands() -> None:

@@ -52,6 +52,14 @@ def test_explain_finds_that_a_chip_has_to_recover(tmp_path: Path) -> None:
     assert any(each["targets"] == ["Ascend910-7"] for each in answer["remedies"])
 
 
+def test_explain_finds_that_all_chips_have_to_recover_or_to_be_offered(tmp_path: Path) -> None:
+    node_of = core_node("n1", 0)
+    _, answer = run(tmp_path, "explain", "p", objects=(node_of, report("n1", unhealthy=0xFF), core_pod("p", 5)))
+    assert [each["targets"] for each in answer["remedies"]] == [[f"Ascend910-{chip}"] for chip in range(8)]
+    _, answer = run(tmp_path, "explain", "p", objects=(node_of, report("n1"), core_pod("p", 5)))
+    assert [each["kind"] for each in answer["remedies"]] == ["offer"]
+
+
 def test_topo_draws_the_parts_and_the_free_cores(tmp_path: Path) -> None:
     objects = (
         core_node("n1"),
@@ -72,6 +80,15 @@ def test_topo_draws_the_parts_and_the_free_cores(tmp_path: Path) -> None:
     assert "5 of 8 chips free, 105 AI cores free" in printed
     _, printed = run(tmp_path, "topo", objects=(node("n1"), report("n1")), output="table")
     assert "AI cores" not in printed
+
+
+def test_topo_counts_nothing_free_where_an_unreadable_pod_closes_the_cores(tmp_path: Path) -> None:
+    objects = (core_node("n1"), core_pod("foreign", 5, node="n1"), core_node("n2"), report("n1"))
+    _, answer = run(tmp_path, "topo", objects=objects)
+    assert [each["reason"] for each in answer["nodes"]] == ["UnreadablePod", None]
+    _, printed = run(tmp_path, "topo", objects=objects, output="table")
+    assert "not used: the free AI cores are unknown: pod default/foreign is bound with 5 AI cores" in printed
+    assert "2 nodes, 8 of 16 chips free, 160 AI cores free, 1 node not used" in printed
 
 
 def test_doctor_finds_chips_of_which_pods_have_more_than_there_is(tmp_path: Path) -> None:

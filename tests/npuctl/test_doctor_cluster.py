@@ -9,6 +9,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from ascend.annotations import REAL
+from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.observe.probes import serve_http
 from npuctl.cli import app
@@ -16,7 +17,18 @@ from npuctl.doctor.allocator import check_allocator
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import Authority, settings_for
 from tests.allocator.harness import running
-from tests.npuctl.manifests import Json, as_list, node, pod, report, super_pod_node
+from tests.npuctl.manifests import (
+    Json,
+    as_list,
+    core_node,
+    core_pod,
+    cut_node,
+    node,
+    parts,
+    pod,
+    report,
+    super_pod_node,
+)
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -109,6 +121,26 @@ def test_a_node_without_base_device_infos_is_a_problem(tmp_path: Path) -> None:
 def test_a_kubelet_that_offers_unhealthy_chips_is_a_warning(tmp_path: Path) -> None:
     (found,) = bad(tmp_path, node("n1", chips=8), report("n1", unhealthy=0b1))
     assert found == ("kubelets", "warning", "the kubelet of node n1 offers 8 chips, but 7 are healthy")
+
+
+def test_what_pods_have_of_an_unhealthy_chip_is_offered_and_no_problem(tmp_path: Path) -> None:
+    whole = claimed("a", [0, 1], [0, 1])
+    # The plugin keeps it healthy until its pod has ended; MindCluster's does not.
+    for chips in (8, 7):
+        assert bad(tmp_path, node("n1", chips=chips), report("n1", unhealthy=0b1), whole) == []
+    (found,) = bad(tmp_path, node("n1", chips=6), report("n1", unhealthy=0b1), whole)
+    assert found[2].endswith("offers 6 chips, but 7 are healthy, and 1 of unhealthy chips in use")
+    made = core_pod("p", 5, "0-vir05_1c_16g", node="n2", real="Ascend910-5c.1cpu.16g-100-0_1")
+    chip = core_pod("q", 20, "1", node="n2", real="Ascend910-1")
+    assert bad(tmp_path, core_node("n2", 145), report("n2", unhealthy=0b1), made, chip) == []
+    assert bad(tmp_path, core_node("n2", 145), report("n2", unhealthy=0b11), made, chip) == []
+    (found,) = bad(tmp_path, core_node("n2", 150), report("n2", unhealthy=0b1), made)
+    assert found[2].endswith("offers 150 AI cores, but 140 are healthy, and 5 of unhealthy chips in use")
+    part = parts("v", "1", node="n3", annotations={f"{RESOURCE}-2c": "Ascend910-2c-100-0", REAL: "Ascend910-2c-100-0"})
+    cut = cut_node("n3", chips=1, allocatable=1)
+    assert bad(tmp_path, cut, report("n3", unhealthy=0b1), part) == []
+    (found,) = bad(tmp_path, cut, report("n3", unhealthy=0b1))
+    assert found[2].endswith("offers 1 vNPU Ascend910-2c, but 0 are healthy")
 
 
 @pytest.mark.parametrize(

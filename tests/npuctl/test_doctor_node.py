@@ -20,6 +20,7 @@ from ascend.chips import RESOURCE
 from ascend.deviceinfo import DEVICE_INFO, NAMESPACE, config_map_name, decode_report, encode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES
 from ascend.observe.probes import add_probes, serve_http
+from ascend.templates import RESOURCE_CORES
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
 from npuctl.doctor.chips import check_device_nodes, check_injection, check_library
@@ -27,8 +28,11 @@ from npuctl.doctor.command import Diagnosis, check_node, render
 from npuctl.doctor.finding import Check, Finding, run_check
 from npuctl.doctor.kubelet import check_readiness
 from sandbox.simulated_chips import save_server
-from tests.device_plugin.api import NODE, until
+from tests.device_plugin.api import NODE, seen, until
 from tests.device_plugin.conftest import folder
+from tests.device_plugin.test_dynamic_vnpus import bind as bind_cores
+from tests.device_plugin.test_dynamic_vnpus import cores_node, plugin_on
+from tests.device_plugin.test_vnpus import FOUR, TWO, bind, cut, offers
 from tests.device_plugin.whole import Whole, as_given, whole_node
 
 __all__ = ["folder"]
@@ -72,7 +76,7 @@ async def test_a_healthy_node_has_no_problems(whole: Whole) -> None:
     assert bad(found) == [SIMULATED, FILES]
     assert begun == list(dict.fromkeys(each.check for each in found))
     assert "8 chips" in said(found, "chips")
-    assert "serves on ascend910-" in said(found, "device plugin")
+    assert "serves huawei.com/Ascend910 ->" in said(found, "device plugin")
     assert f"by process {os.getpid()}" in said(found, "device plugin")
     assert "kubelet and report agree: 8 of 8 chips healthy" in said(found, "report")
 
@@ -147,6 +151,35 @@ async def test_a_plugin_without_the_lock_and_two_plugins_are_problems(whole: Who
     (own,) = directory.glob("ascend910-*.sock")
     (directory / "ascend910-9-9.sock").symlink_to(own)
     assert "several plugins serve" in said(await doctor(whole.settings()), "device plugin")
+
+
+async def test_a_plugin_that_serves_vnpus_beside_chips_is_one_plugin(folder: Path) -> None:
+    async with whole_node(folder) as node:
+        cut(node, 1, v100="vir02", v101="vir04")
+        async with node.plugin(0b1111_1101):
+            await until(lambda: offers(node, TWO, v100_1="Healthy") and offers(node, FOUR, v101_1="Healthy"))
+            await bind(node, "part", TWO, "Ascend910-2c-100-1")
+            await node.bind("whole", 0, 2)
+            await node.claimed("part")
+            await node.claimed("whole")
+            found = await doctor(node.settings())
+            assert ("device plugin", "problem") not in bad(found)
+            served = "serves huawei.com/Ascend910, huawei.com/Ascend910-2c, huawei.com/Ascend910-4c ->"
+            assert served in said(found, "device plugin")
+            assert "answers; 2 pods with chips, vNPUs or AI cores" in said(found, "pod-resources")
+
+
+async def test_a_plugin_that_serves_ai_cores_says_so(folder: Path) -> None:
+    async with cores_node(folder) as node, plugin_on(node):
+        await bind_cores(node, "part", 5, "1-vir05_1c_16g")
+        await node.claimed("part")
+        found = await doctor(node.settings(dynamic_vnpus=True))
+        assert "serves huawei.com/npu-core ->" in said(found, "device plugin")
+        assert "answers; 1 pod with chips, vNPUs or AI cores" in said(found, "pod-resources")
+        status = {"status": {"allocatable": {RESOURCE_CORES: "0"}}}
+        await node.client.patch(NODES, NODE, status, subresource="status")
+        found = await doctor(node.settings(dynamic_vnpus=True))
+        assert "the kubelet offers 0 AI cores, the report has 8 healthy of 8 chips" in said(found, "report")
 
 
 async def test_mindclusters_plugin_on_the_same_node_is_a_problem(whole: Whole) -> None:
@@ -228,10 +261,18 @@ async def test_reports_that_are_forged_old_ahead_or_final_are_problems(folder: P
         assert "CheckCode" in await told()
 
 
+async def test_a_faulty_chip_in_use_is_offered_and_no_problem(whole: Whole) -> None:
+    await whole.bind("train", 0, 1)
+    await whole.claimed("train")
+    whole.node.edit_chip(1, fault_codes=["80E18402"])
+    await seen(whole.report, lambda found: found.unhealthy == 0b10)
+    assert "kubelet and report agree: 7 of 8 chips healthy" in said(await doctor(whole.settings()), "report")
+
+
 async def test_a_kubelet_that_offers_other_chips_than_reported_is_a_warning(whole: Whole) -> None:
     status = {"status": {"allocatable": {RESOURCE: "5"}}}
     await whole.client.patch(NODES, NODE, status, subresource="status")
-    assert "offers 5 chips, the report has 8 healthy of 8" in said(await doctor(whole.settings()), "report")
+    assert "offers 5 chips, the report has 8 healthy of 8 chips" in said(await doctor(whole.settings()), "report")
 
 
 def settings(**changes: Any) -> Settings:

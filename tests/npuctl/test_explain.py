@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from allocator.rules.job_kinds import JOB_KINDS
-from ascend.chips import chip_set
+from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import chip_fault
 from npuctl.cli import app
@@ -21,7 +21,7 @@ from npuctl.plan.placement import plan_pods
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
 from sandbox.apiserver import ApiServer
-from tests.npuctl.manifests import Json, as_list, member, node, parts, pod, pod_group, report
+from tests.npuctl.manifests import Json, as_list, cut_node, member, node, parts, pod, pod_group, report
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -64,11 +64,28 @@ def test_a_pod_with_two_vnpus_waits_because_it_may_have_one(tmp_path: Path) -> N
     answer = explain(tmp_path, node("n1"), parts("train", "2"))
     assert (answer["state"], answer["reason"], answer["remedies"]) == ("waits", "InvalidRequest", [])
     printed = people(tmp_path, node("n1"), parts("train", "2"))
-    assert printed.startswith(
-        "pod default/train waits: InvalidRequest: pod default/train requests 2 vNPUs; a job may have"
-    )
+    assert printed.startswith("pod default/train requests 2 vNPUs Ascend910-2c and waits: InvalidRequest: pod default")
     for other in (pod("train", 0),):
         assert explain(tmp_path, node("n1"), other)["state"] == "none"
+
+
+def test_a_pod_waits_for_the_vnpu_of_another_pod_of_its_job(tmp_path: Path) -> None:
+    def of_job(rank: int, **more: Any) -> Json:
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "idx", "uid": "u", "controller": True}
+        index = {"batch.kubernetes.io/job-completion-index": str(rank)}
+        return parts(f"idx-{rank}", "1", ownerReferences=[owner], labels=index, **more)
+
+    written = {f"{RESOURCE}-2c": "Ascend910-2c-100-0"}
+    runs = of_job(0, node="n1", annotations=written)
+    answer = explain(tmp_path, cut_node("n1"), runs, of_job(1), of_job(2), name="pod/idx-1")
+    assert answer["advice"] == [
+        "wait for the end of default/idx-0: it comes first, unless the allocator's setting vnpus_per_job allows more"
+    ]
+    both = explain(tmp_path, cut_node("n1"), parts("idx-0", "2"), name="pod/idx-0")
+    assert both["advice"] == ["change the pod or its job: nothing on any node helps"]
+    assert "wait for the end of default/idx-0: it comes first" in people(
+        tmp_path, cut_node("n1"), runs, of_job(1), name="job/idx"
+    )
 
 
 def test_pods_whose_end_would_make_room_are_named(tmp_path: Path) -> None:
@@ -94,6 +111,17 @@ def test_a_separating_chip_helps_only_after_its_recovery(tmp_path: Path) -> None
 def test_chips_that_must_all_recover_are_named_together(tmp_path: Path) -> None:
     answer = explain(tmp_path, node("n1", chips=5), report("n1", unhealthy=0b111), pod("train", 8))
     assert helps(answer) == [("repair", "n1", ("Ascend910-0", "Ascend910-1", "Ascend910-2"))]
+
+
+def test_a_faulty_chip_in_use_is_offered_all_the_time(tmp_path: Path) -> None:
+    full = node("n1", chips=8)
+    full["status"]["capacity"] = {"huawei.com/Ascend910": "8"}
+    held = pod("old", 1, node="n1", chips=[4])
+    answer = explain(tmp_path, full, report("n1", unhealthy=0b1_0000), held, pod("train", 8))
+    assert helps(answer) == []
+    idle = {**full, "status": {**full["status"], "allocatable": {"huawei.com/Ascend910": "7"}}}
+    answer = explain(tmp_path, idle, report("n1", unhealthy=0b1_0001), held, pod("train", 4))
+    assert helps(answer) == [("repair", "n1", ("Ascend910-0",))]
 
 
 def test_pods_that_must_all_end_are_named_together(tmp_path: Path) -> None:

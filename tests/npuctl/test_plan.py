@@ -107,8 +107,9 @@ def test_only_pods_with_more_than_one_vnpu_are_refused(npuctl: Npuctl) -> None:
     assert [each["name"] for each in answer["pods"]] == ["whole"]
     waits = "1 vNPU Ascend910-2c requested, the node has no vNPUs"
     expected = {each["name"]: (each["message"], each["nodes"]["node-a"]["message"]) for each in answer["pending"]}
-    job = "job default/train requests 2 vNPUs; a job may have one"
-    alone = "pod default/two requests 2 vNPUs; a job may have one"
+    rule = "a job may have one at a time (allocator setting vnpus_per_job)"
+    job = f"job default/train requests 2 vNPUs; {rule}"
+    alone = "pod default/two: 2 Ascend910-2c in container main; a pod may have one vNPU, in one container"
     assert expected.pop("one")[1] == expected.pop("train-0")[1] == waits
     assert expected == {"train-1": (job, job), "two": (alone, alone)}
     bound = npuctl.plan(node("node-a"), parts("two", "2", node="node-a"), parts("done", "2", phase="Succeeded"))

@@ -22,7 +22,7 @@ from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
 from tests.allocator.cores import A3_20, B1, B3, B4, core_node, core_pod
-from tests.allocator.vnpus import vnpu_pod
+from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 
 def place(world: World, name: str, cores: int = 5, **more: Any) -> tuple[str, str]:
@@ -60,12 +60,10 @@ def test_a_multiple_of_a_chips_cores_is_whole_uncut_chips_by_the_rule_of_the_pro
     # Cards of two dies: one die comes from the broken card, two from a whole one.
     assert place(world, "one", 20) == ("n1", "1")
     assert place(world, "two", 40) == ("n1", "2,3")
-    assert (
-        refusals(world, core_pod("three", 60))
-        == {"n1": (Reason.INVALID_REQUEST, "A3-8 servers take 1, 2, 4, 6 or 8 chips, not 3")}
-        or world.refusal(core_pod("three", 60), ["n1"]).reason is Reason.INVALID_REQUEST
-    )
-    assert world.refusal(core_pod("all", 160), ["n1"]).reason is Reason.NOT_ENOUGH_CHIPS
+    says = "60 AI cores are 3 whole chips of this node: a pod may request 1, 2, 4, 6, 8 chips of an A3-8 server, not 3"
+    assert refusals(world, core_pod("three", 60)) == {"n1": (Reason.INVALID_REQUEST, says)}
+    says = "160 AI cores are 8 whole chips of this node: 8 chips requested, 4 free of 8 healthy"
+    assert refusals(world, core_pod("all", 160)) == {"n1": (Reason.NOT_ENOUGH_CHIPS, says)}
 
 
 def test_the_templates_are_those_of_each_node() -> None:
@@ -78,8 +76,12 @@ def test_the_templates_are_those_of_each_node() -> None:
         Reason.NO_SUCH_VNPU,
         "10 AI cores requested; a pod on this node may request 6 or 12, or a multiple of 25",
     )
-    assert says["b3"][0] is Reason.NO_SUCH_VNPU
-    assert "valid only with 10 AI cores of a chip with 32 GB (910B4)" in says["b3"][1]
+    assert says["b3"] == (
+        Reason.NO_SUCH_VNPU,
+        "label vnpu-dvpp=no needs a chip with 32 GB (910B4); this node has chips with 64 GB",
+    )
+    level = refusals(world, core_pod("p", 10, labels={"vnpu-level": "high"}))
+    assert level["b3"][1].startswith("label vnpu-level=high needs a chip with 32 GB")
     assert says["whole"] == (Reason.NO_SUCH_VNPU, "10 AI cores requested, the node does not offer huawei.com/npu-core")
     assert world.refusal(core_pod("seven", 7)).reason is Reason.INVALID_REQUEST
 
@@ -187,6 +189,18 @@ def test_a_node_is_used_only_if_its_labels_name_a_chip_that_can_be_cut() -> None
         refusal = world.node_refusal()
         assert refusal.reason is Reason.CHIPS_NOT_DIVISIBLE
         assert "no chip that can be cut has the labels servertype=" in refusal.message
+    for missing, words in (
+        (
+            ["servertype", "mind-cluster/npu-chip-memory"],
+            "but the labels servertype and mind-cluster/npu-chip-memory are",
+        ),
+        (["servertype"], "offers huawei.com/npu-core, but the label servertype is missing"),
+    ):
+        unlabelled = core_node("n1")
+        for key in missing:
+            del unlabelled.metadata.labels[key]
+        world.add(unlabelled)
+        assert words in world.node_refusal().message
     both = core_node("n1")
     both.status.allocatable[RESOURCE] = "8"
     world.add(both)
@@ -199,13 +213,16 @@ def test_a_node_is_used_only_if_its_labels_name_a_chip_that_can_be_cut() -> None
     assert refusals(world, vnpu_pod("static"))["n1"][0] is Reason.NO_SUCH_VNPU
     world.add(core_node("n1", cores=0))
     assert world.node_refusal().reason is Reason.RESOURCE_NOT_OFFERED
+    assert world.node_refusal().message == "node n1 has no allocatable huawei.com/npu-core now"
+    world.add(cut_node("n1", cut(range(8)), allocatable={"2c": 0}))
+    assert world.node_refusal().message == "node n1 has no allocatable huawei.com/Ascend910-2c now"
 
 
 @pytest.mark.parametrize(
     ("annotations", "labels", "reason", "words"),
     [
         ({}, {"tor-affinity": "large-model-schema"}, Reason.UNSUPPORTED_POLICY, "tor-affinity"),
-        ({"sp-block": "16"}, {}, Reason.UNSUPPORTED_POLICY, "whole servers"),
+        ({"sp-block": "16"}, {}, Reason.UNSUPPORTED_POLICY, "this one requests 5 AI cores; remove the annotation"),
         ({"huawei.com/schedule_policy": "chip4-node8"}, {}, Reason.WRONG_PRODUCT, "910A"),
     ],
 )
@@ -222,9 +239,11 @@ def test_cores_with_what_only_whole_chips_have_are_refused(
 def test_chips_or_a_static_vnpu_beside_cores_are_refused() -> None:
     world = World(vnpus_per_job=0)
     world.add(core_node("n1"))
-    for other in (RESOURCE, f"{RESOURCE}-2c"):
-        both = Container("main", Resources(limits={RESOURCE_CORES: "5", other: "1"}))
-        assert world.refusal(pod("both", containers=[both])).reason is Reason.INVALID_REQUEST
+    for cores, other, what in (("5", RESOURCE, "1 chip"), ("20", f"{RESOURCE}-2c", "1 vNPU Ascend910-2c")):
+        both = Container("main", Resources(limits={RESOURCE_CORES: cores, other: "1"}))
+        refusal = world.refusal(pod("both", containers=[both]))
+        assert refusal.reason is Reason.INVALID_REQUEST
+        assert f"requests {what} and {cores} AI cores; beside AI cores a pod may request neither" in refusal.message
 
 
 def test_a_job_has_one_vnpu_unless_the_setting_lifts_it() -> None:
@@ -239,7 +258,19 @@ def test_a_job_has_one_vnpu_unless_the_setting_lifts_it() -> None:
             if number < fit:
                 world.engine.place(of_job(name))
             else:
-                assert "a job may have one" in world.refusal(of_job(name)).message
+                says = world.refusal(of_job(name)).message
+                assert f"requests {number + 1} vNPUs; a job may have one at a time (allocator setting vnpus" in says
+
+
+def test_whole_chips_by_cores_are_no_vnpus_of_their_job() -> None:
+    world = World()
+    world.add(core_node("n1"))
+    pods = [owned_by(core_pod(name, 40), "PyTorchJob", "kubeflow.org/v1") for name in "abc"]
+    world.add(*pods)
+    assert [world.engine.place(each).take.chips for each in pods] == [(0, 1), (2, 3), (4, 5)]
+    blocks = world.refusal(core_pod("block", 160, annotations={"sp-block": "8"}), ["n1"])
+    assert "annotation sp-block=8: blocks consist of pods that request huawei.com/Ascend910" in blocks.message
+    assert "this one requests 160 AI cores" in blocks.message
 
 
 def test_a_gang_of_pods_with_cores_is_placed_together_or_not_at_all() -> None:
@@ -330,9 +361,9 @@ def test_the_note_to_the_next_leader_has_cores() -> None:
         HandOver(world.cluster, world.ledger).read('[["u","d/p","n1",[],5,"","x",5]]')
 
 
-async def test_free_cores_are_counted_by_product_and_no_gang_of_chips_fits() -> None:
+async def test_free_cores_are_counted_by_product_and_whole_chips_for_gangs() -> None:
     world = World()
     world.add(core_node("n1"), core_pod("old", 5, has="0-vir05_1c_16g", node="n1"))
     supply = await SupplyReader(world.cluster.index).read()
     assert supply.cores == {"910B-8": 155}
-    assert not any(supply.largest_gang.values())
+    assert supply.largest_gang == {("910B-8", 1): 7, ("910B-8", 2): 3, ("910B-8", 4): 1, ("910B-8", 8): 0}

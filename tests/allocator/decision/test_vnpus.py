@@ -172,7 +172,7 @@ def test_no_part_is_given_of_a_chip_that_is_reserved_as_a_whole() -> None:
     ("annotations", "labels", "reason", "words"),
     [
         ({}, {"tor-affinity": "large-model-schema"}, Reason.UNSUPPORTED_POLICY, "tor-affinity"),
-        ({"sp-block": "16"}, {}, Reason.UNSUPPORTED_POLICY, "whole servers"),
+        ({"sp-block": "16"}, {}, Reason.UNSUPPORTED_POLICY, "this one requests 1 vNPU Ascend910-2c; remove"),
         ({"huawei.com/schedule_policy": "chip8-node8"}, {}, Reason.WRONG_PRODUCT, "910B-8"),
     ],
 )

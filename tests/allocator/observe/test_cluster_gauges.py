@@ -18,7 +18,9 @@ from ascend.kube.objects import Pod, SchedulingGate
 from ascend.products import PRODUCTS
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP, TYPE, World, node, pod, pod_group, selecting
+from tests.allocator.cores import core_node, core_pod
 from tests.allocator.harness import running
+from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 NOW_S = 1_767_225_700.0
 """100 s after the pods of the builders were created."""
@@ -65,6 +67,25 @@ def test_a_waiting_pod_is_counted_by_what_it_waits_for(each: Pod, expected: Wait
     assert backlog.pods == {("default", expected): 1}
     chips = 0 if expected is WaitingFor.CHANGE else sum(c.chips for c in each.spec.containers)
     assert backlog.chips == {("default", expected): chips}
+
+
+def test_a_size_of_which_no_vnpu_is_free_is_counted_as_none() -> None:
+    world = World()
+    vnpus = cut([0], parts=2)
+    world.add(cut_node("n1", vnpus), vnpu_pod("a", vnpu=vnpus[0], node="n1"))
+    assert supply(world).vnpus == {"2c": 1}
+    world.add(vnpu_pod("b", vnpu=vnpus[1], node="n1"))
+    assert supply(world).vnpus == {"2c": 0}
+    world.add(cut_node("n2", cut([1])), vnpu_pod("unknown", node="n2"))
+    assert supply(world).vnpus == {"2c": 0}
+
+
+def test_whole_chips_that_are_requested_as_cores_wait_as_chips() -> None:
+    world = World(vnpus_per_job=0)
+    world.add(core_node("n1", chips=[0, 1]), core_pod("old", 40, has="0,1", node="n1"))
+    world.add(core_pod("a", 20), core_pod("b", 40), core_pod("part", 5))
+    assert read(world).pods == {("default", WaitingFor.CHIPS): 3}
+    assert read(world).chips == {("default", WaitingFor.CHIPS): 3}
 
 
 def test_pods_that_do_not_wait_are_not_counted() -> None:

@@ -11,6 +11,7 @@ from allocator.rules.cores import (
     ChipLeft,
     CoresLeft,
     cores_left,
+    fewest_chips,
     fits_beside,
     is_for_chips,
     part_or_chips,
@@ -25,7 +26,7 @@ from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Media, Template
-from tests.allocator.builders import pod
+from tests.allocator.builders import World, pod
 from tests.allocator.cores import A3_20, A3_24, B1, B2, B3, B4, CHIPS, Chip, core_pod
 
 VALID = {B1: (6, 12), B2: (6, 12), B3: (5, 10), B4: (5, 10), A3_24: (6, 12), A3_20: (5, 10)}
@@ -71,9 +72,13 @@ def test_labels_choose_among_the_templates_of_ten_cores_of_a_910b4(labels: Mappi
         (7, {}, "requests 7 AI cores; a pod may request 5, 6, 10 or 12, or a multiple of 20, 24 or 25"),
         (1, {}, "requests 1 AI core; "),
         (3, {}, "requests 3 AI cores; "),
-        (5, {"vnpu-dvpp": "yes"}, "requests 5 AI cores with the labels vnpu-dvpp or vnpu-level, which are valid only"),
-        (20, {"vnpu-dvpp": "no"}, "valid only with 10 AI cores"),
-        (12, {"vnpu-level": "high"}, "valid only with 10 AI cores"),
+        (
+            5,
+            {"vnpu-dvpp": "yes"},
+            "requests 5 AI cores; label vnpu-dvpp=yes needs 10 AI cores of a chip with 32 GB (910B4)",
+        ),
+        (20, {"vnpu-dvpp": "no"}, "requests 20 AI cores; label vnpu-dvpp=no needs 10 AI cores"),
+        (12, {"vnpu-level": "high"}, "requests 12 AI cores; label vnpu-level=high needs 10 AI cores"),
         (10, {"vnpu-dvpp": "all"}, "label vnpu-dvpp=all is none of yes, null, no"),
         (10, {"vnpu-level": "medium"}, "label vnpu-level=medium is none of low, high"),
     ],
@@ -90,10 +95,14 @@ def test_cores_are_requested_in_one_container_and_zero_is_no_request() -> None:
     two = Container("b", Resources(requests={RESOURCE_CORES: "5"}))
     with pytest.raises(Refusal, match="5 in container b, 5 in container a; AI cores may be requested in one"):
         requested_cores(pod("p", containers=[one], init_containers=[two]))
+    for most in (0, 1):  # also where the two would be too many for their job
+        refusal = World(vnpus_per_job=most).refusal(pod("p", containers=[one, two]))
+        assert "5 in container a, 5 in container b; AI cores may be requested in one" in refusal.message
     assert requested_cores(core_pod("none", 0)) is None
     assert not core_pod("none", 0).requests_chips
     assert is_for_chips(48)
     assert not is_for_chips(10)
+    assert [fewest_chips(cores) for cores in (20, 24, 48, 75, 100, 10, 0)] == [1, 1, 2, 3, 4, 0, 0]
 
 
 def test_media_units_are_for_one_or_shared_or_not_needed() -> None:

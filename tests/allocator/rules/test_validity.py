@@ -188,6 +188,8 @@ def test_a_vnpu_beside_chips_or_another_vnpu_is_refused() -> None:
     cores = requesting("cores", {"huawei.com/npu-core": "12"})
     assert requested_vnpus(whole) == 0
     assert requested_vnpus(cores) == 1
+    assert requested_vnpus(requesting("chips", {"huawei.com/npu-core": "48"})) == 0
+    assert invalidity(job_shape("job", [requesting(name, {"huawei.com/npu-core": "48"}) for name in "ab"])) is None
     assert requested_vnpus(requesting("none", {"huawei.com/npu-core": "0", f"{RESOURCE}-2c": "0"})) == 0
     assert requested_vnpus(requesting("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
     for pods, words in (([part, whole], "whole chips"), ([part, cores], "2 vNPUs")):
@@ -195,6 +197,9 @@ def test_a_vnpu_beside_chips_or_another_vnpu_is_refused() -> None:
         assert refusal is not None
         assert refusal.reason is Reason.INVALID_REQUEST
         assert words in refusal.message
+    two = invalidity(job_shape("job default/train", [requesting("two", {f"{RESOURCE}-2c": "2"})]))
+    assert two is not None
+    assert two.message == "job default/train requests 2 vNPUs; a pod may have one, in one container"
     world = World()
     with pytest.raises(Refusal, match="whole chips"):
         world.engine.filter(requesting("both", {RESOURCE: "1", f"{RESOURCE}-2c": "1"}))
@@ -221,7 +226,7 @@ def test_vnpus_in_use_at_the_same_time_are_counted(init: list[tuple[str, str]], 
     made = pod("p", init_containers=first, containers=then)
     assert requested_vnpus(made) == parts
     world = World()
-    with pytest.raises(Refusal, match="2 vNPUs" if parts > 1 else "a pod may have one vNPU, in one container"):
+    with pytest.raises(Refusal, match=r"1 Ascend910-2c in container i0, .*; a pod may have one vNPU, in one container"):
         world.engine.validate(made)
 
 

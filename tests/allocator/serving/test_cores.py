@@ -42,7 +42,9 @@ async def test_the_scheduler_gets_a_node_and_the_pod_its_part(allocator: Allocat
     assert [each[RESOURCE_CORES] for each in written] == ["0-vir05_1c_16g", "0-vir10_3c_32g", "1,2"]
     assert all(PREDICATE_TIME in each and RESOURCE not in each and REAL not in each for each in written)
     refused = await allocator.filter(await requesting(allocator, "d", 160), ["n1"])
-    assert refused["FailedAndUnresolvableNodes"]["n1"].startswith("NotEnoughChips: 8 chips requested, 5 free")
+    assert refused["FailedAndUnresolvableNodes"]["n1"].startswith(
+        "NotEnoughChips: 160 AI cores are 8 whole chips of this node: 8 chips requested, 5 free"
+    )
     # A repeated call finds the pod bound, also once the reservation has ended.
     await until(lambda: len(allocator.app.ledger) == 0)
     assert await allocator.bind(created["a"], "n1") == ""

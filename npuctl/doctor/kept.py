@@ -1,0 +1,37 @@
+"""What pods have of unhealthy chips: the device plugin keeps it healthy for the kubelet until they have ended.
+
+The kubelet counts it as taken, so it offers that much more than is healthy. MindCluster's plugin does not keep it, so
+any number in between is right.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from allocator.state.holding import Holding
+from ascend.chips import ChipSet
+from ascend.templates import Divisible
+
+
+class Kept(NamedTuple):
+    """What pods have of unhealthy chips.
+
+    Attributes:
+        chips: the number of whole chips.
+        cores: the number of AI cores, where these are offered.
+        vnpus: by size, the number of vNPUs that were cut beforehand.
+    """
+
+    chips: int
+    cores: int
+    vnpus: Mapping[str, int]
+
+    @classmethod
+    def of(cls, holdings: Iterable[Holding], unhealthy: ChipSet, kind: Divisible | None) -> "Kept":
+        """What pods with these holdings have of unhealthy chips; the kind of the chips, if they are cut for pods."""
+        chips, cut, vnpus = 0, 0, Counter[str]()
+        for each in holdings:
+            chips += (each.chips & unhealthy).bit_count()
+            cut += sum(part.size.cores for part in each.cuts if unhealthy >> part.chip & 1)
+            vnpus.update(part.suffix for part in each.vnpus if unhealthy >> part.chip & 1)
+        return cls(chips, cut + chips * kind.cores if kind is not None else 0, vnpus)
