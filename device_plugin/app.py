@@ -121,6 +121,7 @@ class Plugin:
                         await self._work(client, events, chips, pods)
                     finally:
                         chips.meter.close()
+                        pods.close()
                         # A successor completes the claims; another product's plugin, which may follow, does not.
                         await pods.claims.close(finish_s=0.0 if pods.succession.has_begun else FINISH_CLAIMS_S)
 

@@ -141,13 +141,10 @@ class CoreOffer(Offer):
         ledgers = self.node.ledgers
         whole = ledgers.whole
         sources = (self.node.snapshots, ledgers.vnpu_changes, whole.pods.changes, whole.handovers.changes)
-        try:
-            while True:
-                versions = [source.version for source in sources]
-                self.update()
-                await wait_for_change(sources, versions)
-        finally:
-            self.cutter.close()
+        while True:
+            versions = [source.version for source in sources]
+            self.update()
+            await wait_for_change(sources, versions)
 
 
 class OfferMaker:

@@ -80,6 +80,11 @@ class PodSide:
         """What pods may have, offered now or before the settings were changed."""
         return (self.whole, *self.vnpus.values(), *((self.cores,) if self.cores is not None else ()))
 
+    def close(self) -> None:
+        """End what answers the kubelet's calls; until a successor is registered, that is this plugin."""
+        if self.cores is not None:
+            self.cores.cutter.close()
+
     def start_cores(self, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
         """Begin to follow how many AI cores there are, if these are offered."""
         if self.cores is not None:

@@ -25,10 +25,17 @@ class CallThread:
         self._name = name
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def call(self, function: Callable[[], R]) -> asyncio.Future[R]:
-        """Run a call; return its result as a future. An error that is not an AscendError becomes a DriverError."""
+        """Run a call; return its result as a future. An error that is not an AscendError becomes a DriverError.
+
+        After ``close`` every call is one.
+        """
         outcome: Future[R] = Future()
+        if self._is_closed:
+            outcome.set_exception(DriverError("the plugin is ending"))
+            return asyncio.wrap_future(outcome)
 
         def work() -> None:
             if not outcome.set_running_or_notify_cancel():
@@ -48,6 +55,7 @@ class CallThread:
 
     def close(self) -> None:
         """End the thread once its present call returns, without waiting for that."""
+        self._is_closed = True
         self._calls.put(None)
 
     def _run(self) -> None:

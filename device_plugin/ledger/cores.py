@@ -150,7 +150,9 @@ class CoreLedger:
     def cut(self) -> ChipSet:
         """The chips that have vNPUs."""
         held = (chip for each in self.holding if each.template for chip in each.chips)
-        return chip_set((*held, *(chip for chip, _ in self.left)))
+        given = (pod.given for pod in self.pods if pod.live and pod.count and pod.claimed)
+        claimed = (each.vnpu.chip for each in given if each is not None and each.vnpu is not None)
+        return chip_set((*held, *claimed, *(chip for chip, _ in self.left)))
 
     def owns(self, vnpu: VirtualNpu) -> bool:
         """Return whether a vNPU is that of a pod."""

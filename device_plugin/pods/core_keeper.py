@@ -97,6 +97,7 @@ class CoreKeeper:
         self._guessed: set[str] = set()
         self._first_seen_s: dict[tuple[int, int], float] = {}
         self._well_claimed: set[str] = set()
+        self._unverified: set[str] = set()
         self._wanted: Observable[None] = Observable(None)
         self._settling = asyncio.Lock()
 
@@ -194,6 +195,7 @@ class CoreKeeper:
         while True:
             versions = [source.version for source in sources]
             self._repair_claims()
+            self._verify()
             if self._open():
                 await self.settle()
             if loop.time() >= look_at_s:
@@ -211,7 +213,7 @@ class CoreKeeper:
                 backoff.reset()
             else:
                 wait_s = backoff.next_s()
-            if await wait_for_change(sources, versions, min(wait_s, self._old_enough_in_s())):
+            if await wait_for_change(sources, versions, min(wait_s, self._due_in_s())):
                 await asyncio.sleep(0.05)  # the kubelet limits how often its ledger is read
 
     def _open(self) -> frozenset[str]:
@@ -233,7 +235,18 @@ class CoreKeeper:
             and (pod.past_admission or pod.claimed)
             and pod.uid not in self._ledger.handovers
             and (pod.uid, WITHOUT) not in self._announced
+            and not self._has_by_claim(pod)
         ]
+
+    def _has_by_claim(self, pod: NodePod) -> bool:
+        """Return whether a pod has what its claim names, although the kubelet's ledger does not show it.
+
+        That has no regular init containers (docs/spec/kubelet.md#pod-resources-api).
+        """
+        vnpu = _named(pod)
+        if vnpu is None:
+            return pod.claimed and pod.given is not None
+        return any(each.vdev_id == vnpu.vdev_id for each in self._listed.get(vnpu.phy_id, ()))
 
     # What the kubelet's ledger says.
 
@@ -316,7 +329,8 @@ class CoreKeeper:
         if pod.past_admission and known is not None and ids == set(known.kubelet_ids):
             self._ledger.handovers.unconfirmed.discard(pod.uid)
         elif not ids:
-            if known is None and pod.past_admission and is_known and pod.key in ledger.pods:
+            is_told = known is None and pod.past_admission and is_known and pod.key in ledger.pods
+            if is_told and not self._has_by_claim(pod):
                 self._announce_without(pod, "the kubelet did not know the resource when it admitted the pod")
         elif len(ids) == pod.count and is_known and (known is None or pod.past_admission):
             self._enter(pod, ids, known)
@@ -328,20 +342,33 @@ class CoreKeeper:
         if other is not None and other.pod == pod.key:
             return  # the entry belongs to an earlier or later pod of the name
         own = tuple(sorted(ids))
+        answer = self._ledger.handovers.answers.get(frozenset(ids))
         if other is not None:
             self._take_over(pod, other)
+        elif isinstance(answer, CoreHandOver) and answer.uid != pod.uid and not self._is_given(answer):
+            self._take_over(pod, answer)  # another pod has taken over what this one was taken to have
         elif isinstance(known, CoreHandOver):
             self._ledger.handovers.add(core_handover(pod, own, known.chips, known.template, known.vnpu))
         else:
             self._adopt(pod, own)
+
+    def _is_given(self, answer: CoreHandOver) -> bool:
+        """Return whether the vNPU or the chips of an answer are those of a pod that is known to have them."""
+        if answer.vnpu is not None:
+            return self._ledger.owns(answer.vnpu)
+        return any(not each.template and set(each.chips) & set(answer.chips) for each in self._ledger.holding)
 
     def _take_over(self, pod: NodePod, other: CoreHandOver) -> None:
         """The call that was answered for another pod was about this one."""
         log.warning("a hand-over belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
         self._metrics.mismatches.inc()
         mine = moved(other, pod)
-        self._ledger.handovers.kept.pop(other.uid, None)
-        self._ledger.handovers.move(other.uid, mine)
+        current = self._ledger.handovers.get(other.uid)
+        if current is None or set(current.kubelet_ids) == set(other.kubelet_ids):
+            self._ledger.handovers.kept.pop(other.uid, None)
+            self._ledger.handovers.move(other.uid, mine)
+        else:  # the other pod has got its own meanwhile
+            self._ledger.handovers.add(mine)
         self._claim(mine)
         if pod.grant is None or (mine.chips, mine.template) != (pod.grant.chips, pod.template):
             self._announce_once(
@@ -353,34 +380,56 @@ class CoreKeeper:
 
     def _adopt(self, pod: NodePod, ids: tuple[int, ...]) -> None:
         """Enter what a pod was given before a restart of the plugin."""
-        kept = self._ledger.handovers.kept.get(pod.uid)
-        claimed = _claimed(pod)
-        vnpu: VirtualNpu | None = None
+        kept, claimed = self._ledger.handovers.kept.get(pod.uid), self._standing_claim(pod)
         if kept is not None:
-            handover = core_handover(pod, ids, kept.chips, kept.template, kept.vnpu)
+            handover: CoreHandOver | None = core_handover(pod, ids, kept.chips, kept.template, kept.vnpu)
         elif claimed is not None and not self._ledger.owns(claimed):
-            vnpu = next((each for each in self._listed.get(claimed.phy_id, ()) if each == claimed), None)
-            if vnpu is None and claimed.phy_id not in self._listed:
-                return  # the driver has not said yet
-            handover = core_handover(pod, ids, (claimed.phy_id,), claimed.template, vnpu or claimed)
-            if vnpu is None:
-                self._announce_without(pod, f"the driver no longer has its vNPU {claimed.vdev_id}")
-        elif pod.grant is None or pod.problem is not None:
-            return  # what it has is unknown: nothing is given back as long as it lives
-        elif not pod.template:
-            handover = core_handover(pod, ids, pod.grant.chips, "", None)
+            self._unverified.add(pod.uid)
+            handover = core_handover(pod, ids, (claimed.phy_id,), claimed.template, claimed)
         else:
-            chip = pod.grant.chips[0]
-            if chip not in self._listed:
-                return
-            vnpu = self._likely(pod, chip)
-            handover = core_handover(pod, ids, pod.grant.chips, pod.template, vnpu)
-            if vnpu is None:
-                self._announce_without(pod, f"the driver has no vNPU of {pod.template} on {chip_name(chip)} for it")
+            handover = self._granted(pod, ids)
+        if handover is None:
+            return  # what it has is unknown: nothing is given back as long as it lives
         log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, given=handover.name)
         self._ledger.handovers.add(handover)
         if handover.name and claimed is None:
             self._claim(handover)
+
+    def _standing_claim(self, pod: NodePod) -> VirtualNpu | None:
+        """Return the vNPU that a pod's claim names, unless the pod's other annotation and the driver contradict it.
+
+        If only the annotation does, one of the two was changed, and the pod may have the vNPU.
+        """
+        claimed = _named(pod)
+        if (
+            claimed is None
+            or pod.grant is None
+            or (pod.grant.chips, pod.template)
+            == (
+                (claimed.phy_id,),
+                claimed.template,
+            )
+        ):
+            return claimed
+        if not any(each == claimed for each in self._listed.get(claimed.phy_id, ())):
+            return None
+        what = f"it has the vNPU {claimed.vdev_id}, but its annotation {CORES.resource} says otherwise"
+        self._announce_once(pod, MISMATCH, what)
+        return claimed
+
+    def _granted(self, pod: NodePod, ids: tuple[int, ...]) -> CoreHandOver | None:
+        """Return what a pod without a claim has by what the allocator wrote; None if that is unknown."""
+        if pod.grant is None or pod.problem is not None:
+            return None
+        if not pod.template:
+            return core_handover(pod, ids, pod.grant.chips, "", None)
+        chip = pod.grant.chips[0]
+        if chip not in self._listed:
+            return None
+        vnpu = self._likely(pod, chip)
+        if vnpu is None:
+            self._announce_without(pod, f"the driver has no vNPU of {pod.template} on {chip_name(chip)} for it")
+        return core_handover(pod, ids, pod.grant.chips, pod.template, vnpu)
 
     def _likely(self, pod: NodePod, chip: int) -> VirtualNpu | None:
         """Return a vNPU that a pod without a claim can have.
@@ -407,12 +456,23 @@ class CoreKeeper:
             pod = self._ledger.pods.get(each.uid)
             if pod is None or not pod.live:
                 continue
-            if pod.claimed and pod.real == each.chip_set:
+            named = _named(pod)
+            has_vnpu = named is None or each.vnpu is None or named.vdev_id == each.vnpu.vdev_id
+            if pod.claimed and pod.real == each.chip_set and has_vnpu:
                 well_claimed.add(pod.uid)
             elif pod.uid in self._well_claimed and each.name:
                 log.warning("repairing a claim that was changed", pod=pod.key, pod_uid=pod.uid)
                 self._claim(each)
         self._well_claimed = well_claimed
+
+    def _verify(self) -> None:
+        """Tell the pods whose vNPUs the driver no longer has, once it has been asked about their chips."""
+        for each in self._ledger.handovers.cores():
+            pod, vnpu = self._ledger.pods.get(each.uid), each.vnpu
+            if each.uid in self._unverified and vnpu is not None and vnpu.phy_id in self._listed and pod is not None:
+                self._unverified.discard(each.uid)
+                if not any(listed.vdev_id == vnpu.vdev_id for listed in self._listed[vnpu.phy_id]):
+                    self._announce_without(pod, f"the driver no longer has its vNPU {vnpu.vdev_id}")
 
     def _announce_without(self, pod: NodePod, why: str) -> None:
         self._announce_once(pod, WITHOUT, f"it runs without its vNPU or chips: {why}; delete the pod")
@@ -454,7 +514,7 @@ class CoreKeeper:
 
     def _is_unused(self, vnpu: VirtualNpu) -> bool:
         key = (vnpu.phy_id, vnpu.vdev_id)
-        if self._ledger.owns(vnpu) or key in self._others():
+        if self._belongs(vnpu):
             return False
         if key in self._not_given:
             return True
@@ -462,11 +522,23 @@ class CoreKeeper:
         is_new = asyncio.get_running_loop().time() < self._first_seen_s.get(key, math.inf) + HANDING_OVER_S
         return self._is_settled and not is_new and not self._may_be_mistaken(vnpu)
 
-    def _old_enough_in_s(self) -> float:
-        """Return how long it takes until another vNPU is no longer new."""
-        ends_s = (seen_s + HANDING_OVER_S for seen_s in self._first_seen_s.values())
+    def _belongs(self, vnpu: VirtualNpu) -> bool:
+        """Return whether a vNPU is that of a pod, or a live pod claims it, whatever else is known of the pod."""
+        key = (vnpu.phy_id, vnpu.vdev_id)
+        return self._ledger.owns(vnpu) or key in self._others() or key in self._claimed_by_pods()
+
+    def _claimed_by_pods(self) -> set[tuple[int, int]]:
+        """Return the vNPUs that live pods claim, as pairs of chip and id."""
+        known = {each.uid for each in self._ledger.holding}  # what these have is known, whatever they claim
+        named = (_named(pod) for pod in self._ledger.pods if pod.live and pod.count and pod.uid not in known)
+        return {(vnpu.phy_id, vnpu.vdev_id) for vnpu in named if vnpu is not None}
+
+    def _due_in_s(self) -> float:
+        """Return how long it takes until another vNPU is no longer new, or may be tried again."""
+        old_s = (seen_s + HANDING_OVER_S for seen_s in self._first_seen_s.values())
+        again_s = (at_s for _, at_s in self._retries.values())
         now_s = asyncio.get_running_loop().time()
-        return min((end_s - now_s for end_s in ends_s if end_s > now_s), default=math.inf)
+        return min((at_s - now_s for at_s in (*old_s, *again_s) if at_s > now_s), default=math.inf)
 
     def _may_be_mistaken(self, vnpu: VirtualNpu) -> bool:
         """Return whether a pod can have this vNPU although another is taken for its own: they look alike."""
@@ -479,11 +551,7 @@ class CoreKeeper:
     async def _sweep(self) -> bool:
         """Give back what nobody uses; return whether something is left that should be given back."""
         usable = {*self._chips()}
-        for chip in sorted({chip for chip, _ in self._not_given} & usable):
-            try:
-                await self._look(chip, CALL_S)
-            except DriverError as error:
-                log.warning("it is unknown how a chip is cut", chip=chip_name(chip), error=error.message)
+        await self._look_again(usable)
         listed = [vnpu for vnpus in self._listed.values() for vnpu in vnpus]
         for vnpu in listed:
             if self._ledger.owns(vnpu):
@@ -492,18 +560,26 @@ class CoreKeeper:
         if any(self._is_unused(vnpu) for vnpu in listed):
             await self.settle()  # what is given back is judged by what the kubelet's ledger says now
         left: dict[tuple[int, int], VirtualNpu] = {}
-        for chip, vnpus in [*self._listed.items()]:
-            for vnpu in vnpus:
-                if self._ledger.owns(vnpu) or (chip, vnpu.vdev_id) in self._others() or self._cutting[chip] > 0:
-                    continue
-                # Judged right before it is given back: a call of the kubelet may have come meanwhile.
-                gone = chip in usable and self._is_unused(vnpu) and await self._tried(vnpu)
-                if not gone and not self._ledger.owns(vnpu) and vnpu in self._listed.get(chip, ()):
-                    left[chip, vnpu.vdev_id] = vnpu
+        for vnpu in [vnpu for vnpus in self._listed.values() for vnpu in vnpus]:
+            chip = vnpu.phy_id
+            if self._belongs(vnpu) or self._cutting[chip] > 0:
+                continue
+            # Judged right before it is given back: a call of the kubelet may have come meanwhile.
+            gone = chip in usable and self._is_unused(vnpu) and await self._tried(vnpu)
+            if not gone and not self._belongs(vnpu) and vnpu in self._listed.get(chip, ()):
+                left[chip, vnpu.vdev_id] = vnpu
         self._told &= left.keys()
         self._retries = {key: each for key, each in self._retries.items() if key in left}
         self._ledger.took(self._ledger.kubelet_ids, left)
         return bool(left or self._not_given)
+
+    async def _look_again(self, usable: set[int]) -> None:
+        """Ask the driver about chips with vNPUs that no pod has got, and about those that it did not list before."""
+        for chip in sorted(({chip for chip, _ in self._not_given} | usable - self._listed.keys()) & usable):
+            try:
+                await self._look(chip, CALL_S)
+            except DriverError as error:
+                log.warning("it is unknown how a chip is cut", chip=chip_name(chip), error=error.message)
 
     async def _tried(self, vnpu: VirtualNpu) -> bool:
         key, now_s = (vnpu.phy_id, vnpu.vdev_id), asyncio.get_running_loop().time()
@@ -541,14 +617,11 @@ class CoreKeeper:
         return True
 
 
-def _claimed(pod: NodePod) -> VirtualNpu | None:
-    """Return the vNPU that a pod has by its claim, unless that contradicts what the allocator wrote."""
+def _named(pod: NodePod) -> VirtualNpu | None:
+    """Return the vNPU that a pod's claim names; None if it names none."""
     if not pod.claimed or pod.given is None or pod.given.vnpu is None:
         return None
-    found = replace(VirtualNpu.named(pod.given.vnpu), vfg_id=pod.given.group)
-    if pod.grant is not None and (pod.grant.chips, pod.template) != ((found.phy_id,), found.template):
-        return None
-    return found
+    return replace(VirtualNpu.named(pod.given.vnpu), vfg_id=pod.given.group)
 
 
 def _ids(ledger: KubeletLedger, key: str) -> set[int]:

@@ -1,0 +1,232 @@
+"""No vNPU of a live pod is given back or given again, whatever the plugin and the kubelet know of the pod."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend.annotations import PREDICATE_TIME, REAL
+from ascend.errors import DriverError
+from ascend.kube.objects import PODS
+from ascend.templates import RESOURCE_CORES
+from device_plugin.app import Plugin
+from device_plugin.chips.call_thread import CallThread
+from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.pods import core_keeper
+from device_plugin.pods.core_keeper import CoreKeeper
+from sandbox.cluster import pod_manifest
+from sandbox.kubelet.pod_status import PodStatusWriter
+from tests.device_plugin.api import NODE, running, until
+from tests.device_plugin.test_dynamic_vnpus import (
+    CORES,
+    SMALL,
+    bind,
+    cores_node,
+    end,
+    healthy_cores,
+    plugin_on,
+    vnpus,
+)
+from tests.device_plugin.test_probes import answers
+from tests.device_plugin.test_succession import is_registered
+from tests.device_plugin.whole import Whole
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody has is given back soon, so that a test can wait for that."""
+    monkeypatch.setattr(core_keeper, "HANDING_OVER_S", 0.2)
+    monkeypatch.setattr(core_keeper, "LOOK_S", 1.0)
+
+
+async def swept(whole: Whole, chip: int = 7) -> None:
+    """Cut a vNPU that nobody has out of a chip, and wait until the plugin has given back all such vNPUs."""
+    driver = SimulatedDriver(whole.node.state_file)
+    facts = next(each for each in driver.discover().chips if each.phy_id == chip)
+    leftover = driver.create_vnpu(facts, SMALL)
+    await until(lambda: leftover not in vnpus(whole), timeout_s=30.0)
+
+
+async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30.0):
+        while not await check():  # noqa: ASYNC110 - a request to the API server, not a state of this process
+            await asyncio.sleep(0.1)
+
+
+def has(whole: Whole, name: str, container: str = "main") -> str:
+    """The device that a container has."""
+    return whole.node.kubelet.container(f"default/{name}", container).env["ASCEND_VISIBLE_DEVICES"]
+
+
+def claim(whole: Whole, name: str) -> str:
+    pod = whole.find(name)
+    assert pod is not None
+    return pod.metadata.annotations.get(REAL, "")
+
+
+async def test_the_vnpu_of_an_init_container_stays_after_a_restart(folder: Path) -> None:
+    init = {"name": "prepare", "image": "i", "resources": {"limits": {RESOURCE_CORES: "5"}}}
+    async with cores_node(folder) as whole:
+        async with plugin_on(whole):
+            await bind(
+                whole, "first", 5, f"1-{SMALL}", initContainers=[init], containers=[{"name": "main", "image": "i"}]
+            )
+            await whole.claimed("first")
+            made = vnpus(whole)
+        assert len(made) == 1
+        async with plugin_on(whole):
+            await swept(whole)
+            assert vnpus(whole) == made
+            assert await whole.notes("NPURunsWithoutChips") == []
+            await bind(whole, "next", 5, f"1-{SMALL}")
+            await whole.claimed("next")
+            assert has(whole, "next") != str(made[0].vdev_id)
+            await end(whole, "first")
+            await until(lambda: made[0] not in vnpus(whole))
+
+
+async def test_a_pod_whose_annotation_was_changed_keeps_what_it_claims(folder: Path) -> None:
+    async with cores_node(folder) as whole:
+        async with plugin_on(whole):
+            await bind(whole, "first", 5, f"1-{SMALL}")
+            await whole.claimed("first")
+            made = vnpus(whole)
+        await whole.client.patch(
+            PODS, "first", {"metadata": {"annotations": {RESOURCE_CORES: f"2-{SMALL}"}}}, namespace="default"
+        )
+        await until(lambda: (pod := whole.find("first")) and pod.metadata.annotations[RESOURCE_CORES][0] == "2")
+        async with plugin_on(whole):
+            await swept(whole)
+            assert vnpus(whole) == made
+            (note,) = await whole.notes("NPUAllocationMismatch")
+            assert f"it has the vNPU {made[0].vdev_id}, but its annotation huawei.com/npu-core says otherwise" in note
+
+
+async def test_a_claim_that_names_another_vnpu_of_the_chip_is_repaired(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole):
+        for name in ("one", "two"):
+            await bind(whole, name, 5, f"1-{SMALL}")
+            await whole.claimed(name)
+        right = claim(whole, "one")
+        wrong = {"metadata": {"annotations": {REAL: claim(whole, "two")}}}
+        await whole.client.patch(PODS, "one", wrong, namespace="default")
+        await until(lambda: claim(whole, "one") == claim(whole, "two"))
+        await until(lambda: claim(whole, "one") == right)
+
+
+@pytest.mark.parametrize("chips", [(1, 2), (1, 1)], ids=["of two chips", "of one chip"])
+async def test_pods_mistaken_for_each_other_keep_what_they_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, chips: Sequence[int]
+) -> None:
+    """The kubelet's pods can't be asked, its ledger answers late, and its statuses reach the API server late."""
+    send = PodStatusWriter._send
+
+    async def slow(*args: Any) -> KubeletLedger:
+        found = await read_ledger(*args)
+        await asyncio.sleep(0.7)
+        return found
+
+    async def late(writer: PodStatusWriter, update: Any) -> None:
+        await asyncio.sleep(0.5)
+        await send(writer, update)
+
+    monkeypatch.setattr(core_keeper, "read_ledger", slow)
+    monkeypatch.setattr(PodStatusWriter, "_send", late)
+    async with cores_node(folder) as whole, plugin_on(whole):
+        kubelet = whole.node.kubelet
+        kubelet.hold_admission()
+        for name, chip, time in (("late", chips[0], "9"), ("early", chips[1], "1")):
+            body = pod_manifest(name, 0, terminationGracePeriodSeconds=0)
+            body["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE_CORES: "5"}}
+            pod = await whole.client.create(PODS, body, "default")
+            written = {RESOURCE_CORES: f"{chip}-{SMALL}", PREDICATE_TIME: time}
+            await whole.client.bind(namespace="default", name=name, uid=pod.uid, node=NODE, annotations=written)
+        await until(lambda: whole.find("late") and whole.find("early"))
+        kubelet.pods_answer.forbidden = True
+        kubelet.release_admission()
+        for name in ("late", "early"):
+            await whole.claimed(name)
+        await until(lambda: all(f"-{has(whole, name)}-" in claim(whole, name) for name in ("late", "early")))
+        await swept(whole)
+        assert {has(whole, "late"), has(whole, "early")} == {str(each.vdev_id) for each in vnpus(whole)}
+        assert await whole.notes("NPURunsWithoutChips") == []
+
+
+async def test_a_chip_that_is_missing_at_the_start_holds_up_no_other(folder: Path) -> None:
+    async with cores_node(folder) as whole:
+        async with plugin_on(whole):
+            for name, chip in (("here", 1), ("other", 2)):
+                await bind(whole, name, 5, f"{chip}-{SMALL}")
+                await whole.claimed(name)
+        whole.node.edit_chip(1, present=False)
+        async with plugin_on(whole, healthy=None):
+            await end(whole, "other")
+            await until(lambda: not [each for each in vnpus(whole) if each.phy_id == 2])
+            await until(lambda: whole.node.kubelet.allocatable(RESOURCE_CORES) == CORES - 15)
+            assert (await whole.report()).recovering == 0b10  # no other pod gets the rest of the chip
+            whole.node.edit_chip(1, present=True)
+            await until(lambda: healthy_cores(whole) == CORES, timeout_s=30.0)
+            await end(whole, "here")
+            await until(lambda: not vnpus(whole), timeout_s=40.0)
+
+
+async def test_a_missing_vnpu_is_told_once_its_chip_is_back(folder: Path) -> None:
+    async with cores_node(folder) as whole:
+        async with plugin_on(whole):
+            await bind(whole, "first", 5, f"1-{SMALL}")
+            await whole.claimed("first")
+        driver = SimulatedDriver(whole.node.state_file)
+        (facts,) = [each for each in driver.discover().chips if each.phy_id == 1]
+        driver.destroy_vnpu(facts, vnpus(whole)[0].vdev_id)
+        whole.node.edit_chip(1, present=False)
+        async with plugin_on(whole, healthy=None):
+            await asyncio.sleep(1.0)  # nothing is said while the driver does not answer for the chip
+            assert await whole.notes("NPURunsWithoutChips") == []
+            whole.node.edit_chip(1, present=True)
+
+            async def told() -> bool:
+                return any("no longer has its vNPU" in each for each in await whole.notes("NPURunsWithoutChips"))
+
+            await eventually(told)
+
+
+async def test_the_old_instance_cuts_chips_until_its_successor_is_registered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore, restored, go = CoreKeeper.restore, asyncio.Event(), asyncio.Event()
+
+    async def slow(keeper: CoreKeeper) -> None:
+        await restore(keeper)
+        restored.set()
+        await go.wait()
+
+    async with cores_node(folder) as whole, running(Plugin(whole.settings(dynamic_vnpus=True)).run()) as old:
+        await until(lambda: healthy_cores(whole) == CORES)
+        new = Plugin(whole.settings(dynamic_vnpus=True))
+        async with running(new.run()):
+            await until(lambda: new.http_address)
+            await answers(new, "/standbyz", 200, "")
+            monkeypatch.setattr(CoreKeeper, "restore", slow)
+            old.cancel()
+            await restored.wait()
+            assert not is_registered(new)
+            await bind(whole, "from-the-old", 5, f"1-{SMALL}")
+            try:
+                await until(lambda: (pod := whole.find("from-the-old")) and pod.status.phase in {"Running", "Failed"})
+            finally:
+                go.set()
+            await whole.claimed("from-the-old")
+            await until(lambda: is_registered(new))
+            await swept(whole)
+            assert has(whole, "from-the-old") == str(vnpus(whole)[0].vdev_id)
+
+
+async def test_a_thread_that_is_closed_refuses_calls_at_once() -> None:
+    thread = CallThread("test")
+    assert await thread.call(lambda: 1) == 1
+    thread.close()
+    with pytest.raises(DriverError, match="the plugin is ending"):
+        await thread.call(lambda: 2)
