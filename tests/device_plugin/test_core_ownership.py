@@ -14,12 +14,13 @@ from ascend.templates import RESOURCE_CORES
 from device_plugin.app import Plugin
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.pods import core_keeper
 from device_plugin.pods.core_keeper import CoreKeeper
 from sandbox.cluster import pod_manifest
 from sandbox.kubelet.pod_status import PodStatusWriter
-from tests.device_plugin.api import NODE, running, until
+from tests.device_plugin.api import NODE, running, seen, until
 from tests.device_plugin.test_dynamic_vnpus import (
     CORES,
     SMALL,
@@ -191,6 +192,19 @@ async def test_a_missing_vnpu_is_told_once_its_chip_is_back(folder: Path) -> Non
                 return any("no longer has its vNPU" in each for each in await whole.notes("NPURunsWithoutChips"))
 
             await eventually(told)
+
+
+async def test_the_vnpu_of_a_pod_deleted_by_force_is_left_to_its_container(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole):
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await whole.claimed("first")
+        made = vnpus(whole)
+        whole.node.edit_server(cuts=SimulatedCuts(in_containers=(made[0].vdev_id,)))
+        await end(whole, "first")
+        await seen(lambda: whole.notes("NPUSegmentInUse"), lambda found: len(found) == 1)
+        assert [each.vdev_id for each in vnpus(whole)] == [made[0].vdev_id]
+        whole.node.edit_server(cuts=SimulatedCuts())
+        await until(lambda: not vnpus(whole), timeout_s=30.0)
 
 
 async def test_the_old_instance_cuts_chips_until_its_successor_is_registered(
