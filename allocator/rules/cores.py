@@ -5,6 +5,7 @@ media units (DVPP) of a chip are counted beside its AI cores (docs/spec/vnpu.md#
 the node's own chips: the reference takes them from any node of the cluster.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -204,16 +205,21 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
     request = ChipRequest(
         0, cores=requests[0][1], media=Media(media), with_labels=media != Media.SHARED or level != "low"
     )
-    kinds = divisible_kinds()
-    refused = [isinstance(part_or_chips(kind, request), Refusal) for kind in kinds]
-    if all(refused):
-        unlabelled = ChipRequest(0, cores=request.cores)
-        if any(not isinstance(part_or_chips(kind, unlabelled), Refusal) for kind in kinds):
-            sentence = f"requests {request.what}; {_label_of(request)} needs 10 AI cores of {_LABELLED}"
-        else:
-            sentence = f"requests {request.what}; a pod may request {_valid(kinds)}, depending on the chips of its node"
-        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} {sentence}")
+    if (why := _fits_no_kind(request)) is not None:
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} {why}")
     return request
+
+
+@functools.lru_cache(maxsize=1024)  # called by every decision, with the same few requests
+def _fits_no_kind(request: ChipRequest) -> str | None:
+    """Why no kind of chip allows a request for AI cores, a part of a sentence; None if one does."""
+    kinds = divisible_kinds()
+    if any(not isinstance(part_or_chips(kind, request), Refusal) for kind in kinds):
+        return None
+    unlabelled = ChipRequest(0, cores=request.cores)
+    if any(not isinstance(part_or_chips(kind, unlabelled), Refusal) for kind in kinds):
+        return f"requests {request.what}; {_label_of(request)} needs 10 AI cores of {_LABELLED}"
+    return f"requests {request.what}; a pod may request {_valid(kinds)}, depending on the chips of its node"
 
 
 def fits_beside(cut: Cut, others: Iterable[Cut]) -> bool:
@@ -228,6 +234,7 @@ def fits_beside(cut: Cut, others: Iterable[Cut]) -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=1024)  # called by every decision, with the same few numbers
 def fewest_chips(cores: int) -> int:
     """How many whole chips a number of AI cores stands for: the fewest, on chips of whatever kind; 0 for a part."""
     return min(filter(None, (kind.whole_chips(cores) for kind in divisible_kinds())), default=0)

@@ -1,6 +1,7 @@
 """How long the allocator takes to decide: in memory, compared with a loop over all nodes, and over HTTP as
 kube-scheduler calls it."""
 
+import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from allocator.state.ledger import Ledger
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
 from sandbox.apiserver import ApiServer
-from tests.allocator.builders import pod
+from tests.allocator.builders import World, pod
+from tests.allocator.cores import core_node, core_pod
 from tests.allocator.harness import pod_manifest, running
 from tests.bench.free_sets import in_memory, node_name, on_server
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table, us
@@ -25,6 +27,9 @@ from tests.bench.outcome import Outcome, Run, ms, p50, p99, table, us
 REQUESTS: Final = ASCEND_910A.requests
 _REFERENCE_BEST: Final = "107, 1,054 and 17,953 µs"
 _ROUNDS: Final = 10
+_PARTS: Final = (5, 10, 20)
+_IN_USE: Final = (40, 20, 40)
+"""The shares of chips with a vNPU of 5 cores, in use as a whole, and free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,14 @@ async def measure(run: Run) -> Outcome:
         "walk: filter and rank all nodes by the same rules, then reserve and release; the result is the same.",
         f"The reference's best on these inputs, quoted, not measured here: {_REFERENCE_BEST}.",
         "Its source: docs/spec/measurements.md#decisions-in-process.",
+    )
+    parts = table("nodes", "decisions/s", "p50 µs", "p99 µs")
+    for count in size.nodes:
+        _of_parts(run, size, count, parts, outcome)
+    outcome.show(
+        "decisions: the same for a part of a chip (5, 10 and 20 AI cores in turn), on nodes whose chips are cut",
+        parts,
+        "910B3 servers; of their chips 40 % have a vNPU of 5 cores, and 20 % are in use as a whole.",
     )
     extender = table(
         *("names", "in process\np50 ms", "\np99 ms", "over HTTP\np50 ms", "\np99 ms"),
@@ -88,6 +101,25 @@ def _in_process(run: Run, size: _Size, count: int, shown: Table, outcome: Outcom
     )
     outcome.raw[f"{count} nodes, decision, s"] = indexed
     outcome.raw[f"{count} nodes, walk, s"] = walked
+
+
+def _of_parts(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
+    world, chance = World(), random.Random(run.seed)
+    for number in range(count):
+        world.add(core_node(node_name(number)))
+        for chip in range(8):
+            has = chance.choices((f"{chip}-vir05_1c_16g", f"{chip}", ""), _IN_USE)[0]
+            if has:
+                cores = 5 if "-" in has else 20
+                name = f"on-{number}-{chip}"
+                world.add(core_pod(name, cores, has=has, node=node_name(number), phase="Running"))
+    pods = [core_pod(f"asks-{cores}", cores) for cores in _PARTS]
+    decided: list[float] = []
+    for number in run.steps(f"{count:,} nodes, parts of chips", _ROUNDS + 1):
+        into = decided if number else []
+        _timed(lambda each: _indexed(world.engine, each), pods, size.indexed // _ROUNDS, into)
+    shown.add_row(f"{count:,}", f"{len(decided) / sum(decided):,.0f}", us(p50(decided)), us(p99(decided)))
+    outcome.raw[f"{count} nodes, decision on a part, s"] = decided
 
 
 def _timed(decide: Callable[[Pod], object], pods: list[Pod], times: int, into: list[float]) -> None:
