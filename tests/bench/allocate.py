@@ -10,6 +10,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from ascend.products import ASCEND_910A
+from ascend.templates import RESOURCE_CORES
 from sandbox.kubelet.endpoint import Endpoint
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
 from tests.bench.rig import Rig, one_node, some_chips
@@ -19,6 +20,7 @@ _FULL: Final = (400, 40)
 _QUICK: Final = (12, 2)
 _WARM_UP: Final = 8
 _CROWD: Final = ASCEND_910A.chips
+_PART: Final = "in turn, 5 AI cores"
 
 
 @dataclass(slots=True)
@@ -59,10 +61,17 @@ async def measure(run: Run) -> Outcome:
                 if number == 1:
                     crowded.clear()
                 await _crowd(rig, number, rng, crowded)
+    parts = _Times()
+    async with one_node(seed=run.seed, with_cores=True) as rig:
+        with _stopwatch(parts):
+            for number in run.steps("parts of chips, one after another", singles // 2 + _WARM_UP):
+                if number == _WARM_UP:
+                    parts.clear()
+                await _part(rig, number, parts)
     spans = ("prefer", "Allocate", "both", "bind→claim")
     shown = table("pods", "n", *(head for span in spans for head in (f"{span}\np50", "\np99")))
     outcome = Outcome()
-    for what, times in (("in turn, 1/2/4/8", alone), (f"{_CROWD} at once, 1 chip", crowded)):
+    for what, times in (("in turn, 1/2/4/8", alone), (f"{_CROWD} at once, 1 chip", crowded), (_PART, parts)):
         columns = (times.prefer, times.allocate, times.answered, times.claimed)
         shown.add_row(what, str(len(times.claimed)), *(ms(f(column)) for column in columns for f in (p50, p99)))
         outcome.raw[f"{what}, prefer, s"] = times.prefer
@@ -74,6 +83,7 @@ async def measure(run: Run) -> Outcome:
         "prefer: GetPreferredAllocation; it waits for the plugin's own watch to show the pod.",
         "bind→claim: from the start of POST Binding until a watch shows AscendReal on the pod. 8 at once: the kubelet",
         "admits one pod at a time, so the last waits for seven others.",
+        f"{_PART}: with the creation of a vNPU, which the simulated driver does in no time: the plugin's own part.",
     )
     return outcome
 
@@ -85,6 +95,16 @@ async def _one(rig: Rig, number: int, rng: random.Random, times: _Times) -> None
     claimed = rig.claimed(pod, chips)
     started_s = time.perf_counter()
     await rig.bind(pod, chips)
+    times.claimed.append(await seen(claimed, f"{pod.key} is claimed") - started_s)
+    await times.settle()
+    await rig.delete(pod)
+
+
+async def _part(rig: Rig, number: int, times: _Times) -> None:
+    pod = await rig.create(f"part-{number}", 5, RESOURCE_CORES)
+    claimed = rig.part_claimed(pod)
+    started_s = time.perf_counter()
+    await rig.bind_part(pod, number % _CROWD)
     times.claimed.append(await seen(claimed, f"{pod.key} is claimed") - started_s)
     await times.settle()
     await rig.delete(pod)

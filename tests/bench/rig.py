@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ascend.annotations import REAL, Grant
-from ascend.chips import chip_ids, chip_set, parse_names
+from ascend.annotations import PREDICATE_TIME, REAL, Grant
+from ascend.chips import RESOURCE, chip_ids, chip_set, parse_names
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
-from ascend.products import ASCEND_910A
+from ascend.products import ASCEND_910A, ASCEND_910B_8
+from ascend.templates import RESOURCE_CORES
 from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
 from sandbox.simulated_chips import full_server, save_server
@@ -25,6 +26,8 @@ from tests.e2e.programs import BIN, DEVICE_NODES, is_ready, plugin_command, writ
 from tests.e2e.sandboxed import SandboxProgram
 
 NODE: Final = "n1"
+CORES: Final = 160
+"""The AI cores of a node with 910B3 chips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,9 @@ class Rig:
     pods: Sightings[Pod]
     grpc_address: str
 
-    async def create(self, name: str, count: int) -> Pod:
-        manifest = pod_manifest(name, count)
+    async def create(self, name: str, count: int, resource: str = RESOURCE) -> Pod:
+        manifest = pod_manifest(name, 0)
+        manifest["spec"]["containers"][0]["resources"] = {"limits": {resource: str(count)}}
         manifest["spec"]["terminationGracePeriodSeconds"] = 0
         return await self.client.create(PODS, manifest, "default")
 
@@ -50,6 +54,15 @@ class Rig:
         """Bind as the allocator does: one Binding with the chips on it."""
         annotations = Grant(chips, time.time_ns()).annotations()
         await self.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=NODE, annotations=annotations)
+
+    async def bind_part(self, pod: Pod, chip: int) -> None:
+        """The same for 5 AI cores of a chip."""
+        annotations = {RESOURCE_CORES: f"{chip}-vir05_1c_16g", PREDICATE_TIME: str(time.time_ns())}
+        await self.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=NODE, annotations=annotations)
+
+    def part_claimed(self, pod: Pod) -> asyncio.Future[float]:
+        """When the pod's claim has a vNPU."""
+        return self.pods.when(lambda each, gone: each.uid == pod.uid and not gone and REAL in each.metadata.annotations)
 
     def claimed(self, pod: Pod, chips: tuple[int, ...]) -> asyncio.Future[float]:
         """When the pod's claim has these chips."""
@@ -72,8 +85,8 @@ class Rig:
 
 
 @asynccontextmanager
-async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[Rig]:
-    """The node, once all programs are ready and its chips are offered."""
+async def one_node(*, seed: int, with_allocator: bool = False, with_cores: bool = False) -> AsyncIterator[Rig]:
+    """The node, once all programs are ready and its chips are offered, or their AI cores (``with_cores``)."""
     http, grpc, plugin_http = (f"127.0.0.1:{port}" for port in free_ports(3))
     async with AsyncExitStack() as stack:
         # The path of a unix socket must be short.
@@ -82,7 +95,11 @@ async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[
         kubeconfig = write_kubeconfig(folder / "kubeconfig.json", server.url, "secret")
         client = await stack.enter_async_context(await KubeClient.connect(str(kubeconfig)))
         kubelet = await stack.enter_async_context(Kubelet(NODE, client, folder / "k", seed=seed))
-        programs = [SandboxProgram("ascend-device-plugin", _plugin(kubelet, kubeconfig, plugin_http), folder / "p.log")]
+        programs = [
+            SandboxProgram(
+                "ascend-device-plugin", _plugin(kubelet, kubeconfig, plugin_http, with_cores), folder / "p.log"
+            )
+        ]
         if with_allocator:
             command = [str(BIN / "ascend-allocator"), "--kubeconfig", str(kubeconfig)]
             command += ["--extender-address", http, "--grpc-address", grpc]
@@ -90,7 +107,8 @@ async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[
         for program in programs:
             await program.start()
             stack.push_async_callback(program.stop)
-        await kubelet.until(lambda: kubelet.allocatable("huawei.com/Ascend910") == ASCEND_910A.chips, PATIENCE_S)
+        offered = (RESOURCE_CORES, CORES) if with_cores else (RESOURCE, ASCEND_910A.chips)
+        await kubelet.until(lambda: kubelet.allocatable(offered[0]) == offered[1], PATIENCE_S)
         async with asyncio.timeout(PATIENCE_S):
             for address in (plugin_http, http)[: len(programs)]:
                 while not await is_ready(f"http://{address}"):  # noqa: ASYNC110 - another process's state
@@ -105,12 +123,12 @@ def some_chips(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(sorted(rng.sample(chip_ids(rng.choice(rings)), count)))
 
 
-def _plugin(kubelet: Kubelet, kubeconfig: Path, http: str) -> list[str]:
+def _plugin(kubelet: Kubelet, kubeconfig: Path, http: str, with_cores: bool) -> list[str]:  # noqa: FBT001 - of one_node
     state = kubelet.directory / "chips.json"
-    save_server(full_server(ASCEND_910A), state)
+    save_server(full_server(ASCEND_910B_8 if with_cores else ASCEND_910A), state)
     devices = kubelet.directory / "dev"
     devices.mkdir()
-    for name in DEVICE_NODES:
+    for name in (*DEVICE_NODES, *(f"vdavinci{number}" for number in range(100, 160))):
         (devices / name).touch()
     return plugin_command(
         BIN / "ascend-device-plugin",
@@ -121,6 +139,7 @@ def _plugin(kubelet: Kubelet, kubeconfig: Path, http: str) -> list[str]:
         pods_url=kubelet.pods_url,
         http_address=http,
         injection="both",
+        dynamic_vnpus=str(with_cores).lower(),
         device_plugin_dir=str(kubelet.socket_dir),
         pod_resources_socket=str(kubelet.pod_resources_socket),
     )
