@@ -19,6 +19,7 @@ from allocator.binding.reserving import Reserver
 from allocator.binding.volumes import VolumeWaits
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
+from allocator.decision.tentative import Tentative
 from allocator.leadership.handover import HandOver
 from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
@@ -36,6 +37,7 @@ from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
 from allocator.serving.requeue import Requeuer
+from allocator.serving.volcano import VolcanoExtender
 from allocator.serving.webhook import Webhook
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
@@ -256,7 +258,7 @@ class AllocatorApp:
                 nominator=nominations.nominator,
                 closed=leadership.closed,
             )
-            self.extender.add_routes(http)
+            self._add_schedulers(http, journal)
             service = AllocatorService(
                 cluster=self.cluster,
                 ledger=self.ledger,
@@ -321,6 +323,19 @@ class AllocatorApp:
                         task.cancel()
             if failure is not None:
                 raise failure
+
+    def _add_schedulers(self, http: web.Application, journal: Journal) -> None:
+        """Add the paths that schedulers call over HTTP."""
+        self.extender.add_routes(http)
+        if self._settings.volcano:
+            VolcanoExtender(
+                cluster=self.cluster,
+                ledger=self.ledger,
+                engine=self.engine,
+                tentative=Tentative(self.cluster, self.ledger, self.engine),
+                journal=journal,
+                closed=self._leadership.closed,
+            ).add_routes(http)
 
     async def _lead(self, grpc_server: GrpcServer, preemption: Preemption, rescheduler: Rescheduler | None) -> None:
         await self._leadership.enter()

@@ -65,6 +65,11 @@ class Settings(DaemonSettings):
         " scheduler binds; pods, at /webhook/pods, validates pods; gates, at /webhook/gates, adds the scheduling gate"
         " of nominate=gated; none if empty",
     )
+    volcano: bool = setting(
+        default=False,
+        description="answer Volcano's extender plugin at /volcano/ of the extender's address, beside the webhook for"
+        " bindings. The plugin knows neither TLS nor certificates",
+    )
     webhook_client_names: list[str] = setting(
         default=[],
         description="the same as client_names for the webhooks: the API server's name, if it presents a certificate;"

@@ -1,0 +1,107 @@
+"""Judges pods for a scheduler that places several before it binds any: those that it has placed count as well."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from allocator.decision.engine import DecisionEngine
+from allocator.decision.trial import offer_without
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import Fit, Vacancy, judge, peer_on_node
+from allocator.rules.victims import Occupant, select_victims
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.node import NodeRecord, unknown_node
+from allocator.state.offers import assess
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.takes import Take
+
+
+class Tentative:
+    """Judges pods beside others that are placed, but not bound.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: reads what pods request.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, engine: DecisionEngine) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._engine = engine
+
+    def fit(self, pod: Pod, node: str, beside: Iterable[Pod]) -> Fit:
+        """How a pod fits on a node beside pods that are placed there.
+
+        Args:
+            pod: the pod.
+            node: the name of the node.
+            beside: pods that are placed there; those that are bound or have a reservation there count anyway.
+
+        Raises:
+            Refusal: it does not fit; or its request is invalid on every node, or its gang incomplete.
+        """
+        request, gang = self._engine.request_of(pod), self._engine.gang_of(pod)
+        if gang is not None and (incomplete := self._engine.gangs.incomplete(gang, pod)) is not None:
+            raise incomplete
+        others = [each for each in beside if each.uid != pod.uid]
+        job = self._cluster.jobs.job_of(pod)
+        if request.is_spread and (job.shares(node, pod.uid) or any(each.uid in job.pods for each in others)):
+            raise peer_on_node()
+        if gang is not None and self._engine.policy_of(pod).level is not None:
+            self._engine.gangs.planner.plan_alone(pod, request, gang, node)  # where its block, or its switch, is
+        record = self._cluster.nodes.get(node)
+        if record is None:
+            raise unknown_node(node)
+        with self._ledger.entitled(pod.uid, pod.priority):
+            verdict = self._judge(record, request, others)
+        if isinstance(verdict, Refusal):
+            raise Refusal(verdict.reason, verdict.message)
+        return verdict
+
+    def victims(self, pod: Pod, node: str, candidates: Collection[Pod]) -> list[str]:
+        """The uids of the pods to evict on a node so that a pod fits there; none if it fits anyway, or never.
+
+        Only for pods with whole chips; nobody is evicted for a part of a chip.
+
+        Args:
+            pod: the pod.
+            node: the name of the node.
+            candidates: the pods that may be evicted.
+
+        Raises:
+            Refusal: its request is invalid on every node.
+        """
+        request, record = self._engine.request_of(pod), self._cluster.nodes.get(node)
+        if record is None or not request.is_for_chips:
+            return []
+        occupants = [
+            Occupant.of(each, held.chips, held.counted)
+            for each in candidates
+            if (held := record.holdings.get(each.uid)) is not None and held.unreadable is None and held.chips
+        ]
+        gone = {each.uid for each in occupants}
+        empty = offer_without(record, gone, self._ledger, pod.uid, pod.priority)
+        if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
+            return []
+        found = select_victims(empty, request, occupants)
+        return [] if isinstance(found, Refusal) else [each.uid for each in found]
+
+    def _judge(self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod]) -> Fit | Refusal:
+        """The verdict on a request beside pods that are placed on a node."""
+        promises = self._ledger.promises
+        promised = promises.on(record.name) if promises else 0
+        keeper = promises.keeper_on(record.name) if promised else ""
+        reserved: Mapping[str, Take] = self._ledger.on(record.name)
+        for other in sorted(others, key=lambda each: each.uid):
+            if other.uid in reserved or other.uid in record.holdings or not self._engine.handles(other):
+                continue
+            left = assess(record, reserved, promised, keeper)
+            try:
+                fit = judge(left, self._engine.request_of(other)) if isinstance(left, Vacancy) else left
+            except Refusal:
+                continue  # it will not be bound
+            if isinstance(fit, Fit):
+                reserved = {**reserved, other.uid: fit.take}
+        left = assess(record, reserved, promised, keeper)
+        return left if isinstance(left, Refusal) else judge(left, request)

@@ -1,0 +1,253 @@
+"""The front end for Volcano: what its extender plugin asks while it places the pods of a session.
+
+docs/spec/kube-api.md#volcano-extender. Volcano chooses the nodes; each pod is judged on each of them, beside the pods
+that the session has placed there. The chips are assigned when Volcano posts the Bindings, by the webhook
+(``webhook.py``), in the same step. From the moment a pod is placed, its chips are reserved, so that no other session or
+scheduler takes them; a placement that Volcano undoes gives them back.
+
+Volcano accepts a node if a call fails while the plugin's ``ignorable`` is set; so it must not be.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+from msgspec.structs import replace
+
+from allocator.decision.engine import DecisionEngine
+from allocator.decision.tentative import Tentative
+from allocator.observe.journal import Journal
+from allocator.serving.extender import read_body
+from allocator.serving.extender_wire import text
+from allocator.serving.volcano_wire import (
+    PLACED,
+    Code,
+    ErrorAnswer,
+    EvictArgs,
+    JobArgs,
+    Node,
+    Nothing,
+    OverusedAnswer,
+    PredicateAnswer,
+    PredicateArgs,
+    PrioritizeAnswer,
+    PrioritizeArgs,
+    ReadyAnswer,
+    StatusAnswer,
+    Task,
+    TaskArgs,
+    TaskStatus,
+    VictimsAnswer,
+    decode,
+)
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Stage
+from ascend.errors import AscendError, Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Category
+
+log = structlog.get_logger()
+
+PREFIX: Final = "/volcano/"
+"""Of the paths of all verbs."""
+
+_BEST: Final = 100.0
+
+
+class VolcanoExtender:
+    """Answers Volcano's extender plugin.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: chooses chips.
+        tentative: judges pods beside those that a session has placed.
+        journal: records refusals.
+        closed: why calls are refused now; None if they are answered.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        ledger: Ledger,
+        engine: DecisionEngine,
+        tentative: Tentative,
+        journal: Journal,
+        closed: Callable[[], Refusal | None],
+    ) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._engine = engine
+        self._tentative = tentative
+        self._journal = journal
+        self._closed = closed
+        self._placed: dict[str, str] = {}  # the pods that Volcano has placed and not bound, by uid, and their nodes
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add a path for each verb."""
+        verbs: Mapping[str, Callable[[bytes], Any]] = {
+            "predicate": self.predicate,
+            "prioritize": self.prioritize,
+            "preemptable": self.evictable,
+            "reclaimable": self.evictable,
+            "jobEnqueueable": self.job_enqueueable,
+            "jobReady": self.job_ready,
+            "allocateFunc": self.allocated,
+            "deallocateFunc": self.deallocated,
+            "queueOverused": lambda _body: OverusedAnswer(),
+            "jobEnqueued": lambda _body: Nothing(),
+            "onSessionOpen": lambda _body: Nothing(),
+            "onSessionClose": lambda _body: Nothing(),
+        }
+        for verb, answer in verbs.items():
+            app.router.add_post(f"{PREFIX}{verb}", self._handler(answer))
+
+    def _handler(self, answer: Callable[[bytes], Any]) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.Response:
+            with self._journal.timed("volcano"):
+                found = answer(await read_body(request))
+            return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+        return handle
+
+    def predicate(self, body: bytes) -> PredicateAnswer:
+        """Whether a pod fits on a node."""
+        try:
+            args = decode(body, PredicateArgs)
+            self._require_open()
+            pod = self._pod(args.task)
+            self._give_back(pod.uid)  # what is asked about is not placed
+            if self._engine.handles(pod):
+                self._tentative.fit(pod, args.node.name, self._beside(args.node))
+        except Refusal as refusal:
+            can_change = refusal.reason.category in {Category.OCCUPIED, Category.PLACEMENT, Category.INCOMPLETE}
+            return PredicateAnswer(text(refusal), Code.UNSCHEDULABLE if can_change else Code.UNRESOLVABLE)
+        except AscendError as error:
+            return PredicateAnswer(text(error), Code.ERROR)
+        return PredicateAnswer()
+
+    def prioritize(self, body: bytes) -> PrioritizeAnswer:
+        """The scores of nodes: equal where a pod fits equally well, the best ones have the highest."""
+        try:
+            args = decode(body, PrioritizeArgs)
+            self._require_open()
+            pod, nodes = self._pod(args.task), args.nodes or []
+            if not self._engine.handles(pod):
+                return PrioritizeAnswer({node.name: 0.0 for node in nodes})
+            keys = {}
+            for node in nodes:
+                try:
+                    keys[node.name] = self._tentative.fit(pod, node.name, self._beside(node)).key
+                except Refusal:
+                    continue
+        except AscendError as error:
+            return PrioritizeAnswer(error_message=text(error))
+        tiers = {key: number for number, key in enumerate(sorted(set(keys.values())))}
+        scores = {name: _BEST * (len(tiers) - tiers[key]) / len(tiers) for name, key in keys.items()}
+        return PrioritizeAnswer({node.name: scores.get(node.name, 0.0) for node in nodes})
+
+    def evictable(self, body: bytes) -> VictimsAnswer:
+        """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible."""
+        try:
+            args = decode(body, EvictArgs)
+            self._require_open()
+            pod = self._pod(args.evictor)
+            if not self._engine.handles(pod):
+                return VictimsAnswer()
+            candidates = [(raw, decode(raw, Task)) for raw in args.evictees or []]
+            chosen = set()
+            for node in {task.node_name for _, task in candidates}:
+                own = [self._pod(task) for _, task in candidates if task.node_name == node]
+                chosen |= set(self._tentative.victims(pod, node, own))
+        except AscendError as error:
+            log.warning("a call of Volcano about pods to evict is answered with none", error=error.message)
+            return VictimsAnswer(1)
+        return VictimsAnswer(1, [raw for raw, task in candidates if task.uid in chosen])
+
+    def job_enqueueable(self, body: bytes) -> StatusAnswer:
+        """Whether a job may be scheduled at all: no, if the request of a pod is invalid on every node."""
+        try:
+            for task in (decode(body, JobArgs).job.tasks or {}).values():
+                pod = self._pod(task)
+                try:
+                    self._engine.validate(pod)
+                except Refusal as refusal:
+                    self._journal.refused(pod, refusal)
+                    return StatusAnswer(-1)
+        except AscendError as error:
+            log.warning("a call of Volcano about a job is answered without an opinion", error=error.message)
+        return StatusAnswer()
+
+    def job_ready(self, body: bytes) -> ReadyAnswer:
+        """Whether a job may start: not if the chips of a pod that is placed can't be reserved.
+
+        Volcano before 1.13 says only here which pods it has placed.
+        """
+        try:
+            tasks = (decode(body, JobArgs).job.tasks or {}).values()
+            self._require_open()
+            for task in tasks:
+                if task.status == TaskStatus.ALLOCATED:
+                    self._reserve(task)
+        except AscendError as error:
+            log.info("a job of Volcano can't start as it is placed", error=error.message)
+            return ReadyAnswer(status=False)
+        return ReadyAnswer()
+
+    def allocated(self, body: bytes) -> ErrorAnswer:
+        """A pod was placed; one that waits for others to end (pipelined) gets its chips when it is placed again."""
+        try:
+            task = decode(body, TaskArgs).task
+            self._require_open()
+            if task.status == TaskStatus.ALLOCATED:
+                self._reserve(task)
+        except AscendError as error:
+            return ErrorAnswer(text(error))
+        return ErrorAnswer()
+
+    def deallocated(self, body: bytes) -> ErrorAnswer:
+        """A placement was undone, or a pod is evicted."""
+        try:
+            self._give_back(decode(body, TaskArgs).task.uid)
+        except AscendError as error:
+            return ErrorAnswer(text(error))
+        return ErrorAnswer()
+
+    def _require_open(self) -> None:
+        closed = self._closed()
+        if closed is not None:
+            raise Refusal(closed.reason, closed.message)
+
+    def _pod(self, task: Task) -> Pod:
+        """The pod of a task as the informers know it, else as Volcano, which writes a node on it early."""
+        known = self._cluster.pods.get(task.uid)
+        return known if known is not None else replace(task.pod, spec=replace(task.pod.spec, node_name=""))
+
+    def _beside(self, node: Node) -> Iterable[Pod]:
+        return (self._pod(task) for task in (node.tasks or {}).values() if task.status in PLACED)
+
+    def _reserve(self, task: Task) -> None:
+        """Reserve the chips of a pod that is placed.
+
+        Raises:
+            Refusal: it does not fit there.
+        """
+        pod, node = self._pod(task), task.node_name
+        held = self._ledger.get(pod.uid)
+        if not self._engine.handles(pod) or (held is not None and held.node == node):
+            return
+        self._give_back(pod.uid)
+        self._engine.place_on(pod, node)
+        self._placed = {uid: on for uid, on in self._placed.items() if self._ledger.get(uid) is not None}
+        self._placed[pod.uid] = node
+
+    def _give_back(self, uid: str) -> None:
+        """Release what is reserved for a pod that is no longer placed, unless its Binding has been posted."""
+        held = self._ledger.get(uid)
+        was_placed = self._placed.pop(uid, None) is not None
+        if was_placed and held is not None and held.stage in {Stage.RESERVED, Stage.PLANNED}:
+            self._ledger.release(uid)  # also the seat of a gang: Volcano places each of its pods anew

@@ -1,0 +1,159 @@
+"""The calls and answers of Volcano's extender plugin on the wire (docs/spec/kube-api.md#volcano-extender).
+
+Its objects are Go structs without names for JSON, so Go's field names are the keys. They are large: a node has every
+pod on it. Only what is needed is decoded.
+"""
+
+from enum import IntEnum
+from typing import TypeVar
+
+import msgspec
+
+from ascend.errors import UNREADABLE, InvalidValue
+from ascend.kube.objects import Pod
+
+_T = TypeVar("_T")
+
+
+class TaskStatus(IntEnum):
+    """The statuses of tasks that are told apart here; each is a bit."""
+
+    ALLOCATED = 2
+    PIPELINED = 4
+    BINDING = 8
+    BOUND = 16
+
+
+PLACED = frozenset({TaskStatus.ALLOCATED, TaskStatus.BINDING, TaskStatus.BOUND})
+"""Statuses of tasks that have a node, although their pods may not be bound yet."""
+
+
+class Task(msgspec.Struct, gc=False):
+    """A pod as Volcano sees it.
+
+    Attributes:
+        uid: its uid.
+        node_name: the node on which it is, or is placed; a pod keeps its name there also after that was undone.
+        status: its status.
+        pod: the pod.
+    """
+
+    uid: str = msgspec.field(name="UID")
+    pod: Pod = msgspec.field(name="Pod")
+    node_name: str = msgspec.field(name="NodeName", default="")
+    status: int = msgspec.field(name="Status", default=0)
+
+
+class Node(msgspec.Struct, gc=False):
+    """A node, with the pods on it."""
+
+    name: str = msgspec.field(name="Name")
+    tasks: dict[str, Task] | None = msgspec.field(name="Tasks", default=None)
+
+
+class Job(msgspec.Struct, gc=False):
+    """A job, with its pods."""
+
+    tasks: dict[str, Task] | None = msgspec.field(name="Tasks", default=None)
+
+
+class PredicateArgs(msgspec.Struct):
+    """Whether a pod fits on a node."""
+
+    task: Task
+    node: Node
+
+
+class PrioritizeArgs(msgspec.Struct):
+    """Which nodes are better for a pod."""
+
+    task: Task
+    nodes: list[Node] | None = None
+
+
+class EvictArgs(msgspec.Struct):
+    """Which of some pods on a node may be evicted for a pod."""
+
+    evictor: Task
+    evictees: list[msgspec.Raw] | None = None
+
+
+class JobArgs(msgspec.Struct):
+    """A question about a job."""
+
+    job: Job
+
+
+class TaskArgs(msgspec.Struct):
+    """A pod was placed, or that was undone."""
+
+    task: Task
+
+
+class PredicateAnswer(msgspec.Struct):
+    """Why a pod does not fit; an empty status means that it does, whatever the code."""
+
+    status: str = ""
+    code: int = 0
+
+
+class Code(IntEnum):
+    """The codes of a refusal."""
+
+    ERROR = 1
+    UNSCHEDULABLE = 2
+    UNRESOLVABLE = 3
+
+
+class PrioritizeAnswer(msgspec.Struct, rename="camel"):
+    """The scores of the nodes."""
+
+    node_score: dict[str, float] = {}
+    error_message: str = ""
+
+
+class StatusAnswer(msgspec.Struct):
+    """0: no opinion; above: yes; below: no."""
+
+    status: int = 0
+
+
+class VictimsAnswer(msgspec.Struct):
+    """The pods that may be evicted; with status 0, no opinion."""
+
+    status: int = 0
+    victims: list[msgspec.Raw] | None = None
+
+
+class OverusedAnswer(msgspec.Struct):
+    """Whether a queue uses more than it should."""
+
+    overused: bool = False
+
+
+class ReadyAnswer(msgspec.Struct):
+    """Whether a job may start."""
+
+    status: bool = True
+
+
+class ErrorAnswer(msgspec.Struct, rename="camel"):
+    """Why a placement is not possible; empty if it is."""
+
+    error_message: str = ""
+
+
+class Nothing(msgspec.Struct):
+    """An empty answer."""
+
+
+def decode(body: bytes | msgspec.Raw, kind: type[_T]) -> _T:
+    """Decode a call.
+
+    Raises:
+        InvalidValue: it can't be decoded; the message names the field.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UNREADABLE as error:
+        raise InvalidValue(f"the call of Volcano's extender plugin can't be read: {error}") from error

@@ -1,0 +1,258 @@
+"""What Volcano's extender plugin asks, with calls that a real Volcano made (1.12; those with allocateFunc 1.14)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from allocator.decision.tentative import Tentative
+from allocator.metrics import AllocatorMetrics
+from allocator.observe.journal import Journal
+from allocator.observe.refusal_events import RefusalEvents
+from allocator.serving.volcano import VolcanoExtender
+from allocator.serving.volcano_wire import Code
+from allocator.state.reservation import Stage
+from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
+from ascend.kube.events import Regarding
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from tests.allocator.builders import GROUP, TYPE, World, node, pod
+
+PAYLOADS = Path(__file__).parent / "volcano"
+ALL = range(8)
+
+
+def payload(name: str) -> Any:
+    return json.loads((PAYLOADS / f"{name}.json").read_text())
+
+
+def _publish(regarding: Regarding, reason: str, note: str, *, action: str) -> bool:
+    return bool((regarding, reason, note, action))
+
+
+class Rig:
+    """An allocator as Volcano sees it."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.closed: Refusal | None = None
+        metrics = AllocatorMetrics(self.world.ledger, lambda: 0.0, self.world.cluster.index, lambda: True)
+        self.volcano = VolcanoExtender(
+            cluster=self.world.cluster,
+            ledger=self.world.ledger,
+            engine=self.world.engine,
+            tentative=Tentative(self.world.cluster, self.world.ledger, self.world.engine),
+            journal=Journal(metrics, RefusalEvents(_publish, lambda: 0.0), lambda: 0.0),
+            closed=lambda: self.closed,
+        )
+
+    def predicate(self, each: Pod, name: str, *beside: dict[str, Any]) -> tuple[str, int]:
+        call = {"task": task(each), "node": {"Name": name, "Tasks": {one["UID"]: one for one in beside}}}
+        answer = self.volcano.predicate(msgspec.json.encode(call))
+        return answer.status, answer.code
+
+    def fits(self, each: Pod, name: str, *beside: dict[str, Any]) -> bool:
+        return self.predicate(each, name, *beside) == ("", 0)
+
+    def allocate(self, each: Pod, name: str, status: int = 2) -> str:
+        call = {"task": task(each, status, name)}
+        return self.volcano.allocated(msgspec.json.encode(call)).error_message
+
+    def deallocate(self, each: Pod) -> None:
+        assert not self.volcano.deallocated(msgspec.json.encode({"task": task(each, 1, "n1")})).error_message
+
+    def ready(self, *tasks: dict[str, Any]) -> bool:
+        call = {"job": {"Tasks": {each["UID"]: each for each in tasks}}}
+        return self.volcano.job_ready(msgspec.json.encode(call)).status
+
+
+def task(each: Pod, status: int = 1, name: str = "") -> dict[str, Any]:
+    return {"UID": each.uid, "NodeName": name, "Status": status, "Pod": msgspec.to_builtins(each)}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    made = Rig()
+    made.world.add(node("n1"), node("n2"))
+    return made
+
+
+@pytest.fixture
+def recorded() -> Rig:
+    """The nodes of the recorded calls."""
+    made = Rig()
+    made.world.add(*(node(name, labels={TYPE: "module-910b-8"}) for name in ("na", "nb")))
+    return made
+
+
+def unbound(one: dict[str, Any]) -> Pod:
+    """The pod of a recorded task as the API server has it: Volcano writes a node on it before it binds."""
+    made = msgspec.convert(one["Pod"], Pod)
+    return replace(made, spec=replace(made.spec, node_name=""), status=replace(made.status, phase="Pending"))
+
+
+@pytest.mark.parametrize("name", ["predicate", "predicate.largest"])
+def test_recorded_predicates_are_answered(recorded: Rig, name: str) -> None:
+    call = payload(name)
+    for each in (call["node"]["Tasks"] or {}).values():
+        recorded.world.add(msgspec.convert(each["Pod"], Pod))
+    answer = recorded.volcano.predicate(json.dumps(call).encode())
+    if name == "predicate":
+        assert (answer.status, answer.code) == ("", 0)
+    else:  # all eight chips are in use
+        assert answer.status.startswith("NotEnoughChips: ")
+        assert answer.code == Code.UNSCHEDULABLE
+
+
+def test_recorded_nodes_are_scored(recorded: Rig) -> None:
+    answer = recorded.volcano.prioritize(json.dumps(payload("prioritize")).encode())
+    assert not answer.error_message
+    assert set(answer.node_score.values()) <= {0.0, 100.0}
+    assert answer.node_score.keys() == {each["Name"] for each in payload("prioritize")["nodes"]}
+
+
+@pytest.mark.parametrize("name", ["preemptable", "preemptable.largest", "reclaimable"])
+def test_recorded_pods_are_chosen_to_be_evicted(recorded: Rig, name: str) -> None:
+    call = payload(name)
+    for each in call["evictees"] or []:
+        recorded.world.add(msgspec.convert(each["Pod"], Pod))
+    answer = recorded.volcano.evictable(json.dumps(call).encode())
+    assert answer.status == 1
+    uids = [msgspec.json.decode(each)["UID"] for each in answer.victims or []]
+    assert set(uids) <= {each["UID"] for each in call["evictees"] or []}
+
+
+def test_recorded_jobs_and_queues_are_answered(recorded: Rig) -> None:
+    assert recorded.volcano.job_enqueueable(json.dumps(payload("jobEnqueueable")).encode()).status == 0
+    ready = json.dumps(payload("jobReady")).encode()
+    recorded.world.add(*map(unbound, payload("jobReady")["job"]["Tasks"].values()))
+    assert recorded.volcano.job_ready(ready).status
+    placed = [each["UID"] for each in payload("jobReady")["job"]["Tasks"].values() if each["Status"] == 2]
+    assert all(recorded.world.ledger.get(uid) is not None for uid in placed)
+
+
+def test_recorded_placements_are_reserved_and_given_back(recorded: Rig) -> None:
+    made = payload("allocateFunc.v1.14")
+    recorded.world.add(unbound(made["task"]))
+    recorded.volcano.allocated(json.dumps(made).encode())
+    undone = payload("deallocateFunc.v1.14")
+    assert not recorded.volcano.deallocated(json.dumps(undone).encode()).error_message
+
+
+def test_a_pod_is_judged_beside_those_that_the_session_has_placed(rig: Rig) -> None:
+    four, two, other = pod("four", 4), pod("two", 2), pod("other", 4)
+    rig.world.add(four, two, other)
+    rig.world.fill("n1", [0, 1])
+    assert rig.fits(four, "n1")
+    assert rig.fits(other, "n1", task(two, 2, "n1"))  # it gets the rest of the ring in use
+    status, code = rig.predicate(other, "n1", task(four, 2, "n1"))
+    assert "RingTooSmall" in status or "NotEnoughChips" in status
+    assert code == Code.UNSCHEDULABLE
+    assert rig.fits(other, "n1", task(four, 4, "n1"))  # pipelined: it waits for others to end
+    assert len(rig.world.ledger) == 0
+
+
+def test_a_placed_pod_has_its_chips_until_that_is_undone(rig: Rig) -> None:
+    first, second = pod("first", 8), pod("second", 8)
+    rig.world.add(first, second)
+    assert rig.allocate(first, "n1") == ""
+    assert not rig.fits(second, "n1")
+    rig.deallocate(first)
+    assert rig.fits(second, "n1")
+    assert rig.allocate(first, "n1", status=4) == ""
+    assert rig.fits(second, "n1")
+
+
+def test_a_pod_that_is_asked_about_again_is_no_longer_placed(rig: Rig) -> None:
+    first, second = pod("first", 8), pod("second", 8)
+    rig.world.add(first, second)
+    rig.allocate(first, "n1")
+    assert rig.fits(first, "n2")
+    assert rig.fits(second, "n1")
+
+
+def test_what_the_webhook_is_binding_stays(rig: Rig) -> None:
+    first, second = pod("first", 8), pod("second", 8)
+    rig.world.add(first, second)
+    rig.allocate(first, "n1")
+    rig.world.ledger.advance(first.uid, Stage.DOUBTFUL)
+    rig.deallocate(first)
+    assert not rig.fits(second, "n1")
+
+
+def test_before_version_1_13_chips_are_reserved_when_a_job_is_ready(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    rig.world.add(*pods)
+    assert rig.ready(task(pods[0], 2, "n1"), task(pods[1], 2, "n2"))
+    assert [rig.world.ledger.get(each.uid).node for each in pods] == ["n1", "n2"]  # type: ignore[union-attr]
+    late = pod("late", 8)
+    rig.world.add(late)
+    assert not rig.ready(task(late, 2, "n1"))
+
+
+def test_a_gang_that_is_not_complete_does_not_fit(rig: Rig) -> None:
+    alone = pod("p0", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"})
+    rig.world.add(alone)
+    status, code = rig.predicate(alone, "n1")
+    assert status.startswith("GangIncomplete: ")
+    assert code == Code.UNSCHEDULABLE
+
+
+def test_peers_on_910a_are_on_servers_of_their_own(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    rig.world.add(*pods)
+    assert not rig.fits(pods[1], "n1", task(pods[0], 2, "n1"))
+    assert rig.fits(pods[1], "n2")
+
+
+def test_an_invalid_request_is_refused_for_good_and_its_job_is_not_enqueued(rig: Rig) -> None:
+    three = pod("three", 17)
+    rig.world.add(three)
+    status, code = rig.predicate(three, "n1")
+    assert status.startswith("InvalidRequest: ")
+    assert code == Code.UNRESOLVABLE
+    call = {"job": {"Tasks": {three.uid: task(three)}}}
+    assert rig.volcano.job_enqueueable(msgspec.json.encode(call)).status == -1
+
+
+def test_the_fewest_pods_whose_chips_help_are_evicted(rig: Rig) -> None:
+    low = [pod(f"low{at}", 2, node="n1", chips=range(2 * at, 2 * at + 2), phase="Running") for at in range(4)]
+    high = pod("high", 4, priority=10)
+    rig.world.add(*low, high)
+    call = {"evictor": task(high), "evictees": [task(each, 32, "n1") for each in low]}
+    answer = rig.volcano.evictable(msgspec.json.encode(call))
+    assert answer.status == 1
+    uids = {msgspec.json.decode(each)["UID"] for each in answer.victims or []}
+    assert uids in ({"uid-low0", "uid-low1"}, {"uid-low2", "uid-low3"})  # a whole ring
+    plain = pod("plain", None)
+    assert rig.volcano.evictable(msgspec.json.encode({"evictor": task(plain), "evictees": None})).status == 0
+
+
+def test_an_allocator_that_does_not_lead_accepts_nothing(rig: Rig) -> None:
+    rig.closed = Refusal(Reason.NOT_LEADER, "another allocator leads")
+    each = pod("first", 8)
+    status, code = rig.predicate(each, "n1")
+    assert status.startswith("NotLeader: ")
+    assert code != 0
+    assert "NotLeader" in rig.allocate(each, "n1")
+    assert not rig.ready(task(each, 2, "n1"))
+
+
+@given(
+    st.binary(max_size=40) | st.text(max_size=20).map(str.encode) | st.sampled_from([b"{}", b"null", b'{"task":{}}'])
+)
+def test_no_call_is_an_error(body: bytes) -> None:
+    rig = Rig()
+    assert rig.volcano.predicate(body).code == Code.ERROR
+    assert rig.volcano.prioritize(body).error_message
+    assert rig.volcano.evictable(body).status == 1
+    assert rig.volcano.job_enqueueable(body).status == 0
+    assert not rig.volcano.job_ready(body).status
+    assert rig.volcano.allocated(body).error_message
+    assert rig.volcano.deallocated(body).error_message

@@ -1,0 +1,177 @@
+"""Sessions of a scheduler that does what Volcano does: it places pods, discards gangs, and posts Bindings later."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from ascend.annotations import ALLOCATED, MIN_AVAILABLE
+from ascend.chips import parse_names
+from ascend.kube.client import KubeClient
+from sandbox.apiserver import ApiServer
+from tests.allocator.builders import GROUP
+from tests.allocator.harness import Allocator, running, until, write_kubeconfig
+from tests.allocator.serving.test_webhook import register
+
+Json = dict[str, Any]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Session:
+    """A session of Volcano.
+
+    Args:
+        allocator: what its extender plugin calls.
+        has_events: whether it has the verbs allocateFunc and deallocateFunc (from 1.13).
+    """
+
+    def __init__(self, allocator: Allocator, http: aiohttp.ClientSession, *, has_events: bool) -> None:
+        self._allocator = allocator
+        self._http = http
+        self._has_events = has_events
+        self._tasks: dict[str, dict[str, Json]] = {}
+
+    async def ask(self, verb: str, body: Json) -> Json:
+        url = f"http://{self._allocator.app.extender_address}/volcano/{verb}"
+        async with self._http.post(url, json=body) as response:
+            assert response.status == 200, await response.text()
+            found: Json = await response.json()
+            return found
+
+    async def schedule(self, pods: list[Json], nodes: list[str]) -> dict[str, str]:
+        """Place the pods of a job on the best nodes, all or none; return the nodes by name of the pod."""
+        placed: dict[str, str] = {}
+        tasks: list[Json] = []
+        for pod in pods:
+            task = {"UID": pod["metadata"]["uid"], "NodeName": "", "Status": 1, "Pod": pod}
+            fitting = [name for name in nodes if await self._fits(task, name)]
+            if not fitting:
+                await self._discard(tasks)
+                return {}
+            asked = {"task": task, "nodes": [self._node(name) for name in fitting]}
+            scores = (await self.ask("prioritize", asked))["nodeScore"]
+            chosen = max(fitting, key=lambda name: (scores[name], name))
+            made = json.loads(json.dumps(pod))
+            made["spec"]["nodeName"] = chosen  # as Volcano writes it on its copy
+            task = {**task, "NodeName": chosen, "Status": 2, "Pod": made}
+            tasks.append(task)
+            self._tasks.setdefault(chosen, {})[task["UID"]] = task
+            if self._has_events and (await self.ask("allocateFunc", {"task": task}))["errorMessage"]:
+                await self._discard(tasks)
+                return {}
+            placed[pod["metadata"]["name"]] = chosen
+        if not (await self.ask("jobReady", {"job": {"Tasks": {each["UID"]: each for each in tasks}}}))["status"]:
+            await self._discard(tasks)
+            return {}
+        return placed
+
+    async def _fits(self, task: Json, name: str) -> bool:
+        answer = await self.ask("predicate", {"task": task, "node": self._node(name)})
+        return not answer["status"]
+
+    def _node(self, name: str) -> Json:
+        return {"Name": name, "Tasks": self._tasks.get(name, {})}
+
+    async def _discard(self, tasks: list[Json]) -> None:
+        for task in tasks:
+            del self._tasks[task["NodeName"]][task["UID"]]
+            if self._has_events:
+                await self.ask("deallocateFunc", {"task": {**task, "Status": 1}})
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(allocator: Allocator, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    """Posts Bindings as Volcano does."""
+    async with await KubeClient.connect(str(write_kubeconfig(tmp_path, allocator.server))) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def allocator(tmp_path: Path) -> AsyncIterator[Allocator]:
+    async with ApiServer() as server, running(server, tmp_path, webhooks=["bindings"], volcano=True) as made:
+        register(server, made)
+        yield made
+
+
+async def gang(allocator: Allocator, name: str, sizes: list[int], **labels: str) -> list[Json]:
+    annotations = {GROUP: name, MIN_AVAILABLE: str(len(sizes))}
+    return [
+        await allocator.pod(f"{name}-{rank}", size, annotations=annotations, labels=labels)
+        for rank, size in enumerate(sizes)
+    ]
+
+
+async def bind(client: KubeClient, allocator: Allocator, placed: dict[str, str], pods: list[Json]) -> list[set[int]]:
+    """Post all Bindings at once; return the chips of each pod."""
+    metas = [pod["metadata"] for pod in pods]
+    posted = (
+        client.bind(namespace="default", name=each["name"], uid=each["uid"], node=placed[each["name"]], annotations={})
+        for each in metas
+    )
+    await asyncio.gather(*posted)
+    known = allocator.app.cluster.pods
+    await until(lambda: all((seen := known.get(each["uid"])) and seen.spec.node_name for each in metas))
+    return [set(parse_names(known[each["uid"]].metadata.annotations[ALLOCATED])) for each in metas]
+
+
+@pytest.mark.parametrize("has_events", [False, True], ids=["before 1.13", "from 1.13"])
+async def test_a_gang_is_placed_and_gets_its_chips_with_its_bindings(
+    client: KubeClient, allocator: Allocator, *, has_events: bool
+) -> None:
+    for name in ("n1", "n2"):
+        await allocator.node(name)
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=has_events)
+        pods = await gang(allocator, "train", [8, 8])
+        placed = await session.schedule(pods, ["n1", "n2"])
+        assert sorted(placed.values()) == ["n1", "n2"]
+        chips = await bind(client, allocator, placed, pods)
+        assert chips == [set(range(8))] * 2
+
+
+@pytest.mark.parametrize("has_events", [False, True], ids=["before 1.13", "from 1.13"])
+async def test_what_a_session_has_placed_counts_for_its_other_pods(
+    client: KubeClient, allocator: Allocator, *, has_events: bool
+) -> None:
+    await allocator.node("n1")
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=has_events)
+        singles = [await allocator.pod(f"s{number}", 2) for number in range(4)]
+        placed: dict[str, str] = {}
+        for single in singles:
+            placed |= await session.schedule([single], ["n1"])
+        assert len(placed) == 4
+        assert await session.schedule([await allocator.pod("more", 1)], ["n1"]) == {}
+        chips = await bind(client, allocator, placed, singles)
+        assert sorted(chip for each in chips for chip in each) == list(range(8))
+        assert all(len({chip // 4 for chip in each}) == 1 for each in chips)
+
+
+@pytest.mark.parametrize("has_events", [False, True], ids=["before 1.13", "from 1.13"])
+async def test_a_discarded_gang_gives_everything_back(
+    client: KubeClient, allocator: Allocator, *, has_events: bool
+) -> None:
+    for name in ("n1", "n2"):
+        await allocator.node(name)
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=has_events)
+        large = await gang(allocator, "large", [8, 8, 8])
+        assert await session.schedule(large, ["n1", "n2"]) == {}
+        assert len(allocator.app.ledger) == 0
+        small = await gang(allocator, "small", [8, 8])
+        placed = await session.schedule(small, ["n1", "n2"])
+        assert len(await bind(client, allocator, placed, small)) == 2
+
+
+async def test_verbs_that_have_no_answer_of_ours_do_no_harm(allocator: Allocator) -> None:
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=True)
+        assert await session.ask("onSessionOpen", {"Jobs": {}, "Nodes": {}}) == {}
+        assert await session.ask("onSessionClose", {}) == {}
+        assert await session.ask("jobEnqueued", {"job": {}}) == {}
+        assert await session.ask("queueOverused", {"queue": {}}) == {"overused": False}
