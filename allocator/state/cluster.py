@@ -311,8 +311,9 @@ class Cluster:
         self.changes.note(record.name)
         promises = self._ledger.promises
         promised = promises.on(record.name) if promises else 0
-        keeper = promises.keeper_on(record.name) if promised else ""
-        offer = assess(record, self._ledger.on(record.name), promised, keeper)
+        parts = promises.parts_on(record.name) if promises else ()
+        keeper = promises.keeper_on(record.name) if promised or parts else ""
+        offer = assess(record, self._ledger.on(record.name), promised, keeper, parts)
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)

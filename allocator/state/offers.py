@@ -4,7 +4,7 @@ What is left beside its pods is remembered on the record: a reservation changes 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from allocator.rules.cores import CoresLeft, cores_left
 from allocator.rules.vacancy import Vacancy
@@ -19,7 +19,13 @@ from ascend.takes import Take
 from ascend.vnpus import Vnpu
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet = 0, keeper: str = "") -> Offer:
+def assess(
+    record: NodeRecord,
+    reserved: Mapping[str, Take],
+    promised: ChipSet = 0,
+    keeper: str = "",
+    parts: Collection[Vnpu | Cut] = (),
+) -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
@@ -27,6 +33,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
         reserved: what is reserved on it, by pod uid.
         promised: the chips on it that are kept for others, held or not.
         keeper: what they are kept for, in sentences.
+        parts: the vNPUs on it that are kept for others, held or not.
     """
     idle = record.idle if record.idle is not None else _assess_idle(record)
     if isinstance(idle, Refusal):
@@ -42,13 +49,13 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
             room -= len(take.chips)
             if take.vnpu is not None:
                 vnpus.append(take.vnpu)
-    if not taken and not promised:
+    if not taken and not promised and not parts:
         return idle
     free = idle.free & ~taken
     # Promised chips that pods still hold are counted already.
     kept = free & promised
     number = kept.bit_count()
-    return Vacancy(
+    left = Vacancy(
         idle.product,
         idle.healthy,
         free & ~kept,
@@ -62,6 +69,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
         vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None and taken else idle.vnpus,
         cores=cores,
     )
+    return left.keeping(promised, parts, keeper) if parts or cores is not None else left
 
 
 def _assess_idle(record: NodeRecord) -> Offer:
