@@ -39,6 +39,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         keeper: what they are kept for, in sentences.
         vnpus: what is left of its vNPUs; None if it has none.
         cores: what is left of its AI cores, if its chips are cut while pods run; it takes no requests for chips then.
+        doubtful: the free chips that are in use by the node's report, if they are cut while pods run; they come last.
         unkept: what would be left of its chips, vNPUs and AI cores if no parts were kept for others; None if none are.
     """
 
@@ -53,6 +54,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     keeper: str = ""
     vnpus: VnpusLeft | None = None
     cores: CoresLeft | None = None
+    doubtful: ChipSet = 0
     unkept: tuple[ChipSet, VnpusLeft | None, CoresLeft | None] | None = None
 
     def usable(self, request: ChipRequest) -> ChipSet:
@@ -73,6 +75,12 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
             unkept=None,
         )
 
+    @property
+    def settled(self) -> "Vacancy":
+        """Without the doubtful chips."""
+        free = self.free & ~self.doubtful
+        return replace(self, free=free, cut_off=self.cut_off & (free | self.kept), doubtful=0)
+
     def keeping(self, chips: ChipSet, parts: Collection[Vnpu | Cut], keeper: str) -> "Vacancy":
         """What is left beside parts that are kept for others, those of which somebody has something included.
 
@@ -90,7 +98,16 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
             return self
         unkept = self.free, self.vnpus, self.cores
         cut_off = self.cut_off & (free | self.kept)
-        return replace(self, free=free, cut_off=cut_off, keeper=keeper, vnpus=vnpus, cores=cores, unkept=unkept)
+        return replace(
+            self,
+            free=free,
+            cut_off=cut_off,
+            keeper=keeper,
+            vnpus=vnpus,
+            cores=cores,
+            doubtful=self.doubtful & free,
+            unkept=unkept,
+        )
 
     def without(self, take: Take) -> "Vacancy":
         """What is left after a pod has taken this."""
@@ -106,6 +123,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
             cut_off=self.cut_off & ~taken,
             room=max(self.room - len(take.chips), 0),
             cores=cores,
+            doubtful=self.doubtful & ~taken,
             unkept=None,
         )
 
@@ -146,6 +164,9 @@ _SCORE_OF_CHIP: Final = 1024
 
 _MOST_CPUS: Final = 8
 """More than the AI CPUs of a chip."""
+
+_LAST: Final = 1024
+"""More than the AI cores of a chip, and than the products."""
 
 _PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
 """The order of products for a request that fits on several: the first is 910A, whose rule the reference applies to a
@@ -201,11 +222,22 @@ def _judge_cores(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     if isinstance(asked, Refusal):
         return asked
     room = left.room - vacancy.kept.bit_count() * left.kind.cores
-    return (
-        _judge_part(vacancy, left, request, asked, room)
-        if isinstance(asked, Template)
-        else _judge_chips_by_cores(replace(vacancy, cores=None, room=room // left.kind.cores), request, asked)
-    )
+
+    def judge_these(these: Vacancy) -> Verdict:
+        if isinstance(asked, Template):
+            return _judge_part(these, left, request, asked, room)
+        return _judge_chips_by_cores(replace(these, cores=None, room=room // left.kind.cores), request, asked)
+
+    if not vacancy.doubtful:
+        return judge_these(vacancy)
+    settled = judge_these(vacancy.settled)
+    if isinstance(settled, Fit):
+        return settled
+    doubtful = judge_these(vacancy)
+    if isinstance(doubtful, Refusal):
+        return doubtful
+    # After every node that has room elsewhere, and again by product.
+    return Fit((doubtful.key[0] + _LAST, *doubtful.key[1:]), 0, doubtful.take)
 
 
 def _judge_chips_by_cores(vacancy: Vacancy, request: ChipRequest, chips: int) -> Verdict:

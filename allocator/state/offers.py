@@ -68,6 +68,7 @@ def assess(
         # A chip that was reserved as a whole may have been cut since.
         vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None and taken else idle.vnpus,
         cores=cores,
+        doubtful=idle.doubtful & free & ~kept,
     )
     return left.keeping(promised, parts, keeper) if parts or cores is not None else left
 
@@ -89,7 +90,7 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
     health = _health(record, server, report)
     if isinstance(health, Refusal):
         return health, 0
-    unhealthy = report.unhealthy
+    unhealthy, closed = report.unhealthy, record.closed
     # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
     taken, room = unhealthy | report.pre_separate, server.allocatable if server.kind is None else server.product.chips
     for holding in record.holdings.values():
@@ -100,7 +101,7 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         taken |= holding.occupied
         room -= holding.counted
     healthy = server.reported & ~unhealthy
-    free = healthy & ~taken
+    free = healthy & ~taken & ~closed
     vacancy = Vacancy(
         server.product,
         healthy.bit_count(),
@@ -111,7 +112,8 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         cut_off=free & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
         vnpus=_vnpus_left(record, server, unhealthy | report.pre_separate) if server.vnpus else None,
-        cores=_cores_left(record, server, unhealthy | report.pre_separate),
+        cores=_cores_left(record, server, unhealthy | report.pre_separate | closed),
+        doubtful=free & record.unexplained,
     )
     return vacancy, room
 
