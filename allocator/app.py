@@ -45,6 +45,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
 from allocator.watch.pod_group_queue import PodGroupQueue
+from ascend.chips import chip_ids, join_names
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
 from ascend.daemon.reload import SettingsReload
@@ -372,6 +373,12 @@ class AllocatorApp:
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
             for node in self.cluster.reports.age():
                 log.warning("the report of a node is too old", node=node)
+            for node, chips in self.cluster.close_unexplained().items():
+                log.warning(
+                    "chips are in use without a pod, so none is placed there",
+                    node=node,
+                    chips=join_names(chip_ids(chips)),
+                )
             for post in posts:
                 post()
             self._barrier.check()

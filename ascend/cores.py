@@ -2,7 +2,8 @@
 
 The allocator writes ``huawei.com/npu-core``: ``0-vir05_1c_16g``, the chip and the template, or ``0,1`` for whole chips.
 The device plugin lists what it has made of it in AscendReal, a vNPU with the suffix of its group,
-``Ascend910-5c.1cpu.16g-100-0_1`` (docs/spec/vnpu.md#dynamic-vnpus-in-allocate).
+``Ascend910-5c.1cpu.16g-100-0_1`` (docs/spec/vnpu.md#dynamic-vnpus-in-allocate). Both programs read both with these
+functions: what one accepts and the other refuses would close the node or fail the pod.
 """
 
 import re
@@ -19,7 +20,8 @@ from ascend.vnpus import parse_vnpu
 _ID: Final = r"(0|1?[1-9]?[0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
 """A physical id up to ``MAX_CHIP_ID``."""
 _CUT: Final = re.compile(rf"{_ID}-(vir[0-9a-z_]{{1,30}})")
-_GROUP: Final = re.compile(r"_[0-9]{1,5}\Z")
+_GROUP: Final = re.compile(r"_(0|[1-9][0-9]{0,9})\Z")
+"""The driver's id of a group has 32 bits."""
 _CHIP: Final = re.compile(r"0|[1-9][0-9]{0,2}")
 _MOST_DIGITS: Final = 4
 _MOST_CHIPS: Final = 100
@@ -104,6 +106,18 @@ def parse_cores(text: str) -> tuple[tuple[int, ...], Cut | None]:
 def is_made(name: str) -> bool:
     """Whether a name in AscendReal has the suffix of a group, as vNPUs have that were cut for a pod."""
     return _GROUP.search(name) is not None
+
+
+def split_group(name: str) -> tuple[str, int]:
+    """The name of a vNPU without the suffix of its group, and the driver's id of the group.
+
+    Raises:
+        InvalidValue: it has no such suffix.
+    """
+    match = _GROUP.search(name)
+    if match is None:
+        raise InvalidValue(f"{name[:60]!r} does not end with the id of a group of vNPUs (as in _0)")
+    return name[: match.start()], int(match[1])
 
 
 def parse_made(name: str) -> Cut:

@@ -2,11 +2,13 @@
 
 Only pods of lower priority than the preemptor are preempted. Victims that hold chips are selected by ``rules.victims``,
 for the pods of a gang by ``gang_preemption.py``; victims without chips, which a scheduler selects for other reasons,
-stay on its list. The chips of the answer are promised to the pod (``state/promises.py``).
+stay on its list. The chips of the answer, or the part of one, are promised to the pod (``state/promises.py``).
 
 A pod that requests a vNPU preempts one that has a vNPU of the same size; one that requests AI cores, the least
-important pods that make room. Nothing is promised to either: kube-scheduler counts what they request, and keeps that of
-a nominated pod from pods of lower priority. The pods of a gang with vNPUs preempt none.
+important pods that make room. The pods of a gang with vNPUs preempt none.
+
+kube-scheduler counts what pods request that are nominated for a node, for every pod of no higher priority. So each has
+to be promised something of its own: of two that counted on the same victim, neither would ever fit.
 """
 
 from collections import defaultdict
@@ -84,6 +86,7 @@ class Preemption:
         if gang is not None:
             chosen = await self._improve_gang(pod, request, gang, dict.fromkeys(nodes, Suggestion()))
             return [chosen] if chosen is not None else []
+        self._promise_nominated(pod, frozenset(nodes))
         found = sorted([each async for each in self._each(pod, nodes, request)], key=lambda each: each.order)[:limit]
         if len(found) == 1 and found[0].victims:
             self._promise(pod, found[0], request)
@@ -102,6 +105,7 @@ class Preemption:
         gang = self._engine.gang_of(pod)
         if gang is not None:
             return await self._improve_gang(pod, request, gang, suggested)
+        self._promise_nominated(pod, suggested)
         if (promised := self._promised(pod, request)) is not None:
             return (
                 self._completed(promised, suggested, request)
@@ -148,10 +152,14 @@ class Preemption:
         victims = self._select(self._cluster.nodes[node], pod, request, terminating_only=True)
         return () if isinstance(victims, Refusal) else (node,)
 
-    def nominated(self, pod: Pod) -> None:
-        """Promise a nominated pod the chips that it waits for there, if it has no promise and no reservation.
+    def nominated(self, pod: Pod, *, free_as_well: bool = False) -> None:
+        """Promise a nominated pod what it waits for there, if it has no promise and no reservation.
 
         Its victims were chosen by another leader, or its scheduler chose one of several answers.
+
+        Args:
+            pod: the pod.
+            free_as_well: promise it also what is free, if it waits for no victims.
         """
         node, promises = pod.status.nominated_node_name, self._ledger.promises
         record = self._cluster.nodes.get(node)
@@ -166,14 +174,14 @@ class Preemption:
         for terminating_only in (True, False):
             victims = self._select(record, pod, request, terminating_only=terminating_only)
             if not isinstance(victims, Refusal):
-                if victims:
+                if victims or free_as_well:
                     self._promise(pod, VictimSet(node, victims), request)
                 return
 
     def resume(self) -> None:
         """Promise the nominated pods of the cluster their chips again after the leader has changed; then later ones."""
         waiting = [pod for pod in self._cluster.pods.values() if pod.status.nominated_node_name and pod.waits_for_chips]
-        waiting.sort(key=lambda pod: (-pod.priority, pod.metadata.creation_timestamp or "", pod.key))
+        waiting.sort(key=_first_nominated)
         self._cluster.nominated = self.nominated
         for pod in waiting:
             self.nominated(pod)
@@ -225,10 +233,24 @@ class Preemption:
     def _promise(self, pod: Pod, chosen: VictimSet, request: ChipRequest) -> None:
         record = self._cluster.nodes[chosen.node]
         fit = _judge(self.without(record, {each.uid for each in chosen.victims}, pod), request)
-        if isinstance(fit, Fit) and request.is_for_chips:
-            due_s = self._due_s(each.uid for each in chosen.victims)
-            promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, {chosen.node: fit.take.chip_set}, due_s)
+        if isinstance(fit, Fit):
+            due_s, take = self._due_s(each.uid for each in chosen.victims), fit.take
+            chips, part = {chosen.node: take.chip_set}, take.vnpu or take.cut
+            promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, chips, due_s, part=part)
             self._ledger.promises.keep(promise)
+
+    def _promise_nominated(self, pod: Pod, nodes: Collection[str]) -> None:
+        """Promise the pods that a scheduler counts on these nodes against another one what they wait for there.
+
+        A promise has an end, a nomination has none.
+        """
+        counted = [
+            each
+            for each in self._cluster.waiting
+            if each.status.nominated_node_name in nodes and each.uid != pod.uid and each.priority >= pod.priority
+        ]
+        for each in sorted(counted, key=_first_nominated):
+            self.nominated(each, free_as_well=True)
 
     def _resume_gang(self, job: Job, pods: list[Pod]) -> None:
         if self._ledger.promises.get(job.key.plan) is not None:
@@ -326,6 +348,11 @@ class Preemption:
                 # Without priority and age: the informers have not seen it yet.
                 plain = self._cluster.plain.get(uid) or PlainPod(0, "", terminating=False)
                 yield Occupant(uid, "", *plain, 0, 0)
+
+
+def _first_nominated(pod: Pod) -> tuple[int, str, str]:
+    """The order in which nominated pods are promised something: the most important first, then the oldest."""
+    return -pod.priority, pod.metadata.creation_timestamp or "", pod.key
 
 
 def _has_some(holding: Holding, request: ChipRequest) -> bool:

@@ -17,8 +17,10 @@ from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer
 from allocator.state.offers import assess
+from ascend.cores import Cut
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
+from ascend.vnpus import Vnpu
 
 
 class Unit(msgspec.Struct, eq=False, gc=False):
@@ -182,14 +184,15 @@ def offer_without(record: NodeRecord, gone: Collection[str], ledger: Ledger, own
         owner: the preemptor's uid or plan; its own promise does not count.
         priority: the preemptor's; it may take what was promised to lower priorities.
     """
-    promised = 0
+    promised, parts = 0, list[Vnpu | Cut]()
     for promise in ledger.promises.owners_on(record.name) if ledger.promises else ():
         if promise.owner != owner and promise.priority >= priority:
             promised |= promise.chips[record.name]
+            parts += [promise.part] if promise.part is not None else []
     reserved = ledger.on(record.name)
     if gone:
         staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
         record = replace(record, holdings=staying)
     if owner in reserved:
         reserved = {uid: take for uid, take in reserved.items() if uid != owner}
-    return assess(record, reserved, promised)
+    return assess(record, reserved, promised, parts=parts)

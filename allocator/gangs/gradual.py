@@ -187,11 +187,12 @@ class GradualPlans:
         on_node = promises.owners_on(record.name) if promises else ()
         if not any(each.owner == plan for each in on_node):
             return record.offer
+        others = [each for each in on_node if each.owner != plan]
         promised = 0
-        for each in on_node:
-            if each.owner != plan:
-                promised |= each.chips[record.name]
-        return assess(record, self._ledger.on(record.name), promised)
+        for each in others:
+            promised |= each.chips[record.name]
+        parts = [each.part for each in others if each.part is not None]
+        return assess(record, self._ledger.on(record.name), promised, parts=parts)
 
     def _are_free(self, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], plan: str) -> bool:
         """Whether the chips of seats can be reserved now."""

@@ -113,6 +113,27 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
         """What is left after so many AI cores of whole chips were taken."""
         return CoresLeft(self.kind, self.cut, max(self.room - cores, 0), self.used + cores, self.unknown)
 
+    def keeping(self, cuts: Iterable[Cut], chips: ChipSet, free: ChipSet) -> tuple["CoresLeft", ChipSet]:
+        """What is left beside what is kept for others, and the chips of which nothing is in use or kept then.
+
+        Others may still have something of it; the kubelet counts only what is free of it as well.
+
+        Args:
+            cuts: the vNPUs that are kept.
+            chips: the chips that are kept as a whole; the free ones of them are no longer in ``free``.
+            free: the chips of which nothing is in use.
+        """
+        left = {each.chip: each for each in self.cut}
+        room = self.room - sum(left.pop(chip).cores for chip in list(left) if chips >> chip & 1)
+        for cut in cuts:
+            before = ChipLeft.whole(self.kind, cut.chip) if free >> cut.chip & 1 else left.get(cut.chip)
+            if before is not None:
+                left[cut.chip] = before.without(cut.size)
+                room -= before.cores - left[cut.chip].cores
+                free &= ~(1 << cut.chip)
+        ordered = tuple(each for _, each in sorted(left.items()))
+        return CoresLeft(self.kind, ordered, max(room, 0), self.used, self.unknown), free
+
     def has(self, cut: Cut, free: ChipSet) -> bool:
         """Whether a vNPU can be cut; ``free`` are the chips of which nothing is in use."""
         left = self.left_of(cut.chip, free)

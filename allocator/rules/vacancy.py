@@ -1,5 +1,6 @@
 """What a node has left, and the verdict on a request for it."""
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -10,6 +11,7 @@ from allocator.rules.cores import CoresLeft, no_cores
 from allocator.rules.request import CORES_OF_CHIP, ChipRequest
 from allocator.rules.vnpus import VnpusLeft, no_such_vnpu
 from ascend.chips import ChipSet
+from ascend.cores import Cut
 from ascend.errors import Refusal
 from ascend.grammar import a, count
 from ascend.products import PRODUCTS, Product
@@ -18,6 +20,7 @@ from ascend.rules.families import RULES, refuse_number
 from ascend.rules.placement import OrderKey
 from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES, Media, Template
+from ascend.vnpus import Vnpu
 
 
 class Vacancy(msgspec.Struct, frozen=True, gc=False):
@@ -36,6 +39,8 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         keeper: what they are kept for, in sentences.
         vnpus: what is left of its vNPUs; None if it has none.
         cores: what is left of its AI cores, if its chips are cut while pods run; it takes no requests for chips then.
+        doubtful: the free chips that are in use by the node's report, if they are cut while pods run; they come last.
+        unkept: what would be left of its chips, vNPUs and AI cores if no parts were kept for others; None if none are.
     """
 
     product: Product
@@ -49,6 +54,8 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     keeper: str = ""
     vnpus: VnpusLeft | None = None
     cores: CoresLeft | None = None
+    doubtful: ChipSet = 0
+    unkept: tuple[ChipSet, VnpusLeft | None, CoresLeft | None] | None = None
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
@@ -56,12 +63,57 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
 
     def with_kept(self) -> "Vacancy":
         """What would be left if nothing were kept for others."""
-        return replace(self, free=self.free | self.kept, room=self.room + self.kept.bit_count(), kept=0, keeper="")
+        free, vnpus, cores = (self.free, self.vnpus, self.cores) if self.unkept is None else self.unkept
+        return replace(
+            self,
+            free=free | self.kept,
+            room=self.room + self.kept.bit_count(),
+            kept=0,
+            keeper="",
+            vnpus=vnpus,
+            cores=cores,
+            unkept=None,
+        )
+
+    @property
+    def settled(self) -> "Vacancy":
+        """Without the doubtful chips."""
+        free = self.free & ~self.doubtful
+        return replace(self, free=free, cut_off=self.cut_off & (free | self.kept), doubtful=0)
+
+    def keeping(self, chips: ChipSet, parts: Collection[Vnpu | Cut], keeper: str) -> "Vacancy":
+        """What is left beside parts that are kept for others, those of which somebody has something included.
+
+        Args:
+            chips: the chips that are kept as a whole; some of them may be cut now.
+            parts: the vNPUs that are kept.
+            keeper: what they are kept for, in sentences.
+        """
+        free, vnpus, cores = self.free, self.vnpus, self.cores
+        if vnpus is not None:
+            vnpus = vnpus.keeping([each for each in parts if isinstance(each, Vnpu)])
+        if cores is not None:
+            cores, free = cores.keeping([each for each in parts if isinstance(each, Cut)], chips, free)
+        if (free, vnpus, cores) == (self.free, self.vnpus, self.cores):
+            return self
+        unkept = self.free, self.vnpus, self.cores
+        cut_off = self.cut_off & (free | self.kept)
+        return replace(
+            self,
+            free=free,
+            cut_off=cut_off,
+            keeper=keeper,
+            vnpus=vnpus,
+            cores=cores,
+            doubtful=self.doubtful & free,
+            unkept=unkept,
+        )
 
     def without(self, take: Take) -> "Vacancy":
         """What is left after a pod has taken this."""
         if take.vnpu is not None:
-            return replace(self, vnpus=self.vnpus.without((take.vnpu,)) if self.vnpus is not None else None)
+            left = self.vnpus.without((take.vnpu,)) if self.vnpus is not None else None
+            return replace(self, vnpus=left, unkept=None)
         taken, cores = take.occupied, self.cores
         if cores is not None:
             cores = cores.without_cores(take.cores) if take.cut is None else cores.without(take.cut, self.free)
@@ -71,6 +123,8 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
             cut_off=self.cut_off & ~taken,
             room=max(self.room - len(take.chips), 0),
             cores=cores,
+            doubtful=self.doubtful & ~taken,
+            unkept=None,
         )
 
     def has(self, take: Take, request: ChipRequest) -> bool:
@@ -111,6 +165,9 @@ _SCORE_OF_CHIP: Final = 1024
 _MOST_CPUS: Final = 8
 """More than the AI CPUs of a chip."""
 
+_LAST: Final = 1024
+"""More than the AI cores of a chip, and than the products."""
+
 _PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
 """The order of products for a request that fits on several: the first is 910A, whose rule the reference applies to a
 job that names no product (docs/spec/products.md#policies-and-rules)."""
@@ -150,7 +207,7 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
 def _judge_vnpu(vacancy: Vacancy, suffix: str) -> Verdict:
     chosen = vacancy.vnpus.choose(suffix) if vacancy.vnpus is not None else no_such_vnpu(suffix, ())
     if isinstance(chosen, Refusal):
-        return chosen
+        return _kept_or(chosen, vacancy, ChipRequest(0, vnpu=suffix))
     order = (_PREFERENCE[vacancy.product.name], -chosen.beside, -chosen.on_node, vacancy.sub_healthy)
     score = _SCORE_OF_CHIP * chosen.beside + 2 * chosen.on_node + 1 - vacancy.sub_healthy
     return Fit(order, score, Take.part(chosen.vnpu))
@@ -165,11 +222,22 @@ def _judge_cores(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     if isinstance(asked, Refusal):
         return asked
     room = left.room - vacancy.kept.bit_count() * left.kind.cores
-    return (
-        _judge_part(vacancy, left, request, asked, room)
-        if isinstance(asked, Template)
-        else _judge_chips_by_cores(replace(vacancy, cores=None, room=room // left.kind.cores), request, asked)
-    )
+
+    def judge_these(these: Vacancy) -> Verdict:
+        if isinstance(asked, Template):
+            return _judge_part(these, left, request, asked, room)
+        return _judge_chips_by_cores(replace(these, cores=None, room=room // left.kind.cores), request, asked)
+
+    if not vacancy.doubtful:
+        return judge_these(vacancy)
+    settled = judge_these(vacancy.settled)
+    if isinstance(settled, Fit):
+        return settled
+    doubtful = judge_these(vacancy)
+    if isinstance(doubtful, Refusal):
+        return doubtful
+    # After every node that has room elsewhere, and again by product.
+    return Fit((doubtful.key[0] + _LAST, *doubtful.key[1:]), 0, doubtful.take)
 
 
 def _judge_chips_by_cores(vacancy: Vacancy, request: ChipRequest, chips: int) -> Verdict:
@@ -188,7 +256,7 @@ def _judge_part(vacancy: Vacancy, left: CoresLeft, request: ChipRequest, templat
         return _kept_or(Refusal(Reason.NO_FREE_VNPU, sentence), vacancy, request)
     if room < request.cores:
         sentence = f"{request.what} requested, the kubelet would admit {max(room, 0)}"
-        return Refusal(Reason.NO_ROOM_AT_KUBELET, sentence)
+        return _kept_or(Refusal(Reason.NO_ROOM_AT_KUBELET, sentence), vacancy, request)
     chip = chosen.left
     # The parts of chips of different products are alike, so the product comes last.
     order = (chip.cores, chip.cpus, -left.used, vacancy.sub_healthy, _PREFERENCE[vacancy.product.name])
@@ -251,8 +319,9 @@ def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
 
 def _kept_or(refusal: Refusal, vacancy: Vacancy, request: ChipRequest) -> Refusal:
     """Why a node refuses a request: ``ChipsKept`` if it would fit without what is kept for others."""
-    if not vacancy.kept:
+    if not vacancy.kept and vacancy.unkept is None:
         return refusal
-    kept = f"{count(vacancy.kept.bit_count(), 'chip is', 'chips are')} kept for {vacancy.keeper or 'others'}"
+    chips = f"{count(vacancy.kept.bit_count(), 'chip is', 'chips are')}" if vacancy.kept else "parts of chips are"
+    kept = f"{chips} kept for {vacancy.keeper or 'others'}"
     are_kept = isinstance(judge(vacancy.with_kept(), request), Fit)
     return Refusal(Reason.CHIPS_KEPT if are_kept else refusal.reason, f"{refusal.message}; {kept}")

@@ -82,6 +82,14 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
         free = Counter(each.suffix for each in self.free)
         return {each.suffix: 0 if each.unknown else free[each.suffix] for each in self.sizes}
 
+    def keeping(self, kept: Collection[Vnpu]) -> "VnpusLeft":
+        """What is left beside vNPUs that are kept for others, whether they are free now or not."""
+        free = _free(self.free, kept, 0)
+        fewer = Counter(each.suffix for each in self.free)
+        fewer.subtract(each.suffix for each in free)
+        sizes = tuple(each._replace(room=max(each.room - fewer[each.suffix], 0)) for each in self.sizes)
+        return VnpusLeft(free, self.used, sizes)
+
     def choose(self, suffix: str) -> ChosenVnpu | Refusal:
         """The best free vNPU of a size, or why there is none."""
         size = next((each for each in self.sizes if each.suffix == suffix), None)

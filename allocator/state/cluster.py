@@ -32,8 +32,10 @@ from allocator.state.report import NO_REPORT, NodeHealth
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
 from allocator.state.switches import Switches, asks_for_switches
+from allocator.state.unexplained import UnexplainedChips
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import CLAIMED, read_block, read_predicate_time
+from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Node, Pod
 from ascend.products import Product
@@ -97,6 +99,7 @@ class Cluster:
             changed=self._refresh,
             removed=self._drop_if_empty,
         )
+        self._unexplained = UnexplainedChips(clock)
         self._held_deleted: set[str] = set()
         ledger.subscribe(self._reserved)
         ledger.promises.subscribe(self._promised)
@@ -112,6 +115,22 @@ class Cluster:
         self._held_deleted.add(uid)
         self._record(node).holdings.setdefault(uid, holding)
         self._refresh(node)
+
+    def close_unexplained(self) -> dict[str, ChipSet]:
+        """Give no more of chips that are in use by a report, while no pod is known to have something of them.
+
+        Call it periodically; it returns the chips that are closed now, by node.
+        """
+        closed: dict[str, ChipSet] = {}
+        for name in self._unexplained.due():
+            record = self._records.get(name)
+            if record is not None:
+                before = record.closed
+                self._unexplained.note(record)
+                if record.closed != before:
+                    self._refresh(name)
+                    closed[name] = record.closed & ~before
+        return closed
 
     def release_deleted(self, uid: str, node: str) -> None:
         """Free the chips of a deleted pod again."""
@@ -303,6 +322,7 @@ class Cluster:
             return
         record.idle = None
         record.reread()
+        self._unexplained.note(record)
         self._set_product(record, record.identify())
         self.index.locate(name, read_location(record.node, record.report, self.switches.find(record.node)))
         self._offer(record)
@@ -311,8 +331,9 @@ class Cluster:
         self.changes.note(record.name)
         promises = self._ledger.promises
         promised = promises.on(record.name) if promises else 0
-        keeper = promises.keeper_on(record.name) if promised else ""
-        offer = assess(record, self._ledger.on(record.name), promised, keeper)
+        parts = promises.parts_on(record.name) if promises else ()
+        keeper = promises.keeper_on(record.name) if promised or parts else ""
+        offer = assess(record, self._ledger.on(record.name), promised, keeper, parts)
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)
@@ -326,6 +347,7 @@ class Cluster:
             self._refresh(name)
         else:
             del self._records[name]
+            self._unexplained.forget(name)
             self.index.drop(name)
             self.index.locate(name, NOWHERE)
             self.changes.note(name)

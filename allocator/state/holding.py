@@ -3,6 +3,7 @@
 import msgspec
 
 from allocator.rules.request import counted_chips, counted_cores, counted_vnpus, requested_what
+from ascend.annotations import REAL
 from ascend.chips import ChipSet, chip_set
 from ascend.cores import Cut
 from ascend.errors import InvalidValue
@@ -26,6 +27,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
         cuts: the vNPUs it holds that were cut for it.
         counted_cores: the number of AI cores that the kubelet counts for it.
         unknown_cores: why it is unknown what it holds for them, a sentence; None if that is known.
+        is_claimed: whether the device plugin has written what it was given.
     """
 
     pod: str
@@ -39,6 +41,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     cuts: tuple[Cut, ...] = ()
     counted_cores: int = 0
     unknown_cores: str | None = None
+    is_claimed: bool = False
 
     @property
     def parts(self) -> tuple[Vnpu | Cut, ...]:
@@ -86,4 +89,5 @@ def read_holding(pod: Pod) -> Holding | None:
         held.cuts,
         cores,
         f"{missing}them" if cores and not held.chips and not held.cuts else None,
+        REAL in pod.metadata.annotations,
     )

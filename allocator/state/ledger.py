@@ -311,7 +311,7 @@ class Ledger:
         self._by_uid[reservation.uid] = reservation
         self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.take
         if self.promises:
-            self.promises.taken(reservation.node, reservation.take.chip_set, (reservation.uid, reservation.plan))
+            self.promises.taken(reservation.node, reservation.take, (reservation.uid, reservation.plan))
         self._schedule(reservation)
         self._plans.put(reservation)
 

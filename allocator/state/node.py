@@ -83,6 +83,9 @@ class NodeRecord:
         idle: what is left beside its pods, without the ledger; None if that has to be read again. Whatever changes the
             record sets it to None.
         room: the number of chips that the kubelet would admit beside its pods, if ``idle`` is a vacancy.
+        unexplained: the chips that are in use by its report, and of which no pod is known to have got anything
+            (``unexplained.py``).
+        closed: those of them of which no pod gets anything.
     """
 
     name: str
@@ -97,6 +100,8 @@ class NodeRecord:
     node: "Node | None" = None
     product: Product | None = None
     ignored: tuple[str, ...] = ()
+    unexplained: ChipSet = 0
+    closed: ChipSet = 0
     idle: "Offer | None" = field(default=None, init=False)
     room: int = field(default=0, init=False)
 

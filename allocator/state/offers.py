@@ -4,7 +4,7 @@ What is left beside its pods is remembered on the record: a reservation changes 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from allocator.rules.cores import CoresLeft, cores_left
 from allocator.rules.vacancy import Vacancy
@@ -19,7 +19,13 @@ from ascend.takes import Take
 from ascend.vnpus import Vnpu
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet = 0, keeper: str = "") -> Offer:
+def assess(
+    record: NodeRecord,
+    reserved: Mapping[str, Take],
+    promised: ChipSet = 0,
+    keeper: str = "",
+    parts: Collection[Vnpu | Cut] = (),
+) -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
@@ -27,6 +33,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
         reserved: what is reserved on it, by pod uid.
         promised: the chips on it that are kept for others, held or not.
         keeper: what they are kept for, in sentences.
+        parts: the vNPUs on it that are kept for others, held or not.
     """
     idle = record.idle if record.idle is not None else _assess_idle(record)
     if isinstance(idle, Refusal):
@@ -42,13 +49,13 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
             room -= len(take.chips)
             if take.vnpu is not None:
                 vnpus.append(take.vnpu)
-    if not taken and not promised:
+    if not taken and not promised and not parts:
         return idle
     free = idle.free & ~taken
     # Promised chips that pods still hold are counted already.
     kept = free & promised
     number = kept.bit_count()
-    return Vacancy(
+    left = Vacancy(
         idle.product,
         idle.healthy,
         free & ~kept,
@@ -61,7 +68,9 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promised: ChipSet =
         # A chip that was reserved as a whole may have been cut since.
         vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None and taken else idle.vnpus,
         cores=cores,
+        doubtful=idle.doubtful & free & ~kept,
     )
+    return left.keeping(promised, parts, keeper) if parts or cores is not None else left
 
 
 def _assess_idle(record: NodeRecord) -> Offer:
@@ -81,7 +90,7 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
     health = _health(record, server, report)
     if isinstance(health, Refusal):
         return health, 0
-    unhealthy = report.unhealthy
+    unhealthy, closed = report.unhealthy, record.closed
     # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
     taken, room = unhealthy | report.pre_separate, server.allocatable if server.kind is None else server.product.chips
     for holding in record.holdings.values():
@@ -92,7 +101,7 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         taken |= holding.occupied
         room -= holding.counted
     healthy = server.reported & ~unhealthy
-    free = healthy & ~taken
+    free = healthy & ~taken & ~closed
     vacancy = Vacancy(
         server.product,
         healthy.bit_count(),
@@ -103,7 +112,8 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         cut_off=free & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
         vnpus=_vnpus_left(record, server, unhealthy | report.pre_separate) if server.vnpus else None,
-        cores=_cores_left(record, server, unhealthy | report.pre_separate),
+        cores=_cores_left(record, server, unhealthy | report.pre_separate | closed),
+        doubtful=free & record.unexplained,
     )
     return vacancy, room
 

@@ -1,9 +1,10 @@
-"""Promises: chips that are kept for a pod or a gang before it can be placed.
+"""Promises: chips, or a part of one, that are kept for a pod or a gang before it can be placed.
 
 A pod that preempts waits until its victims have terminated. Their chips are promised to it from the moment the victims
 are chosen: pods of lower or equal priority can't take them when they become free. A promise names chips, whether they
 are held now or not, and ends when its owner is bound or deleted, when the owner is nominated elsewhere, when a pod of
-higher priority takes some of the chips, or at a time.
+higher priority takes some of the chips, or at a time. For a pod that requests a vNPU, or AI cores of a part of a chip,
+it names the part in the same way.
 
 Promised chips count as taken for every pod; a promise is lifted while a pod is judged that may use its chips. So
 decisions cost nothing more while there are no promises.
@@ -17,20 +18,24 @@ from msgspec.structs import replace
 
 from allocator.state.job import Job
 from ascend.chips import ChipSet
+from ascend.cores import Cut
 from ascend.kube.objects import Pod
+from ascend.takes import Take
+from ascend.vnpus import Vnpu
 
 
 class Promise(msgspec.Struct, frozen=True, eq=False):
-    """Chips kept for one owner.
+    """Chips, or a part of one, kept for one owner.
 
     Attributes:
         owner: the uid of a pod, or the name of a gang's plan (``JobKey.plan``).
         what: what they are kept for, in sentences: ``pod ns/name`` or ``job ns/name``.
         priority: pods of higher priority may take the chips.
-        chips: by node.
+        chips: by node; none on its node for a part.
         due_s: when it ends at the latest, on the ledger's clock.
         drains: these are whole nodes, which drain for a gang that waits: it does not end if others take some chips.
         since: when the last pod of that gang was created.
+        part: the vNPU, on the only node; None for chips.
     """
 
     owner: str
@@ -40,10 +45,22 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
     due_s: float
     drains: bool = False
     since: str = ""
+    part: Vnpu | Cut | None = None
+
+    def overlaps(self, node: str, chips: ChipSet, part: Vnpu | Cut | None) -> bool:
+        """Whether both can't be had on a node: this, and these chips or this vNPU.
+
+        Two vNPUs that are cut when their pods start may fit on one chip.
+        """
+        own, cut = self.chips.get(node, 0), isinstance(part, Cut) and 1 << part.chip
+        own_cut = isinstance(self.part, Cut) and 1 << self.part.chip
+        if own & (chips | cut) or own_cut & chips:
+            return True
+        return isinstance(part, Vnpu) and part == self.part
 
 
 class Promises:
-    """All promises; no two of them name the same chip.
+    """All promises; no two of them name the same chip, or the same vNPU that was cut beforehand.
 
     Args:
         monotonic: the clock.
@@ -79,8 +96,14 @@ class Promises:
                 chips |= self._by_owner[owner].chips[node]
         return chips
 
+    def parts_on(self, node: str) -> tuple[Vnpu | Cut, ...]:
+        """The promised vNPUs of a node, without those of lifted promises."""
+        owners = sorted(self._by_node.get(node, ()))
+        parts = (self._by_owner[owner].part for owner in owners if owner not in self._lifted)
+        return tuple(part for part in parts if part is not None)
+
     def keeper_on(self, node: str) -> str:
-        """What the chips of ``on`` are kept for, in sentences."""
+        """What the chips of ``on`` and the vNPUs of ``parts_on`` are kept for, in sentences."""
         return " and ".join(each.what for each in self.owners_on(node) if each.owner not in self._lifted)
 
     def owners_on(self, node: str) -> list[Promise]:
@@ -109,11 +132,11 @@ class Promises:
         return [*self.below(priority), *later]
 
     def keep(self, promise: Promise) -> None:
-        """Add a promise, replacing that of the same owner and those that name some of its chips."""
+        """Add a promise, replacing that of the same owner and those that overlap with it."""
         changed = set(self._remove(promise.owner))
         for node, chips in promise.chips.items():
             for other in self.owners_on(node):
-                if other.chips[node] & chips:
+                if other.overlaps(node, chips, promise.part):
                     changed.update(self._remove(other.owner))
         self._put(promise)
         self._changed(changed.union(promise.chips))
@@ -151,16 +174,17 @@ class Promises:
             if started >= job.min_available:
                 self.drop(job.key.plan)
 
-    def taken(self, node: str, chips: ChipSet, owners: Collection[str]) -> None:
-        """Some chips were reserved: the promises of others that name some of them end.
+    def taken(self, node: str, take: Take, owners: Collection[str]) -> None:
+        """Something was reserved: the promises of others that overlap with it end.
 
         Args:
             node: the node.
-            chips: the chips.
+            take: the chips, or the vNPU.
             owners: the pod that they were reserved for, and its gang.
         """
         for promise in self.owners_on(node):
-            if promise.chips[node] & chips and promise.owner not in owners and not promise.drains:
+            is_taken = promise.overlaps(node, take.chip_set, take.vnpu or take.cut)
+            if is_taken and promise.owner not in owners and not promise.drains:
                 self.drop(promise.owner)
 
     def expire(self) -> list[Promise]:

@@ -60,6 +60,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
         pre_separate: the chips with a fault of level PreSeparateNPU: a pod that holds one keeps it, no new pod gets it.
         faults: the chips in the list of unhealthy ones, with their fault codes. Not those about which the device plugin
             only knows nothing (docs/deviations.md).
+        free: the chips that are healthy, whole, and held by nobody as far as it knows.
         listed: every chip in one of its lists; chips that pods hold may be missing.
         super_pod: the id of the node's SuperPod; negative if it is unknown, or the node is in none.
         server_index: the node's index within it.
@@ -73,6 +74,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
     health: NodeHealth = NodeHealth.HEALTHY
     pre_separate: ChipSet = 0
     faults: dict[int, str] = {}
+    free: ChipSet = 0
     listed: ChipSet = 0
     super_pod: int = UNKNOWN
     server_index: int = UNKNOWN
@@ -148,6 +150,7 @@ def node_report(decoded: DeviceReport, switches: NodeHealth = NodeHealth.HEALTHY
         max(switches, NodeHealth.SUB_HEALTHY if is_degraded else NodeHealth.HEALTHY),
         pre_separate,
         _faults(decoded),
+        decoded.free,
         decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | pre_separate,
         decoded.super_pod_id,
         decoded.server_index,

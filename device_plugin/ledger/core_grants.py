@@ -3,17 +3,11 @@
 See docs/spec/vnpu.md#score-and-chip, docs/spec/vnpu.md#dynamic-vnpus-in-allocate.
 """
 
-import re
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from ascend.chips import MAX_CHIP_ID, NAME_PREFIX, parse_chip_name
-from ascend.errors import InvalidValue
-from ascend.templates import TEMPLATES
+from ascend.chips import NAME_PREFIX, parse_chip_name
+from ascend.cores import parse_cores, split_group
 from ascend.vnpus import Vnpu, parse_vnpu
-
-_PART: Final = re.compile(r"([0-9]{1,3})-([a-z0-9_]{1,32})")
-_GROUP: Final = re.compile(r"_([0-9]{1,10})")
-_MOST_CHIPS: Final = 64
 
 
 class CoreGrant(NamedTuple):
@@ -28,27 +22,14 @@ class CoreGrant(NamedTuple):
     template: str = ""
 
 
-def read_core_grant(text: str, field: str) -> CoreGrant:
+def read_core_grant(text: str) -> CoreGrant:
     """Read ``0-vir05_1c_16g``, or ``0,1`` for whole chips.
 
     Raises:
         InvalidValue: the text is neither, or there is no such template.
     """
-    if (part := _PART.fullmatch(text)) is not None and part[2] in TEMPLATES:
-        return CoreGrant((_chip(part[1], field),), part[2])
-    ids = text.split(",")
-    if len(ids) > _MOST_CHIPS or not all(each.isascii() and each.isdigit() for each in ids):
-        raise InvalidValue(f"{field}: {text[:60]!r} is neither <physical id>-<template> nor a list of physical ids")
-    chips = tuple(_chip(each, field) for each in ids)
-    if len(set(chips)) < len(chips):
-        raise InvalidValue(f"{field}: {text[:60]!r} names a chip twice")
-    return CoreGrant(chips)
-
-
-def _chip(text: str, field: str) -> int:
-    if len(text) > 3 or int(text) > MAX_CHIP_ID:  # noqa: PLR2004 - the largest id has three digits
-        raise InvalidValue(f"{field}: {text[:10]} is not a physical id of a chip")
-    return int(text)
+    chips, cut = parse_cores(text)
+    return CoreGrant(chips) if cut is None else CoreGrant((cut.chip,), cut.template)
 
 
 class Given(NamedTuple):
@@ -73,8 +54,6 @@ def read_given(text: str) -> Given:
     """
     if "-" not in text.removeprefix(NAME_PREFIX) or "," in text:
         return Given(tuple(map(parse_chip_name, text.split(","))))
-    name, mark, _ = text.partition("_")
+    name, group = split_group(text)
     vnpu = parse_vnpu(name)
-    if mark and (group := _GROUP.fullmatch(text[len(name) :])) is not None:
-        return Given((vnpu.chip,), vnpu, int(group[1]))
-    raise InvalidValue(f"{text[:60]!r} does not end with the id of a group of vNPUs")
+    return Given((vnpu.chip,), vnpu, group)

@@ -194,7 +194,7 @@ def _read_core_grant(annotations: Mapping[str, str]) -> tuple[Grant | None, str]
     text = annotations.get(RESOURCE_CORES)
     if text is None:
         return None, ""
-    found = read_core_grant(text, f"annotation {RESOURCE_CORES}")
+    found = read_core_grant(text)
     return Grant(found.chips, read_predicate_time(annotations)), found.template
 
 

@@ -145,10 +145,14 @@ def node(
     )
 
 
-def report(name: str, *, unhealthy: Iterable[int] = (), data: Mapping[str, str] | None = None) -> ConfigMap:
+def report(
+    name: str, *, free: Iterable[int] = range(8), unhealthy: Iterable[int] = (), data: Mapping[str, str] | None = None
+) -> ConfigMap:
     """The device-info ConfigMap of a node."""
     bad = chip_set(unhealthy)
-    written = encode_report(DeviceReport(free=0xFF & ~bad, unhealthy=bad, network_unhealthy=0, update_time_s=1))
+    written = encode_report(
+        DeviceReport(free=chip_set(free) & ~bad, unhealthy=bad, network_unhealthy=0, update_time_s=1)
+    )
     return ConfigMap(
         metadata=Metadata(name=config_map_name(name), namespace=NAMESPACE, labels=LABELS),
         data=dict(data) if data is not None else written,
@@ -177,7 +181,7 @@ class World:
     ) -> None:
         self.now_s = 100.0
         self.ledger = Ledger(ttl_s=ttl_s, monotonic=lambda: self.now_s)
-        self.cluster = Cluster(self.ledger)
+        self.cluster = Cluster(self.ledger, clock=lambda: self.now_s)
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL
+from ascend.cores import Cut, parse_cores
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
+from ascend.pod_devices import read_held
 from ascend.templates import RESOURCE_CORES, Divisible, divisible
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES, WHOLE_CHIPS
@@ -76,17 +78,39 @@ def give(ledger: CoreLedger, name: str, count: int, written: str, ids: Iterable[
     ],
 )
 def test_grants_are_read(text: str, grant: CoreGrant) -> None:
-    assert read_core_grant(text, "x") == grant
+    assert read_core_grant(text) == grant
 
 
 @given(st.text() | st.from_regex(r"[0-9]{1,5}(-vir[0-9_cg]*|(,[0-9]{1,5})*)", fullmatch=True))
 def test_any_grant_is_read_or_invalid(text: str) -> None:
     try:
-        read = read_core_grant(text, "x")
+        read = read_core_grant(text)
     except InvalidValue:
         return
     assert read.chips
     assert max(read.chips) <= 255
+
+
+@pytest.mark.parametrize("text", ["00-vir05_1c_16g", "000", "01,2", "0-vir07_1c_16g", "256", "0,0", "0,", ""])
+def test_a_grant_that_the_allocator_would_refuse_is_refused(text: str) -> None:
+    for read in (read_core_grant, parse_cores):
+        with pytest.raises(InvalidValue, match=RESOURCE_CORES):
+            read(text)
+
+
+@pytest.mark.parametrize("group", ["0", "7", "100000", "4294967295"])
+def test_a_claim_with_any_group_of_the_driver_is_read_by_both_programs(group: str) -> None:
+    name = f"Ascend910-5c.1cpu.16g-100-0_{group}"
+    assert read_given(name) == Given((0,), Vnpu("5c.1cpu.16g", 0, 100), int(group))
+    assert read_held({REAL: name}).cuts == (Cut(0, SMALL),)
+
+
+@pytest.mark.parametrize("group", ["", "00", "01", "12345678901", "-1", "x", "1\n"])
+def test_a_claim_whose_group_is_no_number_is_read_by_neither_program(group: str) -> None:
+    name = f"Ascend910-5c.1cpu.16g-100-0_{group}"
+    for read in (read_given, lambda text: read_held({REAL: text})):
+        with pytest.raises(InvalidValue):
+            read(name)
 
 
 def test_claims_are_read() -> None:

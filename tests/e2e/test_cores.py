@@ -1,5 +1,7 @@
 """Pods with AI cores of a node without a kubelet: the scheduler counts them, the allocator says of which chip."""
 
+from typing import Any
+
 from ascend.annotations import PREDICATE_TIME
 from ascend.chips import RESOURCE
 from ascend.kube.objects import Pod
@@ -9,11 +11,11 @@ from tests.e2e.test_vnpus import bound
 from tests.e2e.world import World
 
 
-async def create(world: World, name: str, cores: int) -> Pod:
+async def create(world: World, name: str, cores: int, **spec: Any) -> Pod:
     (container,) = world.pod_manifest(name, 1)["spec"]["containers"]
     quantities = {RESOURCE_CORES: str(cores)}
     container["resources"] = {"limits": quantities, "requests": quantities}
-    return await world.create(name, 1, containers=[container])
+    return await world.create(name, 1, containers=[container], **spec)
 
 
 async def test_pods_get_parts_of_chips_and_whole_ones(world: World) -> None:

@@ -185,7 +185,7 @@ def test_a_pod_with_unreadable_chips_makes_its_node_unusable(holder: Pod, words:
 
 def test_a_manually_separated_chip_is_unhealthy() -> None:
     separated = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=1, manually_separated=0b100)
-    assert read_report(report("n1", data=encode_report(separated))) == NodeReport(0b100, 0, 1, listed=0xFF)
+    assert read_report(report("n1", data=encode_report(separated))) == NodeReport(0b100, 0, 1, free=0xFF, listed=0xFF)
 
 
 def listing(device_list: dict[str, str]) -> ConfigMap:
