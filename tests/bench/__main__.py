@@ -32,6 +32,7 @@ from tests.bench import (
     super_pods,
     switches,
     telemetry,
+    volcano,
 )
 from tests.bench.outcome import Outcome, Run
 
@@ -40,6 +41,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "gangs": gangs.measure,
     "super_pods": super_pods.measure,
     "switches": switches.measure,
+    "volcano": volcano.measure,
     "rescheduling": rescheduling.measure,
     "fragmentation": fragmentation.measure,
     "slices": slices.measure,
