@@ -29,6 +29,8 @@ from device_plugin.pods.claims import ClaimWriter, claim_annotations
 from device_plugin.pods.container_edits import ContainerEdits
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.core_matcher import CoreMatcher
+from device_plugin.pods.core_reconciler import CoreReconciler
+from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.fault_notices import FaultNotices
 from device_plugin.pods.reconciler import Keeps, Reconciler
@@ -205,16 +207,22 @@ class OfferMaker:
             self._claim(handover, CORES)
 
         cutter = Cutter(driver, node.facts, lambda vnpu: keeper.not_given(vnpu))  # noqa: PLW0108 - made below
-        keeper = CoreKeeper(
+        vnpus = CutVnpus(cutter, node.answering_chips)
+        reconciler = CoreReconciler(
             settings.pod_resources_socket,
             ledger,
-            cutter,
+            vnpus,
             kubelet_pods=node.kubelet_pods.list,
-            chips=node.answering_chips,
             others=node.static_vnpus,
             claim=claim,
             metrics=node.metrics,
             announce=pod_announcer(node.events, "HandOver"),
+        )
+        keeper = CoreKeeper(
+            ledger,
+            vnpus,
+            reconciler,
+            others=node.static_vnpus,
             announce_node=node_announcer(node.events, settings.node_name),
         )
         matcher = CoreMatcher(

@@ -16,7 +16,7 @@ from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
-from device_plugin.pods import core_keeper
+from device_plugin.pods import core_keeper, core_reconciler, cut_vnpus
 from device_plugin.pods.core_keeper import CoreKeeper
 from sandbox.cluster import pod_manifest
 from sandbox.kubelet.pod_status import PodStatusWriter
@@ -39,7 +39,7 @@ from tests.device_plugin.whole import Whole
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody has is given back soon, so that a test can wait for that."""
-    monkeypatch.setattr(core_keeper, "HANDING_OVER_S", 0.2)
+    monkeypatch.setattr(cut_vnpus, "HANDING_OVER_S", 0.2)
     monkeypatch.setattr(core_keeper, "LOOK_S", 1.0)
 
 
@@ -134,7 +134,7 @@ async def test_pods_mistaken_for_each_other_keep_what_they_have(
         await asyncio.sleep(0.5)
         await send(writer, update)
 
-    monkeypatch.setattr(core_keeper, "read_ledger", slow)
+    monkeypatch.setattr(core_reconciler, "read_ledger", slow)
     monkeypatch.setattr(PodStatusWriter, "_send", late)
     async with cores_node(folder) as whole, plugin_on(whole):
         kubelet = whole.node.kubelet
