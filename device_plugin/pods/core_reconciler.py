@@ -82,8 +82,7 @@ class CoreReconciler:
         ledger = self._ledger
         unconfirmed = {each.uid for each in ledger.pods if each.past_admission} & ledger.handovers.unconfirmed
         missing = {each.uid for each in ledger.handovers if ledger.pods.get(each.uid) is None}
-        ended = {uid for uid in ledger.handovers.kept if (pod := ledger.pods.get(uid)) is None or not pod.live}
-        found = {*ended, *unconfirmed, *missing, *(pod.uid for pod in self._unexplained())}
+        found = {*ledger.handovers.kept, *unconfirmed, *missing, *(pod.uid for pod in self._unexplained())}
         return frozenset(found if self.is_settled else {*found, ""})
 
     async def forget_lost(self) -> None:

@@ -19,6 +19,7 @@ from device_plugin.app import Plugin
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
+from device_plugin.pods.core_reconciler import CoreReconciler
 from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.reset.rules import obstacles
@@ -404,12 +405,22 @@ async def test_a_pod_whose_grant_is_unreadable_keeps_all_vnpus(folder: Path) -> 
             await until(lambda: vnpus(whole) == [], timeout_s=20.0)
 
 
-async def test_a_pod_that_a_new_kubelet_does_not_know_gets_its_vnpu_again(folder: Path) -> None:
+async def test_a_pod_that_a_new_kubelet_does_not_know_gets_its_vnpu_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsettled, found = CoreReconciler.unsettled, [frozenset({"nothing was looked at"})]
+
+    def recorded(reconciler: CoreReconciler) -> frozenset[str]:
+        found.append(unsettled(reconciler))
+        return found[-1]
+
+    monkeypatch.setattr(CoreReconciler, "unsettled", recorded)
     async with cores_node(folder) as whole, plugin_on(whole) as plugin:
         await bind(whole, "first", 5, f"1-{SMALL}")
         await whole.claimed("first")
         ledger = plugin.ledgers.cores
         (handover,) = ledger.handovers.cores()
+        await until(lambda: all(pod.claimed for pod in ledger.pods) and not found[-1])
         ledger.handovers.drop(handover.uid)
         assert ledger.handovers.kept[handover.uid].vnpu == handover.vnpu
         assert ledger.used == 0b10
