@@ -120,6 +120,8 @@ class AllocatorApp:
         )
         self.extender_address = ""
         """Where the extender, probes and metrics listen."""
+        self.volcano_address = ""
+        """Where Volcano's extender plugin is answered; empty if it is not."""
         self.grpc_address = ""
         """Where ``ascend.allocator.v1`` listens."""
 
@@ -259,7 +261,7 @@ class AllocatorApp:
                 nominator=nominations.nominator,
                 closed=leadership.closed,
             )
-            self._add_schedulers(http, journal)
+            self.extender.add_routes(http)
             service = AllocatorService(
                 cluster=self.cluster,
                 ledger=self.ledger,
@@ -270,9 +272,7 @@ class AllocatorApp:
                 journal=journal,
                 closed=leadership.closed,
             )
-            self.extender_address = await stack.enter_async_context(
-                serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)
-            )
+            await self._serve_http(stack, http, certificates, journal)
             # A unix socket needs no certificates: its file mode restricts access.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
@@ -325,18 +325,25 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
-    def _add_schedulers(self, http: web.Application, journal: Journal) -> None:
-        """Add the paths that schedulers call over HTTP."""
-        self.extender.add_routes(http)
-        if self._settings.volcano:
-            VolcanoExtender(
-                cluster=self.cluster,
-                ledger=self.ledger,
-                engine=self.engine,
-                tentative=Tentative(self.cluster, self.ledger, self.engine),
-                journal=journal,
-                closed=self._leadership.closed,
-            ).add_routes(http)
+    async def _serve_http(
+        self, stack: AsyncExitStack, http: web.Application, certificates: Certificates | None, journal: Journal
+    ) -> None:
+        """Serve HTTP; what Volcano's extender plugin calls has an address of its own, because the plugin has no TLS."""
+        self.extender_address = await stack.enter_async_context(
+            serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)
+        )
+        if not self._settings.volcano_address:
+            return
+        volcano = web.Application(client_max_size=MAX_BODY_BYTES)
+        VolcanoExtender(
+            cluster=self.cluster,
+            ledger=self.ledger,
+            engine=self.engine,
+            tentative=Tentative(self.cluster, self.ledger, self.engine),
+            journal=journal,
+            closed=self._leadership.closed,
+        ).add_routes(volcano)
+        self.volcano_address = await stack.enter_async_context(serve_http(volcano, self._settings.volcano_address))
 
     async def _lead(self, grpc_server: GrpcServer, preemption: Preemption, rescheduler: Rescheduler | None) -> None:
         await self._leadership.enter()
@@ -347,7 +354,8 @@ class AllocatorApp:
         preemption.resume()
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
-        await self._leadership.keep(self.extender_address, self.grpc_address)
+        addresses = {"http": self.extender_address, "grpc": self.grpc_address, "volcano": self.volcano_address}
+        await self._leadership.keep({port: address for port, address in addresses.items() if address})
 
     async def _when_open(self, run: Callable[[], Awaitable[None]]) -> None:
         await self._leadership.opened()
@@ -399,7 +407,7 @@ async def serve(
         started: called once it listens; it may not be ready yet.
     """
     async with AllocatorApp(settings, source) as app:
-        log.info("listening", extender=app.extender_address, grpc=app.grpc_address)
+        log.info("listening", extender=app.extender_address, grpc=app.grpc_address, volcano=app.volcano_address or None)
         if started is not None:
             started(app)
         await keep_collections_short(app.has_synced)

@@ -25,6 +25,10 @@ def _grpc_address(text: str) -> str:
     return text if text.startswith("unix:") else checked_address(text)
 
 
+def _address_or_none(text: str) -> str:
+    return checked_address(text) if text else text
+
+
 def _product(name: str) -> str:
     if name and name not in PRODUCTS:
         raise InvalidValue(f"{name!r} is not a product; the products are {', '.join(PRODUCTS)}")
@@ -65,10 +69,12 @@ class Settings(DaemonSettings):
         " scheduler binds; pods, at /webhook/pods, validates pods; gates, at /webhook/gates, adds the scheduling gate"
         " of nominate=gated; none if empty",
     )
-    volcano: bool = setting(
-        default=False,
-        description="answer Volcano's extender plugin at /volcano/ of the extender's address, beside the webhook for"
-        " bindings. The plugin knows neither TLS nor certificates",
+    volcano_address: str = setting(
+        default="",
+        parse=_address_or_none,
+        description="the address at which Volcano's extender plugin is answered, at /volcano/, beside the webhook for"
+        " bindings; empty: it is not. The plugin knows neither TLS nor certificates: who reaches the address can have"
+        " chips reserved, so the network must restrict it to Volcano's scheduler",
     )
     webhook_client_names: list[str] = setting(
         default=[],

@@ -1,7 +1,7 @@
 """Whether this allocator answers calls: it must lead, and its informers must have synced; and how it stops."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -112,21 +112,19 @@ class Leadership:
             if taken:
                 log.info("reserved the chips of Bindings that the former leader handed over", pods=len(taken))
 
-    async def keep(self, http_address: str, grpc_address: str) -> None:
+    async def keep(self, addresses: Mapping[str, str]) -> None:
         """Answer calls from now on, and keep fence and Service pointing to this allocator, until cancelled.
 
         Args:
-            http_address: where the extender listens.
-            grpc_address: where gRPC listens.
+            addresses: where it listens, by the name of the Service's port.
         """
         self._open.set()
         async with asyncio.TaskGroup() as tasks:
             if self._fence is not None:
                 tasks.create_task(self._fence.keep(), name="fence")
             if self._settings.service:
-                ports = {"http": split_address(http_address)[1]}
-                if not grpc_address.startswith("unix:"):
-                    ports["grpc"] = split_address(grpc_address)[1]
+                listening = {name: each for name, each in addresses.items() if not each.startswith("unix:")}
+                ports = {name: split_address(each)[1] for name, each in listening.items()}
                 namespace, service = self._settings.lease_namespace, self._settings.service
                 here = Endpoint(namespace, service, self._settings.pod_ip, ports)
                 tasks.create_task(publish(self._client, here, self.leads), name="endpoint")

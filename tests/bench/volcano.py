@@ -36,9 +36,10 @@ async def measure(run: Run) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="aa-") as folder:
         async with ApiServer() as server:
             await on_server(server, nodes, run.seed)
-            async with running(server, Path(folder), volcano=True) as allocator, aiohttp.ClientSession() as http:
+            ours = running(server, Path(folder), volcano_address="127.0.0.1:0")
+            async with ours as allocator, aiohttp.ClientSession() as http:
                 pods = [await allocator.pod(f"gang-{rank}", 8, annotations=_GANG) for rank in range(_SIZE)]
-                url = f"http://{allocator.app.extender_address}/volcano/predicate"
+                url = f"http://{allocator.app.volcano_address}/volcano/predicate"
                 for others in _OTHERS:
                     bodies = [_body(pods[0], node_name(number), others) for number in range(nodes)]
                     taken, fitting = await _sessions(run, http, url, bodies, f"{nodes:,} nodes, {others} pods on each")

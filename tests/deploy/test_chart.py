@@ -73,6 +73,7 @@ VARIANTS = {
             'devicePlugin.affinity={"podAffinity":{}}',
         ),
         *("--set", "allocator.nodeSelector.zone=a,allocator.nodeHealthNamespace=default"),
+        *("--set", "allocator.volcano.enabled=true"),
     ),
 }
 
@@ -121,6 +122,15 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("allocator.tls.webhookClientNames[0]=api", "/allocator/tls/clientNames"),
         ("allocator.webhooks.pods.invalid=shout", "/allocator/webhooks/pods/invalid"),
         ("allocator.policies.enabled=perhaps", "/allocator/policies/enabled"),
+        ('allocator.volcano={"enabled":true,"from":[]}', "/allocator/volcano/from"),
+        (
+            'allocator={"volcano":{"enabled":true},"webhooks":{"bindings":{"enabled":false}}}',
+            "allocator.volcano.enabled: without allocator.webhooks.bindings.enabled",
+        ),
+        (
+            'allocator={"volcano":{"enabled":true},"networkPolicy":{"enabled":false}}',
+            "allocator.volcano.enabled: without allocator.networkPolicy.enabled",
+        ),
         ("allocator.nodeHealthNamespace=Mindx_dl", "/allocator/nodeHealthNamespace"),
         ("allocator.reservationTtlSeconds=0", "/allocator/reservationTtlSeconds"),
         ("image.digest=latest", "/image/digest"),
@@ -135,7 +145,7 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
 )
 def test_a_wrong_value_is_refused_and_named(value: str, named: str) -> None:
     with pytest.raises(helm.HelmError) as refused:
-        helm.render("--set-json" if value.endswith(("null", '"', "1.5", "]")) else "--set", value)
+        helm.render("--set-json" if value.endswith(("null", '"', "1.5", "]", "}")) else "--set", value)
     assert named in str(refused.value)
 
 
@@ -157,6 +167,26 @@ def test_a_writer_may_have_any_name() -> None:
     ours = [f"system:serviceaccount:{helm.NAMESPACE}:{name}" for name in ("allocator", "plugin")]
     # JSON and CEL have the same quotes and escapes for these.
     assert json.loads(f"[{names.removesuffix(')')}") == [*ours, *WRITERS]
+
+
+def test_only_volcanos_scheduler_may_reach_the_port_of_its_extender_plugin() -> None:
+    items = helm.render("--set", "allocator.volcano.enabled=true")
+    service = helm.find(items, "Service", "allocator")
+    ports = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
+    policy = helm.find(items, "NetworkPolicy", "allocator")
+    (rule,) = (each for each in policy["spec"]["ingress"] if each["ports"][0]["port"] == "volcano")
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"] == {"app": "volcano-scheduler"}
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "volcano-system"}
+    container = _container(helm.find(items, "Deployment", "allocator"))
+    assert (
+        {port["name"]: port["containerPort"] for port in container["ports"]}
+        == ports
+        == {
+            "http": 8443,
+            "volcano": 8888,
+        }
+    )
 
 
 @pytest.mark.parametrize(("address", "told"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])
@@ -301,7 +331,8 @@ def test_the_programs_accept_the_settings_of_the_chart(
     with_clients = options == VARIANTS["everything set"]
     assert settings.client_names == (["spiffe://cluster.local/ns/a/sa/b", "scheduler"] if with_clients else [])
     assert settings.webhook_client_names == (["kube-apiserver", "it's: #1"] if with_clients else [])
-    assert len(allocator["ports"]) == (2 if with_clients else 1)
+    assert settings.volcano_address == (":8888" if with_clients else "")
+    assert [port["name"] for port in allocator["ports"]] == ["http", *(["grpc", "volcano"] if with_clients else [])]
     assert settings.node_health_namespace == ("default" if options == VARIANTS["everything set"] else "")
 
 

@@ -37,7 +37,7 @@ class Session:
         self._tasks: dict[str, dict[str, Json]] = {}
 
     async def ask(self, verb: str, body: Json) -> Json:
-        url = f"http://{self._allocator.app.extender_address}/volcano/{verb}"
+        url = f"http://{self._allocator.app.volcano_address}/volcano/{verb}"
         async with self._http.post(url, json=body) as response:
             assert response.status == 200, await response.text()
             found: Json = await response.json()
@@ -93,7 +93,8 @@ async def client(allocator: Allocator, tmp_path: Path) -> AsyncIterator[KubeClie
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def allocator(tmp_path: Path) -> AsyncIterator[Allocator]:
-    async with ApiServer() as server, running(server, tmp_path, webhooks=["bindings"], volcano=True) as made:
+    settings: dict[str, Any] = {"webhooks": ["bindings"], "volcano_address": "127.0.0.1:0"}
+    async with ApiServer() as server, running(server, tmp_path, **settings) as made:
         register(server, made)
         yield made
 
