@@ -5,10 +5,12 @@ ServiceAccounts and RBAC, the security contexts, probes, the Service, an upgrade
 """
 
 import contextlib
+import json
 import re
 import subprocess
 import textwrap
 import threading
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -95,6 +97,22 @@ def connect_scheduler(cluster: Cluster) -> None:
     cluster.restart_scheduler(extenders=[{**extender, "urlPrefix": url, "tlsConfig": tls}])
 
 
+def task(name: str, chips: int) -> dict[str, Any]:
+    """A pod as Volcano sends it."""
+    made = pod(name, chips)
+    made["metadata"] |= {"namespace": "default", "uid": name}
+    return {"UID": name, "Pod": made}
+
+
+def ask_as_volcano(cluster: Cluster, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Call the leader as Volcano's extender plugin does: by the Service, without TLS."""
+    address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
+    request = urllib.request.Request(f"http://{address}:8888/volcano/{verb}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=10) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
 def kubectl(cluster: Cluster, *arguments: str) -> str:
     done = subprocess.run(
         [str(binaries.path("kubectl")), "--kubeconfig", str(cluster.kubeconfig_path), *arguments],
@@ -162,7 +180,7 @@ def everything(cluster: Cluster) -> set[str]:
 @pytest.mark.shows("image", "910A")
 def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, built_image: image.Image) -> None:
     before = everything(cluster)
-    with installed(cluster, built_image):
+    with installed(cluster, built_image, "--set", "allocator.volcano.enabled=true"):
         allocators, plugins = pods_of(cluster, "allocator"), pods_of(cluster, "device-plugin")
         assert {each["spec"]["nodeName"] for each in plugins} == {"n1", "n2"}
         assert len({each["spec"]["nodeName"] for each in allocators}) == 2
@@ -175,6 +193,8 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
         cluster.api.delete(f"{CORE}/pods/{leader['metadata']['name']}", grace_s=0)
         assert not place(cluster, "second")[1] & chips
         assert not holder(cluster).startswith(leader["metadata"]["name"])
+        judged = ask_as_volcano(cluster, "predicate", {"task": task("asks", 8), "node": {"Name": node}})
+        assert judged["status"].startswith("NotEnoughChips: "), judged
         for each in plugins:
             assert ": 0 problems" in run_in(cluster, each, "npuctl", "doctor")
         for each in (*pods_of(cluster, "allocator"), *plugins):
