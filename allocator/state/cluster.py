@@ -31,7 +31,7 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
-from allocator.state.switches import Switches, asks_for_switches
+from allocator.state.switches import Switches, asks_for_switches, read_state
 from allocator.state.unexplained import UnexplainedChips
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import CLAIMED, read_block, read_predicate_time
@@ -87,7 +87,9 @@ class Cluster:
         self.changes = Changes()
         self.jobs = Jobs()
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
-        self.switches = Switches(self.jobs.by_key, lambda node: self.index.topology.location(node).spot, ledger)
+        self.switches = Switches(
+            self.jobs.by_key, lambda node: self.index.topology.location(node).spot, ledger, self.blocks
+        )
         self.switches.changed = self._switches_changed
         self.faulty_nodes = FaultyNodes()
         self.waiting = WaitingPods()
@@ -243,7 +245,8 @@ class Cluster:
             self.previous.remember(job.key, rank, pod.spec.node_name, now_s)
         owner = pod.metadata.controller
         if block is not None and owner is not None:  # nobody makes other pods anew
-            self.blocks.remember(job.key, rank, Spot(pod.spec.node_name, block, owner.uid), now_s)
+            spot = Spot(pod.spec.node_name, block, owner.uid, read_state(pod))
+            self.blocks.remember(job.key, rank, spot, now_s)
 
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""

@@ -1,0 +1,84 @@
+"""How jobs use the switches, as the next job sees it."""
+
+import pytest
+from msgspec.structs import replace
+
+from allocator.state.switches import SwitchUse
+from allocator.switches.rooms import Schema, SwitchState, Use
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from tests.allocator.builders import World
+from tests.allocator.switches.world import bind, job, placed, server, switches, table
+
+LARGE = "large-model-schema"
+
+
+def spanning(version: str) -> tuple[World, list[Pod]]:
+    """A large job with two pods below each of two switches, which have two more servers each, and a third switch."""
+    world = switches((0, 1), (2, 3), version=version)
+    world.add(*(pods := job(4, LARGE, name="first", owner="Job")))
+    bound = bind(world, pods)
+    world.cluster.switches.applied(table(range(3)))
+    world.add(*(server(0, slot) for slot in (2, 3)), *(server(1, slot) for slot in (0, 1)))
+    world.add(*(server(2, slot) for slot in (0, 1)))
+    return world, bound
+
+
+def successor(gone: Pod, rank: int) -> Pod:
+    (made,) = job(4, LARGE, name="first", owner="Job", ranks=[rank])
+    return replace(made, metadata=replace(made.metadata, name=f"new-{gone.name}", uid=f"uid-new-{gone.name}"))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("replaced", [[2], [2, 3], [1, 2, 3]])
+def test_the_switches_of_a_job_are_kept_while_its_pods_are_replaced(version: str, replaced: list[int]) -> None:
+    world, bound = spanning(version)
+    before = world.cluster.switches.uses()
+    world.add(*(second := job(6, LARGE, name="second")))
+    for rank in replaced:
+        world.cluster.pod_deleted(bound[rank])
+    assert world.cluster.switches.uses() == before
+    assert world.refusal(second[0]).reason is Reason.GANG_DOES_NOT_FIT
+    world.add(*(again := [successor(bound[rank], rank) for rank in replaced]))
+    assert placed(world, again) == [bound[rank].spec.node_name for rank in replaced]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_of_a_job_whose_pods_are_all_there_no_former_server_counts(version: str) -> None:
+    world, bound = spanning(version)
+    for rank in (2, 3):
+        world.cluster.pod_deleted(bound[rank])
+    for slot in range(4):
+        world.fill(f"t1-{slot}")
+    assert 1 in world.cluster.switches.uses()
+    world.add(*(again := [successor(bound[rank], rank) for rank in (2, 3)]))
+    assert placed(world, again) == ["t0-2", "t0-3"]
+    assert 1 not in world.cluster.switches.uses()
+
+
+def test_pods_that_have_succeeded_are_not_waited_for() -> None:
+    world, bound = spanning("1.0")
+    for each in bound[2:]:
+        world.add(replace(each, status=replace(each.status, phase="Succeeded")))
+    assert world.cluster.switches.uses() == {}
+
+
+def test_a_job_that_is_made_by_another_object_does_not_count_with_the_servers_of_the_former() -> None:
+    world, bound = spanning("1.0")
+    for each in bound:
+        world.cluster.pod_deleted(each)
+    other = [replace(owned, uid="other") for owned in bound[0].metadata.owner_references]
+    (made,) = job(4, LARGE, name="first", ranks=[0])
+    made = replace(made, metadata=replace(made.metadata, owner_references=tuple(other)))
+    world.add(replace(made, spec=replace(made.spec, node_name="t0-0")))
+    assert world.cluster.switches.uses() == {}
+
+
+def test_a_switch_that_two_jobs_have_for_themselves_is_shared_and_unhealthy() -> None:
+    use = SwitchUse()
+    use.add(SwitchState(Use.EXCLUSIVE), Schema.LARGE)
+    assert use.state == SwitchState(Use.EXCLUSIVE)
+    use.add(SwitchState(), Schema.NORMAL)
+    assert use.state == SwitchState(Use.EXCLUSIVE)
+    use.add(SwitchState(Use.EXCLUSIVE), Schema.NORMAL)
+    assert use.state == SwitchState(Use.SHARED, is_healthy=False)
