@@ -15,7 +15,7 @@ from allocator.state.holding import Holding, read_holding
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
-from allocator.state.location import NOWHERE, read_location
+from allocator.state.location import NOWHERE, Location, read_location
 from allocator.state.node import (
     NodeRecord,
     has_same_infos,
@@ -296,7 +296,7 @@ class Cluster:
 
     def _switches_changed(self) -> None:
         for record in self._records.values():
-            self.index.locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
+            self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
             self.changes.note(record.name)
         self.index.version += 1  # jobs may have waited for any table
 
@@ -327,8 +327,13 @@ class Cluster:
         record.reread()
         self._unexplained.note(record)
         self._set_product(record, record.identify())
-        self.index.locate(name, read_location(record.node, record.report, self.switches.find(record.node)))
+        self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
         self._offer(record)
+
+    def _locate(self, name: str, location: Location) -> None:
+        if location.switch != self.index.topology.location(name).switch:
+            self.switches.moved()
+        self.index.locate(name, location)
 
     def _offer(self, record: NodeRecord) -> None:
         self.changes.note(record.name)
@@ -352,5 +357,5 @@ class Cluster:
             del self._records[name]
             self._unexplained.forget(name)
             self.index.drop(name)
-            self.index.locate(name, NOWHERE)
+            self._locate(name, NOWHERE)
             self.changes.note(name)

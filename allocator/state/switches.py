@@ -100,8 +100,8 @@ class Switches:
         self.changed: Callable[[], None] = lambda: None
         self.unreadable: Callable[[str], None] = lambda _sentence: None
         self.table: SwitchTable | str = _MISSING
-        self._tables = 0
-        # What was read of each job, with the versions of its pods and of the table at that time.
+        self._moves = 0
+        # What was read of each job, with the versions of its pods and of where nodes are at that time.
         self._read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}
 
     def applied(self, config_map: ConfigMap) -> None:
@@ -119,6 +119,10 @@ class Switches:
         if node is None or isinstance(self.table, str):
             return None
         return self.table.servers.get(node.internal_ip)
+
+    def moved(self) -> None:
+        """Take over that a node is below another switch than before, or is gone."""
+        self._moves += 1
 
     def seen_by(self, job: Job) -> SwitchView | str:
         """What a policy sees when it places a job, or why the switches are unknown."""
@@ -140,7 +144,7 @@ class Switches:
         read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}  # nothing of jobs that are gone
         for key, job in self._jobs.items():
             if job.placed:
-                version, known = (job.version, self._tables), self._read.get(key)
+                version, known = (job.version, self._moves), self._read.get(key)
                 read[key] = known if known is not None and known[0] == version else (version, self._spans(job))
         self._read = read
         return {key: found for key, (_, found) in read.items() if found is not None}
@@ -149,7 +153,7 @@ class Switches:
         if table == self.table:
             return
         self.table = table
-        self._tables += 1
+        self.moved()
         if isinstance(table, SwitchTable):
             for problem in table.problems:
                 self.unreadable(problem)

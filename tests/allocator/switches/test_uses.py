@@ -82,3 +82,28 @@ def test_a_switch_that_two_jobs_have_for_themselves_is_shared_and_unhealthy() ->
     assert use.state == SwitchState(Use.EXCLUSIVE)
     use.add(SwitchState(Use.EXCLUSIVE), Schema.NORMAL)
     assert use.state == SwitchState(Use.SHARED, is_healthy=False)
+
+
+def test_a_node_that_comes_back_counts_again() -> None:
+    world = switches(range(4), range(4), (0,), version="2.0")
+    world.add(*(pods := job(9, LARGE)))
+    bound = bind(world, pods)
+    before = world.cluster.switches.uses()
+    assert set(before) == {0, 1, 2}
+    world.cluster.node_deleted(server(2, 0))
+    world.add(bound[0])
+    assert set(world.cluster.switches.uses()) == {0, 1}
+    world.add(server(2, 0))
+    assert world.cluster.switches.uses() == before
+
+
+def test_a_node_whose_address_comes_later_counts() -> None:
+    world = switches(range(4), (0,))
+    world.add(*(pods := job(5)))
+    before = bind(world, pods)
+    made = server(1, 0)
+    world.add(replace(made, status=replace(made.status, addresses=())))
+    assert not world.cluster.switches.uses()
+    world.add(made)
+    assert set(world.cluster.switches.uses()) == {0, 1}
+    assert world.cluster.switches.states_of(world.cluster.jobs.job_of(before[0])).keys() == {0, 1}
