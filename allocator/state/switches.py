@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from allocator.rules.asked import DEFAULT_SWITCHES
 from allocator.rules.job import JobKey
 from allocator.rules.job_products import TOR_AFFINITY
 from allocator.rules.job_settings import with_settings
@@ -16,7 +17,7 @@ from allocator.state.block_record import BlockRecord
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import OnSwitch
-from allocator.switches.demand import schema_of
+from allocator.switches.demand import Version, schema_of
 from allocator.switches.rooms import UNUSED, Schema, Spot, SwitchState, Use
 from allocator.switches.table import NAME, SwitchTable, read_switches
 from ascend.annotations import read_switch_use
@@ -87,6 +88,7 @@ class Switches:
     Attributes:
         changed: called after the table has changed: nodes may be elsewhere.
         unreadable: called with a sentence on what can't be read.
+        limits: by which version of the rule jobs are placed.
         table: the switches, or why they are unknown, a part of a sentence.
     """
 
@@ -99,6 +101,7 @@ class Switches:
         self._past = past
         self.changed: Callable[[], None] = lambda: None
         self.unreadable: Callable[[str], None] = lambda _sentence: None
+        self.limits = DEFAULT_SWITCHES
         self.table: SwitchTable | str = _MISSING
         self._moves = 0
         # What was read of each job, with the versions of its pods and of where nodes are at that time.
@@ -169,7 +172,16 @@ class Switches:
         if len(states) <= 1 and not any(state.use for state in states.values()):
             return None
         schemas = (schema_of(with_settings(job.pods[uid], job.settings)) for uid in job.placed)
-        return Spanning(next(schemas, None) or Schema.NORMAL, states)
+        schema = next(schemas, None)
+        if schema is not None and self.limits.version == Version.V2:
+            states = self._assumed(states)
+        return Spanning(schema or Schema.NORMAL, states)
+
+    def _assumed(self, states: Mapping[int, SwitchState]) -> dict[int, SwitchState]:
+        """Count switches of a spanning job as shared of which nothing is written: version 1 has placed its pods."""
+        shared = sum(state.use is not Use.EXCLUSIVE for state in states.values())
+        assumed = SwitchState(Use.SHARED, shared <= self.limits.most_shared)
+        return {switch: state if state.use else assumed for switch, state in states.items()}
 
     def _homes(self, job: Job) -> Iterator[tuple[int, SwitchState]]:
         """The switches of pods that are being replaced, and how the job used them: their successors may return."""

@@ -107,3 +107,41 @@ def test_a_node_whose_address_comes_later_counts() -> None:
     world.add(made)
     assert set(world.cluster.switches.uses()) == {0, 1}
     assert world.cluster.switches.states_of(world.cluster.jobs.job_of(before[0])).keys() == {0, 1}
+
+
+@pytest.mark.parametrize(("pods", "is_healthy"), [(5, True), (9, False)])
+def test_a_job_that_version_1_has_placed_shares_its_switches_with_version_2(pods: int, *, is_healthy: bool) -> None:
+    before = switches(range(4), range(4), range(4), version="1.0")
+    before.add(*(first := job(pods, LARGE, name="first")))
+    bound = bind(before, first)
+    after = switches(range(4), range(4), range(4), version="2.0")
+    after.add(*bound)
+    states = [use.state for use in after.cluster.switches.uses().values()]
+    assert states == [SwitchState(Use.SHARED, is_healthy)] * (2 if is_healthy else 3)
+    after.add(*(second := job(7, LARGE, name="second")))
+    if is_healthy:
+        again = bind(after, second)
+        assert {each.metadata.annotations["isSharedTor"] for each in again[4:]} == {"1"}
+    else:
+        assert after.refusal(second[0]).reason is Reason.GANG_DOES_NOT_FIT
+
+
+def test_a_job_without_the_label_leaves_its_switches_free_in_version_2() -> None:
+    world = switches(range(4), range(4), version="2.0")
+    world.add(*(pods := job(5, None)))
+    placed(world, pods)
+    assert [use.state for use in world.cluster.switches.uses().values()] == [SwitchState()] * 2
+
+
+def test_what_is_written_counts_before_what_is_assumed() -> None:
+    before = switches(range(4), range(4), version="1.0")
+    before.add(*(pods := job(5, LARGE)))
+    bound = bind(before, pods)
+    annotations = bound[0].metadata.annotations | {"isSharedTor": "2", "isHealthy": "0"}
+    bound[0] = replace(bound[0], metadata=replace(bound[0].metadata, annotations=annotations))
+    after = switches(range(4), range(4), version="2.0")
+    after.add(*bound)
+    assert {switch: use.state.use for switch, use in after.cluster.switches.uses().items()} == {
+        0: Use.EXCLUSIVE,
+        1: Use.SHARED,
+    }
