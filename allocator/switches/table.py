@@ -54,7 +54,10 @@ class SwitchTable(msgspec.Struct, frozen=True):
 
 
 def read_switches(config_map: ConfigMap) -> SwitchTable | str:
-    """Read the table; a sentence that names the field if nothing of it can be used."""
+    """Read the table; a sentence that names the field if nothing of it can be used.
+
+    If every server is left out, that is the first problem.
+    """
     where = f"ConfigMap {config_map.key}: {_INFO}"
     try:
         info = msgspec.json.decode(config_map.data.get(_INFO, ""), type=_Info)
@@ -78,6 +81,8 @@ def read_switches(config_map: ConfigMap) -> SwitchTable | str:
             continue
         switches[switch.tor_id] = switch.tor_ip
         _read_servers(switch, at, servers, problems)
+    if problems and not servers:
+        return problems[0]
     level = config_map.data.get(_LEVEL, "")
     if level not in ("", _SINGLE_LAYER, "two_layer"):
         problems.append(f"ConfigMap {config_map.key}: {_LEVEL}={level[:40]!r} is not {_SINGLE_LAYER}; it is ignored")

@@ -73,6 +73,23 @@ def test_a_table_of_which_nothing_can_be_used_is_refused_with_its_field(info: An
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
+        ({"torid": 1}, "server_list[0]: Object missing required field `tor_id`"),
+        (
+            {"tor_id": 1, "server": [{"server_ip": str(number)} for number in range(5)]},
+            "server_list[0]: has 5 servers, more than tor_count, 4; left out",
+        ),
+        ({"tor_id": 1, "server": [{"server_ip": ""}]}, "server_list[0].server[0]: "),
+    ],
+)
+def test_a_table_of_which_every_server_is_left_out_is_refused_with_the_first_cause(entry: Any, problem: str) -> None:
+    found = read_switches(config_map({"tor_count": 4, "server_list": [entry, {"tor_id": 2}]}, tor_level="three"))
+    assert isinstance(found, str)
+    assert found.startswith(f"ConfigMap kube-system/basic-tor-node-cm: tor_info: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
         ("x", "server_list[1]: "),
         ({"tor_ip": "s2"}, "server_list[1]: "),
         ({"tor_id": -1}, "server_list[1]: "),
