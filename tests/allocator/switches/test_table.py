@@ -120,6 +120,20 @@ def test_of_two_servers_in_one_slot_the_first_counts() -> None:
     assert "slice_id 0 occurs twice below the switch" in found.problems[0]
 
 
+def test_a_slot_that_is_written_counts_before_a_place_in_the_list() -> None:
+    found = read(one_switch({"server_ip": "a"}, {"server_ip": "b", "slice_id": 0}, {"server_ip": "c"}))
+    assert found.servers == {"b": Spot(1, 0), "c": Spot(1, 2)}
+    (problem,) = found.problems
+    assert problem.endswith("server_list[0].server[0]: its place in the list, 0, is the slice_id of another; left out")
+
+
+def test_a_server_that_occurs_twice_below_a_switch_has_one_slot() -> None:
+    found = read(one_switch({"server_ip": "a"}, {"server_ip": "a", "slice_id": 3}))
+    assert found.servers == {"a": Spot(1, 3)}
+    (problem,) = found.problems
+    assert problem.endswith("server_list[0].server[0]: server_ip a occurs twice; left out")
+
+
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
