@@ -281,6 +281,11 @@ class Job(msgspec.Struct, eq=False, gc=False):
         """Whether a placed pod other than the one with this uid is on a node."""
         return self._on.get(node, 0) > (self._placed.get(uid) == node)
 
+    @property
+    def is_on_several_nodes(self) -> bool:
+        """Whether its placed pods are on several nodes."""
+        return len(self._on) > 1
+
     def nodes_beside(self, uids: Collection[str]) -> frozenset[str]:
         """The nodes of its placed pods other than these."""
         return frozenset(node for uid, node in self._placed.items() if uid not in uids)

@@ -146,7 +146,7 @@ class Switches:
         """The jobs that span switches, those included of which some pods are being replaced."""
         read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}  # nothing of jobs that are gone
         for key, job in self._jobs.items():
-            if job.placed:
+            if job.is_on_several_nodes or (job.is_gang and job.placed):
                 version, known = (job.version, self._moves), self._read.get(key)
                 read[key] = known if known is not None and known[0] == version else (version, self._spans(job))
         self._read = read
