@@ -121,7 +121,8 @@ class Reason(StrEnum):
         "create the PodGroup, or correct the name; else wait")
     SWITCHES_UNKNOWN = ("SwitchesUnknown", Category.INCOMPLETE, Actor.ADMINISTRATOR,
         "the job asks for switch affinity (`tor-affinity`), and which servers are below which leaf switch is unknown: "
-        "the ConfigMap `basic-tor-node-cm` in `kube-system` does not exist, or can't be read; the sentence says why",
+        "the ConfigMap `basic-tor-node-cm` in `kube-system` does not exist, or no server can be read from it; the "
+        "sentence says why",
         "create or correct the ConfigMap; or remove the label, or set it to null")
     GANG_INCOMPLETE = ("GangIncomplete", Category.INCOMPLETE, Actor.AUTHOR,
         "fewer pods exist than must be placed together; the sentence has both numbers. Failed and terminating pods "

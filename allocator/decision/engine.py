@@ -60,6 +60,7 @@ class DecisionEngine:
         self._ledger = ledger
         self._choice = Choice(cluster)
         self.defaults = defaults
+        cluster.switches.limits = defaults.switches
         self._reader = RequestReader(cluster, ledger, defaults)
         self.gangs = Gangs(
             cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of, policy_of=self._reader.policy, now_s=now_s

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from allocator.rules.job import JobKey
+from allocator.switches.rooms import UNUSED, SwitchState
 
 TTL_S: Final = 1200.0
 """How long a job without any change is remembered that has no pods; the reference forgets a fault after this time."""
@@ -23,11 +24,13 @@ class Spot(msgspec.Struct, frozen=True, gc=False):
         node: the name of its node.
         block: the id of its block.
         owner: the uid of its controller: what another object of the same name makes is another job.
+        state: how the job used its leaf switch.
     """
 
     node: str
     block: int
     owner: str
+    state: SwitchState = UNUSED
 
 
 class BlockRecord:

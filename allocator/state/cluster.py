@@ -15,7 +15,7 @@ from allocator.state.holding import Holding, read_holding
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
-from allocator.state.location import NOWHERE, read_location
+from allocator.state.location import NOWHERE, Location, read_location
 from allocator.state.node import (
     NodeRecord,
     has_same_infos,
@@ -31,7 +31,7 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
-from allocator.state.switches import Switches, asks_for_switches
+from allocator.state.switches import Switches, asks_for_switches, read_state
 from allocator.state.unexplained import UnexplainedChips
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import CLAIMED, read_block, read_predicate_time
@@ -87,7 +87,9 @@ class Cluster:
         self.changes = Changes()
         self.jobs = Jobs()
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
-        self.switches = Switches(self.jobs.by_key, lambda node: self.index.topology.location(node).spot, ledger)
+        self.switches = Switches(
+            self.jobs.by_key, lambda node: self.index.topology.location(node).spot, ledger, self.blocks
+        )
         self.switches.changed = self._switches_changed
         self.faulty_nodes = FaultyNodes()
         self.waiting = WaitingPods()
@@ -243,7 +245,8 @@ class Cluster:
             self.previous.remember(job.key, rank, pod.spec.node_name, now_s)
         owner = pod.metadata.controller
         if block is not None and owner is not None:  # nobody makes other pods anew
-            self.blocks.remember(job.key, rank, Spot(pod.spec.node_name, block, owner.uid), now_s)
+            spot = Spot(pod.spec.node_name, block, owner.uid, read_state(pod))
+            self.blocks.remember(job.key, rank, spot, now_s)
 
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""
@@ -293,7 +296,7 @@ class Cluster:
 
     def _switches_changed(self) -> None:
         for record in self._records.values():
-            self.index.locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
+            self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
             self.changes.note(record.name)
         self.index.version += 1  # jobs may have waited for any table
 
@@ -324,8 +327,13 @@ class Cluster:
         record.reread()
         self._unexplained.note(record)
         self._set_product(record, record.identify())
-        self.index.locate(name, read_location(record.node, record.report, self.switches.find(record.node)))
+        self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
         self._offer(record)
+
+    def _locate(self, name: str, location: Location) -> None:
+        if location.switch != self.index.topology.location(name).switch:
+            self.switches.moved()
+        self.index.locate(name, location)
 
     def _offer(self, record: NodeRecord) -> None:
         self.changes.note(record.name)
@@ -349,5 +357,5 @@ class Cluster:
             del self._records[name]
             self._unexplained.forget(name)
             self.index.drop(name)
-            self.index.locate(name, NOWHERE)
+            self._locate(name, NOWHERE)
             self.changes.note(name)

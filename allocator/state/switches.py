@@ -4,18 +4,20 @@ Which servers are below a switch is in MindCluster's ConfigMap ``basic-tor-node-
 from where their pods are, and, in version 2, from what is written on these (docs/spec/switch-affinity.md#version-2).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
+from allocator.rules.asked import DEFAULT_SWITCHES
 from allocator.rules.job import JobKey
 from allocator.rules.job_products import TOR_AFFINITY
 from allocator.rules.job_settings import with_settings
+from allocator.state.block_record import BlockRecord
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import OnSwitch
-from allocator.switches.demand import schema_of
+from allocator.switches.demand import Version, schema_of
 from allocator.switches.rooms import UNUSED, Schema, Spot, SwitchState, Use
 from allocator.switches.table import NAME, SwitchTable, read_switches
 from ascend.annotations import read_switch_use
@@ -37,9 +39,14 @@ class SwitchUse(msgspec.Struct):
     spanning: frozenset[Schema] = frozenset()
 
     def add(self, state: SwitchState, schema: Schema) -> None:
-        """Add a spanning job: a switch that any job shares is shared, and unhealthy if it is so for any."""
-        uses = {self.state.use, state.use} - {Use.FREE}
-        self.state = SwitchState(min(uses, default=Use.FREE), self.state.is_healthy and state.is_healthy)
+        """Add a spanning job: a switch that any job shares is shared, and unhealthy if it is so for any.
+
+        One that several jobs have for themselves is shared and unhealthy as well.
+        """
+        uses, is_healthy = {self.state.use, state.use} - {Use.FREE}, self.state.is_healthy and state.is_healthy
+        if self.state.use is state.use is Use.EXCLUSIVE:
+            uses, is_healthy = {Use.SHARED}, False
+        self.state = SwitchState(min(uses, default=Use.FREE), is_healthy)
         self.spanning |= {schema}
 
 
@@ -61,12 +68,10 @@ class Spanning(msgspec.Struct, frozen=True):
     """How a job that spans switches uses them.
 
     Attributes:
-        version: of its pods and of the table, when that was read.
         schema: its schema; normal if it asks for none.
         states: how it uses each of its switches, by number.
     """
 
-    version: tuple[int, int]
     schema: Schema
     states: Mapping[int, SwitchState]
 
@@ -78,22 +83,29 @@ class Switches:
         jobs: all jobs, by key.
         spot: where a node is; None if it is below no known switch.
         ledger: the reservations.
+        past: where pods that have ended were.
 
     Attributes:
         changed: called after the table has changed: nodes may be elsewhere.
         unreadable: called with a sentence on what can't be read.
+        limits: by which version of the rule jobs are placed.
         table: the switches, or why they are unknown, a part of a sentence.
     """
 
-    def __init__(self, jobs: Mapping[JobKey, Job], spot: Callable[[str], Spot | None], ledger: Ledger) -> None:
+    def __init__(
+        self, jobs: Mapping[JobKey, Job], spot: Callable[[str], Spot | None], ledger: Ledger, past: BlockRecord
+    ) -> None:
         self._jobs = jobs
         self._spot = spot
         self._ledger = ledger
+        self._past = past
         self.changed: Callable[[], None] = lambda: None
         self.unreadable: Callable[[str], None] = lambda _sentence: None
+        self.limits = DEFAULT_SWITCHES
         self.table: SwitchTable | str = _MISSING
-        self._tables = 0
-        self._spanning: dict[JobKey, Spanning] = {}
+        self._moves = 0
+        # What was read of each job, with the versions of its pods and of where nodes are at that time.
+        self._read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}
 
     def applied(self, config_map: ConfigMap) -> None:
         """Take over the table; other ConfigMaps are ignored."""
@@ -111,6 +123,10 @@ class Switches:
             return None
         return self.table.servers.get(node.internal_ip)
 
+    def moved(self) -> None:
+        """Take over that a node is below another switch than before, or is gone."""
+        self._moves += 1
+
     def seen_by(self, job: Job) -> SwitchView | str:
         """What a policy sees when it places a job, or why the switches are unknown."""
         if isinstance(self.table, str):
@@ -127,16 +143,20 @@ class Switches:
         return found
 
     def spanning(self) -> Mapping[JobKey, Spanning]:
-        """The jobs that span switches."""
-        read = ((key, self._read(job)) for key, job in self._jobs.items() if job.is_on_several_nodes)
-        self._spanning = {key: found for key, found in read if found is not None}  # nothing of jobs that are gone
-        return self._spanning
+        """The jobs that span switches, those included of which some pods are being replaced."""
+        read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}  # nothing of jobs that are gone
+        for key, job in self._jobs.items():
+            if job.is_on_several_nodes or (job.is_gang and job.placed):
+                version, known = (job.version, self._moves), self._read.get(key)
+                read[key] = known if known is not None and known[0] == version else (version, self._spans(job))
+        self._read = read
+        return {key: found for key, (_, found) in read.items() if found is not None}
 
     def _set(self, table: SwitchTable | str) -> None:
         if table == self.table:
             return
         self.table = table
-        self._tables += 1
+        self.moved()
         if isinstance(table, SwitchTable):
             for problem in table.problems:
                 self.unreadable(problem)
@@ -144,16 +164,35 @@ class Switches:
             self.unreadable(table)
         self.changed()
 
-    def _read(self, job: Job) -> Spanning | None:
-        """How a job that is on several nodes uses the switches; None if it spans none."""
-        version, known = (job.version, self._tables), self._spanning.get(job.key)
-        if known is not None and known.version == version:
-            return known
+    def _spans(self, job: Job) -> Spanning | None:
+        """How a job that has placed pods uses the switches; None if it spans none."""
         states = self.states_of(job)
-        if len(states) <= 1:
+        for switch, state in self._homes(job):
+            states[switch] = _more(states.get(switch, UNUSED), state)
+        if len(states) <= 1 and not any(state.use for state in states.values()):
             return None
         schemas = (schema_of(with_settings(job.pods[uid], job.settings)) for uid in job.placed)
-        return Spanning(version, next(schemas, None) or Schema.NORMAL, states)
+        schema = next(schemas, None)
+        if schema is not None and self.limits.version == Version.V2:
+            states = self._assumed(states)
+        return Spanning(schema or Schema.NORMAL, states)
+
+    def _assumed(self, states: Mapping[int, SwitchState]) -> dict[int, SwitchState]:
+        """Count switches of a spanning job as shared of which nothing is written: version 1 has placed its pods."""
+        shared = sum(state.use is not Use.EXCLUSIVE for state in states.values())
+        assumed = SwitchState(Use.SHARED, shared <= self.limits.most_shared)
+        return {switch: state if state.use else assumed for switch, state in states.items()}
+
+    def _homes(self, job: Job) -> Iterator[tuple[int, SwitchState]]:
+        """The switches of pods that are being replaced, and how the job used them: their successors may return."""
+        spots = self._past.of(job.key)
+        if not spots or job.placed_beside("") + job.ended >= job.min_available:
+            return
+        owners = {owner.uid for pod in job.pods.values() if (owner := pod.metadata.controller) is not None}
+        there = {job.rank_of(pod) for uid, pod in job.pods.items() if uid in job.placed or not pod.is_live}
+        for rank, past in spots.items():
+            if rank not in there and past.owner in owners and (spot := self._spot(past.node)) is not None:
+                yield spot.switch, past.state
 
     def states_of(self, job: Job) -> dict[int, SwitchState]:
         """How a job uses the switches of its pods, by number, as is or will be written on these."""
@@ -162,14 +201,20 @@ class Switches:
             pod, held = job.pods[uid], self._ledger.get(uid)
             spot = self._spot(held.node if held is not None else pod.spec.node_name)
             if spot is not None:
-                if held is not None and isinstance(held.part, OnSwitch):
-                    state = held.part.state
-                else:
-                    use, is_healthy = read_switch_use(pod.metadata.annotations)
-                    state = SwitchState(Use(use), is_healthy)
-                before = found.get(spot.switch, UNUSED)
-                found[spot.switch] = max(before, state or UNUSED, key=lambda each: (each.use, not each.is_healthy))
+                state = held.part.state if held is not None and isinstance(held.part, OnSwitch) else read_state(pod)
+                found[spot.switch] = _more(found.get(spot.switch, UNUSED), state or UNUSED)
         return found
+
+
+def _more(one: SwitchState, other: SwitchState) -> SwitchState:
+    """Which of two states a switch has of which pods of one job say different ones."""
+    return max(one, other, key=lambda each: (each.use, not each.is_healthy))
+
+
+def read_state(pod: Pod) -> SwitchState:
+    """How the job of a pod uses its switch, as is written on the pod."""
+    use, is_healthy = read_switch_use(pod.metadata.annotations)
+    return SwitchState(Use(use), is_healthy)
 
 
 def asks_for_switches(pod: Pod) -> bool:

@@ -54,7 +54,10 @@ class SwitchTable(msgspec.Struct, frozen=True):
 
 
 def read_switches(config_map: ConfigMap) -> SwitchTable | str:
-    """Read the table; a sentence that names the field if nothing of it can be used."""
+    """Read the table; a sentence that names the field if nothing of it can be used.
+
+    If every server is left out, that is the first problem.
+    """
     where = f"ConfigMap {config_map.key}: {_INFO}"
     try:
         info = msgspec.json.decode(config_map.data.get(_INFO, ""), type=_Info)
@@ -78,6 +81,8 @@ def read_switches(config_map: ConfigMap) -> SwitchTable | str:
             continue
         switches[switch.tor_id] = switch.tor_ip
         _read_servers(switch, at, servers, problems)
+    if problems and not servers:
+        return problems[0]
     level = config_map.data.get(_LEVEL, "")
     if level not in ("", _SINGLE_LAYER, "two_layer"):
         problems.append(f"ConfigMap {config_map.key}: {_LEVEL}={level[:40]!r} is not {_SINGLE_LAYER}; it is ignored")
@@ -85,7 +90,7 @@ def read_switches(config_map: ConfigMap) -> SwitchTable | str:
 
 
 def _read_servers(switch: _Switch, at: str, servers: dict[str, Spot], problems: list[str]) -> None:
-    slots: set[int] = set()
+    read: list[tuple[bool, int, str, str]] = []  # whether the slot is a place in the list; the slot; what is read
     for number, raw in enumerate(switch.server):
         here = f"{at}.server[{number}]"
         try:
@@ -93,11 +98,16 @@ def _read_servers(switch: _Switch, at: str, servers: dict[str, Spot], problems: 
         except UNREADABLE as error:
             problems.append(f"{here}: {error}")
             continue
-        slot = server.slice_id if server.slice_id is not None else number
-        if server.server_ip in servers:
-            problems.append(f"{here}: server_ip {server.server_ip[:40]} occurs twice; the first one counts")
-        elif slot in slots:
-            problems.append(f"{here}: slice_id {slot} occurs twice below the switch; the first one counts")
-        else:
+        slot = server.slice_id
+        read.append((slot is None, number if slot is None else slot, here, server.server_ip))
+    slots: set[int] = set()
+    for is_place, slot, here, address in sorted(read, key=lambda each: each[0]):  # the slots that are written first
+        if address in servers:
+            problems.append(f"{here}: server_ip {address[:40]} occurs twice; left out")
+        elif slot not in slots:
             slots.add(slot)
-            servers[server.server_ip] = Spot(switch.tor_id, slot)
+            servers[address] = Spot(switch.tor_id, slot)
+        elif is_place:
+            problems.append(f"{here}: its place in the list, {slot}, is the slice_id of another; left out")
+        else:
+            problems.append(f"{here}: slice_id {slot} occurs twice below the switch; the first one counts")

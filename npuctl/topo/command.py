@@ -61,8 +61,8 @@ async def run_topo(choice: Choice, source: Source, output: Output) -> int:
 async def _show_switches(choice: Choice, source: Source, output: Output) -> int:
     if choice != Choice(by="switch"):
         raise InvalidValue("--by switch shows all switches: name no nodes, and select, sort or lay out nothing")
-    switches = switch_views(await source.read(), source.settings, source.now_ns)
-    show({"switches": switches}, output, lambda: switch_table(switches))
+    views = switch_views(await source.read(), source.settings, source.now_ns)
+    show(views, output, lambda: switch_table(views))
     return 0
 
 

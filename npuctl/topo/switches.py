@@ -1,6 +1,5 @@
 """The leaf switches as the allocator sees them: their free servers, and the jobs that span them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group as Stack
@@ -40,8 +39,21 @@ class SwitchView:
     jobs: tuple[str, ...]
 
 
-def switch_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[SwitchView]:
-    """Return the leaf switches of a cluster by number, as an allocator sees them at a time in Unix nanoseconds.
+@dataclass(frozen=True, slots=True)
+class SwitchViews:
+    """The leaf switches of a cluster.
+
+    Attributes:
+        switches: the switches by number.
+        problems: what the allocator leaves out of their table, a sentence each.
+    """
+
+    switches: tuple[SwitchView, ...]
+    problems: tuple[str, ...]
+
+
+def switch_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> SwitchViews:
+    """Return the leaf switches of a cluster, as an allocator sees them at a time in Unix nanoseconds.
 
     Raises:
         InvalidValue: they are unknown.
@@ -64,14 +76,14 @@ def switch_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> li
         state = uses.get(switch, SwitchUse()).state
         free_names = tuple(name for name in names if name in free)
         views.append(SwitchView(switch, address, names, free_names, state.use.name.lower(), state.is_healthy, jobs))
-    return views
+    return SwitchViews(tuple(views), tuple(table.problems))
 
 
-def switch_table(views: Sequence[SwitchView]) -> RenderableType:
-    """Lay out a line per switch."""
+def switch_table(views: SwitchViews) -> RenderableType:
+    """Lay out a line per switch, and one for each problem."""
     numbers = ("NODES", "FREE")
     table = FittingTable(("SWITCH", "ADDRESS", *numbers, "USE", "JOBS"), numeric=numbers, drop=("ADDRESS", "USE"))
-    for view in views:
+    for view in views.switches:
         use = view.use if view.healthy else f"{view.use}, unhealthy"
         table.add_row(
             str(view.switch),
@@ -82,4 +94,5 @@ def switch_table(views: Sequence[SwitchView]) -> RenderableType:
             some(view.jobs) if view.jobs else "-",
         )
     legend = "FREE: nodes all of whose chips are free; JOBS: those that span this switch and others"
-    return Stack(table, Text(legend, style="dim"))
+    problems = (Text(problem, style="yellow") for problem in views.problems)
+    return Stack(table, Text(legend, style="dim"), *problems)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ascend.kube.objects import ConfigMap
 from npuctl.cli import app
 from tests.allocator.switches.world import table
 from tests.npuctl.manifests import Json, as_list, node, pod
@@ -26,19 +27,21 @@ def of_job(rank: int, name: str, use: str, healthy: str = "0") -> Json:
     return made
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> str:
-    switches = table([0, 1, 2])
-    config_map = {
+def config_map(switches: ConfigMap) -> Json:
+    return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": switches.name, "namespace": switches.metadata.namespace},
         "data": switches.data,
     }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
     nodes = [server(switch, slot) for switch in range(2) for slot in range(3)]
     pods = [of_job(0, "t0-0", "2"), of_job(1, "t0-1", "2"), of_job(2, "t1-2", "1", "1")]
     path = tmp_path / "cluster.json"
-    path.write_text(json.dumps(as_list(*nodes, config_map, *pods)))
+    path.write_text(json.dumps(as_list(*nodes, config_map(table([0, 1, 2])), *pods)))
     return str(path)
 
 
@@ -69,6 +72,20 @@ def test_switches_are_values_in_json(cluster: str) -> None:
         "healthy": True,
         "jobs": ["default/train"],
     }
+
+
+def test_what_is_left_out_of_the_table_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(as_list(server(0, 0), config_map(table([0, 0])))))
+    where = "ConfigMap kube-system/basic-tor-node-cm: tor_info: server_list[1]"
+    problem = f"{where}: tor_id 0 occurs twice; its servers are left out"
+    assert problem in topo("-f", str(path)).splitlines()
+    assert json.loads(topo("-f", str(path), "-o", "json"))["problems"] == [problem]
+
+
+def test_nothing_is_said_of_a_table_that_is_read_as_a_whole(cluster: str) -> None:
+    assert "basic-tor-node-cm" not in topo("-f", cluster)
+    assert json.loads(topo("-f", cluster, "-o", "json"))["problems"] == []
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,17 @@ def test_a_job_waits_for_the_table_and_starts_when_it_comes() -> None:
     assert placed(world, pods) == ["t0-0", "t0-1", "t0-2"]
 
 
+def test_a_job_waits_with_the_cause_if_every_switch_of_the_table_is_left_out() -> None:
+    world = switches(ALL, ALL)
+    made = table([0, 1])
+    info = made.data["tor_info"].replace('"tor_count": 4', '"tor_count": 2')
+    world.cluster.switches.applied(replace(made, data={"tor_info": info}))
+    world.add(*(pods := job(3)))
+    refusal = world.refusal(pods[0])
+    assert refusal.reason is Reason.SWITCHES_UNKNOWN
+    assert "server_list[0]: has 4 servers, more than tor_count, 2; left out" in refusal.message
+
+
 def test_servers_below_no_known_switch_are_not_used() -> None:
     world = switches((0, 1), (0, 1))
     world.cluster.switches.applied(table([0]))

@@ -73,6 +73,23 @@ def test_a_table_of_which_nothing_can_be_used_is_refused_with_its_field(info: An
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
+        ({"torid": 1}, "server_list[0]: Object missing required field `tor_id`"),
+        (
+            {"tor_id": 1, "server": [{"server_ip": str(number)} for number in range(5)]},
+            "server_list[0]: has 5 servers, more than tor_count, 4; left out",
+        ),
+        ({"tor_id": 1, "server": [{"server_ip": ""}]}, "server_list[0].server[0]: "),
+    ],
+)
+def test_a_table_of_which_every_server_is_left_out_is_refused_with_the_first_cause(entry: Any, problem: str) -> None:
+    found = read_switches(config_map({"tor_count": 4, "server_list": [entry, {"tor_id": 2}]}, tor_level="three"))
+    assert isinstance(found, str)
+    assert found.startswith(f"ConfigMap kube-system/basic-tor-node-cm: tor_info: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
         ("x", "server_list[1]: "),
         ({"tor_ip": "s2"}, "server_list[1]: "),
         ({"tor_id": -1}, "server_list[1]: "),
@@ -101,6 +118,20 @@ def test_of_two_servers_in_one_slot_the_first_counts() -> None:
     found = read(one_switch({"server_ip": "a", "slice_id": 0}, {"server_ip": "b", "slice_id": 0}))
     assert found.servers == {"a": Spot(1, 0)}
     assert "slice_id 0 occurs twice below the switch" in found.problems[0]
+
+
+def test_a_slot_that_is_written_counts_before_a_place_in_the_list() -> None:
+    found = read(one_switch({"server_ip": "a"}, {"server_ip": "b", "slice_id": 0}, {"server_ip": "c"}))
+    assert found.servers == {"b": Spot(1, 0), "c": Spot(1, 2)}
+    (problem,) = found.problems
+    assert problem.endswith("server_list[0].server[0]: its place in the list, 0, is the slice_id of another; left out")
+
+
+def test_a_server_that_occurs_twice_below_a_switch_has_one_slot() -> None:
+    found = read(one_switch({"server_ip": "a"}, {"server_ip": "a", "slice_id": 3}))
+    assert found.servers == {"a": Spot(1, 3)}
+    (problem,) = found.problems
+    assert problem.endswith("server_list[0].server[0]: server_ip a occurs twice; left out")
 
 
 @given(
