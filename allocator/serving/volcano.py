@@ -56,6 +56,14 @@ PREFIX: Final = "/volcano/"
 
 _BEST: Final = 100.0
 
+_CODES: Final[Mapping[Category, Code]] = {
+    Category.OCCUPIED: Code.UNSCHEDULABLE,
+    Category.PLACEMENT: Code.UNSCHEDULABLE,
+    Category.INCOMPLETE: Code.UNSCHEDULABLE,
+    Category.ALLOCATOR: Code.ERROR,
+}
+"""The codes of refusals by what they are about; of others preemption is never tried."""
+
 
 class VolcanoExtender:
     """Answers Volcano's extender plugin.
@@ -118,14 +126,13 @@ class VolcanoExtender:
         """Whether a pod fits on a node."""
         try:
             args = decode(body, PredicateArgs)
-            self._require_open()
             pod = self._pod(args.task)
-            self._give_back(pod.uid)  # what is asked about is not placed
             if self._engine.handles(pod):
+                self._require_open()
+                self._give_back(pod.uid)  # what is asked about is not placed
                 self._tentative.fit(pod, args.node.name, self._beside(args.node))
         except Refusal as refusal:
-            can_change = refusal.reason.category in {Category.OCCUPIED, Category.PLACEMENT, Category.INCOMPLETE}
-            return PredicateAnswer(text(refusal), Code.UNSCHEDULABLE if can_change else Code.UNRESOLVABLE)
+            return PredicateAnswer(text(refusal), _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
         except AscendError as error:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()
@@ -134,10 +141,10 @@ class VolcanoExtender:
         """The scores of nodes: equal where a pod fits equally well, the best ones have the highest."""
         try:
             args = decode(body, PrioritizeArgs)
-            self._require_open()
             pod, nodes = self._pod(args.task), args.nodes or []
             if not self._engine.handles(pod):
                 return PrioritizeAnswer({node.name: 0.0 for node in nodes})
+            self._require_open()
             keys = {}
             for node in nodes:
                 try:
@@ -154,10 +161,10 @@ class VolcanoExtender:
         """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible."""
         try:
             args = decode(body, EvictArgs)
-            self._require_open()
             pod = self._pod(args.evictor)
             if not self._engine.handles(pod):
                 return VictimsAnswer()
+            self._require_open()
             candidates = [(raw, decode(raw, Task)) for raw in args.evictees or []]
             chosen = set()
             for node in {task.node_name for _, task in candidates}:
@@ -189,7 +196,6 @@ class VolcanoExtender:
         """
         try:
             tasks = (decode(body, JobArgs).job.tasks or {}).values()
-            self._require_open()
             for task in tasks:
                 if task.status == TaskStatus.ALLOCATED:
                     self._reserve(task)
@@ -202,7 +208,6 @@ class VolcanoExtender:
         """A pod was placed; one that waits for others to end (pipelined) gets its chips when it is placed again."""
         try:
             task = decode(body, TaskArgs).task
-            self._require_open()
             if task.status == TaskStatus.ALLOCATED:
                 self._reserve(task)
         except AscendError as error:
@@ -234,11 +239,14 @@ class VolcanoExtender:
         """Reserve the chips of a pod that is placed.
 
         Raises:
-            Refusal: it does not fit there.
+            Refusal: it does not fit there, or no call is answered now.
         """
         pod, node = self._pod(task), task.node_name
+        if not self._engine.handles(pod):
+            return
+        self._require_open()
         held = self._ledger.get(pod.uid)
-        if not self._engine.handles(pod) or (held is not None and held.node == node):
+        if held is not None and held.node == node:
             return
         self._give_back(pod.uid)
         self._engine.place_on(pod, node)

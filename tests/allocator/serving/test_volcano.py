@@ -239,9 +239,21 @@ def test_an_allocator_that_does_not_lead_accepts_nothing(rig: Rig) -> None:
     each = pod("first", 8)
     status, code = rig.predicate(each, "n1")
     assert status.startswith("NotLeader: ")
-    assert code != 0
+    assert code == Code.ERROR
     assert "NotLeader" in rig.allocate(each, "n1")
     assert not rig.ready(task(each, 2, "n1"))
+
+
+def test_an_allocator_that_does_not_lead_lets_pods_without_chips_pass(rig: Rig) -> None:
+    rig.closed = Refusal(Reason.NOT_LEADER, "another allocator leads")
+    plain = pod("plain", None)
+    rig.world.add(plain)
+    assert rig.fits(plain, "n1")
+    asked = {"task": task(plain), "nodes": [{"Name": "n1"}]}
+    assert rig.volcano.prioritize(msgspec.json.encode(asked)).node_score == {"n1": 0.0}
+    assert rig.volcano.evictable(msgspec.json.encode({"evictor": task(plain), "evictees": None})).status == 0
+    assert rig.allocate(plain, "n1") == ""
+    assert rig.ready(task(plain, 2, "n1"))
 
 
 @given(
