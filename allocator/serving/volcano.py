@@ -56,6 +56,9 @@ PREFIX: Final = "/volcano/"
 
 _BEST: Final = 100.0
 
+_NOT_POSTED: Final = frozenset({Stage.RESERVED, Stage.PLANNED})
+"""The stages of a reservation before its Binding is asked for."""
+
 _CODES: Final[Mapping[Category, Code]] = {
     Category.OCCUPIED: Code.UNSCHEDULABLE,
     Category.PLACEMENT: Code.UNSCHEDULABLE,
@@ -247,9 +250,11 @@ class VolcanoExtender:
         self._require_open()
         held = self._ledger.get(pod.uid)
         if held is not None and held.node == node:
-            return
-        self._give_back(pod.uid)
-        self._engine.place_on(pod, node)
+            if held.stage not in _NOT_POSTED:
+                return
+        else:
+            self._give_back(pod.uid)
+        self._engine.place_on(pod, node)  # also what is reserved there already: it may no longer be usable
         self._placed = {uid: on for uid, on in self._placed.items() if self._ledger.get(uid) is not None}
         self._placed[pod.uid] = node
 
@@ -257,5 +262,5 @@ class VolcanoExtender:
         """Release what is reserved for a pod that is no longer placed, unless its Binding has been posted."""
         held = self._ledger.get(uid)
         was_placed = self._placed.pop(uid, None) is not None
-        if was_placed and held is not None and held.stage in {Stage.RESERVED, Stage.PLANNED}:
+        if was_placed and held is not None and held.stage in _NOT_POSTED:
             self._ledger.release(uid)  # also the seat of a gang: Volcano places each of its pods anew

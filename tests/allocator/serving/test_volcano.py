@@ -22,7 +22,7 @@ from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import GROUP, TYPE, World, node, pod
+from tests.allocator.builders import GROUP, TYPE, World, node, pod, report
 
 PAYLOADS = Path(__file__).parent / "volcano"
 ALL = range(8)
@@ -194,6 +194,26 @@ def test_before_version_1_13_chips_are_reserved_when_a_job_is_ready(rig: Rig) ->
     late = pod("late", 8)
     rig.world.add(late)
     assert not rig.ready(task(late, 2, "n1"))
+
+
+def test_a_job_is_not_ready_if_what_was_reserved_can_no_longer_be_used(rig: Rig) -> None:
+    alone = pod("alone", 8)
+    rig.world.add(alone)
+    rig.allocate(alone, "n1")
+    assert rig.ready(task(alone, 2, "n1"))
+    rig.world.add(node("n1", allocatable=7), report("n1", free=range(1, 8), unhealthy=[0]))
+    assert not rig.ready(task(alone, 2, "n1"))
+
+
+def test_a_ready_job_keeps_its_chips_as_long_as_a_new_one(rig: Rig) -> None:
+    alone = pod("alone", 8)
+    rig.world.add(alone)
+    rig.allocate(alone, "n1")
+    rig.world.now_s += rig.world.ledger.ttl_s - 1
+    assert rig.ready(task(alone, 2, "n1"))
+    rig.world.now_s += rig.world.ledger.ttl_s - 1
+    rig.world.ledger.expire()
+    assert rig.world.ledger.get(alone.uid) is not None
 
 
 def test_a_gang_that_is_not_complete_does_not_fit(rig: Rig) -> None:
