@@ -96,7 +96,7 @@ class VolcanoExtender:
         self._tentative = tentative
         self._journal = journal
         self._closed = closed
-        self._placed: dict[str, str] = {}  # the pods that Volcano has placed and not bound, by uid, and their nodes
+        self._placed: dict[str, bool] = {}  # the pods that Volcano has placed, by uid, and whether they may be bound
 
     def add_routes(self, app: web.Application) -> None:
         """Add a path for each verb."""
@@ -112,7 +112,7 @@ class VolcanoExtender:
             "queueOverused": lambda _body: OverusedAnswer(),
             "jobEnqueued": lambda _body: Nothing(),
             "onSessionOpen": lambda _body: Nothing(),
-            "onSessionClose": lambda _body: Nothing(),
+            "onSessionClose": self.session_closed,
         }
         for verb, answer in verbs.items():
             app.router.add_post(f"{PREFIX}{verb}", self._handler(answer))
@@ -195,17 +195,28 @@ class VolcanoExtender:
     def job_ready(self, body: bytes) -> ReadyAnswer:
         """Whether a job may start: not if the chips of a pod that is placed can't be reserved.
 
-        Volcano before 1.13 says only here which pods it has placed.
+        Volcano before 1.13 says only here which pods it has placed. A job that may not start keeps nothing: Volcano
+        does not always undo its placements.
         """
+        tasks = list[Task]()
         try:
-            tasks = (decode(body, JobArgs).job.tasks or {}).values()
+            everything = (decode(body, JobArgs).job.tasks or {}).values()
+            tasks = [task for task in everything if task.status == TaskStatus.ALLOCATED]
             for task in tasks:
-                if task.status == TaskStatus.ALLOCATED:
-                    self._reserve(task)
+                self._reserve(task)
         except AscendError as error:
             log.info("a job of Volcano can't start as it is placed", error=error.message)
+            for task in tasks:
+                self._give_back(task.uid)
             return ReadyAnswer(status=False)
+        self._placed.update((task.uid, True) for task in tasks if task.uid in self._placed)
         return ReadyAnswer()
+
+    def session_closed(self, _body: bytes) -> Nothing:
+        """A session ends: what it has placed is bound now if its job may start, else never."""
+        for uid in [uid for uid, is_ready in self._placed.items() if not is_ready]:
+            self._give_back(uid)
+        return Nothing()
 
     def allocated(self, body: bytes) -> ErrorAnswer:
         """A pod was placed; one that waits for others to end (pipelined) gets its chips when it is placed again."""
@@ -255,8 +266,8 @@ class VolcanoExtender:
         else:
             self._give_back(pod.uid)
         self._engine.place_on(pod, node)  # also what is reserved there already: it may no longer be usable
-        self._placed = {uid: on for uid, on in self._placed.items() if self._ledger.get(uid) is not None}
-        self._placed[pod.uid] = node
+        self._placed = {uid: is_ready for uid, is_ready in self._placed.items() if self._ledger.get(uid) is not None}
+        self._placed[pod.uid] = False
 
     def _give_back(self, uid: str) -> None:
         """Release what is reserved for a pod that is no longer placed, unless its Binding has been posted."""

@@ -196,6 +196,36 @@ def test_before_version_1_13_chips_are_reserved_when_a_job_is_ready(rig: Rig) ->
     assert not rig.ready(task(late, 2, "n1"))
 
 
+def test_a_job_that_is_not_ready_keeps_nothing(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    rig.world.add(*pods)
+    rig.world.fill("n2", [0])
+    assert not rig.ready(task(pods[0], 2, "n1"), task(pods[1], 2, "n2"))
+    assert len(rig.world.ledger) == 0
+
+
+def test_what_a_session_leaves_placed_is_given_back_when_it_closes(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    other = pod("other", 8)
+    rig.world.add(*pods, other)
+    rig.allocate(pods[0], "n1")
+    rig.allocate(pods[1], "n2", status=4)  # Volcano neither starts nor discards a gang of which a part is pipelined
+    assert not rig.fits(other, "n1")
+    rig.volcano.session_closed(b"{}")
+    assert rig.fits(other, "n1")
+
+
+def test_what_is_ready_stays_reserved_when_the_session_closes(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    rig.world.add(*pods)
+    for each, name in zip(pods, ("n1", "n2"), strict=True):
+        rig.allocate(each, name)
+    assert rig.ready(task(pods[0], 2, "n1"), task(pods[1], 2, "n2"))
+    for _ in range(2):  # Volcano posts the Bindings whenever it comes to it
+        rig.volcano.session_closed(b"{}")
+    assert all(rig.world.ledger.get(each.uid) is not None for each in pods)
+
+
 def test_a_job_is_not_ready_if_what_was_reserved_can_no_longer_be_used(rig: Rig) -> None:
     alone = pod("alone", 8)
     rig.world.add(alone)
