@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -282,6 +283,49 @@ def test_the_fewest_pods_whose_chips_help_are_evicted(rig: Rig) -> None:
     assert uids in ({"uid-low0", "uid-low1"}, {"uid-low2", "uid-low3"})  # a whole ring
     plain = pod("plain", None)
     assert rig.volcano.evictable(msgspec.json.encode({"evictor": task(plain), "evictees": None})).status == 0
+
+
+def documented() -> Any:
+    """Volcano's configuration that the documentation recommends."""
+    text = (Path(__file__).parents[3] / "docs" / "volcano.md").read_text()
+    config_map = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    return yaml.safe_load(config_map["data"]["volcano-scheduler.conf"])
+
+
+def evicted(rig: Rig, verb: str, call: dict[str, Any]) -> list[str]:
+    """Whom Volcano evicts, as Session.Preemptable and Session.Reclaimable go through the tiers; other plugins agree."""
+    victims: list[str] | None = None
+    for tier in documented()["tiers"]:
+        for plugin in tier["plugins"]:
+            if not plugin.get(f"enable{verb.capitalize()}", True):
+                continue
+            candidates, status = [each["UID"] for each in call["evictees"]], 1
+            if plugin["name"] == "extender":
+                answer = rig.volcano.evictable(msgspec.json.encode(call))
+                candidates, status = [msgspec.json.decode(each)["UID"] for each in answer.victims or []], answer.status
+            elif plugin["name"] not in {"priority", "gang", "conformance", "drf", "proportion"}:
+                continue  # has no opinion
+            if status == 0:
+                continue
+            if not candidates:
+                victims = None
+                break
+            victims = [each for each in victims if each in candidates] or None if victims is not None else candidates
+        if victims is not None:
+            return victims
+    return []
+
+
+@pytest.mark.parametrize("verb", ["preemptable", "reclaimable"])
+def test_no_tier_of_the_documented_configuration_evicts_whom_we_spare(rig: Rig, verb: str) -> None:
+    low = [pod(name, 2, node="n1", chips=chips, phase="Running") for name, chips in (("a", [0, 1]), ("b", [4, 5]))]
+    kept = [pod(name, 2, node="n1", chips=chips, phase="Running") for name, chips in (("c", [2, 3]), ("d", [6, 7]))]
+    high = pod("high", 4, priority=10)
+    rig.world.add(*low, *kept, high)
+    # a and b have four chips, but of different rings.
+    assert evicted(rig, verb, {"evictor": task(high), "evictees": [task(each, 32, "n1") for each in low]}) == []
+    ring = [task(each, 32, "n1") for each in (low[0], kept[0])]
+    assert len(evicted(rig, verb, {"evictor": task(high), "evictees": ring})) == 2
 
 
 def test_an_allocator_that_does_not_lead_accepts_nothing(rig: Rig) -> None:
