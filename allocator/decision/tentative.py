@@ -62,7 +62,8 @@ class Tentative:
     def victims(self, pod: Pod, node: str, candidates: Collection[Pod]) -> list[str]:
         """The uids of the pods to evict on a node so that a pod fits there; none if it fits anyway, or never.
 
-        Only for pods with whole chips; nobody is evicted for a part of a chip.
+        Only for pods with whole chips; nobody is evicted for a part of a chip. Also none if the scheduler, which evicts
+        one after the other until enough chips are free, would stop before the last one: they would not be linked.
 
         Args:
             pod: the pod.
@@ -85,7 +86,22 @@ class Tentative:
         if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
             return []
         found = select_victims(empty, request, occupants)
-        return [] if isinstance(found, Refusal) else [each.uid for each in found]
+        if isinstance(found, Refusal) or not self._evicts_all(record, request, found):
+            return []
+        return [each.uid for each in found]
+
+    def _evicts_all(self, record: NodeRecord, request: ChipRequest, victims: Collection[Occupant]) -> bool:
+        """Whether a scheduler that counts chips evicts all of some pods, in whatever order."""
+        if not victims or isinstance(record.server, Refusal):
+            return False
+        # It takes chips of pods that are terminating for free.
+        staying = (
+            held.counted
+            for uid, held in record.holdings.items()
+            if (pod := self._cluster.pods.get(uid)) is not None and not pod.is_terminating
+        )
+        freed = [each.counted for each in victims]
+        return record.server.allocatable - sum(staying) + sum(freed) - min(freed) < request.chips
 
     def _judge(self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod]) -> Fit | Refusal:
         """The verdict on a request beside pods that are placed on a node."""
