@@ -62,7 +62,6 @@ _NOT_POSTED: Final = frozenset({Stage.RESERVED, Stage.PLANNED})
 _CODES: Final[Mapping[Category, Code]] = {
     Category.OCCUPIED: Code.UNSCHEDULABLE,
     Category.PLACEMENT: Code.UNSCHEDULABLE,
-    Category.INCOMPLETE: Code.UNSCHEDULABLE,
     Category.ALLOCATOR: Code.ERROR,
 }
 """The codes of refusals by what they are about; of others preemption is never tried."""

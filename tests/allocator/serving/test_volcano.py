@@ -24,6 +24,7 @@ from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, TYPE, World, node, pod, report
+from tests.allocator.superpods.world import SELECTOR, job, super_pods
 
 PAYLOADS = Path(__file__).parent / "volcano"
 ALL = range(8)
@@ -40,8 +41,8 @@ def _publish(regarding: Regarding, reason: str, note: str, *, action: str) -> bo
 class Rig:
     """An allocator as Volcano sees it."""
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world if world is not None else World()
         self.closed: Refusal | None = None
         metrics = AllocatorMetrics(self.world.ledger, lambda: 0.0, self.world.cluster.index, lambda: True)
         self.volcano = VolcanoExtender(
@@ -72,8 +73,8 @@ class Rig:
         call = {"job": {"Tasks": {each["UID"]: each for each in tasks}}}
         return self.volcano.job_ready(msgspec.json.encode(call)).status
 
-    def victims(self, each: Pod, *candidates: Pod) -> set[str]:
-        call = {"evictor": task(each), "evictees": [task(one, 32, "n1") for one in candidates]}
+    def victims(self, each: Pod, *candidates: Pod, on: str = "n1") -> set[str]:
+        call = {"evictor": task(each), "evictees": [task(one, 32, on) for one in candidates]}
         answer = self.volcano.evictable(msgspec.json.encode(call))
         assert answer.status == 1
         return {msgspec.json.decode(one)["UID"] for one in answer.victims or []}
@@ -258,7 +259,7 @@ def test_a_gang_that_is_not_complete_does_not_fit(rig: Rig) -> None:
     rig.world.add(alone)
     status, code = rig.predicate(alone, "n1")
     assert status.startswith("GangIncomplete: ")
-    assert code == Code.UNSCHEDULABLE
+    assert code == Code.UNRESOLVABLE  # nobody is evicted for it
 
 
 def test_peers_on_910a_are_on_servers_of_their_own(rig: Rig) -> None:
@@ -285,6 +286,32 @@ def test_the_fewest_pods_whose_chips_help_are_evicted(rig: Rig) -> None:
     assert rig.victims(high, *low) in ({"uid-low0", "uid-low1"}, {"uid-low2", "uid-low3"})  # a whole ring
     plain = pod("plain", None)
     assert rig.volcano.evictable(msgspec.json.encode({"evictor": task(plain), "evictees": None})).status == 0
+
+
+def test_nobody_is_evicted_for_a_gang_that_is_not_complete(rig: Rig) -> None:
+    low = [pod(f"low{at}", 4, node="n1", chips=range(4 * at, 4 * at + 4), phase="Running") for at in range(2)]
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}, priority=10) for rank in range(2)]
+    rig.world.add(*low, pods[0])
+    assert rig.victims(pods[0], *low) == set()
+    rig.world.add(pods[1])
+    assert rig.victims(pods[0], *low) == {"uid-low0", "uid-low1"}
+
+
+def test_a_peer_that_excludes_the_pod_is_not_evicted_for_it(rig: Rig) -> None:
+    own = {GROUP: "g", MIN_AVAILABLE: "2"}
+    peer = pod("p0", 8, node="n1", chips=ALL, phase="Running", annotations=own)
+    late = pod("p1", 8, priority=10, annotations=own)
+    rig.world.add(peer, late)
+    assert rig.victims(late, peer) == set()
+
+
+def test_nobody_is_evicted_for_a_job_in_blocks() -> None:
+    rig = Rig(super_pods(2))
+    low = pod("low", 16, node="0-0", chips=range(16), phase="Running", selector=SELECTOR)
+    in_blocks, alone = job(2, 2), pod("alone", 16, selector=SELECTOR)
+    rig.world.add(low, *in_blocks, alone)
+    assert rig.victims(alone, low, on="0-0") == {"uid-low"}
+    assert rig.victims(in_blocks[0], low, on="0-0") == set()
 
 
 def test_nobody_is_evicted_if_volcano_would_stop_before_the_chips_are_linked(rig: Rig) -> None:
