@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -339,6 +340,17 @@ def documented() -> Any:
     text = (Path(__file__).parents[3] / "docs" / "volcano.md").read_text()
     config_map = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     return yaml.safe_load(config_map["data"]["volcano-scheduler.conf"])
+
+
+def test_the_documented_arguments_are_of_the_types_that_volcano_reads(rig: Rig) -> None:
+    (plugin,) = (each for tier in documented()["tiers"] for each in tier["plugins"] if each["name"] == "extender")
+    arguments = plugin["arguments"]
+    assert arguments.pop("extender.ignorable") is False  # before 1.15 a string is not read
+    app = web.Application()
+    rig.volcano.add_routes(app)
+    answered = {route.resource.canonical for route in app.router.routes() if route.resource is not None}
+    verbs = {value for key, value in arguments.items() if key.endswith("Verb")}
+    assert {f"/volcano/{verb}" for verb in verbs} < answered
 
 
 def evicted(rig: Rig, verb: str, call: dict[str, Any]) -> list[str]:
