@@ -353,6 +353,14 @@ def test_the_documented_arguments_are_of_the_types_that_volcano_reads(rig: Rig) 
     assert {f"/volcano/{verb}" for verb in verbs} < answered
 
 
+def test_other_scores_of_the_documented_configuration_do_not_outweigh_ours() -> None:
+    (plugin,) = (each for tier in documented()["tiers"] for each in tier["plugins"] if each["name"] == "nodeorder")
+    names = ["nodeaffinity", "podaffinity", "leastrequested", "mostrequested", "balancedresource"]
+    names += ["tainttoleration", "imagelocality", "podtopologyspread"]
+    weights = {name: plugin["arguments"].get(f"{name}.weight", "default") for name in names}
+    assert weights == dict.fromkeys(names, 0) | {"nodeaffinity": 1}
+
+
 def evicted(rig: Rig, verb: str, call: dict[str, Any]) -> list[str]:
     """Whom Volcano evicts, as Session.Preemptable and Session.Reclaimable go through the tiers; other plugins agree."""
     victims: list[str] | None = None
