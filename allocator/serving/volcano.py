@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
-from allocator.serving.extender import read_body
+from allocator.serving.extender import MAX_BODY_BYTES, read_body
 from allocator.serving.extender_wire import text
 from allocator.serving.volcano_wire import (
     PLACED,
+    Body,
     Code,
     ErrorAnswer,
     EvictArgs,
@@ -45,7 +46,7 @@ from allocator.serving.volcano_wire import (
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
-from ascend.errors import AscendError, Refusal
+from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category
 
@@ -99,7 +100,7 @@ class VolcanoExtender:
 
     def add_routes(self, app: web.Application) -> None:
         """Add a path for each verb."""
-        verbs: Mapping[str, Callable[[bytes], Any]] = {
+        verbs: Mapping[str, Callable[[Body], Any]] = {
             "predicate": self.predicate,
             "prioritize": self.prioritize,
             "preemptable": self.evictable,
@@ -116,15 +117,15 @@ class VolcanoExtender:
         for verb, answer in verbs.items():
             app.router.add_post(f"{PREFIX}{verb}", self._handler(answer))
 
-    def _handler(self, answer: Callable[[bytes], Any]) -> Callable[[web.Request], Any]:
+    def _handler(self, answer: Callable[[Body], Any]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
             with self._journal.timed("volcano"):
-                found = answer(await read_body(request))
+                found = answer(await _read(request))
             return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
         return handle
 
-    def predicate(self, body: bytes) -> PredicateAnswer:
+    def predicate(self, body: Body) -> PredicateAnswer:
         """Whether a pod fits on a node."""
         try:
             args = decode(body, PredicateArgs)
@@ -139,8 +140,12 @@ class VolcanoExtender:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()
 
-    def prioritize(self, body: bytes) -> PrioritizeAnswer:
+    def prioritize(self, body: Body) -> PrioritizeAnswer:
         """The scores of nodes: equal where a pod fits equally well, the best ones have the highest."""
+        if isinstance(body, InvalidValue):
+            # With an error Volcano would place the pod on none of the nodes, although all of them were accepted.
+            log.warning("the nodes of a call of Volcano get no scores", error=body.message)
+            return PrioritizeAnswer()
         try:
             args = decode(body, PrioritizeArgs)
             pod, nodes = self._pod(args.task), args.nodes or []
@@ -159,7 +164,7 @@ class VolcanoExtender:
         scores = {name: _BEST * (len(tiers) - tiers[key]) / len(tiers) for name, key in keys.items()}
         return PrioritizeAnswer({node.name: scores.get(node.name, 0.0) for node in nodes})
 
-    def evictable(self, body: bytes) -> VictimsAnswer:
+    def evictable(self, body: Body) -> VictimsAnswer:
         """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible."""
         try:
             args = decode(body, EvictArgs)
@@ -177,7 +182,7 @@ class VolcanoExtender:
             return VictimsAnswer(1)
         return VictimsAnswer(1, [raw for raw, task in candidates if task.uid in chosen])
 
-    def job_enqueueable(self, body: bytes) -> StatusAnswer:
+    def job_enqueueable(self, body: Body) -> StatusAnswer:
         """Whether a job may be scheduled at all: no, if the request of a pod is invalid on every node."""
         try:
             for task in (decode(body, JobArgs).job.tasks or {}).values():
@@ -191,7 +196,7 @@ class VolcanoExtender:
             log.warning("a call of Volcano about a job is answered without an opinion", error=error.message)
         return StatusAnswer()
 
-    def job_ready(self, body: bytes) -> ReadyAnswer:
+    def job_ready(self, body: Body) -> ReadyAnswer:
         """Whether a job may start: not if the chips of a pod that is placed can't be reserved.
 
         Volcano before 1.13 says only here which pods it has placed. A job that may not start keeps nothing: Volcano
@@ -211,13 +216,13 @@ class VolcanoExtender:
         self._placed.update((task.uid, True) for task in tasks if task.uid in self._placed)
         return ReadyAnswer()
 
-    def session_closed(self, _body: bytes) -> Nothing:
+    def session_closed(self, _body: Body) -> Nothing:
         """A session ends: what it has placed is bound now if its job may start, else never."""
         for uid in [uid for uid, is_ready in self._placed.items() if not is_ready]:
             self._give_back(uid)
         return Nothing()
 
-    def allocated(self, body: bytes) -> ErrorAnswer:
+    def allocated(self, body: Body) -> ErrorAnswer:
         """A pod was placed; one that waits for others to end (pipelined) gets its chips when it is placed again."""
         try:
             task = decode(body, TaskArgs).task
@@ -227,7 +232,7 @@ class VolcanoExtender:
             return ErrorAnswer(text(error))
         return ErrorAnswer()
 
-    def deallocated(self, body: bytes) -> ErrorAnswer:
+    def deallocated(self, body: Body) -> ErrorAnswer:
         """A placement was undone, or a pod is evicted."""
         try:
             self._give_back(decode(body, TaskArgs).task.uid)
@@ -274,3 +279,11 @@ class VolcanoExtender:
         was_placed = self._placed.pop(uid, None) is not None
         if was_placed and held is not None and held.stage in _NOT_POSTED:
             self._ledger.release(uid)  # also the seat of a gang: Volcano places each of its pods anew
+
+
+async def _read(request: web.Request) -> Body:
+    """The body of a call, or that it is too large: with an error instead, Volcano would take a job as ready."""
+    try:
+        return await read_body(request)
+    except web.HTTPRequestEntityTooLarge:
+        return InvalidValue(f"the call of Volcano's extender plugin has more than {MAX_BODY_BYTES:,} bytes")

@@ -1,6 +1,7 @@
 """Sessions of a scheduler that does what Volcano does: it places pods, discards gangs, and posts Bindings later."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -44,7 +45,7 @@ class Session:
 
     async def ask(self, verb: str, body: Json) -> Json:
         url = f"http://{self._allocator.app.extender_address}/volcano/{verb}"
-        async with self._http.post(url, json=body) as response:
+        async with self._http.post(url, data=io.BytesIO(json.dumps(body).encode())) as response:
             assert response.status == 200, await response.text()
             found: Json = await response.json()
             return found
@@ -203,6 +204,19 @@ async def test_a_job_of_several_blocks_never_starts_while_volcano_does_not_ask_a
         session = Session(allocator, http, has_events=True, has_cache=True)
         # The nodes of the second block have refused the pods of the first one.
         assert await session.schedule(pods, list(allocator.app.cluster.nodes)) == {}
+
+
+async def test_a_call_that_is_too_large_is_refused_in_the_answer(allocator: Allocator) -> None:
+    large = {"task": {"UID": "x" * (16 << 20)}}
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=True)
+        refused = await session.ask("predicate", large)
+        assert refused == {"status": refused["status"], "code": 1}
+        assert "16,777,216 bytes" in refused["status"]
+        assert await session.ask("prioritize", large) == {"nodeScore": {}, "errorMessage": ""}  # any of them is chosen
+        assert "16,777,216 bytes" in (await session.ask("allocateFunc", large))["errorMessage"]
+        assert await session.ask("preemptable", large) == {"status": 1, "victims": None}
+        assert await session.ask("jobReady", large) == {"status": False}
 
 
 async def test_verbs_that_have_no_answer_of_ours_do_no_harm(allocator: Allocator) -> None:
