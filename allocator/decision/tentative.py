@@ -62,7 +62,9 @@ class Tentative:
     def victims(self, pod: Pod, node: str, candidates: Collection[Pod]) -> list[str]:
         """The uids of the pods to evict on a node so that a pod fits there; none if it fits anyway, or never.
 
-        Only for pods with whole chips; nobody is evicted for a part of a chip.
+        Only for pods with whole chips; nobody is evicted for a part of a chip, nor for a pod that can't use the node
+        yet, nor for a job whose nodes depend on each other (blocks, switches). Also none if the scheduler, which evicts
+        one after the other until enough chips are free, would stop before the last one: they would not be linked.
 
         Args:
             pod: the pod.
@@ -73,7 +75,7 @@ class Tentative:
             Refusal: its request is invalid on every node.
         """
         request, record = self._engine.request_of(pod), self._cluster.nodes.get(node)
-        if record is None or not request.is_for_chips:
+        if record is None or not request.is_for_chips or self._depends_on_others(pod, node, request):
             return []
         occupants = [
             Occupant.of(each, held.chips, held.counted)
@@ -85,7 +87,31 @@ class Tentative:
         if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
             return []
         found = select_victims(empty, request, occupants)
-        return [] if isinstance(found, Refusal) else [each.uid for each in found]
+        if isinstance(found, Refusal) or not self._evicts_all(record, request, found):
+            return []
+        return [each.uid for each in found]
+
+    def _depends_on_others(self, pod: Pod, node: str, request: ChipRequest) -> bool:
+        """Whether chips alone don't make a pod fit on a node."""
+        if request.is_spread and self._cluster.jobs.job_of(pod).shares(node, pod.uid):
+            return True
+        gang = self._engine.gang_of(pod)
+        if gang is None:
+            return False
+        return self._engine.gangs.incomplete(gang, pod) is not None or self._engine.policy_of(pod).level is not None
+
+    def _evicts_all(self, record: NodeRecord, request: ChipRequest, victims: Collection[Occupant]) -> bool:
+        """Whether a scheduler that counts chips evicts all of some pods, in whatever order."""
+        if not victims or isinstance(record.server, Refusal):
+            return False
+        # It takes chips of pods that are terminating for free.
+        staying = (
+            held.counted
+            for uid, held in record.holdings.items()
+            if (pod := self._cluster.pods.get(uid)) is not None and not pod.is_terminating
+        )
+        freed = [each.counted for each in victims]
+        return record.server.allocatable - sum(staying) + sum(freed) - min(freed) < request.chips
 
     def _judge(self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod]) -> Fit | Refusal:
         """The verdict on a request beside pods that are placed on a node."""

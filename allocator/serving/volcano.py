@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
-from allocator.serving.extender import read_body
+from allocator.serving.extender import MAX_BODY_BYTES, read_body
 from allocator.serving.extender_wire import text
 from allocator.serving.volcano_wire import (
     PLACED,
+    Body,
     Code,
     ErrorAnswer,
     EvictArgs,
@@ -45,7 +46,7 @@ from allocator.serving.volcano_wire import (
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
-from ascend.errors import AscendError, Refusal
+from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category
 
@@ -55,6 +56,16 @@ PREFIX: Final = "/volcano/"
 """Of the paths of all verbs."""
 
 _BEST: Final = 100.0
+
+_NOT_POSTED: Final = frozenset({Stage.RESERVED, Stage.PLANNED})
+"""The stages of a reservation before its Binding is asked for."""
+
+_CODES: Final[Mapping[Category, Code]] = {
+    Category.OCCUPIED: Code.UNSCHEDULABLE,
+    Category.PLACEMENT: Code.UNSCHEDULABLE,
+    Category.ALLOCATOR: Code.ERROR,
+}
+"""The codes of refusals by what they are about; of others preemption is never tried."""
 
 
 class VolcanoExtender:
@@ -85,11 +96,11 @@ class VolcanoExtender:
         self._tentative = tentative
         self._journal = journal
         self._closed = closed
-        self._placed: dict[str, str] = {}  # the pods that Volcano has placed and not bound, by uid, and their nodes
+        self._placed: dict[str, bool] = {}  # the pods that Volcano has placed, by uid, and whether they may be bound
 
     def add_routes(self, app: web.Application) -> None:
         """Add a path for each verb."""
-        verbs: Mapping[str, Callable[[bytes], Any]] = {
+        verbs: Mapping[str, Callable[[Body], Any]] = {
             "predicate": self.predicate,
             "prioritize": self.prioritize,
             "preemptable": self.evictable,
@@ -101,43 +112,46 @@ class VolcanoExtender:
             "queueOverused": lambda _body: OverusedAnswer(),
             "jobEnqueued": lambda _body: Nothing(),
             "onSessionOpen": lambda _body: Nothing(),
-            "onSessionClose": lambda _body: Nothing(),
+            "onSessionClose": self.session_closed,
         }
         for verb, answer in verbs.items():
             app.router.add_post(f"{PREFIX}{verb}", self._handler(answer))
 
-    def _handler(self, answer: Callable[[bytes], Any]) -> Callable[[web.Request], Any]:
+    def _handler(self, answer: Callable[[Body], Any]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
             with self._journal.timed("volcano"):
-                found = answer(await read_body(request))
+                found = answer(await _read(request))
             return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
         return handle
 
-    def predicate(self, body: bytes) -> PredicateAnswer:
+    def predicate(self, body: Body) -> PredicateAnswer:
         """Whether a pod fits on a node."""
         try:
             args = decode(body, PredicateArgs)
-            self._require_open()
             pod = self._pod(args.task)
-            self._give_back(pod.uid)  # what is asked about is not placed
             if self._engine.handles(pod):
+                self._require_open()
+                self._give_back(pod.uid)  # what is asked about is not placed
                 self._tentative.fit(pod, args.node.name, self._beside(args.node))
         except Refusal as refusal:
-            can_change = refusal.reason.category in {Category.OCCUPIED, Category.PLACEMENT, Category.INCOMPLETE}
-            return PredicateAnswer(text(refusal), Code.UNSCHEDULABLE if can_change else Code.UNRESOLVABLE)
+            return PredicateAnswer(text(refusal), _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
         except AscendError as error:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()
 
-    def prioritize(self, body: bytes) -> PrioritizeAnswer:
+    def prioritize(self, body: Body) -> PrioritizeAnswer:
         """The scores of nodes: equal where a pod fits equally well, the best ones have the highest."""
+        if isinstance(body, InvalidValue):
+            # With an error Volcano would place the pod on none of the nodes, although all of them were accepted.
+            log.warning("the nodes of a call of Volcano get no scores", error=body.message)
+            return PrioritizeAnswer()
         try:
             args = decode(body, PrioritizeArgs)
-            self._require_open()
             pod, nodes = self._pod(args.task), args.nodes or []
             if not self._engine.handles(pod):
                 return PrioritizeAnswer({node.name: 0.0 for node in nodes})
+            self._require_open()
             keys = {}
             for node in nodes:
                 try:
@@ -150,14 +164,14 @@ class VolcanoExtender:
         scores = {name: _BEST * (len(tiers) - tiers[key]) / len(tiers) for name, key in keys.items()}
         return PrioritizeAnswer({node.name: scores.get(node.name, 0.0) for node in nodes})
 
-    def evictable(self, body: bytes) -> VictimsAnswer:
+    def evictable(self, body: Body) -> VictimsAnswer:
         """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible."""
         try:
             args = decode(body, EvictArgs)
-            self._require_open()
             pod = self._pod(args.evictor)
             if not self._engine.handles(pod):
                 return VictimsAnswer()
+            self._require_open()
             candidates = [(raw, decode(raw, Task)) for raw in args.evictees or []]
             chosen = set()
             for node in {task.node_name for _, task in candidates}:
@@ -168,7 +182,7 @@ class VolcanoExtender:
             return VictimsAnswer(1)
         return VictimsAnswer(1, [raw for raw, task in candidates if task.uid in chosen])
 
-    def job_enqueueable(self, body: bytes) -> StatusAnswer:
+    def job_enqueueable(self, body: Body) -> StatusAnswer:
         """Whether a job may be scheduled at all: no, if the request of a pod is invalid on every node."""
         try:
             for task in (decode(body, JobArgs).job.tasks or {}).values():
@@ -182,34 +196,43 @@ class VolcanoExtender:
             log.warning("a call of Volcano about a job is answered without an opinion", error=error.message)
         return StatusAnswer()
 
-    def job_ready(self, body: bytes) -> ReadyAnswer:
+    def job_ready(self, body: Body) -> ReadyAnswer:
         """Whether a job may start: not if the chips of a pod that is placed can't be reserved.
 
-        Volcano before 1.13 says only here which pods it has placed.
+        Volcano before 1.13 says only here which pods it has placed. A job that may not start keeps nothing: Volcano
+        does not always undo its placements.
         """
+        tasks = list[Task]()
         try:
-            tasks = (decode(body, JobArgs).job.tasks or {}).values()
-            self._require_open()
+            everything = (decode(body, JobArgs).job.tasks or {}).values()
+            tasks = [task for task in everything if task.status == TaskStatus.ALLOCATED]
             for task in tasks:
-                if task.status == TaskStatus.ALLOCATED:
-                    self._reserve(task)
+                self._reserve(task)
         except AscendError as error:
             log.info("a job of Volcano can't start as it is placed", error=error.message)
+            for task in tasks:
+                self._give_back(task.uid)
             return ReadyAnswer(status=False)
+        self._placed.update((task.uid, True) for task in tasks if task.uid in self._placed)
         return ReadyAnswer()
 
-    def allocated(self, body: bytes) -> ErrorAnswer:
+    def session_closed(self, _body: Body) -> Nothing:
+        """A session ends: what it has placed is bound now if its job may start, else never."""
+        for uid in [uid for uid, is_ready in self._placed.items() if not is_ready]:
+            self._give_back(uid)
+        return Nothing()
+
+    def allocated(self, body: Body) -> ErrorAnswer:
         """A pod was placed; one that waits for others to end (pipelined) gets its chips when it is placed again."""
         try:
             task = decode(body, TaskArgs).task
-            self._require_open()
             if task.status == TaskStatus.ALLOCATED:
                 self._reserve(task)
         except AscendError as error:
             return ErrorAnswer(text(error))
         return ErrorAnswer()
 
-    def deallocated(self, body: bytes) -> ErrorAnswer:
+    def deallocated(self, body: Body) -> ErrorAnswer:
         """A placement was undone, or a pod is evicted."""
         try:
             self._give_back(decode(body, TaskArgs).task.uid)
@@ -234,20 +257,33 @@ class VolcanoExtender:
         """Reserve the chips of a pod that is placed.
 
         Raises:
-            Refusal: it does not fit there.
+            Refusal: it does not fit there, or no call is answered now.
         """
         pod, node = self._pod(task), task.node_name
-        held = self._ledger.get(pod.uid)
-        if not self._engine.handles(pod) or (held is not None and held.node == node):
+        if not self._engine.handles(pod):
             return
-        self._give_back(pod.uid)
-        self._engine.place_on(pod, node)
-        self._placed = {uid: on for uid, on in self._placed.items() if self._ledger.get(uid) is not None}
-        self._placed[pod.uid] = node
+        self._require_open()
+        held = self._ledger.get(pod.uid)
+        if held is not None and held.node == node:
+            if held.stage not in _NOT_POSTED:
+                return
+        else:
+            self._give_back(pod.uid)
+        self._engine.place_on(pod, node)  # also what is reserved there already: it may no longer be usable
+        self._placed = {uid: is_ready for uid, is_ready in self._placed.items() if self._ledger.get(uid) is not None}
+        self._placed[pod.uid] = False
 
     def _give_back(self, uid: str) -> None:
         """Release what is reserved for a pod that is no longer placed, unless its Binding has been posted."""
         held = self._ledger.get(uid)
         was_placed = self._placed.pop(uid, None) is not None
-        if was_placed and held is not None and held.stage in {Stage.RESERVED, Stage.PLANNED}:
+        if was_placed and held is not None and held.stage in _NOT_POSTED:
             self._ledger.release(uid)  # also the seat of a gang: Volcano places each of its pods anew
+
+
+async def _read(request: web.Request) -> Body:
+    """The body of a call, or that it is too large: with an error instead, Volcano would take a job as ready."""
+    try:
+        return await read_body(request)
+    except web.HTTPRequestEntityTooLarge:
+        return InvalidValue(f"the call of Volcano's extender plugin has more than {MAX_BODY_BYTES:,} bytes")

@@ -5,7 +5,7 @@ pod on it. Only what is needed is decoded.
 """
 
 from enum import IntEnum
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -13,6 +13,9 @@ from ascend.errors import UNREADABLE, InvalidValue
 from ascend.kube.objects import Pod
 
 _T = TypeVar("_T")
+
+Body: TypeAlias = bytes | msgspec.Raw | InvalidValue
+"""The body of a call; or why it was not received, which the answer of each verb says in its own way."""
 
 
 class TaskStatus(IntEnum):
@@ -147,12 +150,14 @@ class Nothing(msgspec.Struct):
     """An empty answer."""
 
 
-def decode(body: bytes | msgspec.Raw, kind: type[_T]) -> _T:
+def decode(body: Body, kind: type[_T]) -> _T:
     """Decode a call.
 
     Raises:
         InvalidValue: it can't be decoded; the message names the field.
     """
+    if isinstance(body, InvalidValue):
+        raise body
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -22,7 +24,8 @@ from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import GROUP, TYPE, World, node, pod
+from tests.allocator.builders import GROUP, TYPE, World, node, pod, report
+from tests.allocator.superpods.world import SELECTOR, job, super_pods
 
 PAYLOADS = Path(__file__).parent / "volcano"
 ALL = range(8)
@@ -39,8 +42,8 @@ def _publish(regarding: Regarding, reason: str, note: str, *, action: str) -> bo
 class Rig:
     """An allocator as Volcano sees it."""
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world if world is not None else World()
         self.closed: Refusal | None = None
         metrics = AllocatorMetrics(self.world.ledger, lambda: 0.0, self.world.cluster.index, lambda: True)
         self.volcano = VolcanoExtender(
@@ -70,6 +73,12 @@ class Rig:
     def ready(self, *tasks: dict[str, Any]) -> bool:
         call = {"job": {"Tasks": {each["UID"]: each for each in tasks}}}
         return self.volcano.job_ready(msgspec.json.encode(call)).status
+
+    def victims(self, each: Pod, *candidates: Pod, on: str = "n1") -> set[str]:
+        call = {"evictor": task(each), "evictees": [task(one, 32, on) for one in candidates]}
+        answer = self.volcano.evictable(msgspec.json.encode(call))
+        assert answer.status == 1
+        return {msgspec.json.decode(one)["UID"] for one in answer.victims or []}
 
 
 def task(each: Pod, status: int = 1, name: str = "") -> dict[str, Any]:
@@ -196,12 +205,62 @@ def test_before_version_1_13_chips_are_reserved_when_a_job_is_ready(rig: Rig) ->
     assert not rig.ready(task(late, 2, "n1"))
 
 
+def test_a_job_that_is_not_ready_keeps_nothing(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    rig.world.add(*pods)
+    rig.world.fill("n2", [0])
+    assert not rig.ready(task(pods[0], 2, "n1"), task(pods[1], 2, "n2"))
+    assert len(rig.world.ledger) == 0
+
+
+def test_what_a_session_leaves_placed_is_given_back_when_it_closes(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    other = pod("other", 8)
+    rig.world.add(*pods, other)
+    rig.allocate(pods[0], "n1")
+    rig.allocate(pods[1], "n2", status=4)  # Volcano neither starts nor discards a gang of which a part is pipelined
+    assert not rig.fits(other, "n1")
+    rig.volcano.session_closed(b"{}")
+    assert rig.fits(other, "n1")
+
+
+def test_what_is_ready_stays_reserved_when_the_session_closes(rig: Rig) -> None:
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    rig.world.add(*pods)
+    for each, name in zip(pods, ("n1", "n2"), strict=True):
+        rig.allocate(each, name)
+    assert rig.ready(task(pods[0], 2, "n1"), task(pods[1], 2, "n2"))
+    for _ in range(2):  # Volcano posts the Bindings whenever it comes to it
+        rig.volcano.session_closed(b"{}")
+    assert all(rig.world.ledger.get(each.uid) is not None for each in pods)
+
+
+def test_a_job_is_not_ready_if_what_was_reserved_can_no_longer_be_used(rig: Rig) -> None:
+    alone = pod("alone", 8)
+    rig.world.add(alone)
+    rig.allocate(alone, "n1")
+    assert rig.ready(task(alone, 2, "n1"))
+    rig.world.add(node("n1", allocatable=7), report("n1", free=range(1, 8), unhealthy=[0]))
+    assert not rig.ready(task(alone, 2, "n1"))
+
+
+def test_a_ready_job_keeps_its_chips_as_long_as_a_new_one(rig: Rig) -> None:
+    alone = pod("alone", 8)
+    rig.world.add(alone)
+    rig.allocate(alone, "n1")
+    rig.world.now_s += rig.world.ledger.ttl_s - 1
+    assert rig.ready(task(alone, 2, "n1"))
+    rig.world.now_s += rig.world.ledger.ttl_s - 1
+    rig.world.ledger.expire()
+    assert rig.world.ledger.get(alone.uid) is not None
+
+
 def test_a_gang_that_is_not_complete_does_not_fit(rig: Rig) -> None:
     alone = pod("p0", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"})
     rig.world.add(alone)
     status, code = rig.predicate(alone, "n1")
     assert status.startswith("GangIncomplete: ")
-    assert code == Code.UNSCHEDULABLE
+    assert code == Code.UNRESOLVABLE  # nobody is evicted for it
 
 
 def test_peers_on_910a_are_on_servers_of_their_own(rig: Rig) -> None:
@@ -225,13 +284,117 @@ def test_the_fewest_pods_whose_chips_help_are_evicted(rig: Rig) -> None:
     low = [pod(f"low{at}", 2, node="n1", chips=range(2 * at, 2 * at + 2), phase="Running") for at in range(4)]
     high = pod("high", 4, priority=10)
     rig.world.add(*low, high)
-    call = {"evictor": task(high), "evictees": [task(each, 32, "n1") for each in low]}
-    answer = rig.volcano.evictable(msgspec.json.encode(call))
-    assert answer.status == 1
-    uids = {msgspec.json.decode(each)["UID"] for each in answer.victims or []}
-    assert uids in ({"uid-low0", "uid-low1"}, {"uid-low2", "uid-low3"})  # a whole ring
+    assert rig.victims(high, *low) in ({"uid-low0", "uid-low1"}, {"uid-low2", "uid-low3"})  # a whole ring
     plain = pod("plain", None)
     assert rig.volcano.evictable(msgspec.json.encode({"evictor": task(plain), "evictees": None})).status == 0
+
+
+def test_nobody_is_evicted_for_a_gang_that_is_not_complete(rig: Rig) -> None:
+    low = [pod(f"low{at}", 4, node="n1", chips=range(4 * at, 4 * at + 4), phase="Running") for at in range(2)]
+    pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}, priority=10) for rank in range(2)]
+    rig.world.add(*low, pods[0])
+    assert rig.victims(pods[0], *low) == set()
+    rig.world.add(pods[1])
+    assert rig.victims(pods[0], *low) == {"uid-low0", "uid-low1"}
+
+
+def test_a_peer_that_excludes_the_pod_is_not_evicted_for_it(rig: Rig) -> None:
+    own = {GROUP: "g", MIN_AVAILABLE: "2"}
+    peer = pod("p0", 8, node="n1", chips=ALL, phase="Running", annotations=own)
+    late = pod("p1", 8, priority=10, annotations=own)
+    rig.world.add(peer, late)
+    assert rig.victims(late, peer) == set()
+
+
+def test_nobody_is_evicted_for_a_job_in_blocks() -> None:
+    rig = Rig(super_pods(2))
+    low = pod("low", 16, node="0-0", chips=range(16), phase="Running", selector=SELECTOR)
+    in_blocks, alone = job(2, 2), pod("alone", 16, selector=SELECTOR)
+    rig.world.add(low, *in_blocks, alone)
+    assert rig.victims(alone, low, on="0-0") == {"uid-low"}
+    assert rig.victims(in_blocks[0], low, on="0-0") == set()
+
+
+def test_nobody_is_evicted_if_volcano_would_stop_before_the_chips_are_linked(rig: Rig) -> None:
+    low = [pod(f"low{at}", 2, node="n1", chips=[2 * at, 2 * at + 1], phase="Running") for at in range(2)]
+    kept = pod("kept", 2, node="n1", chips=[4, 5], phase="Running", priority=100)
+    high = pod("high", 4, priority=10)
+    rig.world.add(*low, kept, high)
+    assert rig.victims(high, *low) == set()  # with chips 6 and 7 the first one would be enough by number
+
+
+def test_chips_of_pods_that_end_are_free_for_volcano(rig: Rig) -> None:
+    low = [pod(f"low{at}", 2, node="n1", chips=[2 * at, 2 * at + 1], phase="Running") for at in range(2)]
+    kept = pod("kept", 2, node="n1", chips=[4, 5], phase="Running", priority=100)
+    high = pod("high", 4, priority=10)
+    ending = pod("ending", 2, node="n1", chips=[6, 7], phase="Running", terminating=True)
+    rig.world.add(*low, kept, ending, high)
+    assert rig.victims(high, *low) == set()
+    staying = pod("ending", 2, node="n1", chips=[6, 7], phase="Running")
+    rig.world.add(staying)
+    assert rig.victims(high, *low) == {"uid-low0", "uid-low1"}
+
+
+def documented() -> Any:
+    """Volcano's configuration that the documentation recommends."""
+    text = (Path(__file__).parents[3] / "docs" / "volcano.md").read_text()
+    config_map = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    return yaml.safe_load(config_map["data"]["volcano-scheduler.conf"])
+
+
+def test_the_documented_arguments_are_of_the_types_that_volcano_reads(rig: Rig) -> None:
+    (plugin,) = (each for tier in documented()["tiers"] for each in tier["plugins"] if each["name"] == "extender")
+    arguments = plugin["arguments"]
+    assert arguments.pop("extender.ignorable") is False  # before 1.15 a string is not read
+    app = web.Application()
+    rig.volcano.add_routes(app)
+    answered = {route.resource.canonical for route in app.router.routes() if route.resource is not None}
+    verbs = {value for key, value in arguments.items() if key.endswith("Verb")}
+    assert {f"/volcano/{verb}" for verb in verbs} < answered
+
+
+def test_other_scores_of_the_documented_configuration_do_not_outweigh_ours() -> None:
+    (plugin,) = (each for tier in documented()["tiers"] for each in tier["plugins"] if each["name"] == "nodeorder")
+    names = ["nodeaffinity", "podaffinity", "leastrequested", "mostrequested", "balancedresource"]
+    names += ["tainttoleration", "imagelocality", "podtopologyspread"]
+    weights = {name: plugin["arguments"].get(f"{name}.weight", "default") for name in names}
+    assert weights == dict.fromkeys(names, 0) | {"nodeaffinity": 1}
+
+
+def evicted(rig: Rig, verb: str, call: dict[str, Any]) -> list[str]:
+    """Whom Volcano evicts, as Session.Preemptable and Session.Reclaimable go through the tiers; other plugins agree."""
+    victims: list[str] | None = None
+    for tier in documented()["tiers"]:
+        for plugin in tier["plugins"]:
+            if not plugin.get(f"enable{verb.capitalize()}", True):
+                continue
+            candidates, status = [each["UID"] for each in call["evictees"]], 1
+            if plugin["name"] == "extender":
+                answer = rig.volcano.evictable(msgspec.json.encode(call))
+                candidates, status = [msgspec.json.decode(each)["UID"] for each in answer.victims or []], answer.status
+            elif plugin["name"] not in {"priority", "gang", "conformance", "drf", "proportion"}:
+                continue  # has no opinion
+            if status == 0:
+                continue
+            if not candidates:
+                victims = None
+                break
+            victims = [each for each in victims if each in candidates] or None if victims is not None else candidates
+        if victims is not None:
+            return victims
+    return []
+
+
+@pytest.mark.parametrize("verb", ["preemptable", "reclaimable"])
+def test_no_tier_of_the_documented_configuration_evicts_whom_we_spare(rig: Rig, verb: str) -> None:
+    low = [pod(name, 2, node="n1", chips=chips, phase="Running") for name, chips in (("a", [0, 1]), ("b", [4, 5]))]
+    kept = [pod(name, 2, node="n1", chips=chips, phase="Running") for name, chips in (("c", [2, 3]), ("d", [6, 7]))]
+    high = pod("high", 4, priority=10)
+    rig.world.add(*low, *kept, high)
+    # a and b have four chips, but of different rings.
+    assert evicted(rig, verb, {"evictor": task(high), "evictees": [task(each, 32, "n1") for each in low]}) == []
+    ring = [task(each, 32, "n1") for each in (low[0], kept[0])]
+    assert len(evicted(rig, verb, {"evictor": task(high), "evictees": ring})) == 2
 
 
 def test_an_allocator_that_does_not_lead_accepts_nothing(rig: Rig) -> None:
@@ -239,9 +402,21 @@ def test_an_allocator_that_does_not_lead_accepts_nothing(rig: Rig) -> None:
     each = pod("first", 8)
     status, code = rig.predicate(each, "n1")
     assert status.startswith("NotLeader: ")
-    assert code != 0
+    assert code == Code.ERROR
     assert "NotLeader" in rig.allocate(each, "n1")
     assert not rig.ready(task(each, 2, "n1"))
+
+
+def test_an_allocator_that_does_not_lead_lets_pods_without_chips_pass(rig: Rig) -> None:
+    rig.closed = Refusal(Reason.NOT_LEADER, "another allocator leads")
+    plain = pod("plain", None)
+    rig.world.add(plain)
+    assert rig.fits(plain, "n1")
+    asked = {"task": task(plain), "nodes": [{"Name": "n1"}]}
+    assert rig.volcano.prioritize(msgspec.json.encode(asked)).node_score == {"n1": 0.0}
+    assert rig.volcano.evictable(msgspec.json.encode({"evictor": task(plain), "evictees": None})).status == 0
+    assert rig.allocate(plain, "n1") == ""
+    assert rig.ready(task(plain, 2, "n1"))
 
 
 @given(

@@ -1,6 +1,7 @@
 """Sessions of a scheduler that does what Volcano does: it places pods, discards gangs, and posts Bindings later."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP
 from tests.allocator.harness import Allocator, running, until, write_kubeconfig
+from tests.allocator.serving.test_blocks import add_super_pods, check, create
+from tests.allocator.serving.test_volcano import documented
 from tests.allocator.serving.test_webhook import register
 
 Json = dict[str, Any]
@@ -28,17 +31,21 @@ class Session:
     Args:
         allocator: what its extender plugin calls.
         has_events: whether it has the verbs allocateFunc and deallocateFunc (from 1.13).
+        has_cache: whether a node that has refused a pod is asked about no other pod of the same task of a job.
     """
 
-    def __init__(self, allocator: Allocator, http: aiohttp.ClientSession, *, has_events: bool) -> None:
+    def __init__(
+        self, allocator: Allocator, http: aiohttp.ClientSession, *, has_events: bool, has_cache: bool = False
+    ) -> None:
         self._allocator = allocator
         self._http = http
         self._has_events = has_events
+        self._has_cache = has_cache
         self._tasks: dict[str, dict[str, Json]] = {}
 
     async def ask(self, verb: str, body: Json) -> Json:
         url = f"http://{self._allocator.app.volcano_address}/volcano/{verb}"
-        async with self._http.post(url, json=body) as response:
+        async with self._http.post(url, data=io.BytesIO(json.dumps(body).encode())) as response:
             assert response.status == 200, await response.text()
             found: Json = await response.json()
             return found
@@ -47,9 +54,12 @@ class Session:
         """Place the pods of a job on the best nodes, all or none; return the nodes by name of the pod."""
         placed: dict[str, str] = {}
         tasks: list[Json] = []
+        refused: set[str] = set()
         for pod in pods:
             task = {"UID": pod["metadata"]["uid"], "NodeName": "", "Status": 1, "Pod": pod}
-            fitting = [name for name in nodes if await self._fits(task, name)]
+            fitting = [name for name in nodes if name not in refused and await self._fits(task, name)]
+            if self._has_cache:
+                refused = set(nodes).difference(fitting)
             if not fitting:
                 await self._discard(tasks)
                 return {}
@@ -82,6 +92,13 @@ class Session:
             del self._tasks[task["NodeName"]][task["UID"]]
             if self._has_events:
                 await self.ask("deallocateFunc", {"task": {**task, "Status": 1}})
+
+
+def caches_refusals() -> bool:
+    """Whether the configuration that the documentation recommends leaves the cache of the action allocate on."""
+    arguments = {each["name"]: each["arguments"] for each in documented().get("configurations", ())}
+    has_cache: bool = arguments.get("allocate", {}).get("predicateErrorCacheEnable", True)
+    return has_cache
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -167,6 +184,40 @@ async def test_a_discarded_gang_gives_everything_back(
         small = await gang(allocator, "small", [8, 8])
         placed = await session.schedule(small, ["n1", "n2"])
         assert len(await bind(client, allocator, placed, small)) == 2
+
+
+async def test_a_job_of_several_blocks_starts_with_the_documented_configuration(
+    client: KubeClient, allocator: Allocator
+) -> None:
+    await add_super_pods(allocator, 2, 2)
+    pods = await create(allocator, 4, 2)
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=True, has_cache=caches_refusals())
+        placed = await session.schedule(pods, list(allocator.app.cluster.nodes))
+        await bind(client, allocator, placed, pods)
+        await check(allocator, pods, 2)
+
+
+async def test_a_job_of_several_blocks_never_starts_while_volcano_does_not_ask_again(allocator: Allocator) -> None:
+    await add_super_pods(allocator, 2, 2)
+    pods = await create(allocator, 4, 2)
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=True, has_cache=True)
+        # The nodes of the second block have refused the pods of the first one.
+        assert await session.schedule(pods, list(allocator.app.cluster.nodes)) == {}
+
+
+async def test_a_call_that_is_too_large_is_refused_in_the_answer(allocator: Allocator) -> None:
+    large = {"task": {"UID": "x" * (16 << 20)}}
+    async with aiohttp.ClientSession() as http:
+        session = Session(allocator, http, has_events=True)
+        refused = await session.ask("predicate", large)
+        assert refused == {"status": refused["status"], "code": 1}
+        assert "16,777,216 bytes" in refused["status"]
+        assert await session.ask("prioritize", large) == {"nodeScore": {}, "errorMessage": ""}  # any of them is chosen
+        assert "16,777,216 bytes" in (await session.ask("allocateFunc", large))["errorMessage"]
+        assert await session.ask("preemptable", large) == {"status": 1, "victims": None}
+        assert await session.ask("jobReady", large) == {"status": False}
 
 
 async def test_verbs_that_have_no_answer_of_ours_do_no_harm(allocator: Allocator) -> None:
