@@ -113,7 +113,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         demand, table, rooms = self.demand, view.table, servers.rooms(view.others, staying)
         if not staying:
             return self._anew(rooms, missing, table)
-        rest = Staying(staying, self._own_states(staying, view))
+        rest = Staying(staying, self._own_states(staying, view), self.demand.pods)
         if not missing:
             return Placement([], rest.states)
         if table.is_single_layer:
@@ -123,12 +123,13 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         return replace_v2(rooms, missing, rest, demand.schema, demand.most_shared)
 
     def _anew(self, rooms: Sequence[Room], pods: int, table: SwitchTable) -> Placement | Lack:
-        """Servers for all pods of a job."""
+        """Servers for the first pods of a job, or all of them."""
         if table.is_single_layer:
             return place_single_layer(rooms, table.width, pods)
-        if self.demand.version is Version.V1:
-            return place_v1(rooms, table.width, pods, self.demand.schema)
-        return place_v2(rooms, table.width, pods, self.demand.schema, self.demand.most_shared)
+        demand = self.demand
+        if demand.version is Version.V1:
+            return place_v1(rooms, table.width, pods, demand.schema, job_pods=demand.pods)
+        return place_v2(rooms, table.width, pods, demand.schema, demand.most_shared, job_pods=demand.pods)
 
     def _own_states(self, staying: Collection[Spot], view: SwitchView) -> dict[int, SwitchState]:
         """How the job uses the switches of the pods that stay: as is written on them, else as others leave them."""

@@ -10,23 +10,36 @@ from itertools import chain, islice
 
 from msgspec.structs import replace
 
-from allocator.switches.rooms import Lack, Placement, Room, Schema, Spot, descending, is_filler, not_below_one, smallest
+from allocator.switches.rooms import (
+    FILLER,
+    Lack,
+    Placement,
+    Room,
+    Schema,
+    Spot,
+    descending,
+    is_filler,
+    not_below_one,
+    smallest,
+)
 
 
-def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema) -> Placement | Lack:
-    """Find servers for all pods of a job.
+def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema, *, job_pods: int = 0) -> Placement | Lack:
+    """Find servers for the first pods of a job, which may be all of them.
 
     Args:
         rooms: what the job sees of each switch.
         width: how many servers a switch has.
-        pods: how many pods the job has.
-        schema: its schema.
+        pods: how many pods are to be placed.
+        schema: the schema of the job.
+        job_pods: how many pods the job has, if they are more.
     """
+    must_be_below_one = is_filler(schema, max(pods, job_pods))
     usable = [usable_room(room, pods, schema) for room in rooms]
-    if (pods < width or is_filler(schema, pods)) and (room := smallest(usable, pods)) is not None:
+    if (pods < width or must_be_below_one) and (room := smallest(usable, pods)) is not None:
         return Placement(room.first(pods))
-    if is_filler(schema, pods):
-        return not_below_one(usable, pods, "a filler job, with fewer than 4 pods")
+    if must_be_below_one:
+        return not_below_one(usable, pods, FILLER)
     switches = descending(usable)
     spots = _whole_switches(switches, width, pods) or _logical_rows(switches, width, pods)
     if spots is not None:
