@@ -113,7 +113,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         demand, table, rooms = self.demand, view.table, servers.rooms(view.others, staying)
         if not staying:
             return self._anew(rooms, missing, table)
-        rest = Staying(staying, self._own_states(staying, view), self.demand.pods)
+        rest = Staying(staying, self._own_states(staying, view, rooms), self.demand.pods)
         if not missing:
             return Placement([], rest.states)
         if table.is_single_layer:
@@ -131,19 +131,23 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
             return place_v1(rooms, table.width, pods, demand.schema, job_pods=demand.pods)
         return place_v2(rooms, table.width, pods, demand.schema, demand.most_shared, job_pods=demand.pods)
 
-    def _own_states(self, staying: Collection[Spot], view: SwitchView) -> dict[int, SwitchState]:
-        """How the job uses the switches of the pods that stay: as is written on them, else as others leave them."""
+    def _own_states(self, staying: Collection[Spot], view: SwitchView, rooms: Sequence[Room]) -> dict[int, SwitchState]:
+        """How the job uses the switches of the pods that stay: as is written on them, else as others leave them.
+
+        A switch where servers are left is not taken whole, so it is shared, as far as the job may share more.
+        """
         switches = sorted({spot.switch for spot in staying})
         found = {switch: view.own[switch] for switch in switches if view.own.get(switch, UNUSED) != UNUSED}
         if len(switches) == 1:
             return found
-        shared = sum(state.use is Use.SHARED for state in found.values())
-        for switch in switches:
-            if switch not in found:
-                is_shared = view.others.get(switch, SwitchUse()).state.use is not Use.FREE
-                shared += is_shared
-                is_healthy = not is_shared or shared <= self.demand.most_shared
-                found[switch] = SwitchState(Use.SHARED if is_shared else Use.EXCLUSIVE, is_healthy)
+        shared, most = sum(state.use is Use.SHARED for state in found.values()), self.demand.most_shared
+        left = {room.switch for room in rooms if room.slots}
+        used = {switch for switch in switches if view.others.get(switch, _NOBODY).state.use is not Use.FREE}
+        for switch in sorted(set(switches).difference(found), key=lambda each: (each not in used, each)):
+            is_shared = switch in used or (switch in left and shared < most)
+            shared += is_shared
+            is_healthy = not is_shared or shared <= most
+            found[switch] = SwitchState(Use.SHARED if is_shared else Use.EXCLUSIVE, is_healthy)
         return found
 
     def _place_on(

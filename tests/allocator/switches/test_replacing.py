@@ -12,7 +12,7 @@ from allocator.switches.rooms import Lack, Room, Schema, Spot
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
 from tests.allocator.builders import World
-from tests.allocator.switches.world import bind, job, placed, server, switches, table
+from tests.allocator.switches.world import bind, job, placed, server, switches, table, written
 
 ALL = range(4)
 LARGE = "large-model-schema"
@@ -102,3 +102,27 @@ def test_why_a_pod_must_be_below_the_switch_of_its_peers_is_said() -> None:
     assert "(the job was placed below one switch)" in below_one.sentence
     assert isinstance(replace_v1(rooms, 1, Staying(there), Schema.LARGE), Lack)
     assert not isinstance(replace_v1(rooms, 1, Staying(there, job_pods=4), Schema.LARGE), Lack)
+
+
+@pytest.mark.parametrize("ended", [[0, 1, 2, 3, 4], [4]])
+def test_a_shared_switch_stays_shared_when_all_pods_of_the_job_there_are_made_again(ended: list[int]) -> None:
+    world = switches(ALL, ALL, ALL, version="2.0")
+    bound = start(world, job(5, LARGE, owner="Job"))
+    assert written(bound, "isSharedTor") == ["2", "2", "2", "2", "1"]
+    for rank in ended:
+        world.cluster.pod_deleted(bound[rank])
+    made = start(world, again(5, *ended))
+    assert written(made, "isSharedTor") == [["2", "2", "2", "2", "1"][rank] for rank in ended]
+    assert written(made, "sharedTorIp")[-1] == "192.168.0.1"
+    world.add(*(other := job(7, LARGE, name="other")))
+    assert len(placed(world, other)) == 7
+
+
+def test_a_switch_becomes_exclusive_where_the_job_shares_as_many_as_it_may() -> None:
+    world = switches((0, 1), (0, 1), (0, 1), (), version="2.0", most_shared=1)
+    bound = start(world, job(6, LARGE, owner="Job"))
+    assert written(bound, "isSharedTor") == ["2"] * 6
+    for each in bound:
+        world.cluster.pod_deleted(each)
+    world.add(*(server(switch, slot) for switch in range(3) for slot in (2, 3)))
+    assert written(start(world, again(6, *range(6))), "isSharedTor") == ["1"] * 2 + ["2"] * 4
