@@ -20,6 +20,7 @@ from allocator.state.reservation import OnSwitch, Seat
 from allocator.state.switches import SwitchUse, SwitchView
 from allocator.switches.demand import SwitchDemand, Version
 from allocator.switches.replacing import Staying, replace_single_layer, replace_v1, replace_v2
+from allocator.switches.returning import return_single_layer, return_v1, return_v2
 from allocator.switches.rooms import UNUSED, Lack, Placement, Room, Spot, SwitchState, Use
 from allocator.switches.single_layer import place_single_layer
 from allocator.switches.table import SwitchTable
@@ -84,7 +85,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         if only is not None and len(only) == 1:
             return (yield from self._place_on(gang, view, there, next(iter(only)), index))
         servers = yield from Servers.read(gang, index)
-        homes = self._homes(gang, servers)
+        homes = self._allowed(self._homes(gang, servers), there, servers, view, len(gang.members))
         placed = self._complete(servers, [*there, *homes.values()], view, len(gang.members) - len(homes))
         if isinstance(placed, Lack) and homes:
             homes = {}
@@ -105,6 +106,26 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
             if (node := past.get(member.rank)) is not None and node in by_name
         }
         return found if len(set(found.values())) == len(found) else {}
+
+    def _allowed(
+        self,
+        homes: dict[int, Spot],
+        there: Collection[Spot],
+        servers: "Servers",
+        view: SwitchView,
+        missing: int,
+    ) -> dict[int, Spot]:
+        """The homes below switches that the job may still use: others may have taken these meanwhile."""
+        demand, rooms = self.demand, servers.rooms(view.others, there)
+        rest = Staying(there, self._own_states(there, view, rooms), demand.pods)
+        homes_on = Counter(spot.switch for spot in homes.values())
+        if view.table.is_single_layer:
+            switches = return_single_layer(rooms, missing, rest, homes_on)
+        elif demand.version is Version.V1:
+            switches = return_v1(rooms, missing, rest, homes_on, demand.schema)
+        else:
+            switches = return_v2(rooms, missing, rest, homes_on, demand.schema, most_shared=demand.most_shared)
+        return {rank: spot for rank, spot in homes.items() if spot.switch in switches}
 
     def _complete(
         self, servers: "Servers", staying: Collection[Spot], view: SwitchView, missing: int

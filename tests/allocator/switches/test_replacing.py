@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from allocator.binding.annotations import Stamper
 from allocator.state.reservation import Stage
 from allocator.switches.replacing import Staying, replace_v1, replace_v2
-from allocator.switches.rooms import Lack, Room, Schema, Spot
+from allocator.switches.returning import return_single_layer, return_v1, return_v2
+from allocator.switches.rooms import Lack, Room, Schema, Spot, SwitchState, Use
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
 from tests.allocator.builders import World
@@ -126,3 +127,84 @@ def test_a_switch_becomes_exclusive_where_the_job_shares_as_many_as_it_may() -> 
         world.cluster.pod_deleted(each)
     world.add(*(server(switch, slot) for switch in range(3) for slot in (2, 3)))
     assert written(start(world, again(6, *range(6))), "isSharedTor") == ["1"] * 2 + ["2"] * 4
+
+
+@BOTH
+def test_pods_do_not_return_to_a_switch_that_another_large_job_has_taken_meanwhile(version: str) -> None:
+    world = switches(ALL, (0,), (), version=version)
+    world.cluster.switches.applied(table(range(4)))
+    gone = start(world, job(5, LARGE, name="first", owner="Job"))
+    for each in gone:
+        world.cluster.pod_deleted(each)
+    world.add(*(server(1, slot) for slot in (1, 2, 3)), *(server(2, slot) for slot in ALL))
+    world.fill("t1-0")
+    for slot in ALL:
+        world.fill(f"t0-{slot}")
+    if version == "1.0":
+        for name in ("t1-3", "t2-1", "t2-2"):
+            world.fill(name)
+    start(world, job(4 if version == "1.0" else 7, LARGE, name="second"))
+    assert set(world.cluster.switches.uses()) == {1, 2}
+    for name in ("t1-0", *(f"t0-{slot}" for slot in ALL)):
+        world.cluster.pod_deleted(world.cluster.pods[f"uid-on-{name}"])
+    world.add(*(server(3, slot) for slot in ALL))
+    world.add(*(pods := again(5, *range(5), name="first")))
+    nodes = placed(world, pods)
+    assert nodes[:4] == ["t0-0", "t0-1", "t0-2", "t0-3"]
+    assert nodes[4].startswith("t3-")
+
+
+FREE_ROOM, SHARED_ROOM = Room(0, (0, 1, 2)), Room(1, (0, 1, 2), SwitchState(Use.SHARED), frozenset({Schema.LARGE}))
+OTHER_SHARED = Room(2, (0, 1, 2), SwitchState(Use.SHARED), frozenset({Schema.LARGE}))
+EXCLUSIVE_ROOM = Room(3, (0, 1, 2), SwitchState(Use.EXCLUSIVE), frozenset({Schema.NORMAL}))
+UNHEALTHY = Room(4, (0, 1, 2), SwitchState(Use.SHARED, is_healthy=False), frozenset({Schema.NORMAL}))
+OF_ALL = [FREE_ROOM, SHARED_ROOM, OTHER_SHARED, EXCLUSIVE_ROOM, UNHEALTHY]
+EACH_ONE = {0: 1, 1: 1, 2: 2, 3: 1, 4: 1}
+
+
+@pytest.mark.parametrize(
+    ("there", "homes", "most_shared", "expected"),
+    [
+        ([], EACH_ONE, 2, {0, 1, 2}),
+        ([], EACH_ONE, 1, {0, 2}),  # where more of its pods return
+        ([Spot(1, 3)], EACH_ONE, 1, {0, 1}),  # it shares one already
+        ([Spot(3, 3)], {3: 1, 4: 1}, 2, {3}),
+        ([], {4: 2}, 2, {4}),  # it spans none
+    ],
+)
+def test_to_which_switches_pods_return_in_version_2(
+    there: list[Spot], homes: dict[int, int], most_shared: int, expected: set[int]
+) -> None:
+    staying = Staying(there, {spot.switch: OF_ALL[spot.switch].state for spot in there}, 6)
+    assert return_v2(OF_ALL, 6, staying, homes, Schema.LARGE, most_shared=most_shared) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "missing", "homes", "expected"),
+    [
+        (Schema.LARGE, 6, EACH_ONE, {0}),
+        (Schema.NORMAL, 6, EACH_ONE, {0, 3, 4}),
+        (Schema.LARGE, 4, {3: 4}, set()),  # it has three servers, so others would be below another one
+        (Schema.LARGE, 3, {3: 3}, {3}),
+        (Schema.LARGE, 3, {0: 1, 3: 2}, set()),  # a filler spans none
+    ],
+)
+def test_to_which_switches_pods_return_in_version_1(
+    schema: Schema, missing: int, homes: dict[int, int], expected: set[int]
+) -> None:
+    assert return_v1(OF_ALL, missing, Staying([]), homes, schema) == expected
+
+
+@pytest.mark.parametrize(
+    ("there", "homes", "expected"),
+    [([], {0: 2}, {0}), ([], {3: 2}, {3}), ([], {0: 1, 3: 1}, set()), ([Spot(0, 3)], {0: 1, 3: 1}, {0})],
+)
+def test_to_which_switches_pods_return_in_one_layer(
+    there: list[Spot], homes: dict[int, int], expected: set[int]
+) -> None:
+    assert return_single_layer(OF_ALL, 2, Staying(there), homes) == expected
+
+
+def test_a_filler_of_version_2_returns_below_one_switch_only() -> None:
+    homes = {0: 1, 1: 2}
+    assert return_v2(OF_ALL, 3, Staying([]), homes, Schema.LARGE, most_shared=2) == set()
