@@ -261,10 +261,10 @@ class Servers:
 
         Args:
             others: how other jobs use the switches.
-            without: servers that do not count.
+            without: servers that do not count, but their switches do.
             also: servers that count although they are not free.
         """
-        slots: dict[int, list[int]] = {}
+        slots: dict[int, list[int]] = {spot.switch: [] for spot in without}
         for spot in sorted({*self.names, *also}.difference(without)):
             slots.setdefault(spot.switch, []).append(spot.slot)
         uses = ((switch, tuple(free), others.get(switch, _NOBODY)) for switch, free in slots.items())

@@ -22,7 +22,7 @@ from allocator.switches.rooms import (
     Use,
     is_filler,
 )
-from allocator.switches.v1 import usable_room
+from allocator.switches.v1 import may_span
 from allocator.switches.v2 import share_switches
 
 
@@ -54,7 +54,7 @@ def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) 
     """Find servers for the missing pods, below the one switch of the job.
 
     Args:
-        rooms: what the job sees of each switch.
+        rooms: what the job sees of each switch; also of its own ones without free servers.
         missing: how many pods are to be placed.
         staying: the others.
     """
@@ -67,8 +67,11 @@ def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Sc
     if staying.is_of_filler(missing, schema):
         return _below_own(rooms, missing, staying, FILLER)
     spots = list(islice(chain.from_iterable(room.first(missing) for room in own), missing))
+    is_spanned = any(room.switch in staying.switches and not may_span(room, schema) for room in rooms)
+    if len(spots) < missing and len(staying.switches) == 1 and is_spanned:
+        return _below_own(rooms, missing, staying, "another job spans it")
     used = Counter(spot.slot for spot in chain(staying.spots, spots))
-    others = [usable_room(room, room.size + 1, schema) for room in rooms if room.switch not in staying.switches]
+    others = [room for room in rooms if room.switch not in staying.switches and may_span(room, schema)]
     left = sorted(
         chain.from_iterable(room.first(room.size) for room in others), key=lambda spot: (used[spot.slot], spot)
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from allocator.switches.replacing import Staying
 from allocator.switches.rooms import Room, Schema, Use
-from allocator.switches.v1 import usable_room
+from allocator.switches.v1 import may_span, usable_room
 
 
 def return_single_layer(
@@ -38,7 +38,7 @@ def return_v1(
     return own.union(
         room.switch
         for room in rooms
-        if room.switch in homes and usable_room(room, room.size + 1 if spans else missing, schema).slots
+        if room.switch in homes and (may_span(room, schema) or (not spans and missing <= room.size))
     )
 
 

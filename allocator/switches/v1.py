@@ -63,9 +63,17 @@ def usable_room(room: Room, pods: int, schema: Schema | None) -> Room:
         pods: how many pods the job has.
         schema: its schema; None if no spanning job is put up with.
     """
-    if not room.spanning or pods <= room.size or (schema is Schema.NORMAL and Schema.LARGE not in room.spanning):
-        return room
-    return replace(room, slots=())
+    return room if pods <= room.size or may_span(room, schema) else replace(room, slots=())
+
+
+def may_span(room: Room, schema: Schema | None) -> bool:
+    """Whether a job may use a switch as one of several.
+
+    Args:
+        room: the switch.
+        schema: the schema of the job; None if no other spanning job is put up with.
+    """
+    return not room.spanning or (schema is Schema.NORMAL and Schema.LARGE not in room.spanning)
 
 
 def _whole_switches(switches: Sequence[Room], width: int, pods: int) -> list[Spot] | None:

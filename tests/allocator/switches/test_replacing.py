@@ -11,6 +11,7 @@ from allocator.switches.replacing import Staying, replace_v1, replace_v2
 from allocator.switches.returning import return_single_layer, return_v1, return_v2
 from allocator.switches.rooms import Lack, Room, Schema, Spot, SwitchState, Use
 from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from tests.allocator.builders import World
 from tests.allocator.switches.world import bind, job, placed, server, switches, table, written
@@ -208,3 +209,23 @@ def test_to_which_switches_pods_return_in_one_layer(
 def test_a_filler_of_version_2_returns_below_one_switch_only() -> None:
     homes = {0: 1, 1: 2}
     assert return_v2(OF_ALL, 3, Staying([]), homes, Schema.LARGE, most_shared=2) == set()
+
+
+@pytest.mark.parametrize("by_webhook", [False, True])
+def test_a_pod_stays_below_the_switch_of_its_job_if_another_large_job_spans_that(*, by_webhook: bool) -> None:
+    world = switches((0, 1), (2, 3))
+    world.cluster.switches.applied(table(range(3), width=8))
+    spanning = start(world, job(4, LARGE, name="first"))
+    assert [each.spec.node_name for each in spanning] == ["t0-0", "t0-1", "t1-2", "t1-3"]
+    world.add(*(server(0, slot) for slot in range(2, 6)))
+    below_one = start(world, job(4, LARGE, owner="Job"))
+    world.add(*(server(2, slot) for slot in ALL))
+    world.cluster.pod_deleted(below_one[0])
+    world.fill("t0-2")
+    world.add(*(pods := again(4, 0)))
+    sentence = r"below the switch of its other pods \(another job spans it\), with 0 servers"
+    with pytest.raises(Refusal, match=sentence):
+        _ = world.engine.place_on(pods[0], "t2-0") if by_webhook else world.engine.place(pods[0])
+    for each in spanning:
+        world.cluster.pod_deleted(each)
+    assert placed(world, pods) != []
