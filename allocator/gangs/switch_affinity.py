@@ -181,7 +181,8 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
     ) -> Steps[list[Seat] | Refusal]:
         """Place a pod on the one node that its scheduler has chosen.
 
-        Of a job that starts: below a switch where the job as a whole would have one more server. What its other pods
+        Of a job that starts: below a switch where the job as a whole would have one more server, or its minimum, if it
+        does not fit as a whole. What its other pods
         have counts as free for that, so it does not matter in which order they come. The successor of a pod that has
         ended may be where it could be placed as well.
         """
@@ -193,9 +194,10 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         if there and member.rank in gang.record:
             found = self._complete(servers.restricted(spot), there, view, 1)
         else:
-            found = self._anew(
-                servers.rooms(view.others, also=there), max(self.demand.pods, len(there) + 1), view.table
-            )
+            rooms, more = servers.rooms(view.others, also=there), len(there) + 1
+            found = self._anew(rooms, max(self.demand.pods, more), view.table)
+            if isinstance(found, Lack) and (fewer := max(gang.minimum, more)) < self.demand.pods:
+                found = self._anew(rooms, fewer, view.table)
             if isinstance(found, Placement):
                 planned, used = (Counter(each.switch for each in spots)[spot.switch] for spots in (found.spots, there))
                 if planned <= used:

@@ -229,3 +229,18 @@ def test_a_pod_stays_below_the_switch_of_its_job_if_another_large_job_spans_that
     for each in spanning:
         world.cluster.pod_deleted(each)
     assert placed(world, pods) != []
+
+
+@pytest.mark.parametrize("schema", [LARGE, "normal-schema"])
+def test_a_job_whose_scheduler_chooses_nodes_starts_where_its_minimum_fits(schema: str) -> None:
+    world = switches((0, 1, 2), (0,))
+    world.add(*(pods := job(6, schema, annotations={MIN_AVAILABLE: "2"})))
+    for each, node in zip(pods, ("t0-0", "t0-1", "t0-2"), strict=False):
+        assert bind_on(world, each, node).spec.node_name == node
+
+
+def test_a_job_whose_scheduler_chooses_nodes_waits_where_not_even_its_minimum_fits() -> None:
+    world = switches((0, 1, 2), (0,))
+    world.add(*(pods := job(6, annotations={MIN_AVAILABLE: "5"})))
+    with pytest.raises(Refusal, match="its 5 pods need as many servers below switches; it can use 4"):
+        world.engine.place_on(pods[0], "t0-0")
