@@ -123,8 +123,7 @@ def _anywhere(rooms: Sequence[Room], free: Sequence[Room], pods: int) -> Placeme
             missing -= taken
     if missing:
         return Lack(
-            f"its {pods} pods need as many servers below switches that no other large job spans; it can use "
-            f"{pods - missing}"
+            f"its {pods} pods need as many servers below switches that it may use; these have {pods - missing} for it"
         )
     return _placement(chosen)
 

@@ -244,3 +244,15 @@ def test_a_job_whose_scheduler_chooses_nodes_waits_where_not_even_its_minimum_fi
     world.add(*(pods := job(6, annotations={MIN_AVAILABLE: "5"})))
     with pytest.raises(Refusal, match="its 5 pods need as many servers below switches; it can use 4"):
         world.engine.place_on(pods[0], "t0-0")
+
+
+def test_the_nodes_on_which_pods_are_still_ending_are_those_to_which_their_successors_return() -> None:
+    world = switches(ALL, ALL)
+    world.now_s = 1767225600.0
+    bound = start(world, job(5, LARGE, owner="Job"))
+    world.add(
+        *(replace(each, metadata=replace(each.metadata, deletion_timestamp="2026-01-01T00:00:05Z")) for each in bound)
+    )
+    world.add(*(pods := again(5, *range(5))))
+    sentence = "5 pods of it are still ending on nodes to which its pods return: t0-0"
+    assert sentence in world.refusal(pods[0]).message
