@@ -117,7 +117,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
     ) -> dict[int, Spot]:
         """The homes below switches that the job may still use: others may have taken these meanwhile."""
         demand, rooms = self.demand, servers.rooms(view.others, there)
-        rest = Staying(there, self._own_states(there, view, rooms), demand.pods)
+        rest = Staying(there, self._own_states(there, view, rooms, missing), demand.pods)
         homes_on = Counter(spot.switch for spot in homes.values())
         if view.table.is_single_layer:
             switches = return_single_layer(rooms, missing, rest, homes_on)
@@ -134,7 +134,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         demand, table, rooms = self.demand, view.table, servers.rooms(view.others, staying)
         if not staying:
             return self._anew(rooms, missing, table)
-        rest = Staying(staying, self._own_states(staying, view, rooms), self.demand.pods)
+        rest = Staying(staying, self._own_states(staying, view, rooms, missing), self.demand.pods)
         if not missing:
             return Placement([], rest.states)
         if table.is_single_layer:
@@ -152,17 +152,20 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
             return place_v1(rooms, table.width, pods, demand.schema, job_pods=demand.pods)
         return place_v2(rooms, table.width, pods, demand.schema, demand.most_shared, job_pods=demand.pods)
 
-    def _own_states(self, staying: Collection[Spot], view: SwitchView, rooms: Sequence[Room]) -> dict[int, SwitchState]:
+    def _own_states(
+        self, staying: Collection[Spot], view: SwitchView, rooms: Sequence[Room], missing: int
+    ) -> dict[int, SwitchState]:
         """How the job uses the switches of the pods that stay: as is written on them, else as others leave them.
 
-        A switch where servers are left is not taken whole, so it is shared, as far as the job may share more.
+        A switch with more servers left than pods are missing is not taken whole, so it is shared, as far as the job may
+        share more.
         """
         switches = sorted({spot.switch for spot in staying})
         found = {switch: view.own[switch] for switch in switches if view.own.get(switch, UNUSED) != UNUSED}
         if len(switches) == 1:
             return found
         shared, most = sum(state.use is Use.SHARED for state in found.values()), self.demand.most_shared
-        left = {room.switch for room in rooms if room.slots}
+        left = {room.switch for room in rooms if room.size > missing}
         used = {switch for switch in switches if view.others.get(switch, _NOBODY).state.use is not Use.FREE}
         for switch in sorted(set(switches).difference(found), key=lambda each: (each not in used, each)):
             is_shared = switch in used or (switch in left and shared < most)
@@ -193,6 +196,8 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
             return self._refuse(gang, Lack("the node is below no known switch, or not free for it"), servers)
         if there and member.rank in gang.record:
             found = self._complete(servers.restricted(spot), there, view, 1)
+            if isinstance(found, Placement) and spot.switch not in {each.switch for each in there}:
+                found = self._of_whole_switch(found, spot, there, servers, view)
         else:
             rooms, more = servers.rooms(view.others, also=there), len(there) + 1
             found = self._anew(rooms, max(self.demand.pods, more), view.table)
@@ -206,6 +211,17 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         if isinstance(found, Lack):
             return self._refuse(gang, found, servers)
         return [self._seat(member, spot, servers, found.states)]
+
+    def _of_whole_switch(
+        self, found: Placement, spot: Spot, there: Collection[Spot], servers: "Servers", view: SwitchView
+    ) -> Placement:
+        """The same placement, with the state of a switch of which the rule has seen a single server."""
+        if found.states.get(spot.switch, UNUSED).use is not Use.EXCLUSIVE:
+            return found
+        together = [*there, spot]
+        missing = max(0, self.demand.pods - len(together))
+        states = self._own_states(together, view, servers.rooms(view.others, together), missing)
+        return replace(found, states={**found.states, spot.switch: states[spot.switch]})
 
     def _seat(self, member: Member, spot: Spot, servers: "Servers", states: Mapping[int, SwitchState]) -> Seat:
         state = states.get(spot.switch, UNUSED) if self.demand.version is Version.V2 else None

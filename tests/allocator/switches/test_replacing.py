@@ -256,3 +256,16 @@ def test_the_nodes_on_which_pods_are_still_ending_are_those_to_which_their_succe
     world.add(*(pods := again(5, *range(5))))
     sentence = "5 pods of it are still ending on nodes to which its pods return: t0-0"
     assert sentence in world.refusal(pods[0]).message
+
+
+@pytest.mark.parametrize(("pods", "uses"), [(5, ["1"]), (8, ["2"] * 4)])
+def test_a_switch_to_which_a_scheduler_returns_pods_is_shared_if_servers_are_left_then(
+    pods: int, uses: list[str]
+) -> None:
+    world = switches(ALL, ALL, version="2.0")
+    bound = start(world, job(pods, LARGE, owner="Job"))
+    for each in bound[4:]:
+        world.cluster.pod_deleted(each)
+    world.add(*(made := again(pods, *range(4, pods))))
+    returned = [bind_on(world, each, f"t1-{slot}") for slot, each in enumerate(made)]
+    assert written(returned, "isSharedTor") == uses
