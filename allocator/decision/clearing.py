@@ -13,10 +13,13 @@ of the other pods: kube-scheduler compares the violations of two nodes before th
 import heapq
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from allocator.decision.trial import Trial, Unit
 from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
 from allocator.state.reservation import Seat
+from allocator.state.switches import SwitchView
 from ascend.errors import Refusal
 
 
@@ -30,7 +33,11 @@ class Fitting:
     async def seats(self) -> list[Seat] | Refusal:
         """The seats; a refusal if it does not fit. Other tasks may run meanwhile."""
         await self._trial.turn.share()
-        return await self._trial.turn.share_between(self._gang.policy.place(self._gang, self._trial.index))
+        gang = self._gang
+        if isinstance(gang.switches, SwitchView):  # jobs that have ended span no switches
+            uses = self._trial.switch_uses(gang.job)
+            gang = replace(gang, switches=replace(gang.switches, others=uses))
+        return await self._trial.turn.share_between(gang.policy.place(gang, self._trial.index))
 
     async def check(self) -> bool:
         """Whether it fits."""

@@ -24,6 +24,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.promises import Promise
+from allocator.state.switches import SwitchView
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import count
@@ -222,6 +223,10 @@ class GangVictims:
         for seat in seats:
             chips[seat.node] |= seat.take.chip_set
         victims = await self._needed_victims(trial, chips)
+        ending = {uid for each in victims.values() for uid in each}
+        if isinstance(gang.switches, SwitchView) and any(unit.uids.isdisjoint(ending) for unit in trial.gone):
+            sentence = "jobs of lower priority span its switches, and hold no server that it would get"
+            raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
         # Other tasks have run meanwhile.
         if job.version != version or self._offered.held(job) != held:
             raise ChangedError

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
+from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
 from allocator.rules.victims import Occupant
@@ -17,6 +18,7 @@ from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer
 from allocator.state.offers import assess
+from allocator.state.switches import SwitchUse
 from ascend.cores import Cut
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -32,6 +34,7 @@ class Unit(msgspec.Struct, eq=False, gc=False):
         priority: the highest of theirs.
         total: the sum of theirs.
         since: when the first one was created.
+        uids: the uids of all that end.
         occupants: those on the examined nodes, by node.
     """
 
@@ -40,6 +43,7 @@ class Unit(msgspec.Struct, eq=False, gc=False):
     priority: int
     total: int
     since: str
+    uids: frozenset[str]
     occupants: dict[str, tuple[Occupant, ...]] = {}
 
 
@@ -82,6 +86,11 @@ class Trial:
     def gone(self) -> list[Unit]:
         """The units that have ended."""
         return [self.units[key] for key in self._gone]
+
+    def switch_uses(self, job: JobKey) -> dict[int, SwitchUse]:
+        """How other jobs than this one use the leaf switches."""
+        ended = frozenset(uid for unit in self.gone for uid in unit.uids)
+        return self._cluster.switches.uses_after(ended, job)
 
     def is_gone(self, unit: Unit) -> bool:
         """Whether a unit has ended."""
@@ -169,8 +178,9 @@ class Trial:
         if unit is None:
             pods = peers or [pod]
             priorities = [each.priority for each in pods]
+            uids = frozenset(each.uid for each in pods)
             since = min(each.metadata.creation_timestamp or "" for each in pods)
-            unit = self.units[key] = Unit(key, len(pods), max(priorities), sum(priorities), since)
+            unit = self.units[key] = Unit(key, len(pods), max(priorities), sum(priorities), since, uids)
         return unit
 
 

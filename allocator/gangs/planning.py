@@ -302,13 +302,15 @@ class Planner:
             record=record,
             neighbours=near,
             faulty=self._cluster.faulty_nodes.of(job.key),
+            minimum=job.min_available - (job.present - job.size),  # without those that request no chips
             switches=self._cluster.switches.seen_by(job) if policy.level is Level.SWITCH else "",
         )
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.setback))
         if names := ending_nodes(job, gang.record, self._cluster, self._now_s()):
-            sentence = f"{count(len(names), 'pod')} of it are still ending on nodes of its blocks"
+            nodes = "nodes to which its pods return" if gang.policy.level is Level.SWITCH else "nodes of its blocks"
+            sentence = f"{count(len(names), 'pod')} of it are still ending on {nodes}"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
         if scope.setback is None:
             gang = replace(gang, limits=dict.fromkeys(scope.avoided, 0))

@@ -68,6 +68,7 @@ class GangRequest(msgspec.Struct, frozen=True):
         record: where pods of the job are or were, by rank; only for policies with a level.
         neighbours: how many pods of other jobs to which it prefers to be near each SuperPod has.
         faulty: names of nodes to be used last, since pods of the job have failed there.
+        minimum: how many pods of the job must have a seat, those included that have one.
         switches: what is known of the leaf switches, or why they are unknown; only for policies of their level.
     """
 
@@ -80,6 +81,7 @@ class GangRequest(msgspec.Struct, frozen=True):
     record: Mapping[int, Peer] = {}
     neighbours: Mapping[int, int] = {}
     faulty: frozenset[str] = frozenset()
+    minimum: int = 1
     switches: SwitchView | str = ""
 
     def allowed(self, member: Member) -> Collection[str] | None:

@@ -20,6 +20,7 @@ from allocator.state.reservation import OnSwitch, Seat
 from allocator.state.switches import SwitchUse, SwitchView
 from allocator.switches.demand import SwitchDemand, Version
 from allocator.switches.replacing import Staying, replace_single_layer, replace_v1, replace_v2
+from allocator.switches.returning import return_single_layer, return_v1, return_v2
 from allocator.switches.rooms import UNUSED, Lack, Placement, Room, Spot, SwitchState, Use
 from allocator.switches.single_layer import place_single_layer
 from allocator.switches.table import SwitchTable
@@ -84,7 +85,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         if only is not None and len(only) == 1:
             return (yield from self._place_on(gang, view, there, next(iter(only)), index))
         servers = yield from Servers.read(gang, index)
-        homes = self._homes(gang, servers)
+        homes = self._allowed(self._homes(gang, servers), there, servers, view, len(gang.members))
         placed = self._complete(servers, [*there, *homes.values()], view, len(gang.members) - len(homes))
         if isinstance(placed, Lack) and homes:
             homes = {}
@@ -106,6 +107,26 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         }
         return found if len(set(found.values())) == len(found) else {}
 
+    def _allowed(
+        self,
+        homes: dict[int, Spot],
+        there: Collection[Spot],
+        servers: "Servers",
+        view: SwitchView,
+        missing: int,
+    ) -> dict[int, Spot]:
+        """The homes below switches that the job may still use: others may have taken these meanwhile."""
+        demand, rooms = self.demand, servers.rooms(view.others, there)
+        rest = Staying(there, self._own_states(there, view, rooms, missing), demand.pods)
+        homes_on = Counter(spot.switch for spot in homes.values())
+        if view.table.is_single_layer:
+            switches = return_single_layer(rooms, missing, rest, homes_on)
+        elif demand.version is Version.V1:
+            switches = return_v1(rooms, missing, rest, homes_on, demand.schema)
+        else:
+            switches = return_v2(rooms, missing, rest, homes_on, demand.schema, most_shared=demand.most_shared)
+        return {rank: spot for rank, spot in homes.items() if spot.switch in switches}
+
     def _complete(
         self, servers: "Servers", staying: Collection[Spot], view: SwitchView, missing: int
     ) -> Placement | Lack:
@@ -113,7 +134,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         demand, table, rooms = self.demand, view.table, servers.rooms(view.others, staying)
         if not staying:
             return self._anew(rooms, missing, table)
-        rest = Staying(staying, self._own_states(staying, view))
+        rest = Staying(staying, self._own_states(staying, view, rooms, missing), self.demand.pods)
         if not missing:
             return Placement([], rest.states)
         if table.is_single_layer:
@@ -123,26 +144,34 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         return replace_v2(rooms, missing, rest, demand.schema, demand.most_shared)
 
     def _anew(self, rooms: Sequence[Room], pods: int, table: SwitchTable) -> Placement | Lack:
-        """Servers for all pods of a job."""
+        """Servers for the first pods of a job, or all of them."""
         if table.is_single_layer:
             return place_single_layer(rooms, table.width, pods)
-        if self.demand.version is Version.V1:
-            return place_v1(rooms, table.width, pods, self.demand.schema)
-        return place_v2(rooms, table.width, pods, self.demand.schema, self.demand.most_shared)
+        demand = self.demand
+        if demand.version is Version.V1:
+            return place_v1(rooms, table.width, pods, demand.schema, job_pods=demand.pods)
+        return place_v2(rooms, table.width, pods, demand.schema, demand.most_shared, job_pods=demand.pods)
 
-    def _own_states(self, staying: Collection[Spot], view: SwitchView) -> dict[int, SwitchState]:
-        """How the job uses the switches of the pods that stay: as is written on them, else as others leave them."""
+    def _own_states(
+        self, staying: Collection[Spot], view: SwitchView, rooms: Sequence[Room], missing: int
+    ) -> dict[int, SwitchState]:
+        """How the job uses the switches of the pods that stay: as is written on them, else as others leave them.
+
+        A switch with more servers left than pods are missing is not taken whole, so it is shared, as far as the job may
+        share more.
+        """
         switches = sorted({spot.switch for spot in staying})
         found = {switch: view.own[switch] for switch in switches if view.own.get(switch, UNUSED) != UNUSED}
         if len(switches) == 1:
             return found
-        shared = sum(state.use is Use.SHARED for state in found.values())
-        for switch in switches:
-            if switch not in found:
-                is_shared = view.others.get(switch, SwitchUse()).state.use is not Use.FREE
-                shared += is_shared
-                is_healthy = not is_shared or shared <= self.demand.most_shared
-                found[switch] = SwitchState(Use.SHARED if is_shared else Use.EXCLUSIVE, is_healthy)
+        shared, most = sum(state.use is Use.SHARED for state in found.values()), self.demand.most_shared
+        left = {room.switch for room in rooms if room.size > missing}
+        used = {switch for switch in switches if view.others.get(switch, _NOBODY).state.use is not Use.FREE}
+        for switch in sorted(set(switches).difference(found), key=lambda each: (each not in used, each)):
+            is_shared = switch in used or (switch in left and shared < most)
+            shared += is_shared
+            is_healthy = not is_shared or shared <= most
+            found[switch] = SwitchState(Use.SHARED if is_shared else Use.EXCLUSIVE, is_healthy)
         return found
 
     def _place_on(
@@ -155,7 +184,8 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
     ) -> Steps[list[Seat] | Refusal]:
         """Place a pod on the one node that its scheduler has chosen.
 
-        Of a job that starts: below a switch where the job as a whole would have one more server. What its other pods
+        Of a job that starts: below a switch where the job as a whole would have one more server, or its minimum, if it
+        does not fit as a whole. What its other pods
         have counts as free for that, so it does not matter in which order they come. The successor of a pod that has
         ended may be where it could be placed as well.
         """
@@ -166,10 +196,13 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
             return self._refuse(gang, Lack("the node is below no known switch, or not free for it"), servers)
         if there and member.rank in gang.record:
             found = self._complete(servers.restricted(spot), there, view, 1)
+            if isinstance(found, Placement) and spot.switch not in {each.switch for each in there}:
+                found = self._of_whole_switch(found, spot, there, servers, view)
         else:
-            found = self._anew(
-                servers.rooms(view.others, also=there), max(self.demand.pods, len(there) + 1), view.table
-            )
+            rooms, more = servers.rooms(view.others, also=there), len(there) + 1
+            found = self._anew(rooms, max(self.demand.pods, more), view.table)
+            if isinstance(found, Lack) and (fewer := max(gang.minimum, more)) < self.demand.pods:
+                found = self._anew(rooms, fewer, view.table)
             if isinstance(found, Placement):
                 planned, used = (Counter(each.switch for each in spots)[spot.switch] for spots in (found.spots, there))
                 if planned <= used:
@@ -178,6 +211,17 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         if isinstance(found, Lack):
             return self._refuse(gang, found, servers)
         return [self._seat(member, spot, servers, found.states)]
+
+    def _of_whole_switch(
+        self, found: Placement, spot: Spot, there: Collection[Spot], servers: "Servers", view: SwitchView
+    ) -> Placement:
+        """The same placement, with the state of a switch of which the rule has seen a single server."""
+        if found.states.get(spot.switch, UNUSED).use is not Use.EXCLUSIVE:
+            return found
+        together = [*there, spot]
+        missing = max(0, self.demand.pods - len(together))
+        states = self._own_states(together, view, servers.rooms(view.others, together), missing)
+        return replace(found, states={**found.states, spot.switch: states[spot.switch]})
 
     def _seat(self, member: Member, spot: Spot, servers: "Servers", states: Mapping[int, SwitchState]) -> Seat:
         state = states.get(spot.switch, UNUSED) if self.demand.version is Version.V2 else None
@@ -235,10 +279,10 @@ class Servers:
 
         Args:
             others: how other jobs use the switches.
-            without: servers that do not count.
+            without: servers that do not count, but their switches do.
             also: servers that count although they are not free.
         """
-        slots: dict[int, list[int]] = {}
+        slots: dict[int, list[int]] = {spot.switch: [] for spot in without}
         for spot in sorted({*self.names, *also}.difference(without)):
             slots.setdefault(spot.switch, []).append(spot.slot)
         uses = ((switch, tuple(free), others.get(switch, _NOBODY)) for switch, free in slots.items())

@@ -133,6 +133,20 @@ class Switches:
             return self.table
         return SwitchView(self.table, self.uses(job.key), self.states_of(job))
 
+    def uses_after(self, ended: frozenset[str], without: JobKey) -> dict[int, SwitchUse]:
+        """How jobs would use the switches if these pods had ended; ``without`` does not count."""
+        found: dict[int, SwitchUse] = {}
+        for key, each in self.spanning().items():
+            job, left = self._jobs[key], each.states
+            if not ended.isdisjoint(job.placed):
+                spots = [spot for node in job.nodes_beside(ended) if (spot := self._spot(node)) is not None]
+                switches = {spot.switch for spot in spots}
+                left = {switch: state for switch, state in left.items() if switch in switches}
+            if key != without and (left is each.states or len(left) > 1):
+                for switch, state in left.items():
+                    found.setdefault(switch, SwitchUse()).add(state, each.schema)
+        return found
+
     def uses(self, without: JobKey | None = None) -> dict[int, SwitchUse]:
         """How jobs use the switches that any of them spans, by number; ``without`` does not count."""
         found: dict[int, SwitchUse] = {}

@@ -11,6 +11,7 @@ from itertools import chain, islice
 import msgspec
 
 from allocator.switches.rooms import (
+    FILLER,
     UNUSED,
     Lack,
     Placement,
@@ -21,7 +22,7 @@ from allocator.switches.rooms import (
     Use,
     is_filler,
 )
-from allocator.switches.v1 import usable_room
+from allocator.switches.v1 import may_span
 from allocator.switches.v2 import share_switches
 
 
@@ -32,22 +33,28 @@ class Staying(msgspec.Struct, frozen=True):
         spots: where they are.
         states: how the job uses its switches, as written on its pods; one whose other pods are not there yet may use
             a single switch as one of several.
+        job_pods: how many pods the job has, also those that are neither here nor to be placed now.
     """
 
     spots: Collection[Spot]
     states: Mapping[int, SwitchState] = {}
+    job_pods: int = 0
 
     @property
     def switches(self) -> Counter[int]:
         """How many of them each switch has."""
         return Counter(spot.switch for spot in self.spots)
 
+    def is_of_filler(self, missing: int, schema: Schema) -> bool:
+        """Whether their job is a filler, also if only some of its pods are here, or to be placed now."""
+        return is_filler(schema, max(self.job_pods, len(self.spots) + missing))
+
 
 def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) -> Placement | Lack:
     """Find servers for the missing pods, below the one switch of the job.
 
     Args:
-        rooms: what the job sees of each switch.
+        rooms: what the job sees of each switch; also of its own ones without free servers.
         missing: how many pods are to be placed.
         staying: the others.
     """
@@ -57,11 +64,14 @@ def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) 
 def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Schema) -> Placement | Lack:
     """The same for version 1: below other switches, in the slots that the job uses least."""
     own = _own_rooms(rooms, staying)
-    if is_filler(schema, missing + len(staying.spots)):
-        return _below_own(rooms, missing, staying, "a filler job, with fewer than 4 pods")
+    if staying.is_of_filler(missing, schema):
+        return _below_own(rooms, missing, staying, FILLER)
     spots = list(islice(chain.from_iterable(room.first(missing) for room in own), missing))
+    is_spanned = any(room.switch in staying.switches and not may_span(room, schema) for room in rooms)
+    if len(spots) < missing and len(staying.switches) == 1 and is_spanned:
+        return _below_own(rooms, missing, staying, "another job spans it")
     used = Counter(spot.slot for spot in chain(staying.spots, spots))
-    others = [usable_room(room, room.size + 1, schema) for room in rooms if room.switch not in staying.switches]
+    others = [room for room in rooms if room.switch not in staying.switches and may_span(room, schema)]
     left = sorted(
         chain.from_iterable(room.first(room.size) for room in others), key=lambda spot: (used[spot.slot], spot)
     )
@@ -92,7 +102,9 @@ def replace_v2(
     is_below_one = len(staying.switches) == 1 and not any(state.use for state in states.values())
     if len(spots) == missing:
         return Placement(spots, {} if is_below_one else states)
-    if is_below_one or is_filler(schema, missing + len(staying.spots)):
+    if staying.is_of_filler(missing, schema):
+        return _below_own(rooms, missing, staying, FILLER)
+    if is_below_one:
         return _below_own(rooms, missing, staying, "the job was placed below one switch")
     quota = max(0, most_shared - sum(state.use is Use.SHARED for state in states.values()))
     others = [room for room in rooms if room.switch not in staying.switches]

@@ -9,6 +9,9 @@ import msgspec
 FILLER_BELOW: Final = 4
 """A job of the large-model schema with fewer pods is a filler: it must not span switches."""
 
+FILLER: Final = f"a filler job, with fewer than {FILLER_BELOW} pods"
+"""Why a filler is below one switch."""
+
 
 class Schema(StrEnum):
     """The values of the label ``tor-affinity`` that ask for switch affinity."""

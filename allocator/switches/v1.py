@@ -10,23 +10,36 @@ from itertools import chain, islice
 
 from msgspec.structs import replace
 
-from allocator.switches.rooms import Lack, Placement, Room, Schema, Spot, descending, is_filler, not_below_one, smallest
+from allocator.switches.rooms import (
+    FILLER,
+    Lack,
+    Placement,
+    Room,
+    Schema,
+    Spot,
+    descending,
+    is_filler,
+    not_below_one,
+    smallest,
+)
 
 
-def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema) -> Placement | Lack:
-    """Find servers for all pods of a job.
+def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema, *, job_pods: int = 0) -> Placement | Lack:
+    """Find servers for the first pods of a job, which may be all of them.
 
     Args:
         rooms: what the job sees of each switch.
         width: how many servers a switch has.
-        pods: how many pods the job has.
-        schema: its schema.
+        pods: how many pods are to be placed.
+        schema: the schema of the job.
+        job_pods: how many pods the job has, if they are more.
     """
+    must_be_below_one = is_filler(schema, max(pods, job_pods))
     usable = [usable_room(room, pods, schema) for room in rooms]
-    if (pods < width or is_filler(schema, pods)) and (room := smallest(usable, pods)) is not None:
+    if (pods < width or must_be_below_one) and (room := smallest(usable, pods)) is not None:
         return Placement(room.first(pods))
-    if is_filler(schema, pods):
-        return not_below_one(usable, pods, "a filler job, with fewer than 4 pods")
+    if must_be_below_one:
+        return not_below_one(usable, pods, FILLER)
     switches = descending(usable)
     spots = _whole_switches(switches, width, pods) or _logical_rows(switches, width, pods)
     if spots is not None:
@@ -50,9 +63,17 @@ def usable_room(room: Room, pods: int, schema: Schema | None) -> Room:
         pods: how many pods the job has.
         schema: its schema; None if no spanning job is put up with.
     """
-    if not room.spanning or pods <= room.size or (schema is Schema.NORMAL and Schema.LARGE not in room.spanning):
-        return room
-    return replace(room, slots=())
+    return room if pods <= room.size or may_span(room, schema) else replace(room, slots=())
+
+
+def may_span(room: Room, schema: Schema | None) -> bool:
+    """Whether a job may use a switch as one of several.
+
+    Args:
+        room: the switch.
+        schema: the schema of the job; None if no other spanning job is put up with.
+    """
+    return not room.spanning or (schema is Schema.NORMAL and Schema.LARGE not in room.spanning)
 
 
 def _whole_switches(switches: Sequence[Room], width: int, pods: int) -> list[Spot] | None:

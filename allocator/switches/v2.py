@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from allocator.switches.rooms import (
+    FILLER,
     Lack,
     Placement,
     Room,
@@ -35,22 +36,26 @@ _OF_ONE: Final[tuple[Callable[[SwitchState], bool], ...]] = (
 """The switches for a job below one switch: those of the first kind that has room."""
 
 
-def place_v2(rooms: Sequence[Room], width: int, pods: int, schema: Schema, most_shared: int) -> Placement | Lack:
-    """Find servers for all pods of a job, and the states of its switches.
+def place_v2(
+    rooms: Sequence[Room], width: int, pods: int, schema: Schema, most_shared: int, *, job_pods: int = 0
+) -> Placement | Lack:
+    """Find servers for the first pods of a job, which may be all of them, and the states of its switches.
 
     Args:
         rooms: what the job sees of each switch.
         width: how many servers a switch has.
-        pods: how many pods the job has.
-        schema: its schema.
+        pods: how many pods are to be placed.
+        schema: the schema of the job.
         most_shared: how many shared switches a job should use at most, 1 or 2.
+        job_pods: how many pods the job has, if they are more.
     """
-    if pods < width or is_filler(schema, pods):
+    must_be_below_one = is_filler(schema, max(pods, job_pods))
+    if pods < width or must_be_below_one:
         for suits in _OF_ONE:
             if (room := smallest([each for each in rooms if suits(each.state)], pods)) is not None:
                 return Placement(room.first(pods))
-        if is_filler(schema, pods):
-            return not_below_one(rooms, pods, "a filler job, with fewer than 4 pods")
+        if must_be_below_one:
+            return not_below_one(rooms, pods, FILLER)
     found = share_switches(rooms, pods, schema, most_shared)
     return found if isinstance(found, Lack) or len(found.states) > 1 else Placement(found.spots)
 
@@ -118,8 +123,7 @@ def _anywhere(rooms: Sequence[Room], free: Sequence[Room], pods: int) -> Placeme
             missing -= taken
     if missing:
         return Lack(
-            f"its {pods} pods need as many servers below switches that no other large job spans; it can use "
-            f"{pods - missing}"
+            f"its {pods} pods need as many servers below switches that it may use; these have {pods - missing} for it"
         )
     return _placement(chosen)
 
