@@ -211,15 +211,23 @@ class HealthMonitor:
         present, whole, cores = self._book.vnpus, self._ledgers.whole, self._ledgers.cores
         for device_type in present:
             self._ledgers.serve(device_type)
+        with_cores = self._ledgers.with_cores
         vnpus = {
-            device_type: Vnpus(present.get(device_type, 0), ledger.used, ledger.running, ledger.given)
+            device_type: Vnpus(
+                present.get(device_type, 0),
+                ledger.used,
+                ledger.running,
+                ledger.given,
+                with_cores.get(device_type, 0),
+            )
             for device_type, ledger in self._ledgers.vnpus.items()
         }
         before = self._snapshots.value
-        used, running = whole.used, whole.running
+        # Also of pods from before the setting dynamic_vnpus was changed, one way or the other.
+        parts = 0 if self._by_cores else cores.cut  # these are offered as vNPUs
+        used, running = whole.used | cores.used & ~parts, whole.running | cores.running & ~parts
         if self._by_cores:
-            used, running = used | cores.used, running | cores.running
-            for device_type, found in vnpus.items():  # of pods from before the setting was changed
+            for device_type, found in vnpus.items():
                 used |= device_type.chips(found.used)
                 running |= device_type.chips(found.running)
             vnpus = {}

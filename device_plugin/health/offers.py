@@ -89,6 +89,8 @@ def _vnpu(snapshot: Snapshot, found: Vnpus, number: int, chip: Chip | None) -> C
     vnpu = replace(chip, facts=replace(chip.facts, phy_id=number, vnpus=()))
     if snapshot.held_whole >> chip.chip_id & 1 and vnpu.healthy:
         return replace(vnpu, reason="ChipInUse", sentence="a pod holds its chip as a whole")
+    if found.with_cores >> number & 1 and vnpu.healthy:
+        return replace(vnpu, reason="ChipInUse", sentence="a pod that requests AI cores has it")
     if vnpu.healthy and vnpu.level.bars_new_use and not found.running >> number & 1:
         # The chip counts as healthy for the sake of a pod with another vNPU.
         faults = ", ".join(f"{fault.name} ({fault.level.wire})" for fault in vnpu.faults)

@@ -111,12 +111,14 @@ class Vnpus:
         running: those that pods run with, or are about to.
         given: those of them that pods were given by this plugin's ledger. Annotations alone, which a pod's author could
             write, make no removed vNPU of a whole chip.
+        with_cores: those of pods that request AI cores.
     """
 
     present: ChipSet = 0
     used: ChipSet = 0
     running: ChipSet = 0
     given: ChipSet = 0
+    with_cores: ChipSet = 0
 
     @property
     def offered(self) -> ChipSet:

@@ -8,7 +8,7 @@ from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from ascend.vnpus import SUFFIXES
-from device_plugin.device_types import CORES, DeviceType
+from device_plugin.device_types import CORES, DeviceType, number_of
 from device_plugin.ledger.cores import CoreLedger
 from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
 from device_plugin.ledger.node_pods import NodePods, read_pod, requested_types
@@ -108,6 +108,17 @@ class Ledgers:
         for device_type in _requested(obj):
             if (ledger := self.vnpus.get(device_type)) is not None:
                 ledger.pods.deleted(obj)
+
+    @property
+    def with_cores(self) -> dict[DeviceType, ChipSet]:
+        """The vNPUs of pods that request AI cores, by their type and as sets of their numbers."""
+        found: dict[DeviceType, ChipSet] = {}
+        for pod in self.cores.pods:
+            vnpu = pod.given.vnpu if pod.live and pod.claimed and pod.given is not None else None
+            if vnpu is not None:
+                device_type = DeviceType(vnpu.suffix)
+                found[device_type] = found.get(device_type, 0) | 1 << number_of(vnpu)
+        return found
 
     @property
     def without_cores(self) -> ChipSet:

@@ -11,6 +11,7 @@ from ascend.annotations import PREDICATE_TIME, REAL
 from ascend.errors import DriverError
 from ascend.kube.objects import PODS
 from ascend.templates import RESOURCE_CORES
+from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver.simulated import SimulatedDriver
@@ -244,3 +245,22 @@ async def test_a_thread_that_is_closed_refuses_calls_at_once() -> None:
     thread.close()
     with pytest.raises(DriverError, match="the plugin is ending"):
         await thread.call(lambda: 2)
+
+
+async def test_after_the_setting_was_switched_off_nobody_else_gets_what_pods_still_have(folder: Path) -> None:
+    five = resource_of("5c.1cpu.16g")
+    async with cores_node(folder) as whole:
+        async with plugin_on(whole):
+            await bind(whole, "slice", 5, f"1-{SMALL}")
+            await bind(whole, "train", 20, "2")
+            await whole.claimed("slice")
+            await whole.claimed("train")
+        (vnpu,) = vnpus(whole)
+        device = f"Ascend910-5c.1cpu.16g-{vnpu.vdev_id}-1"
+        async with whole.plugin(0b1111_1101):
+            await until(lambda: whole.node.kubelet.devices(five) == {device: "Unhealthy"})
+            await seen(whole.report, lambda found: found.free == 0b1111_1001)
+            await end(whole, "slice")
+            await until(lambda: whole.node.kubelet.devices(five) == {device: "Healthy"})
+            await end(whole, "train")
+            await seen(whole.report, lambda found: found.free == 0b1111_1101)
