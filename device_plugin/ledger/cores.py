@@ -4,7 +4,7 @@ The kubelet counts AI cores; what a pod has are chips, or a vNPU of one. So in t
 pods have, or have parts of, while the kubelet's ids are numbers of cores that say nothing about chips.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -120,11 +120,25 @@ class CoreLedger:
         """The numbers of the cores that pods have in the kubelet's ledger as last read."""
         self.left: Mapping[tuple[int, int], VirtualNpu] = {}
         """vNPUs that no pod is known to have and that could not be destroyed, by chip and id."""
+        self._ended: frozenset[int] = frozenset()
 
     def took(self, ids: frozenset[int], left: Mapping[tuple[int, int], VirtualNpu]) -> None:
         """Take over what was read."""
         if (ids, left) != (self.kubelet_ids, self.left):
             self.kubelet_ids, self.left = ids, left
+            self.changes.set(None)
+
+    def forget(self, handover: CoreHandOver) -> None:
+        """Forget what a pod had that has ended; its chips are not free before its vNPU was destroyed."""
+        if handover.vnpu is not None:
+            self._ended |= {handover.vnpu.phy_id}
+        self.handovers.forget(handover.uid)
+
+    def swept(self, left: Mapping[tuple[int, int], VirtualNpu], skipped: Container[int]) -> None:
+        """Take over that every vNPU of no pod was destroyed, but for those that are left, and on skipped chips."""
+        ended, self._ended = self._ended, frozenset(chip for chip in self._ended if chip in skipped)
+        self.took(self.kubelet_ids, left)
+        if ended != self._ended:
             self.changes.set(None)
 
     @property
@@ -135,12 +149,16 @@ class CoreLedger:
     @property
     def used(self) -> ChipSet:
         """The chips that pods hold or have vNPUs of, also those with other vNPUs."""
-        return used_chips(self.pods, self.handovers) | self._kept | chip_set(chip for chip, _ in self.left)
+        return used_chips(self.pods, self.handovers) | self._kept | self._undestroyed
 
     @property
     def running(self) -> ChipSet:
         """The chips that pods run with, or are about to."""
-        return running_chips(self.pods, self.handovers) | self._kept | chip_set(chip for chip, _ in self.left)
+        return running_chips(self.pods, self.handovers) | self._kept | self._undestroyed
+
+    @property
+    def _undestroyed(self) -> ChipSet:
+        return chip_set((*self._ended, *(chip for chip, _ in self.left)))
 
     @property
     def _kept(self) -> ChipSet:

@@ -192,7 +192,7 @@ class CoreKeeper:
                 left[chip, vnpu.vdev_id] = vnpu
         self._told &= left.keys()
         self._retries = {key: each for key, each in self._retries.items() if key in left}
-        self._ledger.took(self._ledger.kubelet_ids, left)
+        self._ledger.swept(left, {chip for chip, calls in self._cutting.items() if calls})
         return bool(left) or self._vnpus.has_not_given
 
     async def _tried(self, vnpu: VirtualNpu) -> bool:

@@ -227,7 +227,7 @@ class CoreReconciler:
             ids = _ids(ledger, each.pod) & set(each.kubelet_ids)
             heir = any(other.pod == each.pod and ids <= set(other.kubelet_ids) for other in handovers)
             if not ids or (heir and each.pod not in ledger.ambiguous) or (ids and ids <= newer):
-                handovers.forget(uid)
+                self._ledger.forget(each)
 
     def _confirm(self, pod: NodePod, ledger: KubeletLedger, ids: set[int], *, is_known: bool) -> None:
         known = self._ledger.handovers.get(pod.uid)

@@ -299,7 +299,7 @@ async def test_a_sites_rules_apply_at_once_and_the_defaults_once_they_are_delete
 
 
 async def test_a_driver_call_that_hangs_delays_no_other_chip_and_no_pod(folder: Path) -> None:
-    async with whole_node(folder) as whole, whole.plugin(stale_s=0.5, recovery_hold_s=0.05) as plugin:
+    async with whole_node(folder) as whole, whole.plugin(stale_s=1.5, recovery_hold_s=0.05) as plugin:
         site = Site(whole, plugin)
         whole.node.edit_chip(7, delay_s=3.0)
         await site.reported(unhealthy=0x80)

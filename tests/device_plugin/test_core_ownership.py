@@ -14,11 +14,13 @@ from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips.call_thread import CallThread
+from device_plugin.driver import VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.pods import core_keeper, core_reconciler, cut_vnpus
 from device_plugin.pods.core_keeper import CoreKeeper
+from device_plugin.pods.cutter import Cutter, Outcome
 from sandbox.cluster import pod_manifest
 from sandbox.kubelet.pod_status import PodStatusWriter
 from tests.device_plugin.api import NODE, running, seen, until
@@ -264,3 +266,25 @@ async def test_after_the_setting_was_switched_off_nobody_else_gets_what_pods_sti
             await until(lambda: whole.node.kubelet.devices(five) == {device: "Healthy"})
             await end(whole, "train")
             await seen(whole.report, lambda found: found.free == 0b1111_1101)
+
+
+async def test_a_chip_is_not_free_before_the_vnpu_of_its_pod_is_destroyed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destroy, may_go_on = Cutter.destroy, asyncio.Event()
+
+    async def slow(cutter: Cutter, vnpu: VirtualNpu, within_s: float) -> Outcome:
+        await may_go_on.wait()
+        return await destroy(cutter, vnpu, within_s)
+
+    monkeypatch.setattr(Cutter, "destroy", slow)
+    async with cores_node(folder) as whole, plugin_on(whole) as plugin:
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await whole.claimed("first")
+        ledger = plugin.ledgers.cores
+        await end(whole, "first")
+        await until(lambda: not ledger.holding)
+        assert ledger.used == 0b10
+        may_go_on.set()
+        await until(lambda: ledger.used == 0)
+        assert vnpus(whole) == []
