@@ -51,8 +51,8 @@ async def serve_grpc(
     bound = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
     running = GrpcServer(bound, checks)
     await running.set_serving(serving=False)
+    await server.start()
     try:
-        await server.start()  # it runs even if this is cancelled
         yield running
     finally:
         await running.set_serving(serving=False)

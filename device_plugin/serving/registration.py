@@ -239,8 +239,8 @@ class Registration:
             raise Unreachable(f"can't listen on {path}: {_why_not(path) or error}") from error
         finally:
             os.umask(umask)
+        await server.start()
         try:
-            await server.start()  # it runs even if this is cancelled
             yield path
         finally:
             await server.stop(STOP_GRACE_S)
