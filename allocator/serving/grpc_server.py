@@ -7,6 +7,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from ascend.daemon.grpc_start import start_server
 from ascend.errors import InvalidValue
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
@@ -51,7 +52,7 @@ async def serve_grpc(
     bound = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
     running = GrpcServer(bound, checks)
     await running.set_serving(serving=False)
-    await server.start()
+    await start_server(server)
     try:
         yield running
     finally:

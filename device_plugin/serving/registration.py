@@ -28,6 +28,7 @@ from typing import TypeAlias
 import grpc
 import structlog
 
+from ascend.daemon.grpc_start import start_server
 from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
@@ -239,8 +240,8 @@ class Registration:
             raise Unreachable(f"can't listen on {path}: {_why_not(path) or error}") from error
         finally:
             os.umask(umask)
-        await server.start()
         try:
+            await start_server(server)
             yield path
         finally:
             await server.stop(STOP_GRACE_S)

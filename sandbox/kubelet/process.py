@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from ascend.daemon.grpc_start import start_server
 from ascend.errors import InvalidValue
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
@@ -218,7 +219,7 @@ class KubeletProcess:
     async def _serve(self, server: grpc.aio.Server, socket: Path) -> None:
         server.add_insecure_port(f"unix:{socket}")
         self._servers.append(server)
-        await server.start()
+        await start_server(server)
 
     def _devices_changed(self) -> None:
         if self._node is not None:

@@ -1,0 +1,24 @@
+"""Starts gRPC servers so that the start can be cancelled."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+
+async def start_server(server: "grpc.aio.Server") -> None:
+    """Start a server; if this is cancelled meanwhile, stop it again.
+
+    If its own ``start`` is cancelled, the server runs on, and can't be stopped any more.
+
+    Args:
+        server: a server that has not been started.
+    """
+    starting = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await starting
+        await server.stop(None)
+        raise

@@ -1,0 +1,26 @@
+"""gRPC servers whose start is cancelled."""
+
+import asyncio
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from ascend.daemon.grpc_start import start_server
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_a_server_whose_start_is_cancelled_does_not_go_on(tmp_path: Path, turns: int) -> None:
+    server, path = grpc.aio.server(), f"unix:{tmp_path / 's.sock'}"
+    server.add_insecure_port(path)
+    task = asyncio.create_task(start_server(server))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with grpc.aio.insecure_channel(path) as channel:
+        call = channel.unary_unary("/any/call", request_serializer=bytes, response_deserializer=bytes)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"", timeout=5.0)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
