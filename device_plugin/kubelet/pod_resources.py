@@ -3,7 +3,8 @@
 Pod-resources v1; docs/spec/kubelet.md#pod-resources-api.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,27 +79,26 @@ async def count_healthy(socket: Path, resource: str) -> int:
     Raises:
         Unreachable: the kubelet does not answer.
     """
-    options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
-    async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
-        try:
-            answer = await pb_grpc.PodResourcesListerStub(channel).GetAllocatableResources(
-                pb.AllocatableResourcesRequest(), timeout=DEADLINE_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise unreachable(f"pod-resources on {socket}", error) from error
+    async with _connected(socket) as stub:
+        answer = await stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=DEADLINE_S)
     return sum(len(each.device_ids) for each in answer.devices if each.resource_name == resource)
 
 
 async def _list(socket: Path) -> Iterable[pb.PodResources]:
+    async with _connected(socket) as stub:
+        answer = await stub.List(pb.ListPodResourcesRequest(), timeout=DEADLINE_S)
+    return answer.pod_resources
+
+
+@asynccontextmanager
+async def _connected(socket: Path) -> AsyncIterator["pb_grpc.PodResourcesListerAsyncStub"]:
+    """A connection to the kubelet; a call that fails within the block raises Unreachable."""
     options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
     async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
         try:
-            answer = await pb_grpc.PodResourcesListerStub(channel).List(
-                pb.ListPodResourcesRequest(), timeout=DEADLINE_S
-            )
+            yield pb_grpc.PodResourcesListerStub(channel)
         except grpc.aio.AioRpcError as error:
             raise unreachable(f"pod-resources on {socket}", error) from error
-    return answer.pod_resources
 
 
 def _served(resource: str) -> DeviceType | None:

@@ -6,11 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from allocator.decision.engine import DecisionEngine
-from allocator.rules.asked import JobDefaults, SuperPodLimits
+from allocator.rules.asked import SuperPodLimits
 from allocator.rules.request import ChipRequest
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
 from allocator.state.location import Level
 from ascend.kube.objects import Pod
 from tests.allocator.builders import World, pod
@@ -63,13 +60,7 @@ async def measure(run: Run) -> Outcome:
 
 
 def _world(numbers: int, servers: int, fill: float, seed: int) -> World:
-    world = World.__new__(World)
-    world.now_s = 0.0
-    world.ledger = Ledger(ttl_s=3600.0, monotonic=time.monotonic)
-    world.cluster = Cluster(world.ledger)
-    world.engine = DecisionEngine(
-        world.cluster, world.ledger, defaults=JobDefaults(super_pods=SuperPodLimits(_SIZE, 2))
-    )
+    world = World(ttl_s=3600.0, super_pods=SuperPodLimits(_SIZE, 2))
     chance = random.Random(seed)
     used = [chance.uniform(0, 2 * fill) for _ in range(numbers)]  # some SuperPods are nearly empty, others nearly full
     for at in range(servers):

@@ -5,10 +5,7 @@ import random
 import time
 from typing import Final
 
-from allocator.decision.engine import DecisionEngine
-from allocator.rules.asked import JobDefaults, SwitchLimits
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
+from allocator.rules.asked import SwitchLimits
 from ascend.kube.objects import Pod
 from tests.allocator.builders import World, pod
 from tests.allocator.switches.world import bind, job, server, table
@@ -48,13 +45,7 @@ async def measure(run: Run) -> Outcome:
 
 
 def _world(servers: int, others: int, version: str, seed: int) -> World:
-    world = World.__new__(World)
-    world.now_s = 0.0
-    world.ledger = Ledger(ttl_s=3600.0, monotonic=time.monotonic)
-    world.cluster = Cluster(world.ledger)
-    world.engine = DecisionEngine(
-        world.cluster, world.ledger, defaults=JobDefaults(switches=SwitchLimits(version=version))
-    )
+    world = World(ttl_s=3600.0, switches=SwitchLimits(version=version))
     world.cluster.switches.applied(table(range(servers // _WIDTH + 1), width=_WIDTH))
     chance = random.Random(seed)
     for at in range(servers):
