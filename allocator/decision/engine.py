@@ -16,7 +16,6 @@ from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY, GradualPlans
-from allocator.gangs.policy import Policy
 from allocator.gangs.resuming import resume_gangs
 from allocator.gangs.super_pods import SuperPods
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
@@ -121,13 +120,13 @@ class DecisionEngine:
         """
         return self._reader.read(pod).chips
 
-    def policy_of(self, pod: Pod) -> Policy:
-        """By which policy the pods of a pod's job are placed.
+    def resolved(self, pod: Pod) -> ResolvedRequest:
+        """All that a pod requests, with its gang and the policy by which the pods of its job are placed.
 
         Raises:
             Refusal: its request is invalid on every node.
         """
-        return self._reader.policy(pod)
+        return self._reader.read(pod)
 
     async def preview(self, pod: Pod, candidates: Collection[str] | None = None) -> str | None:
         """The node of a pod in a plan of its large gang that is made piece by piece, to pass to ``filter`` or ``rank``.

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from allocator.decision.engine import DecisionEngine
+from allocator.decision.request import ResolvedRequest
 from allocator.decision.trial import offer_without
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge, peer_on_node
@@ -41,19 +42,21 @@ class Tentative:
         Raises:
             Refusal: it does not fit; or its request is invalid on every node, or its gang incomplete.
         """
-        request, gang = self._engine.request_of(pod), self._engine.gang_of(pod)
+        resolved = self._engine.resolved(pod)
+        request, gang = resolved.chips, resolved.gang
         if gang is not None and (incomplete := self._engine.gangs.incomplete(gang, pod)) is not None:
             raise incomplete
         others = [each for each in beside if each.uid != pod.uid]
         job = self._cluster.jobs.job_of(pod)
         if request.is_spread and (job.shares(node, pod.uid) or any(each.uid in job.pods for each in others)):
             raise peer_on_node()
-        if gang is not None and self._engine.policy_of(pod).level is not None:
+        if gang is not None and resolved.policy.level is not None:
             self._engine.gangs.planner.plan_alone(pod, request, gang, node)  # where its block, or its switch, is
         record = self._cluster.nodes.get(node)
         if record is None:
             raise unknown_node(node)
-        with self._ledger.entitled(pod.uid, pod.priority):
+        own = [gang.key.plan] if gang is not None else []
+        with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(own):
             verdict = self._judge(record, request, others)
         if isinstance(verdict, Refusal):
             raise Refusal(verdict.reason, verdict.message)
@@ -74,8 +77,9 @@ class Tentative:
         Raises:
             Refusal: its request is invalid on every node.
         """
-        request, record = self._engine.request_of(pod), self._cluster.nodes.get(node)
-        if record is None or not request.is_for_chips or self._depends_on_others(pod, node, request):
+        resolved, record = self._engine.resolved(pod), self._cluster.nodes.get(node)
+        request = resolved.chips
+        if record is None or not request.is_for_chips or self._depends_on_others(pod, node, resolved):
             return []
         occupants = [
             Occupant.of(each, held.chips, held.counted)
@@ -91,14 +95,14 @@ class Tentative:
             return []
         return [each.uid for each in found]
 
-    def _depends_on_others(self, pod: Pod, node: str, request: ChipRequest) -> bool:
+    def _depends_on_others(self, pod: Pod, node: str, resolved: ResolvedRequest) -> bool:
         """Whether chips alone don't make a pod fit on a node."""
-        if request.is_spread and self._cluster.jobs.job_of(pod).shares(node, pod.uid):
+        if resolved.chips.is_spread and resolved.job.shares(node, pod.uid):
             return True
-        gang = self._engine.gang_of(pod)
+        gang = resolved.gang
         if gang is None:
             return False
-        return self._engine.gangs.incomplete(gang, pod) is not None or self._engine.policy_of(pod).level is not None
+        return self._engine.gangs.incomplete(gang, pod) is not None or resolved.policy.level is not None
 
     def _evicts_all(self, record: NodeRecord, request: ChipRequest, victims: Collection[Occupant]) -> bool:
         """Whether a scheduler that counts chips evicts all of some pods, in whatever order."""
@@ -115,19 +119,17 @@ class Tentative:
 
     def _judge(self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod]) -> Fit | Refusal:
         """The verdict on a request beside pods that are placed on a node."""
-        promises = self._ledger.promises
-        promised = promises.on(record.name) if promises else 0
-        keeper = promises.keeper_on(record.name) if promised else ""
+        kept = self._ledger.promises.kept_on(record.name)
         reserved: Mapping[str, Take] = self._ledger.on(record.name)
         for other in sorted(others, key=lambda each: each.uid):
             if other.uid in reserved or other.uid in record.holdings or not self._engine.handles(other):
                 continue
-            left = assess(record, reserved, promised, keeper)
+            left = assess(record, reserved, *kept)
             try:
                 fit = judge(left, self._engine.request_of(other)) if isinstance(left, Vacancy) else left
             except Refusal:
                 continue  # it will not be bound
             if isinstance(fit, Fit):
                 reserved = {**reserved, other.uid: fit.take}
-        left = assess(record, reserved, promised, keeper)
+        left = assess(record, reserved, *kept)
         return left if isinstance(left, Refusal) else judge(left, request)

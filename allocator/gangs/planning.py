@@ -13,7 +13,7 @@ from allocator.gangs.record import count_neighbours, ending_nodes, read_record
 from allocator.gangs.search import Search
 from allocator.gangs.turns import Setback, created
 from allocator.rules.job import JobKey
-from allocator.rules.job_settings import require_one_block
+from allocator.rules.job_settings import require_one_block, with_settings
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import peer_on_node
 from allocator.state.cluster import Cluster
@@ -21,6 +21,7 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.location import Level
 from allocator.state.reservation import Seat
+from allocator.state.switches import asks_for_switches
 from ascend.errors import Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
@@ -48,6 +49,7 @@ class PlanKey(msgspec.Struct, frozen=True):
         late: its uid, if the scheduler knows it before the informers do: it does not count for its peers.
         candidates: names of the only nodes it may be on; None for every node.
         avoided: names of nodes that are left to other gangs.
+        switches: the revision of how jobs use the leaf switches, if that counts for the gang.
     """
 
     job: JobKey
@@ -57,6 +59,7 @@ class PlanKey(msgspec.Struct, frozen=True):
     late: str
     candidates: Collection[str] | None
     avoided: frozenset[str]
+    switches: int
 
 
 class _Scope(NamedTuple):
@@ -205,7 +208,8 @@ class Planner:
         held = self._ledger.get(pod.uid)
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
         late = "" if pod.uid in job.pods else pod.uid
-        return PlanKey(job.key, job.version, kind, own, late, scope.candidates, scope.avoided)
+        revision = self._cluster.switches.revision if asks_for_switches(with_settings(pod, job.settings)) else 0
+        return PlanKey(job.key, job.version, kind, own, late, scope.candidates, scope.avoided, revision)
 
     def plan_alone(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> list[Seat]:
         """A seat for a pod on one node, whatever its peers need, and whatever is kept for gangs that come later.

@@ -213,7 +213,10 @@ class VolcanoExtender:
             for task in tasks:
                 self._give_back(task.uid)
             return ReadyAnswer(status=False)
-        self._placed.update((task.uid, True) for task in tasks if task.uid in self._placed)
+        ready = {task.uid for task in tasks}
+        self._placed = {
+            uid: is_ready or uid in ready for uid, is_ready in self._placed.items() if self._ledger.get(uid) is not None
+        }
         return ReadyAnswer()
 
     def session_closed(self, _body: Body) -> Nothing:
@@ -270,7 +273,6 @@ class VolcanoExtender:
         else:
             self._give_back(pod.uid)
         self._engine.place_on(pod, node)  # also what is reserved there already: it may no longer be usable
-        self._placed = {uid: is_ready for uid, is_ready in self._placed.items() if self._ledger.get(uid) is not None}
         self._placed[pod.uid] = False
 
     def _give_back(self, uid: str) -> None:

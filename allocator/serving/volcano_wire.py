@@ -22,7 +22,6 @@ class TaskStatus(IntEnum):
     """The statuses of tasks that are told apart here; each is a bit."""
 
     ALLOCATED = 2
-    PIPELINED = 4
     BINDING = 8
     BOUND = 16
 

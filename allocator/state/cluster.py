@@ -337,11 +337,7 @@ class Cluster:
 
     def _offer(self, record: NodeRecord) -> None:
         self.changes.note(record.name)
-        promises = self._ledger.promises
-        promised = promises.on(record.name) if promises else 0
-        parts = promises.parts_on(record.name) if promises else ()
-        keeper = promises.keeper_on(record.name) if promised or parts else ""
-        offer = assess(record, self._ledger.on(record.name), promised, keeper, parts)
+        offer = assess(record, self._ledger.on(record.name), *self._ledger.promises.kept_on(record.name))
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)

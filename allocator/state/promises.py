@@ -12,6 +12,7 @@ decisions cost nothing more while there are no promises.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -59,6 +60,20 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         return isinstance(part, Vnpu) and part == self.part
 
 
+class Kept(NamedTuple):
+    """What is kept on a node for others.
+
+    Attributes:
+        chips: chips.
+        keeper: what all of it is kept for, in sentences.
+        parts: vNPUs.
+    """
+
+    chips: ChipSet
+    keeper: str
+    parts: tuple[Vnpu | Cut, ...]
+
+
 class Promises:
     """All promises; no two of them name the same chip, or the same vNPU that was cut beforehand.
 
@@ -96,15 +111,12 @@ class Promises:
                 chips |= self._by_owner[owner].chips[node]
         return chips
 
-    def parts_on(self, node: str) -> tuple[Vnpu | Cut, ...]:
-        """The promised vNPUs of a node, without those of lifted promises."""
-        owners = sorted(self._by_node.get(node, ()))
-        parts = (self._by_owner[owner].part for owner in owners if owner not in self._lifted)
-        return tuple(part for part in parts if part is not None)
-
-    def keeper_on(self, node: str) -> str:
-        """What the chips of ``on`` and the vNPUs of ``parts_on`` are kept for, in sentences."""
-        return " and ".join(each.what for each in self.owners_on(node) if each.owner not in self._lifted)
+    def kept_on(self, node: str) -> Kept:
+        """What is kept on a node, without lifted promises."""
+        chips = self.on(node) if self._by_owner else 0
+        valid = [each for each in self.owners_on(node) if each.owner not in self._lifted] if self._by_owner else ()
+        parts = tuple(each.part for each in valid if each.part is not None)
+        return Kept(chips, " and ".join(each.what for each in valid) if chips or parts else "", parts)
 
     def owners_on(self, node: str) -> list[Promise]:
         """The promises on a node."""

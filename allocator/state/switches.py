@@ -104,6 +104,8 @@ class Switches:
         self.limits = DEFAULT_SWITCHES
         self.table: SwitchTable | str = _MISSING
         self._moves = 0
+        self._revision = 0
+        self._spanning: Mapping[JobKey, Spanning] = {}
         # What was read of each job, with the versions of its pods and of where nodes are at that time.
         self._read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}
 
@@ -133,7 +135,7 @@ class Switches:
             return self.table
         return SwitchView(self.table, self.uses(job.key), self.states_of(job))
 
-    def uses_after(self, ended: frozenset[str], without: JobKey) -> dict[int, SwitchUse]:
+    def uses_after(self, ended: frozenset[str], without: JobKey | None) -> dict[int, SwitchUse]:
         """How jobs would use the switches if these pods had ended; ``without`` does not count."""
         found: dict[int, SwitchUse] = {}
         for key, each in self.spanning().items():
@@ -149,12 +151,7 @@ class Switches:
 
     def uses(self, without: JobKey | None = None) -> dict[int, SwitchUse]:
         """How jobs use the switches that any of them spans, by number; ``without`` does not count."""
-        found: dict[int, SwitchUse] = {}
-        for key, job in self.spanning().items():
-            if key != without:
-                for switch, state in job.states.items():
-                    found.setdefault(switch, SwitchUse()).add(state, job.schema)
-        return found
+        return self.uses_after(frozenset(), without)
 
     def spanning(self) -> Mapping[JobKey, Spanning]:
         """The jobs that span switches, those included of which some pods are being replaced."""
@@ -164,7 +161,18 @@ class Switches:
                 version, known = (job.version, self._moves), self._read.get(key)
                 read[key] = known if known is not None and known[0] == version else (version, self._spans(job))
         self._read = read
-        return {key: found for key, (_, found) in read.items() if found is not None}
+        spanning = {key: found for key, (_, found) in read.items() if found is not None}
+        if spanning != self._spanning:
+            self._spanning = spanning
+            self._revision += 1
+        return spanning
+
+    @property
+    def revision(self) -> int:
+        """Changes whenever jobs use the switches in another way."""
+        if isinstance(self.table, SwitchTable):
+            self.spanning()
+        return self._revision
 
     def _set(self, table: SwitchTable | str) -> None:
         if table == self.table:
@@ -183,7 +191,8 @@ class Switches:
         states = self.states_of(job)
         for switch, state in self._homes(job):
             states[switch] = _more(states.get(switch, UNUSED), state)
-        if len(states) <= 1 and not any(state.use for state in states.values()):
+        is_written = self.limits.version == Version.V2 and any(state.use for state in states.values())
+        if len(states) <= 1 and not is_written:
             return None
         schemas = (schema_of(with_settings(job.pods[uid], job.settings)) for uid in job.placed)
         schema = next(schemas, None)

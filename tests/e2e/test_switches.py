@@ -8,7 +8,8 @@ from ascend.kube.objects import CONFIG_MAPS, Pod
 from tests.bench.fake_cluster import fake_node
 from tests.e2e.world import Setup, World
 
-SETUP = Setup(allocators=2, nslb_version="2.0")
+# With 2 shared switches, what is assumed of pods without annotations leads to the same servers.
+SETUP = Setup(allocators=2, nslb_version="2.0", shared_tor_num=1)
 LABELS = {"accelerator-type": "module-910b-8"}
 
 

@@ -48,6 +48,7 @@ class Setup:
         reservation_ttl_s: the allocators' setting.
         dynamic_vnpus: the device plugins' setting: the nodes offer AI cores.
         nslb_version: the allocators' setting.
+        shared_tor_num: the allocators' setting.
     """
 
     product: Product = ASCEND_910A
@@ -57,6 +58,7 @@ class Setup:
     reservation_ttl_s: float = 30.0
     dynamic_vnpus: bool = False
     nslb_version: str = "1.0"
+    shared_tor_num: int = 2
 
     @property
     def gates(self) -> bool:
@@ -306,6 +308,7 @@ class World(ABC):
             flags = {
                 "nominate": self.setup.nominate,
                 "nslb_version": self.setup.nslb_version,
+                "shared_tor_num": str(self.setup.shared_tor_num),
                 "nominate_from_nodes": "0",
                 "gate_from_nodes": "0",
                 **({"webhooks": "gates"} if self.setup.gates else {}),

@@ -18,6 +18,7 @@ from allocator.observe.journal import Journal
 from allocator.observe.refusal_events import RefusalEvents
 from allocator.serving.volcano import VolcanoExtender
 from allocator.serving.volcano_wire import Code
+from allocator.state.promises import Promise
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -25,6 +26,8 @@ from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, TYPE, World, node, pod, report
+from tests.allocator.cores import core_pod
+from tests.allocator.decision.test_part_promises import end, holder, nominated, preempt, world_of
 from tests.allocator.superpods.world import SELECTOR, job, super_pods
 
 PAYLOADS = Path(__file__).parent / "volcano"
@@ -431,3 +434,23 @@ def test_no_call_is_an_error(body: bytes) -> None:
     assert not rig.volcano.job_ready(body).status
     assert rig.volcano.allocated(body).error_message
     assert rig.volcano.deallocated(body).error_message
+
+
+async def test_what_is_kept_of_a_chip_is_kept_from_a_session_as_well() -> None:
+    world, preemption = world_of(holder("low", 10, 0), holder("stays", 10, 0, 2000), chips=1)
+    rig = Rig(world)
+    world.add(high := core_pod("high", 10, priority=1000), thief := core_pod("thief", 5, priority=1))
+    assert await preempt(preemption, high) == ["low"]
+    world.add(nominated(high))
+    end(world, ["low"])
+    assert rig.predicate(thief, "n1")[0].startswith("ChipsKept: ")
+    assert rig.fits(high, "n1")
+
+
+def test_what_is_kept_for_a_gang_is_not_kept_from_it(rig: Rig) -> None:
+    pods = [pod(f"g{rank}", 8, annotations={GROUP: "train", MIN_AVAILABLE: "2"}) for rank in range(2)]
+    rig.world.add(*pods)
+    plan = rig.world.cluster.jobs.job_of(pods[0]).key.plan
+    rig.world.ledger.promises.keep(Promise(plan, "job default/train", 0, {"n1": 0xFF, "n2": 0xFF}, 1e6))
+    assert rig.fits(pods[0], "n1")
+    assert not rig.fits(pod("other", 8), "n1")

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from allocator.state.switches import SwitchUse
 from allocator.switches.rooms import Schema, SwitchState, Use
+from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import World
@@ -145,3 +146,31 @@ def test_what_is_written_counts_before_what_is_assumed() -> None:
         0: Use.EXCLUSIVE,
         1: Use.SHARED,
     }
+
+
+@pytest.mark.parametrize("was_refused", [False, True], ids=["asked once", "refused before"])
+def test_a_refusal_counts_no_longer_once_other_jobs_use_the_switches_in_another_way(*, was_refused: bool) -> None:
+    world, bound = spanning("1.0")
+    for each in bound[2:]:
+        world.cluster.pod_deleted(each)
+    world.add(*(again := [successor(each, rank) for rank, each in enumerate(bound[2:], start=2)]))
+    world.add(*(second := job(6, LARGE, name="second")))
+    if was_refused:
+        assert world.refusal(second[0]).reason is Reason.GANG_DOES_NOT_FIT
+    for each in (*bound[:2], *again):  # it may run with fewer pods now, so nobody waits for their servers
+        annotations = each.metadata.annotations | {MIN_AVAILABLE: "2"}
+        world.add(replace(each, metadata=replace(each.metadata, annotations=annotations)))
+    assert world.cluster.switches.uses() == {}
+    assert len(placed(world, second)) == 6
+
+
+def test_what_is_written_does_not_count_in_version_1() -> None:
+    before = switches((0, 1, 2, 3), (0,), version="2.0")
+    before.add(*(pods := job(5, LARGE)))
+    bound = bind(before, pods)
+    after = switches((0, 1, 2, 3), (0,), version="1.0")
+    after.add(*bound)
+    assert sorted(after.cluster.switches.uses()) == [0, 1]
+    for each in bound[:4]:
+        after.add(replace(each, status=replace(each.status, phase="Succeeded")))
+    assert after.cluster.switches.uses() == {}
