@@ -13,7 +13,7 @@ from ascend.chips import NAME_PREFIX, RESOURCE, ChipSet, chip_ids, chip_name, ch
 from ascend.errors import InvalidValue
 from ascend.grammar import count
 from ascend.templates import RESOURCE_CORES
-from ascend.vnpus import Vnpu, parse_vnpu, resource_of
+from ascend.vnpus import Vnpu, parse_vnpu, resource_of, suffix_of
 
 _DOMAIN: Final = RESOURCE.removesuffix(NAME_PREFIX.rstrip("-"))
 _CHIP_BITS: Final = 8
@@ -147,6 +147,14 @@ WHOLE_CHIPS: Final = DeviceType()
 
 CORES: Final = CoreType()
 """The type of AI cores, on nodes on which chips are cut when pods start."""
+
+
+def type_of(resource: str) -> DeviceType | None:
+    """The type of the devices of a resource; None if they are not this plugin's."""
+    if resource in {WHOLE_CHIPS.resource, CORES.resource}:
+        return CORES if resource == CORES.resource else WHOLE_CHIPS
+    suffix = suffix_of(resource)
+    return DeviceType(suffix) if suffix is not None else None
 
 
 def number_of(vnpu: Vnpu) -> int:

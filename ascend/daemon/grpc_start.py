@@ -1,6 +1,7 @@
 """Starts gRPC servers so that the start can be cancelled."""
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,13 @@ async def start_server(server: "grpc.aio.Server") -> None:
     try:
         await asyncio.shield(starting)
     except asyncio.CancelledError:
-        await starting
-        await server.stop(None)
+        stopping = asyncio.ensure_future(_stop(starting, server))
+        while not stopping.done():  # it may be cancelled again meanwhile
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(stopping)
         raise
+
+
+async def _stop(starting: "asyncio.Future[None]", server: "grpc.aio.Server") -> None:
+    await starting
+    await server.stop(None)

@@ -11,8 +11,7 @@ from pathlib import Path
 import grpc
 
 from ascend.errors import InvalidValue, Unreachable
-from ascend.vnpus import suffix_of
-from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType, type_of
 from device_plugin.kubelet.channel import CHANNEL_OPTIONS, unreachable
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as pb_grpc
@@ -66,7 +65,7 @@ async def count_holders(socket: Path) -> int:
     holders = 0
     try:
         for pod in await _list(socket):
-            served = {_served(devices.resource_name) for each in pod.containers for devices in each.devices}
+            served = {type_of(devices.resource_name) for each in pod.containers for devices in each.devices}
             holders += any(_containers(pod, device_type) for device_type in served if device_type is not None)
     except InvalidValue as error:
         raise Unreachable(f"pod-resources on {socket}: {error}") from error
@@ -99,14 +98,6 @@ async def _connected(socket: Path) -> AsyncIterator["pb_grpc.PodResourcesListerA
             yield pb_grpc.PodResourcesListerStub(channel)
         except grpc.aio.AioRpcError as error:
             raise unreachable(f"pod-resources on {socket}", error) from error
-
-
-def _served(resource: str) -> DeviceType | None:
-    """The type of the devices of a resource; None if they are not this plugin's."""
-    if resource in {WHOLE_CHIPS.resource, CORES.resource}:
-        return CORES if resource == CORES.resource else WHOLE_CHIPS
-    suffix = suffix_of(resource)
-    return DeviceType(suffix) if suffix is not None else None
 
 
 def _containers(pod: pb.PodResources, device_type: DeviceType) -> dict[str, tuple[int, ...]]:

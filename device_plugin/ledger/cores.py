@@ -134,9 +134,9 @@ class CoreLedger:
             self._ended |= {handover.vnpu.phy_id}
         self.handovers.forget(handover.uid)
 
-    def swept(self, left: Mapping[tuple[int, int], VirtualNpu], skipped: Container[int]) -> None:
-        """Take over that every vNPU of no pod was destroyed, but for those that are left, and on skipped chips."""
-        ended, self._ended = self._ended, frozenset(chip for chip in self._ended if chip in skipped)
+    def swept(self, left: Mapping[tuple[int, int], VirtualNpu], undestroyed: Container[int]) -> None:
+        """Take over which vNPUs of no pod could not be destroyed, and the chips that still have any."""
+        ended, self._ended = self._ended, frozenset(chip for chip in self._ended if chip in undestroyed)
         self.took(self.kubelet_ids, left)
         if ended != self._ended:
             self.changes.set(None)
@@ -168,9 +168,8 @@ class CoreLedger:
     def cut(self) -> ChipSet:
         """The chips that have vNPUs."""
         held = (chip for each in self.holding if each.template for chip in each.chips)
-        given = (pod.given for pod in self.pods if pod.live and pod.count and pod.claimed)
-        claimed = (each.vnpu.chip for each in given if each is not None and each.vnpu is not None)
-        return chip_set((*held, *claimed, *(chip for chip, _ in self.left)))
+        claimed = (vnpu.chip for pod in self.pods if (vnpu := pod.claimed_vnpu) is not None)
+        return chip_set((*held, *claimed)) | self._undestroyed
 
     def owns(self, vnpu: VirtualNpu) -> bool:
         """Return whether a vNPU is that of a pod."""

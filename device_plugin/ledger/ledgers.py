@@ -114,8 +114,7 @@ class Ledgers:
         """The vNPUs of pods that request AI cores, by their type and as sets of their numbers."""
         found: dict[DeviceType, ChipSet] = {}
         for pod in self.cores.pods:
-            vnpu = pod.given.vnpu if pod.live and pod.claimed and pod.given is not None else None
-            if vnpu is not None:
+            if (vnpu := pod.claimed_vnpu) is not None:
                 device_type = DeviceType(vnpu.suffix)
                 found[device_type] = found.get(device_type, 0) | 1 << number_of(vnpu)
         return found

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ascend.annotations import CLAIMED, REAL, Grant, read_predicate_time
 from ascend.chips import ChipSet, chip_set
+from ascend.cores import parse_cores
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue
 from ascend.job_files import job_name
@@ -12,9 +13,9 @@ from ascend.kube.objects import Container, Pod, whole_number
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
 from ascend.templates import RESOURCE_CORES
-from ascend.vnpus import suffix_of
-from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
-from device_plugin.ledger.core_grants import Given, read_core_grant, read_given
+from ascend.vnpus import Vnpu
+from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType, type_of
+from device_plugin.ledger.core_claims import Given, read_given
 
 CONFIG_SOURCE = "kubernetes.io/config.source"
 """An annotation that the kubelet sets in its own list: ``api``, or where a static pod comes from."""
@@ -70,6 +71,11 @@ class NodePod:
     device_type: DeviceType = WHOLE_CHIPS
     template: str = ""
     given: Given | None = None
+
+    @property
+    def claimed_vnpu(self) -> Vnpu | None:
+        """The vNPU that its claim names, if it may still have it."""
+        return self.given.vnpu if self.live and self.count and self.claimed and self.given is not None else None
 
     @property
     def key(self) -> str:
@@ -161,12 +167,8 @@ def requested_types(pod: Pod) -> set[DeviceType]:
     for container, _ in pod.ordered_containers:
         quantities = container.resources.requests | container.resources.limits
         for resource in (resource for resource, quantity in quantities.items() if quantity != "0"):
-            if resource == WHOLE_CHIPS.resource:
-                found.add(WHOLE_CHIPS)
-            elif resource == RESOURCE_CORES:
-                found.add(CORES)
-            elif (suffix := suffix_of(resource)) is not None:
-                found.add(DeviceType(suffix))
+            if (device_type := type_of(resource)) is not None:
+                found.add(device_type)
     return found
 
 
@@ -194,8 +196,9 @@ def _read_core_grant(annotations: Mapping[str, str]) -> tuple[Grant | None, str]
     text = annotations.get(RESOURCE_CORES)
     if text is None:
         return None, ""
-    found = read_core_grant(text)
-    return Grant(found.chips, read_predicate_time(annotations)), found.template
+    chips, cut = parse_cores(text)
+    time = read_predicate_time(annotations)
+    return (Grant(chips, time), "") if cut is None else (Grant((cut.chip,), time), cut.template)
 
 
 def _given(annotations: Mapping[str, str]) -> Given | None:

@@ -21,7 +21,7 @@ from ascend.kube.backoff import Backoff
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
 from device_plugin.ledger.cores import CoreLedger
-from device_plugin.pods.core_reconciler import CoreReconciler, claimed_vnpu
+from device_plugin.pods.core_reconciler import CoreReconciler
 from device_plugin.pods.cut_vnpus import CALL_S, CutVnpus
 from device_plugin.pods.reconciler import FIRST_TRIES, RETRY_S
 
@@ -154,7 +154,7 @@ class CoreKeeper:
             if loop.time() >= look_at_s:
                 await self._vnpus.look_at_all()
                 look_at_s = loop.time() + LOOK_S
-            is_left = await self._sweep()
+            is_left = await self.sweep()
             if not (is_left or self._reconciler.unsettled()):
                 backoff.reset()
                 before = None
@@ -171,7 +171,7 @@ class CoreKeeper:
 
     # What nobody uses.
 
-    async def _sweep(self) -> bool:
+    async def sweep(self) -> bool:
         """Give back what nobody uses; return whether something is left that should be given back."""
         usable = self._vnpus.usable
         await self._vnpus.look_again()
@@ -192,7 +192,7 @@ class CoreKeeper:
                 left[chip, vnpu.vdev_id] = vnpu
         self._told &= left.keys()
         self._retries = {key: each for key, each in self._retries.items() if key in left}
-        self._ledger.swept(left, {chip for chip, calls in self._cutting.items() if calls})
+        self._ledger.swept(left, {vnpu.phy_id for vnpu in self._vnpus if not self._belongs(vnpu)})
         return bool(left) or self._vnpus.has_not_given
 
     async def _tried(self, vnpu: VirtualNpu) -> bool:
@@ -244,8 +244,8 @@ class CoreKeeper:
     def _claimed_by_pods(self) -> set[tuple[int, int]]:
         """Return the vNPUs that live pods claim, as pairs of chip and id."""
         known = {each.uid for each in self._ledger.holding}  # what these have is known, whatever they claim
-        named = (claimed_vnpu(pod) for pod in self._ledger.pods if pod.live and pod.count and pod.uid not in known)
-        return {(vnpu.phy_id, vnpu.vdev_id) for vnpu in named if vnpu is not None}
+        named = (pod.claimed_vnpu for pod in self._ledger.pods if pod.uid not in known)
+        return {(vnpu.chip, vnpu.vdev_id) for vnpu in named if vnpu is not None}
 
     def _due_in_s(self) -> float:
         """Return how long it takes until another vNPU is no longer new, or may be tried again."""

@@ -368,10 +368,10 @@ class CoreReconciler:
 
 
 def claimed_vnpu(pod: NodePod) -> VirtualNpu | None:
-    """Return the vNPU that a pod's claim names; None if it names none."""
-    if not pod.claimed or pod.given is None or pod.given.vnpu is None:
+    """Return the vNPU that a live pod's claim names, as the driver has it; None if it names none."""
+    if pod.given is None or pod.claimed_vnpu is None:
         return None
-    return replace(VirtualNpu.named(pod.given.vnpu), vfg_id=pod.given.group)
+    return replace(VirtualNpu.named(pod.claimed_vnpu), vfg_id=pod.given.group)
 
 
 def _ids(ledger: KubeletLedger, key: str) -> set[int]:

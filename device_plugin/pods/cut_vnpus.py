@@ -101,6 +101,7 @@ class CutVnpus:
         if await self._cutter.destroy(vnpu, within_s) == "in use":
             return False
         self._not_given.discard((vnpu.phy_id, vnpu.vdev_id))
+        self._first_seen_s.pop((vnpu.phy_id, vnpu.vdev_id), None)  # another instance may create one with its id
         self._listed[vnpu.phy_id] = tuple(each for each in self.on(vnpu.phy_id) if each.vdev_id != vnpu.vdev_id)
         return True
 

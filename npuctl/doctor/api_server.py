@@ -34,7 +34,7 @@ class ApiServerChecks:
         self._settings = settings
         self._client: KubeClient | None = None
         self._node: Node | None = None
-        self._pods: list[Pod] = []
+        self._pods: list[Pod] | None = None  # unknown
 
     def checks(self) -> list[Check]:
         """Return the checks; each one can explain the findings of the next."""
@@ -153,7 +153,7 @@ def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
     return ok(f"ConfigMap {name} is {max(age_s, 0)} s old and its CheckCode is correct")
 
 
-def _agreement(report: DeviceReport, node: Node, pods: Sequence[Pod]) -> Finding:
+def _agreement(report: DeviceReport, node: Node, pods: Sequence[Pod] | None) -> Finding:
     has_cores = node.allocatable_cores is not None and not node.allocatable_chips
     kind = read_kind(node.metadata.labels) if has_cores else None
     offered = node.allocatable_chips if kind is None else node.allocatable_cores
@@ -165,8 +165,11 @@ def _agreement(report: DeviceReport, node: Node, pods: Sequence[Pod]) -> Finding
     except InvalidValue as error:
         return problem(f"Node {node.name}: {error.message}", "the plugin writes it again when it starts")
     total, healthy = chips.bit_count(), (chips & ~report.unhealthy).bit_count()
-    kept = Kept.of(filter(None, map(read_holding, pods)), chips & report.unhealthy, kind)
-    each, more = (1, kept.chips) if kind is None else (kind.cores, kept.cores)
+    each = 1 if kind is None else kind.cores
+    more = (total - healthy) * each  # pods may have all of the unhealthy ones
+    if pods is not None:
+        kept = Kept.of(filter(None, map(read_holding, pods)), chips & report.unhealthy, kind)
+        more = kept.chips if kind is None else kept.cores
     if not healthy * each <= offered <= healthy * each + more:
         what = count(offered, "chip" if kind is None else "AI core")
         sentence = f"the kubelet offers {what}, the report has {healthy} healthy of {count(total, 'chip')}"

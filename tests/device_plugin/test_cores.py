@@ -19,7 +19,7 @@ from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.ledger.core_admission import check_cores
-from device_plugin.ledger.core_grants import CoreGrant, Given, read_core_grant, read_given
+from device_plugin.ledger.core_claims import Given, read_given
 from device_plugin.ledger.core_offers import offered_cores
 from device_plugin.ledger.cores import CoreLedger, core_handover, kind_of
 from device_plugin.ledger.node_pods import requested_types
@@ -69,33 +69,32 @@ def give(ledger: CoreLedger, name: str, count: int, written: str, ids: Iterable[
 
 
 @pytest.mark.parametrize(
-    ("text", "grant"),
+    ("text", "found"),
     [
-        ("0-vir05_1c_16g", CoreGrant((0,), SMALL)),
-        ("15-vir10_3c_32g", CoreGrant((15,), LARGE)),
-        ("3", CoreGrant((3,))),
-        ("0,1", CoreGrant((0, 1))),
+        ("0-vir05_1c_16g", ((), Cut(0, SMALL))),
+        ("15-vir10_3c_32g", ((), Cut(15, LARGE))),
+        ("3", ((3,), None)),
+        ("0,1", ((0, 1), None)),
     ],
 )
-def test_grants_are_read(text: str, grant: CoreGrant) -> None:
-    assert read_core_grant(text) == grant
+def test_grants_are_read(text: str, found: tuple[tuple[int, ...], Cut | None]) -> None:
+    assert parse_cores(text) == found
 
 
 @given(st.text() | st.from_regex(r"[0-9]{1,5}(-vir[0-9_cg]*|(,[0-9]{1,5})*)", fullmatch=True))
 def test_any_grant_is_read_or_invalid(text: str) -> None:
     try:
-        read = read_core_grant(text)
+        chips, cut = parse_cores(text)
     except InvalidValue:
         return
-    assert read.chips
-    assert max(read.chips) <= 255
+    assert bool(chips) == (cut is None)
+    assert max(chips) <= 255 if cut is None else cut.chip <= 255
 
 
 @pytest.mark.parametrize("text", ["00-vir05_1c_16g", "000", "01,2", "0-vir07_1c_16g", "256", "0,0", "0,", ""])
 def test_a_grant_that_the_allocator_would_refuse_is_refused(text: str) -> None:
-    for read in (read_core_grant, parse_cores):
-        with pytest.raises(InvalidValue, match=RESOURCE_CORES):
-            read(text)
+    with pytest.raises(InvalidValue, match=RESOURCE_CORES):
+        parse_cores(text)
 
 
 @pytest.mark.parametrize("group", ["0", "7", "100000", "4294967295"])

@@ -269,6 +269,16 @@ async def test_a_faulty_chip_in_use_is_offered_and_no_problem(whole: Whole) -> N
     assert "kubelet and report agree: 7 of 8 chips healthy" in said(await doctor(whole.settings()), "report")
 
 
+async def test_a_faulty_chip_that_may_be_in_use_is_no_problem_if_the_pods_are_unknown(whole: Whole) -> None:
+    await whole.bind("train", 0, 1)
+    await whole.claimed("train")
+    whole.node.edit_chip(1, fault_codes=["80E18402"])
+    await seen(whole.report, lambda found: found.unhealthy == 0b10)
+    found = await doctor(whole.settings(kubelet_pods_url="http://127.0.0.1:1/pods"))
+    assert "can only be told apart" in said(found, "kubelet's pods")
+    assert "kubelet and report agree: 7 of 8 chips healthy" in said(found, "report")
+
+
 async def test_a_kubelet_that_offers_other_chips_than_reported_is_a_warning(whole: Whole) -> None:
     status = {"status": {"allocatable": {RESOURCE: "5"}}}
     await whole.client.patch(NODES, NODE, status, subresource="status")

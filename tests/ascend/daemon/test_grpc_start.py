@@ -9,14 +9,17 @@ import pytest
 from ascend.daemon.grpc_start import start_server
 
 
+@pytest.mark.parametrize("cancels", [1, 2])
 @pytest.mark.parametrize("turns", [1, 2, 3])
-async def test_a_server_whose_start_is_cancelled_does_not_go_on(tmp_path: Path, turns: int) -> None:
+async def test_a_server_whose_start_is_cancelled_does_not_go_on(tmp_path: Path, turns: int, cancels: int) -> None:
     server, path = grpc.aio.server(), f"unix:{tmp_path / 's.sock'}"
     server.add_insecure_port(path)
     task = asyncio.create_task(start_server(server))
     for _ in range(turns):
         await asyncio.sleep(0)
-    task.cancel()
+    for _ in range(cancels):
+        task.cancel()
+        await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await task
     async with grpc.aio.insecure_channel(path) as channel:
