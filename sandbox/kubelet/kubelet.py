@@ -109,7 +109,7 @@ class Kubelet:
     async def start(self) -> None:
         """Start the kubelet; return when it serves its sockets."""
         if self._process is None:
-            process = KubeletProcess(self._dependencies)
+            process = self._new_process()
             try:
                 self._port = await process.start(self._port)
             except BaseException:
@@ -117,6 +117,9 @@ class Kubelet:
                 raise
             self._process = process
             self._changes.pulse()
+
+    def _new_process(self) -> KubeletProcess:
+        return KubeletProcess(self._dependencies)
 
     async def stop(self) -> None:
         """Stop the kubelet; containers keep running, the checkpoint remains."""

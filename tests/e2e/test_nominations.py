@@ -56,7 +56,7 @@ async def test_a_nominated_pod_is_filtered_on_its_node_alone(world: World) -> No
     world.service.release()
     assert (await bound(world, "train")).spec.node_name == node
     assert offered(world, "train") == [{node}]
-    assert len(offered(world, "taken")[0]) == 5
+    assert len(offered(world, "taken")[0]) > 1
 
 
 async def test_a_nominated_pod_gets_its_chips_from_the_kubelet(world: World) -> None:

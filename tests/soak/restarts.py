@@ -11,6 +11,7 @@ from ascend.chips import RESOURCE, chip_ids
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.apiserver.resources import Resource
 from sandbox.kubelet.endpoint import Endpoint
+from sandbox.kubelet.process import KubeletProcess
 from tests.soak.lane import Lane, Mismatch, visible
 
 REGISTERING: Final = ("starting", "Register called", "options read", "stream not open yet", "first list sent")
@@ -97,9 +98,11 @@ class Restarts:
         self._number = 0
         self.kubelets = 0
         lane.cluster.server.admission.append(self._on_write)
-        self._set_breakpoints()
+        self._set_breakpoints(lane.node.kubelet._running)
         if (endpoint := lane.node.kubelet._running.plugins.endpoint(RESOURCE)) is not None:
             self._watch(endpoint)
+        self._make = lane.node.kubelet._new_process
+        lane.node.kubelet._new_process = self._new_process  # type: ignore[method-assign]  # of this instance only
 
     async def one(self, state: str, victim: str) -> None:
         """Kill a victim in a state, restart it, and check all records.
@@ -193,7 +196,6 @@ class Restarts:
         self.kubelets += 1
         self._tally.kubelets += 1
         await self._lane.restart_kubelet()
-        self._set_breakpoints()
 
     # States.
 
@@ -204,9 +206,15 @@ class Restarts:
             await self._breakpoint.pass_by("claim being written")
         return document
 
-    def _set_breakpoints(self) -> None:
-        """Set the breakpoints in the parts of the kubelet, which are new after each restart."""
-        plugins = self._lane.node.kubelet._running.plugins
+    def _new_process(self) -> KubeletProcess:
+        """Make the kubelet that starts next; the plugin may register before its start returns."""
+        process = self._make()
+        self._set_breakpoints(process)
+        return process
+
+    def _set_breakpoints(self, process: KubeletProcess) -> None:
+        """Set the breakpoints in the parts of a kubelet."""
+        plugins = process.plugins
         connect, run = plugins._connect, plugins._run
 
         async def connected(*arguments: Any) -> None:
