@@ -61,6 +61,7 @@ class SandboxCluster:
         product: the product of the nodes.
         seed: of every arbitrary choice.
         reregistration_race: whether the kubelets behave as those before 1.37.
+        node_status_period_s: the period of the kubelets' updates of their Nodes.
 
     Attributes:
         client: the API server, as an administrator.
@@ -75,12 +76,14 @@ class SandboxCluster:
         product: Product = ASCEND_910A,
         seed: int = 1,
         reregistration_race: bool = True,
+        node_status_period_s: float = 0.0,
     ) -> None:
         self._folder = folder
         self._node_names = node_names
         self._product = product
         self._seed = seed
         self._reregistration_race = reregistration_race
+        self._node_status_period_s = node_status_period_s
         self._stack = AsyncExitStack()
         self.server = ApiServer(tokens={TOKEN: "admin"})
         self.client: KubeClient
@@ -117,7 +120,14 @@ class SandboxCluster:
     async def _node(self, stack: AsyncExitStack, name: str, seed: int) -> SandboxNode:
         folder = self._folder / name
         kubelet = await stack.enter_async_context(
-            Kubelet(name, self.client, folder, seed=seed, reregistration_race=self._reregistration_race)
+            Kubelet(
+                name,
+                self.client,
+                folder,
+                seed=seed,
+                reregistration_race=self._reregistration_race,
+                node_status_period_s=self._node_status_period_s,
+            )
         )
         node = SandboxNode(kubelet, folder / "chips.json", folder / "dev")
         save_server(full_server(self._product), node.state_file)

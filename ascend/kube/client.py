@@ -180,7 +180,10 @@ class KubeClient:
             async with response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise read_error(response, await response.read())
-                yield response
+                try:
+                    yield response
+                finally:
+                    _abort(response)
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
             raise Unreachable(f"{method} {self.url}{path}: {text}") from error
@@ -298,6 +301,12 @@ class KubeClient:
         # Without validation of unknown fields, for which the server would decode the body a second time.
         query = {"fieldValidation": "Ignore"}
         await self.request("POST", path, query=query, body=body, timeout_s=timeout_s, limits_server=True)
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """End the connection of a response that was not read to its end: an orderly end of TLS waits for the server."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
 
 
 def _left(limit: asyncio.Timeout | None) -> dict[str, str]:

@@ -33,6 +33,7 @@ class Kubelet:
         reregistration_race: reproduce the bug of kubelet ≤ 1.36: the end of an old stream disconnects the new plugin.
         dial_timeout_s: how long a registration waits for a connection to the plugin.
         stop_grace_s: how long a resource is kept after its plugin disconnected.
+        node_status_period_s: how long after an update of its Node the next one comes at the earliest.
 
     Raises:
         InvalidValue: the path of the directory is too long.
@@ -50,6 +51,7 @@ class Kubelet:
         reregistration_race: bool = True,
         dial_timeout_s: float = 10.0,
         stop_grace_s: float = 300.0,
+        node_status_period_s: float = 0.0,
     ) -> None:
         self.node_name = node_name
         self.pods_answer = PodsAnswer()
@@ -79,6 +81,7 @@ class Kubelet:
             reregistration_race=reregistration_race,
             dial_timeout_s=dial_timeout_s,
             stop_grace_s=stop_grace_s,
+            node_status_period_s=node_status_period_s,
             changed=self._changes.pulse,
         )
 

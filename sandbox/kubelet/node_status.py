@@ -1,4 +1,4 @@
-"""The Node object: created when the kubelet starts, and updated whenever devices change."""
+"""The Node object: created when the kubelet starts, and updated once in a period when devices have changed."""
 
 import asyncio
 import logging
@@ -25,10 +25,19 @@ class NodeStatusUpdater:
         changed: called after every update.
         reset: report the extended resources of an earlier kubelet as 0, because there was no checkpoint.
         version: of the kubelet, such as ``v1.34.4``.
+        period_s: how long after an update the next one comes at the earliest; 10 s on a real kubelet by default.
     """
 
     def __init__(
-        self, client: KubeClient, name: str, *, ledger: Ledger, changed: Callable[[], None], reset: bool, version: str
+        self,
+        client: KubeClient,
+        name: str,
+        *,
+        ledger: Ledger,
+        changed: Callable[[], None],
+        reset: bool,
+        version: str,
+        period_s: float,
     ) -> None:
         self._client = client
         self._name = name
@@ -37,6 +46,7 @@ class NodeStatusUpdater:
         self._changed = changed
         self._reset = reset
         self._version = version
+        self._period_s = period_s
         self._outdated = asyncio.Event()
         self._reported: set[str] = set()
         self.node = Node()
@@ -58,6 +68,7 @@ class NodeStatusUpdater:
             try:
                 await self._update()
                 backoff.reset()
+                await asyncio.sleep(self._period_s)
             except (ApiError, Unreachable) as error:
                 log.warning("failed to update node status", extra={"node": self._name, "error": str(error)})
                 self._outdated.set()

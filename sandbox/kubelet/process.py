@@ -50,6 +50,7 @@ class Dependencies:
         reregistration_race: see ``sandbox.kubelet.registration``.
         dial_timeout_s: how long to wait for a connection to a plugin.
         stop_grace_s: how long a resource is kept after its plugin disconnected.
+        node_status_period_s: see ``sandbox.kubelet.node_status``.
         changed: called after every change.
     """
 
@@ -65,6 +66,7 @@ class Dependencies:
     reregistration_race: bool
     dial_timeout_s: float
     stop_grace_s: float
+    node_status_period_s: float
     changed: Callable[[], None]
 
 
@@ -146,6 +148,7 @@ class KubeletProcess:
             changed=dependencies.changed,
             reset=not has_checkpoint,
             version="v1.36.3" if dependencies.reregistration_race else "v1.37.2",
+            period_s=dependencies.node_status_period_s,
         )
         loop = SyncLoop(
             dependencies.client,

@@ -13,7 +13,7 @@ from ascend.products import Product
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.kubelet.pod_resources import read_ledger
 from sandbox.simulated_chips import full_server, save_server
-from tests.e2e.programs import Program
+from tests.e2e.programs import Program, is_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,22 @@ class ContainerView:
 
 
 class WorldNode(ABC):
-    """A node: its kubelet, its device plugin, its simulated chips."""
+    """A node: its kubelet, its device plugin, its simulated chips.
+
+    Attributes:
+        device_plugins: the kubelet's folder of device plugin sockets.
+    """
 
     name: str
     plugin: Program
-    plugin_url: str
+    plugin_url: str = ""
     state_file: Path
     pod_resources_socket: Path
+    device_plugins: Path
+
+    async def has_ready_plugin(self) -> bool:
+        """Whether the plugin is ready; MindCluster's has no probe that says so."""
+        return not self.plugin_url or await is_ready(self.plugin_url)
 
     @abstractmethod
     async def restart_kubelet(self) -> None:

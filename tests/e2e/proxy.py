@@ -105,11 +105,16 @@ class ApiProxy:
                     await gate.hold()
             forwarded = {name: text for name, text in answer.headers.items() if name.lower() not in _NOT_FORWARDED}
             response = web.StreamResponse(status=answer.status, headers=forwarded)
-            await response.prepare(request)
             is_watch = "watch=" in request.path_qs
-            async for chunk in _late(answer.content, lambda: self.watch_delay_s() if is_watch else 0.0):
-                await response.write(chunk)
-            await response.write_eof()
+            try:
+                await response.prepare(request)
+                async for chunk in _late(answer.content, lambda: self.watch_delay_s() if is_watch else 0.0):
+                    await response.write(chunk)
+                await response.write_eof()
+            finally:
+                # The orderly end of TLS waits for the API server, and would outlive this event loop.
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()
         return response
 
 

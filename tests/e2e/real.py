@@ -56,6 +56,7 @@ class RealNode(WorldNode):
     def __init__(self, node: cluster_nodes.Node) -> None:
         self._node = node
         self.name = node.name
+        self.device_plugins = node.device_plugin_dir
         self.pod_resources_socket = node.pod_resources_socket
         self.state_file = node.folder / "chips.json"
 
@@ -110,6 +111,8 @@ async def real_world(
         kubeconfig = write_kubeconfig(folder / "kubeconfig.json", world.api.url, cluster.admin_token)
         world.add_allocators(kubeconfig, lambda name, command: RealProgram(cluster.process(name, command)))
         world.nodes = [_node(node, kubeconfig, setup, folder, driver) for node in cluster.nodes]
+        if setup.mindclusters_plugin:
+            world.install_mindclusters_plugin()
         programs = [*world.allocators, *(node.plugin for node in world.nodes)]
         stack.push_async_callback(_restore_cluster, world)
         for program in programs:

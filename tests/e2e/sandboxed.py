@@ -75,6 +75,7 @@ class SandboxWorldNode(WorldNode):
     def __init__(self, node: SandboxNode) -> None:
         self._kubelet = node.kubelet
         self.name = node.name
+        self.device_plugins = node.kubelet.socket_dir
         self.pod_resources_socket = node.kubelet.pod_resources_socket
         self.state_file = node.state_file
         self._device_root = node.device_root
@@ -110,13 +111,17 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
     async with AsyncExitStack() as stack:
         # The paths of pytest's temporary directories are too long for sockets.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
-        cluster = await stack.enter_async_context(SandboxCluster(short, ("n1", "n2"), product=setup.product))
+        cluster = await stack.enter_async_context(
+            SandboxCluster(short, ("n1", "n2"), product=setup.product, node_status_period_s=setup.node_status_period_s)
+        )
         world.client = cluster.client
         world.api = await stack.enter_async_context(ApiProxy(cluster.server.url))
         await stack.enter_async_context(world.service)
         kubeconfig = cluster.write_kubeconfig("programs", world.api.url)
         world.add_allocators(kubeconfig, lambda name, command: SandboxProgram(name, command, folder / f"{name}.log"))
         world.nodes = [_node(node, kubeconfig, setup, folder) for node in cluster.nodes]
+        if setup.mindclusters_plugin:
+            world.install_mindclusters_plugin()
         await cluster.start_scheduler(world.extender_url)
         programs = [*world.allocators, *(node.plugin for node in world.nodes)]
         for program in programs:

@@ -26,9 +26,10 @@ from tests.allocator.authority import Authority
 from tests.bench.fake_cluster import fake_node
 from tests.cluster.api import free_ports
 from tests.e2e.node import WorldNode
-from tests.e2e.programs import BIN, Program, allocator_command, is_live, is_ready
+from tests.e2e.programs import BIN, Program, allocator_command, is_live
 from tests.e2e.proxy import ApiProxy
 from tests.e2e.service import Service
+from tests.mindcluster.device_plugin import MindClusterPlugin
 
 R = TypeVar("R")
 
@@ -49,6 +50,8 @@ class Setup:
         dynamic_vnpus: the device plugins' setting: the nodes offer AI cores.
         nslb_version: the allocators' setting.
         shared_tor_num: the allocators' setting.
+        node_status_period_s: how often the sandbox's kubelets update their Nodes at most; real ones do once a second.
+        mindclusters_plugin: the nodes have stand-ins of MindCluster's device plugin in place of this project's.
     """
 
     product: Product = ASCEND_910A
@@ -59,6 +62,8 @@ class Setup:
     dynamic_vnpus: bool = False
     nslb_version: str = "1.0"
     shared_tor_num: int = 2
+    node_status_period_s: float = 0.0
+    mindclusters_plugin: bool = False
 
     @property
     def gates(self) -> bool:
@@ -242,7 +247,7 @@ class World(ABC):
     async def all_ready(self) -> None:
         """Wait until both programs are ready and all chips are allocatable."""
         for node in self.nodes:
-            await self.eventually(partial(is_ready, node.plugin_url), f"the plugin of {node.name} is ready")
+            await self.eventually(node.has_ready_plugin, f"the plugin of {node.name} is ready")
             all_allocatable = partial(self._all_allocatable, node)
             await self.eventually(all_allocatable, f"all chips of {node.name} are allocatable")
         for url in self.service.backends:
@@ -296,7 +301,10 @@ class World(ABC):
         await self.all_ready()
 
         async def all_free() -> bool:
-            reports = [await self.report(node.name) for node in self.nodes]
+            try:
+                reports = [await self.report(node.name) for node in self.nodes]
+            except NotFound:  # MindCluster's plugin writes its first report after five seconds
+                return False
             return {(each.free, each.unhealthy) for each in reports} == {(self.setup.product.all_chips, 0)}
 
         await self.eventually(all_free, "all chips are reported free")
@@ -326,6 +334,11 @@ class World(ABC):
             self.allocators.append(launch(f"ascend-allocator-{number}", command))
             self.service.backends.append(f"{'https' if self.setup.by_webhook else 'http'}://{address}")
             self.grpc_address = self.grpc_address or grpc_address
+
+    def install_mindclusters_plugin(self) -> None:
+        """Replace the device plugins by stand-ins of MindCluster's, without starting them."""
+        for node in self.nodes:
+            node.plugin, node.plugin_url = MindClusterPlugin(node, self.client), ""
 
     @cached_property
     def authority(self) -> Authority:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +18,7 @@ from ascend.kube.identity import Access
 from ascend.kube.objects import PODS
 from ascend.observe.probes import serve_http
 from sandbox.apiserver import ApiServer
+from tests.allocator.authority import Authority
 from tests.ascend.kube.objects import pod, write_kubeconfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -236,3 +239,33 @@ async def test_a_binding_is_not_posted_again_after_its_time() -> None:
         with pytest.raises(Unreachable, match="no answer within"):
             await client.bind(namespace="default", name="p", uid="u", node="n1", annotations={}, timeout_s=0.2)
     assert len(posted) == 1
+
+
+async def test_a_stream_over_tls_ends_without_the_server(tmp_path: Path) -> None:
+    # The orderly end of TLS waits for the other side: the connection would outlive the client, and its event loop.
+    authority = Authority(tmp_path)
+    pair = authority.sign("server", "IP:127.0.0.1")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair.cert, pair.key)
+
+    async def anonymous() -> dict[str, str]:
+        return {}
+
+    def serve(listening: socket.socket) -> socket.socket:
+        """Answer a request with an endless stream, and leave the connection to itself."""
+        accepted, _ = listening.accept()
+        with tls.wrap_socket(accepted, server_side=True) as connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n")
+            return socket.socket(fileno=os.dup(connection.fileno()))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = asyncio.create_task(asyncio.to_thread(serve, listening))
+        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        access = Access(url, ssl.create_default_context(cafile=authority.cert), anonymous)
+        async with KubeClient(access) as client, client.stream("/x", query={}, idle_timeout_s=20) as lines:
+            assert await anext(lines) == b"one"
+        with await serving as connection:
+            connection.settimeout(5)
+            while await asyncio.to_thread(connection.recv, 1 << 16):
+                pass

@@ -1,0 +1,157 @@
+"""MindCluster's scheduler above this project's device plugin, at the kubelets' default period of status updates.
+
+The scheduler is a stand-in with the rules and the pace of the real one (``tests.mindcluster.scheduler``).
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from ascend.annotations import REAL
+from ascend.chips import RESOURCE
+from ascend.kube.objects import Pod
+from tests.e2e.test_main_job import check_hand_over
+from tests.e2e.world import Setup, World, annotated
+from tests.mindcluster.scheduler import FAULT_SCHEDULING, JOB, NAME, MindClusterScheduler
+
+SETUP = Setup(node_status_period_s=10.0)
+FAULT = {"health": "Unhealthy", "fault_codes": ["80E18402"]}
+HEALTHY = {"health": "Healthy", "fault_codes": []}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scheduler(world: World) -> AsyncIterator[MindClusterScheduler]:
+    async with MindClusterScheduler(world.client) as made:
+        yield made
+
+
+async def create(world: World, name: str, count: int, **labels: str) -> Pod:
+    """Create a pod for MindCluster's scheduler; underscores in the names of labels stand for dashes."""
+    return await world.create(
+        name, count, labels={key.replace("_", "-"): each for key, each in labels.items()}, schedulerName=NAME
+    )
+
+
+@pytest.mark.shows("sandbox", "910A")
+@pytest.mark.usefixtures("scheduler")
+async def test_bursts_of_all_sizes_get_what_was_written(world: World) -> None:
+    for wave in range(2):
+        sizes = {f"w{wave}-{number}": size for number, size in enumerate((1, 1, 1, 1, 2, 2, 4, 4))}
+        await asyncio.gather(*(create(world, name, size) for name, size in sizes.items()))
+        pods = [await check_hand_over(world, name, size) for name, size in sizes.items()]
+        for node in world.nodes:
+            held = [annotated(pod, REAL) for pod in pods if pod.spec.node_name == node.name]
+            assert not any(one & other for one, other in itertools.combinations(held, 2))
+        await world.delete(*sizes)
+
+
+@pytest.mark.usefixtures("scheduler")
+async def test_whole_nodes_on_which_the_scheduler_has_written_ascendreal(world: World) -> None:
+    for name in ("first", "second"):
+        await create(world, name, 8)
+    pods = [await check_hand_over(world, name, 8) for name in ("first", "second")]
+    assert {pod.spec.node_name for pod in pods} == {node.name for node in world.nodes}
+
+
+@pytest.mark.usefixtures("scheduler")
+async def test_chips_change_hands_in_a_full_cluster(world: World) -> None:
+    chance = random.Random(3)
+    alive = [f"p{number}" for number in range(16)]
+    await asyncio.gather(*(create(world, name, 1) for name in alive))
+    for number in range(16, 19):
+        for name in alive:
+            await check_hand_over(world, name, 1)
+        ending = chance.sample(alive, 4)
+        arriving = [f"p{number}-{each}" for each in range(4)]
+        await asyncio.gather(*(create(world, name, 1) for name in arriving), world.delete(*ending))
+        alive = [name for name in alive if name not in ending] + arriving
+    pods = [await check_hand_over(world, name, 1) for name in alive]
+    assert len({(pod.spec.node_name, pod.metadata.annotations[REAL]) for pod in pods}) == 16
+
+
+async def test_a_fault_and_its_end_leave_the_node_in_use(world: World, scheduler: MindClusterScheduler) -> None:
+    """The scheduler asks each node once a second, because a pod waits, and never finds one that is not stable."""
+    await create(world, "other", 8)
+    full = (await check_hand_over(world, "other", 8)).spec.node_name
+    node = next(each for each in world.nodes if each.name != full)
+    await create(world, "one", 1)
+    await check_hand_over(world, "one", 1)
+    await create(world, "waits", 8)
+    node.edit_chip(7, **FAULT)
+    await world.eventually(lambda: lacks(world, node.name, 7), "the fault is reported")
+    await create(world, "during", 2)
+    await check_hand_over(world, "during", 2)
+    node.edit_chip(7, **HEALTHY)
+    await world.eventually(lambda: has_again(world, node.name), "the end of the fault is reported")
+    await create(world, "after", 4)
+    await check_hand_over(world, "after", 4)
+    assert set(scheduler.refusals["waits"]) == {each.name for each in world.nodes}
+    assert not scheduler.unstable
+
+
+async def test_a_faulty_chip_in_use_costs_only_itself(world: World, scheduler: MindClusterScheduler) -> None:
+    await create(world, "other", 8)
+    await check_hand_over(world, "other", 8)
+    await create(world, "uses", 2)
+    pod = await check_hand_over(world, "uses", 2)
+    node = world.node(pod.spec.node_name)
+    chip = annotated(pod, RESOURCE).bit_length() - 1
+    node.edit_chip(chip, **FAULT)
+    await world.eventually(lambda: lacks(world, node.name, chip), "the fault is reported")
+    for name, count in (("four", 4), ("two", 2)):
+        await create(world, name, count)
+        await check_hand_over(world, name, count)
+    assert not scheduler.unstable
+
+
+@pytest.mark.parametrize("how", ["grace", "force"])
+async def test_pods_of_faulty_chips_are_evicted_and_run_on_others(
+    world: World, scheduler: MindClusterScheduler, how: str
+) -> None:
+    await create(world, "train", 2, **{FAULT_SCHEDULING: how, JOB: "train"})
+    pod = await check_hand_over(world, "train", 2)
+    node = world.node(pod.spec.node_name)
+    chip = annotated(pod, RESOURCE).bit_length() - 1
+    node.edit_chip(chip, **FAULT)
+
+    async def evicted() -> bool:
+        return scheduler.evicted == ["train"] and await world._gone("train")
+
+    await world.eventually(evicted, "the pod is evicted")
+    await create(world, "train", 2, **{FAULT_SCHEDULING: how, JOB: "train"})
+    again = await check_hand_over(world, "train", 2)
+    assert again.spec.node_name != node.name or not annotated(again, RESOURCE) >> chip & 1
+
+
+async def test_a_restart_of_the_plugin_hides_no_fault_from_the_scheduler(
+    world: World, scheduler: MindClusterScheduler
+) -> None:
+    """At its end the plugin writes an UpdateTime of 0, of which that scheduler takes no notice."""
+    await create(world, "other", 8, **{JOB: "other"})
+    full = (await check_hand_over(world, "other", 8)).spec.node_name
+    node = next(each for each in world.nodes if each.name != full)
+    await create(world, "waits", 8)
+    await world.eventually(lambda: refused(scheduler, "waits", full), "the scheduler has asked")
+    await world.delete("waits")
+    await node.plugin.stop()
+    node.edit_chip(0, **FAULT)
+    await node.plugin.start()
+    await world.eventually(lambda: lacks(world, node.name, 0), "the fault is reported")
+    await create(world, "four", 4)
+    assert annotated(await check_hand_over(world, "four", 4), REAL) == 0xF0
+
+
+async def refused(scheduler: MindClusterScheduler, pod: str, node: str) -> bool:
+    return node in scheduler.refusals[pod]
+
+
+async def lacks(world: World, node: str, chip: int) -> bool:
+    return (await world.report(node)).unhealthy == 1 << chip
+
+
+async def has_again(world: World, node: str) -> bool:
+    return not (await world.report(node)).unhealthy
