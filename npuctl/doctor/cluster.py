@@ -25,6 +25,7 @@ from ascend.vnpus import device_type
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
+from npuctl.doctor.programs import Details, check_programs
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import as_values, group
 from npuctl.plan.placement import PendingPod, plan_pods
@@ -34,8 +35,13 @@ _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_S
 """What an administrator may have wanted: worth knowing rather than mending."""
 
 
-def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[Finding]:
-    """Check a cluster by its objects and the allocator's settings, at a time in Unix nanoseconds."""
+def check_cluster(
+    objects: ClusterObjects, settings: Settings, now_ns: int, details: Details | None = None
+) -> list[Finding]:
+    """Check a cluster by its objects and the allocator's settings, at a time in Unix nanoseconds.
+
+    ``details`` is what the API server tells besides of MindCluster's programs.
+    """
     cluster = OfflineAllocator(objects, settings, now_ns).cluster
     nodes = [
         record
@@ -44,6 +50,7 @@ def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> l
     ]
     return [
         *named("nodes", _check_nodes(nodes)),
+        *named("programs", check_programs(objects, (each.name for each in nodes), details)),
         *named("SuperPods", _check_super_pods(nodes)),
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),

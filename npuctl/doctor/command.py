@@ -25,6 +25,7 @@ from npuctl.doctor.allocator import check_allocator
 from npuctl.doctor.api_server import ApiServerChecks
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.finding import Check, Finding, named, run_check
+from npuctl.doctor.programs import read_details
 from npuctl.output import Output, show
 from npuctl.reading.source import Source
 
@@ -106,7 +107,11 @@ async def diagnose_cluster(source: Source, allocator: str | None, authority: Pat
         ApiError: the API server refused.
         Unreachable: the API server did not answer.
     """
-    findings = check_cluster(await source.read(), source.settings, source.now_ns)
+    details = None
+    if not source.files:
+        async with await source.connect() as client:
+            details = await read_details(client)
+    findings = check_cluster(await source.read(), source.settings, source.now_ns, details)
     if allocator is not None:
         findings += named("allocator", await check_allocator(allocator, authority))
     return _report("cluster", findings, output)

@@ -25,9 +25,9 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-def ok(sentence: str) -> Finding:
+def ok(sentence: str, advice: str = "") -> Finding:
     """Return a finding that is as it should be."""
-    return Finding("", "ok", sentence)
+    return Finding("", "ok", sentence, advice)
 
 
 def warning(sentence: str, advice: str = "") -> Finding:

@@ -19,6 +19,7 @@ from ascend.daemon.setting import settings_of
 from ascend.daemon.settings import SettingsSource
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
+from npuctl.doctor.programs import ALLOCATOR, PLUGIN, WRITERS_CONDITION
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm
@@ -162,11 +163,20 @@ def test_a_writer_may_have_any_name() -> None:
         if (each["kind"], each["metadata"]["name"]) == ("ValidatingAdmissionPolicy", "npu-allocator-annotations")
     )
     (condition,) = policy["spec"]["matchConditions"]
+    assert condition["name"] == WRITERS_CONDITION  # by which `npuctl doctor` finds it
     head, _, names = condition["expression"].partition("[")
     assert head == "!(request.userInfo.username in "
     ours = [f"system:serviceaccount:{helm.NAMESPACE}:{name}" for name in ("allocator", "plugin")]
     # JSON and CEL have the same quotes and escapes for these.
     assert json.loads(f"[{names.removesuffix(')')}") == [*ours, *WRITERS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "component", "labels"), [("DaemonSet", "device-plugin", PLUGIN), ("Deployment", "allocator", ALLOCATOR)]
+)
+def test_pods_have_the_labels_by_which_they_are_recognized(kind: str, component: str, labels: dict[str, str]) -> None:
+    item = helm.find(helm.render(), kind, component)
+    assert labels.items() <= item["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_only_volcanos_scheduler_may_reach_the_port_of_its_extender_plugin() -> None:

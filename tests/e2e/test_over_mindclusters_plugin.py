@@ -4,12 +4,24 @@ The plugin is a stand-in with the defects and the pace of the real one (``tests.
 """
 
 import random
+import time
 from collections import Counter
+from contextlib import suppress
+from functools import partial, reduce
+from operator import or_
 
-from ascend.annotations import CONFIGURATION, KUBELET_IDS, REAL
+from allocator.settings import Settings
+from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, MIN_AVAILABLE, REAL
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set
-from ascend.kube.objects import PODS, Pod
+from ascend.deviceinfo import NAMESPACE, config_map_name, decode_report
+from ascend.errors import NotFound, Refusal
+from ascend.kube.objects import CONFIG_MAPS, PODS, ConfigMap, Pod
+from device_plugin.kubelet.pod_resources import count_healthy
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.reading.objects import ClusterObjects
+from tests.e2e.node import WorldNode
 from tests.e2e.world import Setup, World, annotated
+from tests.mindcluster.device_plugin import PERIOD_S, REWRITE_S
 
 SETUP = Setup(mindclusters_plugin=True)
 
@@ -50,26 +62,134 @@ async def test_a_whole_node_is_recorded_by_the_allocator(world: World) -> None:
 
 async def test_no_chip_is_held_twice_in_a_full_cluster(world: World) -> None:
     chance = random.Random(7)
-    written, differ = 0, 0
-    alive = []
-    for number in range(16):
-        await world.create(f"p{number}", 1, terminationGracePeriodSeconds=1)
-        alive.append(f"p{number}")
+    alive = [f"p{number}" for number in range(16)]
+    for name in alive:
+        await world.create(name, 1, terminationGracePeriodSeconds=1)
     for number in range(16, 22):
-        for name in alive:
-            await runs(world, name)
-        pods = [await world.pod(name) for name in alive]
-        held = Counter[tuple[str, int]]()
-        for pod in pods:
-            held.update((pod.spec.node_name, chip) for chip in chip_ids(await has(world, pod)))
-            written += 1
-            differ += annotated(pod, RESOURCE) != await has(world, pod)
-        assert not [each for each, times in held.items() if times > 1], held
+        await check_nothing_is_held_twice(world, await settled(world))
         # Two that end, and two that wait for their chips.
-        ending = chance.sample(alive, 2)
-        for each in ending:
-            await world.client.delete(PODS, each, "default")
-            alive.remove(each)
-        for each in (f"p{number}", f"q{number}"):
-            await world.create(each, 1, terminationGracePeriodSeconds=1)
-            alive.append(each)
+        for name in chance.sample(alive, 2):
+            await world.client.delete(PODS, name, "default")
+            alive.remove(name)
+        for name in (f"p{number}", f"q{number}"):
+            await world.create(name, 1, terminationGracePeriodSeconds=1)
+            alive.append(name)
+
+
+async def settled(world: World) -> list[Pod]:
+    """Wait until all pods run but those for which swaps leave no chip; return those that run."""
+
+    async def check() -> list[Pod] | None:
+        pods = await world.pods()
+        bound = [pod for pod in pods if pod.spec.node_name]
+        if not all(pod.status.phase == "Running" and REAL in pod.metadata.annotations for pod in bound):
+            return None
+        blocked = 0
+        for node in world.nodes:
+            here = [pod for pod in bound if pod.spec.node_name == node.name]
+            counted = [annotated(pod, ALLOCATED) | annotated(pod, REAL) for pod in here]
+            blocked += reduce(or_, counted, 0).bit_count() - len(here)
+        return bound if len(pods) - len(bound) <= blocked else None
+
+    return await world.eventually(check, "no pod waits for a chip that is free")
+
+
+async def check_nothing_is_held_twice(world: World, pods: list[Pod]) -> None:
+    held = Counter[tuple[str, int]]()
+    for pod in pods:
+        held.update((pod.spec.node_name, chip) for chip in chip_ids(await has(world, pod)))
+    assert set(held.values()) == {1}, held
+
+
+async def test_chips_of_swapped_pods_are_given_to_others_once_both_have_ended(world: World) -> None:
+    node, other = world.nodes
+    await world.create("elsewhere", 8, nodeSelector={"kubernetes.io/hostname": other.name})
+    await swap(world, node.name, (0, 1), (2, 3))
+    await world.delete("first")
+    # What the second pod really has, and what was written on it, is all that is in its ring.
+    await world.create("four", 4)
+    await runs(world, "four")
+    await world.create("waits", 2)
+    assert "0 free" in await world.pending_because("waits")
+    await world.delete("second")
+    await runs(world, "waits")
+    await check_nothing_is_held_twice(world, [await world.pod(name) for name in ("four", "waits")])
+
+
+async def swap(world: World, node: str, first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    """Have the plugin swap the chips of the pods ``first`` and ``second``: the kubelet admits the later one first."""
+    now = time.time_ns()
+    pods = [await world.create(name, len(first), schedulerName="none") for name in ("first", "second")]
+    await world.bind(pods[0], node, *first, predicate_time=now + 1_000_000)
+    await world.bind(pods[1], node, *second, predicate_time=now)
+    swapped = [await runs(world, pod.name) for pod in pods]
+    assert [annotated(pod, REAL) for pod in swapped] == [chip_set(second), chip_set(first)]
+
+
+async def test_a_faulty_chip_is_not_used_and_its_pod_keeps_running(world: World) -> None:
+    await world.create("uses", 2)
+    pod = await runs(world, "uses")
+    node = world.node(pod.spec.node_name)
+    await world.create("elsewhere", 8)
+    await runs(world, "elsewhere", ALLOCATED)
+    chip = max(chip_ids(annotated(pod, ALLOCATED)))
+    node.edit_chip(chip, health="Unhealthy")
+
+    async def is_reported() -> bool:
+        return (await world.report(node.name)).unhealthy == 1 << chip
+
+    await world.eventually(is_reported, "the fault is reported")
+    await world.create("four", 4)
+    assert not annotated(await runs(world, "four"), ALLOCATED) >> chip & 1
+    await world.delete("uses")
+    for name, count in (("two", 2), ("one", 1)):
+        await world.create(name, count)
+        assert not annotated(await runs(world, name), ALLOCATED) >> chip & 1
+    await world.create("waits", 1)
+    assert "nodes are available" in await world.pending_because("waits")
+
+
+async def test_pods_outlive_a_restart_of_the_plugin_and_new_ones_follow(world: World) -> None:
+    await world.create("before", 2)
+    before = await runs(world, "before")
+    node = world.node(before.spec.node_name)
+    await node.plugin.kill()
+    await world.eventually(partial(offers, node, 0), "the kubelet has lost the chips")
+    await node.plugin.start()
+    await world.eventually(partial(offers, node, 8), "the kubelet has the chips again")
+    await world.all_ready()
+    await world.create("after", 4, nodeSelector={"kubernetes.io/hostname": node.name})
+    after = await runs(world, "after")
+    assert not await has(world, after) & await has(world, await world.pod("before"))
+
+
+async def offers(node: WorldNode, number: int) -> bool:
+    return await count_healthy(node.pod_resources_socket, RESOURCE) == number
+
+
+async def test_a_gang_starts_whole(world: World) -> None:
+    group = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+    await world.create("train-0", 8, annotations=group)
+    assert "2 pods must be placed together" in await world.pending_because("train-0")
+    await world.create("train-1", 8, annotations=group)
+    pods = [await runs(world, f"train-{number}") for number in range(2)]
+    assert {pod.spec.node_name for pod in pods} == {node.name for node in world.nodes}
+    for pod in pods:
+        assert await has(world, pod) == annotated(pod, REAL) == 0xFF
+
+
+async def test_a_report_that_is_written_late_is_in_use_until_then(world: World) -> None:
+    """The allocator reads it with a clock that stands still but for this test."""
+    name = world.nodes[0].name
+
+    async def written() -> ConfigMap | None:
+        with suppress(NotFound):  # the first report comes after five seconds
+            return await world.client.get(CONFIG_MAPS, config_map_name(name), NAMESPACE)
+        return None
+
+    report = await world.eventually(written, "the first report is written")
+    written_s = decode_report(report.data).update_time_s
+    for late_s, is_usable in ((REWRITE_S + PERIOD_S, True), (Settings().max_report_age_s + 1, False)):
+        objects = ClusterObjects.of([await world.node_object(name), report])
+        cluster = OfflineAllocator(objects, Settings(), int((written_s + late_s) * 1e9)).cluster
+        assert isinstance(cluster.nodes[name].offer, Refusal) is not is_usable

@@ -72,6 +72,7 @@ def test_a_healthy_cluster_has_no_problems(tmp_path: Path) -> None:
     assert (status, diagnosis["node"], diagnosis["problems"], diagnosis["warnings"]) == (0, "cluster", 0, 0)
     assert [each["check"] for each in diagnosis["findings"]] == [
         "nodes",
+        "programs",
         "reports",
         "kubelets",
         "chips",

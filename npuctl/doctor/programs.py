@@ -1,0 +1,265 @@
+"""Which half of the cluster is whose: the device plugin of each node, and the program that chooses chips.
+
+Each half of MindCluster can be replaced by itself. What works and what does not in each pairing is in
+docs/mindcluster.md#by-halves.
+"""
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from ascend.annotations import ALLOCATED, FENCE
+from ascend.errors import ApiError
+from ascend.grammar import count, some
+from ascend.kube.answers import decode
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, PODS, Pod
+from npuctl.doctor.finding import Finding, ok, problem, warning
+from npuctl.reading.objects import ClusterObjects
+
+PAGE: Final = "docs/mindcluster.md"
+
+_OURS: Final = {"app.kubernetes.io/part-of": "ascend-affinity"}
+PLUGIN: Final = {**_OURS, "app.kubernetes.io/component": "device-plugin"}
+ALLOCATOR: Final = {**_OURS, "app.kubernetes.io/component": "allocator"}
+_THEIR_PLUGIN: Final = {"name": "ascend-device-plugin-ds"}
+_VOLCANO: Final = {"app": "volcano-scheduler"}
+_VOLCANOS_NAME: Final = "volcano"
+_VOLCANOS_CONFIG: Final = ("volcano-system", "volcano-scheduler-configmap")
+WRITERS_CONDITION: Final = "by-others"
+"""The condition of the chart's policy for annotations that names who may write them."""
+_POLICIES: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+
+_THEIR_PLUGIN_IN_VOLCANO: Final = re.compile(r"name:\s*[\"']?volcano-npu")
+"""MindCluster's plugin has its version in its name, as in ``volcano-npu_v26.0.0_linux-aarch64``."""
+_FOLLOWS: Final = re.compile(r"(?<!\S)--?volcanoType(?:=(\S+))?(?!\S)")
+_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What only the API server tells about MindCluster's programs.
+
+    Attributes:
+        plugins: the command line of its device plugin, by node.
+        users: the users as which its programs write, each with the words for the program.
+        volcano: the configuration of Volcano's scheduler; None if there is none, or it can't be read.
+        policies: the conditions of this project's admission policies, which name the users that may write.
+    """
+
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    users: Mapping[str, str] = field(default_factory=dict)
+    volcano: str | None = None
+    policies: tuple[str, ...] = ()
+
+
+async def read_details(client: KubeClient) -> Details:
+    """Read them; what this user may not read, or the cluster does not have, is left out.
+
+    Raises:
+        ApiError: the API server refused for another reason.
+        Unreachable: it did not answer.
+    """
+    namespace, name = _VOLCANOS_CONFIG
+    plugins, volcanos, config, policies = await asyncio.gather(
+        _get(client, PODS.path(), _List[_Pod], _THEIR_PLUGIN),
+        _get(client, PODS.path(), _List[_Pod], _VOLCANO),
+        _get(client, CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap),
+        _get(client, _POLICIES, _List[_Policy], _OURS),
+    )
+    their_pods = {"MindCluster's device plugin": plugins, "Volcano's scheduler": volcanos}
+    return Details(
+        {each.spec.node_name: each.spec.command_line for each in _items(plugins)},
+        {each.user: program for program, pods in their_pods.items() for each in _items(pods)},
+        "\n".join(config.data.values()) if config is not None else None,
+        tuple(
+            each.expression
+            for policy in _items(policies)
+            for each in policy.spec.match_conditions
+            if each.name == WRITERS_CONDITION
+        ),
+    )
+
+
+def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: Details | None) -> Iterator[Finding]:
+    """Say whose the halves are, and what follows.
+
+    Args:
+        objects: the objects of the cluster; the programs are known by the labels of their pods.
+        npu_nodes: the names of the nodes with chips.
+        details: what the API server tells besides; None if the objects come from files.
+    """
+    details = details or Details()
+    pods = [pod for pod in objects.pods if pod.is_live and pod.spec.node_name]
+    ours, theirs = _nodes_of(pods, PLUGIN), _nodes_of(pods, _THEIR_PLUGIN)
+    allocates = any(_has(pod, ALLOCATOR) for pod in pods)
+    volcano = any(_has(pod, _VOLCANO) for pod in pods) and (
+        details.volcano is None or _THEIR_PLUGIN_IN_VOLCANO.search(details.volcano) is not None
+    )
+    if not (ours or theirs or allocates or volcano):
+        yield ok("whose they are is not known: none of their pods is among the objects")
+        return
+    yield from _check_plugins(ours, theirs, set(npu_nodes))
+    yield from _check_choosers(pods, allocates=allocates, volcano=volcano, is_sure=details.volcano is not None)
+    if allocates and theirs:
+        yield from _check_their_plugin(theirs, details)
+    if volcano and ours and not allocates:
+        works = "whole chips, vNPUs, faults and rescheduling work; npuctl's plan and explain speak of this allocator"
+        yield ok(f"MindCluster's scheduler over this device plugin, on {_nodes(ours)}", f"{works} ({PAGE})")
+    if allocates:
+        yield from _check_writers(details)
+
+
+def _check_plugins(ours: Sequence[str], theirs: Sequence[str], npu_nodes: Collection[str]) -> Iterator[Finding]:
+    whose = {"this project's": ours, "MindCluster's": theirs}
+    runs = [f"{maker} device plugin on {_nodes(nodes)}" for maker, nodes in whose.items() if nodes]
+    if runs:
+        yield ok(", ".join(runs))
+    if both := sorted(set(ours) & set(theirs)):
+        advice = f"this project's gives way; keep one of the two DaemonSets off the node ({PAGE})"
+        yield problem(f"both device plugins on {_nodes(both)}", advice)
+    if runs and (none := sorted(set(npu_nodes) - set(ours) - set(theirs))):
+        advice = "no new pod gets chips there, unless a plugin runs that is no pod, or has other labels"
+        yield warning(f"no pod of a known device plugin on {_nodes(none)}", advice)
+
+
+def _check_choosers(pods: Iterable[Pod], *, allocates: bool, volcano: bool, is_sure: bool) -> Iterator[Finding]:
+    names = {"this project's allocator": allocates, "MindCluster's plugin of Volcano": volcano}
+    choosers = [name for name, is_there in names.items() if is_there]
+    if not choosers:
+        advice = "pods wait, or get no chips, unless a scheduler chooses them that is no pod, or has other labels"
+        yield warning("no known program chooses chips", advice)
+        return
+    if len(choosers) == 1:
+        yield ok(f"chips are chosen by {choosers[0]}")
+        return
+    mixed = _placed_by_both(pods)
+    for node, (first, second) in mixed.items():
+        sentence = f"node {node} has pods of both schedulers: {first} of this allocator, {second} of Volcano"
+        yield problem(sentence, f"neither knows what the other is about to give away; keep them apart ({PAGE})")
+    if not mixed:
+        unsure = "" if is_sure else ", if ascend-for-volcano is in its configuration, which can't be read"
+        sentence = f"this project's allocator and Volcano both choose chips{unsure}"
+        yield warning(sentence, f"keep their jobs on different nodes, or switch all nodes at once ({PAGE})")
+
+
+def _placed_by_both(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
+    """The nodes with pods of both schedulers, with one of each."""
+    placed = defaultdict[str, dict[bool, str]](dict)
+    for pod in pods:
+        is_ours = FENCE in pod.metadata.annotations
+        if ALLOCATED in pod.metadata.annotations and (is_ours or pod.spec.scheduler_name == _VOLCANOS_NAME):
+            placed[pod.spec.node_name].setdefault(is_ours, pod.key)
+    return {node: (keys[True], keys[False]) for node, keys in sorted(placed.items()) if len(keys) > 1}
+
+
+def _check_their_plugin(theirs: Sequence[str], details: Details) -> Iterator[Finding]:
+    ignoring = sorted(node for node, line in details.plugins.items() if node in theirs and not _follows(line))
+    if ignoring:
+        sentence = f"MindCluster's device plugin ignores the chips that the allocator writes, on {_nodes(ignoring)}"
+        yield problem(sentence, f"run it with -volcanoType=true ({PAGE})")
+    if following := sorted(set(theirs) - set(ignoring)):
+        limits = "whole chips work; vNPUs and pods with chips in several containers need this project's device plugin"
+        sentence = f"this allocator over MindCluster's device plugin, on {_nodes(following)}"
+        yield ok(sentence, f"{limits}; chips of pods that start together may be swapped ({PAGE})")
+
+
+def _check_writers(details: Details) -> Iterator[Finding]:
+    """Whether the admission policy lets MindCluster's programs write their annotations."""
+    for user, program in sorted(details.users.items()):
+        if details.policies and not any(f'"{user}"' in each for each in details.policies):
+            advice = f"add {user} to allocator.policies.writers ({PAGE})"
+            yield problem(f"the admission policy refuses what {program} writes on pods", advice)
+
+
+def _follows(command_line: str) -> bool:
+    given = _FOLLOWS.findall(command_line)
+    return bool(given) and (not given[-1] or given[-1].strip("\"'") in _TRUE)
+
+
+def _nodes_of(pods: Iterable[Pod], labels: Mapping[str, str]) -> list[str]:
+    return sorted({pod.spec.node_name for pod in pods if _has(pod, labels)})
+
+
+def _has(pod: Pod, labels: Mapping[str, str]) -> bool:
+    return labels.items() <= pod.metadata.labels.items()
+
+
+def _nodes(names: Sequence[str]) -> str:
+    return f"node {names[0]}" if len(names) == 1 else f"{count(len(names), 'node')} ({some(names)})"
+
+
+# What is decoded of the objects that npuctl does not read otherwise.
+
+
+class _Container(msgspec.Struct):
+    command: list[str] = []
+    args: list[str] = []
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    service_account_name: str = ""
+    containers: list[_Container] = []
+
+    @property
+    def command_line(self) -> str:
+        return " ".join(word for each in self.containers for word in (*each.command, *each.args))
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+    spec: _PodSpec
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.metadata.namespace}:{self.spec.service_account_name}"
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] = {}
+
+
+class _MatchCondition(msgspec.Struct):
+    name: str
+    expression: str
+
+
+class _PolicySpec(msgspec.Struct, rename="camel"):
+    match_conditions: list[_MatchCondition] = []
+
+
+class _Policy(msgspec.Struct):
+    spec: _PolicySpec
+
+
+class _List(msgspec.Struct, Generic[T]):
+    items: list[T] = []
+
+
+def _items(found: "_List[T] | None") -> list[T]:
+    return found.items if found is not None else []
+
+
+async def _get(client: KubeClient, path: str, kind: type[T], labels: Mapping[str, str] | None = None) -> T | None:
+    selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+    try:
+        answer = await client.request("GET", path, query={"labelSelector": selector} if selector else None)
+    except ApiError as error:
+        if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
+            return None
+        raise
+    return decode(answer, kind)

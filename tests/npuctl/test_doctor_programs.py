@@ -1,0 +1,178 @@
+"""``npuctl doctor --cluster`` recognizes whose device plugin and whose scheduler run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend.annotations import FENCE
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, PODS
+from npuctl.doctor.finding import Finding
+from npuctl.doctor.programs import Details, check_programs, read_details
+from npuctl.reading.manifests import read_manifests
+from npuctl.reading.objects import ClusterObjects
+from sandbox.apiserver import ApiServer
+from tests.npuctl.manifests import Json, as_list, node, pod
+
+OURS = "ascend-affinity"
+THEIRS = "name: volcano-npu_v26.0.0_linux-aarch64"
+PLAIN = "name: gang"
+USER = "system:serviceaccount:kube-system:ascend-device-plugin-sa"
+FLAGS = "device-plugin -volcanoType=true -presetVirtualDevice=true"
+
+
+def program(name: str, on: str, labels: dict[str, str]) -> Json:
+    return pod(name, None, node=on, namespace="kube-system", labels=labels)
+
+
+def our(component: str, on: str) -> Json:
+    labels = {"app.kubernetes.io/part-of": OURS, "app.kubernetes.io/component": component}
+    return program(f"{component}-{on}", on, labels)
+
+
+def their_plugin(on: str) -> Json:
+    return program(f"ascend-device-plugin-{on}", on, {"name": "ascend-device-plugin-ds"})
+
+
+def volcano(on: str = "n1") -> Json:
+    return program("volcano-scheduler", on, {"app": "volcano-scheduler"})
+
+
+def placed(name: str, on: str, *, by_volcano: bool) -> Json:
+    made = pod(name, 1, node=on, chips=[0], annotations={} if by_volcano else {FENCE: "allocator-1"})
+    made["spec"]["schedulerName"] = "volcano" if by_volcano else "default-scheduler"
+    return made
+
+
+def objects_of(folder: Path, *manifests: Json) -> ClusterObjects:
+    path = folder / "objects.json"
+    path.write_text(json.dumps(as_list(*manifests)))
+    return read_manifests([str(path)], strict=True).objects
+
+
+def check(folder: Path, *manifests: Json, details: Details | None = None) -> list[Finding]:
+    objects = objects_of(folder, *manifests)
+    return list(check_programs(objects, [each.name for each in objects.nodes], details))
+
+
+def say(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(each.severity, each.sentence) for each in found]
+
+
+def test_nothing_is_claimed_where_no_program_is_seen(tmp_path: Path) -> None:
+    found = say(check(tmp_path, node("n1")))
+    assert found == [("ok", "whose they are is not known: none of their pods is among the objects")]
+
+
+def test_both_halves_are_this_projects(tmp_path: Path) -> None:
+    found = say(check(tmp_path, node("n1"), our("device-plugin", "n1"), our("allocator", "n1")))
+    assert found == [
+        ("ok", "this project's device plugin on node n1"),
+        ("ok", "chips are chosen by this project's allocator"),
+    ]
+
+
+def test_the_allocator_over_mindclusters_plugin(tmp_path: Path) -> None:
+    nodes = [node("n1"), node("n2"), our("allocator", "n1"), their_plugin("n1"), our("device-plugin", "n2")]
+    found = check(tmp_path, *nodes, details=Details(plugins={"n1": FLAGS}))
+    assert say(found) == [
+        ("ok", "this project's device plugin on node n2, MindCluster's device plugin on node n1"),
+        ("ok", "chips are chosen by this project's allocator"),
+        ("ok", "this allocator over MindCluster's device plugin, on node n1"),
+    ]
+    assert "vNPUs and pods with chips in several containers need this project's" in found[-1].advice
+
+
+@pytest.mark.parametrize(
+    ("flags", "follows"),
+    [
+        (FLAGS, True),
+        ("device-plugin --volcanoType", True),
+        ("device-plugin -volcanoType=T -x", True),
+        ("device-plugin -volcanoType=false", False),
+        ("device-plugin -volcanoType=true -volcanoType=0", False),
+        ("device-plugin -novolcanoType=true", False),
+        ("device-plugin", False),
+    ],
+)
+def test_a_plugin_that_ignores_the_allocator_is_a_problem(flags: str, follows: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    details = Details(plugins={"n1": flags})
+    found = say(check(tmp_path, node("n1"), our("allocator", "n1"), their_plugin("n1"), details=details))
+    ignores = ("problem", "MindCluster's device plugin ignores the chips that the allocator writes, on node n1")
+    assert (ignores not in found) is follows
+
+
+def test_mindclusters_scheduler_over_this_plugin(tmp_path: Path) -> None:
+    nodes = [node("n1"), our("device-plugin", "n1"), volcano()]
+    found = say(check(tmp_path, *nodes, details=Details(volcano=THEIRS)))
+    assert found == [
+        ("ok", "this project's device plugin on node n1"),
+        ("ok", "chips are chosen by MindCluster's plugin of Volcano"),
+        ("ok", "MindCluster's scheduler over this device plugin, on node n1"),
+    ]
+
+
+def test_volcano_without_mindclusters_plugin_chooses_nothing(tmp_path: Path) -> None:
+    nodes = [node("n1"), our("device-plugin", "n1"), volcano()]
+    assert ("warning", "no known program chooses chips") in say(check(tmp_path, *nodes, details=Details(volcano=PLAIN)))
+    with_allocator = check(tmp_path, *nodes, our("allocator", "n1"), details=Details(volcano=PLAIN))
+    assert ("ok", "chips are chosen by this project's allocator") in say(with_allocator)
+
+
+def test_both_plugins_on_a_node_are_a_problem(tmp_path: Path) -> None:
+    found = say(check(tmp_path, node("n1"), our("device-plugin", "n1"), their_plugin("n1"), our("allocator", "n1")))
+    assert ("problem", "both device plugins on node n1") in found
+
+
+def test_a_node_without_a_plugin_is_a_warning(tmp_path: Path) -> None:
+    found = say(check(tmp_path, node("n1"), node("n2"), our("device-plugin", "n1"), our("allocator", "n1")))
+    assert ("warning", "no pod of a known device plugin on node n2") in found
+
+
+def test_pods_of_both_schedulers_on_a_node_are_a_problem(tmp_path: Path) -> None:
+    both = [node("n1"), node("n2"), our("allocator", "n1"), volcano()]
+    details = Details(volcano=THEIRS)
+    apart = [placed("ours", "n1", by_volcano=False), placed("theirs", "n2", by_volcano=True)]
+    assert ("warning", "this project's allocator and Volcano both choose chips") in say(
+        check(tmp_path, *both, *apart, details=details)
+    )
+    mixed = [placed("ours", "n1", by_volcano=False), placed("theirs", "n1", by_volcano=True)]
+    sentence = "node n1 has pods of both schedulers: default/ours of this allocator, default/theirs of Volcano"
+    assert ("problem", sentence) in say(check(tmp_path, *both, *mixed, details=details))
+
+
+def test_it_is_said_that_volcanos_configuration_is_unknown(tmp_path: Path) -> None:
+    found = say(check(tmp_path, node("n1"), our("allocator", "n1"), volcano()))
+    assert any("if ascend-for-volcano is in its configuration, which can't be read" in each for _, each in found)
+
+
+def test_users_that_the_admission_policy_refuses_are_a_problem(tmp_path: Path) -> None:
+    details = Details({"n1": FLAGS}, {USER: "MindCluster's device plugin"}, None, (f'!(u in ["x","{USER}-910"])',))
+    nodes = [node("n1"), our("allocator", "n1"), their_plugin("n1")]
+    refused = ("problem", "the admission policy refuses what MindCluster's device plugin writes on pods")
+    assert refused in say(check(tmp_path, *nodes, details=details))
+    allowed = replace(details, policies=(f'!(u in ["x","{USER}"])',))
+    assert refused not in say(check(tmp_path, *nodes, details=allowed))
+
+
+async def test_details_are_read_from_the_api_server(tmp_path: Path) -> None:
+    plugin = their_plugin("n1")
+    plugin["spec"] |= {"serviceAccountName": "ascend-device-plugin-sa"}
+    plugin["spec"]["containers"][0] |= {"command": ["/bin/bash", "-c", "--"], "args": [FLAGS]}
+    config: dict[str, Any] = {
+        "metadata": {"name": "volcano-scheduler-configmap"},
+        "data": {"volcano-scheduler.conf": THEIRS},
+    }
+    async with ApiServer() as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(server.kubeconfig()))
+        async with await KubeClient.connect(str(path)) as client:
+            assert await read_details(client) == Details()
+            await client.create(PODS, plugin, "kube-system")
+            await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "volcano-system"}})
+            await client.create(CONFIG_MAPS, config, "volcano-system")
+            read = await read_details(client)
+    assert read == Details({"n1": f"/bin/bash -c -- {FLAGS}"}, {USER: "MindCluster's device plugin"}, THEIRS)
