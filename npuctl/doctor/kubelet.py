@@ -121,7 +121,7 @@ async def check_plugin(directory: Path, device_type: DeviceType = WHOLE_CHIPS) -
         advice = "a plugin that was killed left them; the next one removes them when it starts"
         findings.append(warning(f"sockets without a server: {', '.join(dead)}", advice))
     if await accepts_connections(directory / SOCKET):
-        advice = "remove one of the two from the node: docs/migration.md"
+        advice = "remove one of the two from the node: docs/mindcluster.md"
         findings.append(problem(f"MindCluster's device plugin serves too, on {SOCKET}; this one gives way", advice))
     findings.append(_lock(directory / NAME, serving=bool(serving)))
     return findings

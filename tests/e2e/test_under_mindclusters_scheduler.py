@@ -36,7 +36,6 @@ async def create(world: World, name: str, count: int, **labels: str) -> Pod:
     )
 
 
-@pytest.mark.shows("sandbox", "910A")
 @pytest.mark.usefixtures("scheduler")
 async def test_bursts_of_all_sizes_get_what_was_written(world: World) -> None:
     for wave in range(2):
