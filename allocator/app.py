@@ -45,6 +45,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
 from allocator.watch.pod_group_queue import PodGroupQueue
+from allocator.watch.switch_publisher import SwitchPublisher
 from ascend.chips import chip_ids, join_names
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
@@ -312,6 +313,10 @@ class AllocatorApp:
                     tasks.create_task(self._when_open(nominations.run), name="nominations"),
                     tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
+                    tasks.create_task(
+                        SwitchPublisher(client, self.cluster, self.ledger, self._settings, leadership).run(),
+                        name="publication of switches",
+                    ),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))

@@ -165,6 +165,11 @@ class Settings(DaemonSettings):
         le=2,
         description="how many leaf switches a job shares with other jobs at most, with nslb_version 2.0",
     )
+    publish_switches: bool = setting(
+        default=False,
+        description="with nslb_version 2.0, write how jobs use the leaf switches in the ConfigMap tor-share-cm in"
+        " volcano-system, as MindCluster's scheduler does; the namespace must exist",
+    )
     invalid_pods: Literal["deny", "warn"] = setting(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )

@@ -861,6 +861,22 @@ def test_pod_groups_may_be_written_only_if_they_are_admitted_to_the_queue() -> N
     assert "--enqueue-pod-groups=true" in container["args"]
 
 
+def test_the_use_of_switches_may_be_written_only_if_it_is_published() -> None:
+    def roles(*options: str) -> list[dict[str, Any]]:
+        return [each for each in helm.render(*options) if each["metadata"].get("namespace") == "volcano-system"]
+
+    assert not roles()
+    role, binding = roles("--set", "allocator.publishSwitches=true")
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["tor-share-cm"], "verbs": ["patch"]},
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    items = helm.render("--set", "allocator.publishSwitches=true")
+    container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
+    assert "--publish-switches=true" in container["args"]
+
+
 _STORED = {
     ("Role", "configmaps"): {"create"},
     ("Role", f"configmaps {helm.RELEASE}-allocator-faults"): {"get", "patch"},
