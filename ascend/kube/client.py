@@ -177,13 +177,16 @@ class KubeClient:
                 response.release()
                 await self._refresh_credentials(self._reload)
                 response = await send()
+            # aiohttp forgets the connection when reading is cancelled, and closes it in order.
+            transport = response.connection.transport if response.connection is not None else None
             async with response:
-                if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise read_error(response, await response.read())
                 try:
+                    if response.status >= HTTPStatus.BAD_REQUEST:
+                        raise read_error(response, await response.read())
                     yield response
                 finally:
-                    _abort(response)
+                    if transport is not None and not response.content.is_eof():
+                        transport.abort()  # an orderly end of TLS would wait for the server
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
             raise Unreachable(f"{method} {self.url}{path}: {text}") from error
@@ -301,12 +304,6 @@ class KubeClient:
         # Without validation of unknown fields, for which the server would decode the body a second time.
         query = {"fieldValidation": "Ignore"}
         await self.request("POST", path, query=query, body=body, timeout_s=timeout_s, limits_server=True)
-
-
-def _abort(response: aiohttp.ClientResponse) -> None:
-    """End the connection of a response that was not read to its end: an orderly end of TLS waits for the server."""
-    if response.connection is not None and response.connection.transport is not None:
-        response.connection.transport.abort()
 
 
 def _left(limit: asyncio.Timeout | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ascend.vnpus import device_type
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
-from npuctl.doctor.programs import Details, check_programs
+from npuctl.doctor.programs import PAGE, Details, check_programs, nodes_of_mindclusters_plugin
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import as_values, group
 from npuctl.plan.placement import PendingPod, plan_pods
@@ -201,9 +201,10 @@ def _check_cuts(record: NodeRecord) -> Iterator[Finding]:
 
 def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
     right = 0
+    theirs = nodes_of_mindclusters_plugin(pods)
     for pod in pods:
         if pod.spec.node_name and pod.is_live and pod.requests_chips:
-            found = _check_pod(pod)
+            found = _check_pod(pod, is_theirs=pod.spec.node_name in theirs)
             if found is None:
                 right += 1
             else:
@@ -212,7 +213,7 @@ def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
     yield ok(f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
 
 
-def _check_pod(pod: Pod) -> Finding | None:
+def _check_pod(pod: Pod, *, is_theirs: bool) -> Finding | None:
     where = f"pod {pod.key} on node {pod.spec.node_name}"
     try:
         grant = grant_of(pod)
@@ -220,21 +221,35 @@ def _check_pod(pod: Pod) -> Finding | None:
     except InvalidValue as error:
         return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)
     if grant is None and not real:
-        advice = (
-            "its scheduler did not ask the allocator; use a scheduler that does, and list the resource in "
-            "managedResources (deploy/kube-scheduler.yaml)"
-        )
-        return problem(f"{where} was bound without chips", advice)
+        return _without_chips(pod, where, is_theirs=is_theirs)
     if pod.status.phase != "Running":
         return None
     if not real:
-        advice = "the device plugin of that node did not claim it; the plugin's log says why"
-        return problem(f"{where} runs, but has no annotation {REAL}", advice)
+        return _unclaimed(where, is_theirs=is_theirs)
     if grant is not None and set(real) != set(grant.take.names):
         sentence = f"{where} was given {','.join(real)} instead of {','.join(grant.take.names)}"
         advice = "all of them count as held until the pod ends; with MindCluster's device plugin this happens"
         return warning(sentence, advice)
     return None
+
+
+def _without_chips(pod: Pod, where: str, *, is_theirs: bool) -> Finding:
+    if is_theirs and not any(each.chips for each in pod.spec.containers):
+        advice = f"until this project's device plugin runs there, no other pod gets a vNPU of that size ({PAGE})"
+        return warning(f"{where}: MindCluster's device plugin does not say which vNPU it has", advice)
+    advice = (
+        "its scheduler neither asked the allocator nor chose them itself; use one that asks, and list the resource "
+        "in managedResources (deploy/kube-scheduler.yaml)"
+    )
+    return problem(f"{where} was bound without chips", advice)
+
+
+def _unclaimed(where: str, *, is_theirs: bool) -> Finding:
+    if is_theirs:
+        advice = "check again in a few seconds; after a restart of MindCluster's device plugin it stays so"
+        return warning(f"{where} runs, but has no annotation {REAL} yet", advice)
+    advice = "the device plugin of that node did not claim it; the plugin's log says why"
+    return problem(f"{where} runs, but has no annotation {REAL}", advice)
 
 
 def _check_waiting(pending: Sequence[PendingPod], pods: Sequence[Pod]) -> Iterator[Finding]:

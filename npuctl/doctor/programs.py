@@ -6,6 +6,7 @@ docs/mindcluster.md#by-halves.
 
 import asyncio
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from ascend.annotations import ALLOCATED, FENCE
-from ascend.errors import ApiError
+from ascend.errors import ApiError, NotFound
 from ascend.grammar import count, some
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
@@ -26,8 +27,9 @@ from npuctl.reading.objects import ClusterObjects
 PAGE: Final = "docs/mindcluster.md"
 
 _OURS: Final = {"app.kubernetes.io/part-of": "ascend-affinity"}
-PLUGIN: Final = {**_OURS, "app.kubernetes.io/component": "device-plugin"}
-ALLOCATOR: Final = {**_OURS, "app.kubernetes.io/component": "allocator"}
+COMPONENT: Final = "app.kubernetes.io/component"
+PLUGIN: Final = {**_OURS, COMPONENT: "device-plugin"}
+ALLOCATOR: Final = {**_OURS, COMPONENT: "allocator"}
 _THEIR_PLUGIN: Final = {"name": "ascend-device-plugin-ds"}
 _VOLCANO: Final = {"app": "volcano-scheduler"}
 _VOLCANOS_NAME: Final = "volcano"
@@ -36,10 +38,11 @@ WRITERS_CONDITION: Final = "by-others"
 """The condition of the chart's policy for annotations that names who may write them."""
 _POLICIES: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
-_THEIR_PLUGIN_IN_VOLCANO: Final = re.compile(r"name:\s*[\"']?volcano-npu")
+_THEIR_PLUGIN_IN_VOLCANO: Final = re.compile(r"^[\s\-{]*name:\s*[\"']?volcano-npu", re.MULTILINE)
 """MindCluster's plugin has its version in its name, as in ``volcano-npu_v26.0.0_linux-aarch64``."""
-_FOLLOWS: Final = re.compile(r"(?<!\S)--?volcanoType(?:=(\S+))?(?!\S)")
+_FOLLOWS: Final = re.compile(r"--?volcanoType(?:=(.*))?")
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 T = TypeVar("T")
 
@@ -50,42 +53,63 @@ class Details:
 
     Attributes:
         plugins: the command line of its device plugin, by node.
-        users: the users as which its programs write, each with the words for the program.
+        plugin_users: the users as which its device plugins write.
+        volcano_users: the users as which Volcano's schedulers write.
         volcano: the configuration of Volcano's scheduler; None if there is none, or it can't be read.
         policies: the conditions of this project's admission policies, which name the users that may write.
+        unread: what this user may not read, a part of a sentence each.
     """
 
     plugins: Mapping[str, str] = field(default_factory=dict)
-    users: Mapping[str, str] = field(default_factory=dict)
+    plugin_users: frozenset[str] = frozenset()
+    volcano_users: frozenset[str] = frozenset()
     volcano: str | None = None
     policies: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 async def read_details(client: KubeClient) -> Details:
-    """Read them; what this user may not read, or the cluster does not have, is left out.
+    """Read them; what the cluster does not have is left out.
 
     Raises:
-        ApiError: the API server refused for another reason.
+        ApiError: the API server refused for another reason than this user's rights.
         Unreachable: it did not answer.
     """
     namespace, name = _VOLCANOS_CONFIG
+    unread: list[str] = []
+
+    async def get(what: str, path: str, kind: type[T], labels: Mapping[str, str] | None = None) -> T | None:
+        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+        try:
+            answer = await client.request("GET", path, query={"labelSelector": selector} if selector else None)
+            return decode(answer, kind)
+        except NotFound:
+            return None
+        except ApiError as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+            unread.append(what)
+            return None
+
     plugins, volcanos, config, policies = await asyncio.gather(
-        _get(client, PODS.path(), _List[_Pod], _THEIR_PLUGIN),
-        _get(client, PODS.path(), _List[_Pod], _VOLCANO),
-        _get(client, CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap),
-        _get(client, _POLICIES, _List[_Policy], _OURS),
+        get("pods", PODS.path(), _List[_Pod], _THEIR_PLUGIN),
+        get("pods", PODS.path(), _List[_Pod], _VOLCANO),
+        get("Volcano's configuration", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap),
+        get("admission policies", _POLICIES, _List[_Policy], _OURS),
     )
-    their_pods = {"MindCluster's device plugin": plugins, "Volcano's scheduler": volcanos}
+    running = [each for each in _items(plugins) if each.runs]
     return Details(
-        {each.spec.node_name: each.spec.command_line for each in _items(plugins)},
-        {each.user: program for program, pods in their_pods.items() for each in _items(pods)},
-        "\n".join(config.data.values()) if config is not None else None,
+        {each.spec.node_name: each.spec.command_line for each in running},
+        frozenset(each.user for each in running),
+        frozenset(each.user for each in _items(volcanos) if each.runs),
+        "\n".join(each for each in (config.data or {}).values() if each is not None) if config is not None else None,
         tuple(
             each.expression
             for policy in _items(policies)
-            for each in policy.spec.match_conditions
+            for each in policy.spec.match_conditions or ()
             if each.name == WRITERS_CONDITION
         ),
+        tuple(sorted(set(unread))),
     )
 
 
@@ -99,7 +123,8 @@ def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: D
     """
     details = details or Details()
     pods = [pod for pod in objects.pods if pod.is_live and pod.spec.node_name]
-    ours, theirs = _nodes_of(pods, PLUGIN), _nodes_of(pods, _THEIR_PLUGIN)
+    ours = sorted({pod.spec.node_name for pod in pods if _is_plugin(pod)})
+    theirs = sorted({pod.spec.node_name for pod in pods if _has(pod, _THEIR_PLUGIN)})
     allocates = any(_has(pod, ALLOCATOR) for pod in pods)
     volcano = any(_has(pod, _VOLCANO) for pod in pods) and (
         details.volcano is None or _THEIR_PLUGIN_IN_VOLCANO.search(details.volcano) is not None
@@ -107,27 +132,40 @@ def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: D
     if not (ours or theirs or allocates or volcano):
         yield ok("whose they are is not known: none of their pods is among the objects")
         return
-    yield from _check_plugins(ours, theirs, set(npu_nodes))
+    plugins = [pod for pod in pods if _is_plugin(pod) or _has(pod, _THEIR_PLUGIN)]
+    unready = sorted({pod.spec.node_name for pod in plugins if _is_unready(pod)})
+    yield from _check_plugins(ours, theirs, set(npu_nodes), unready)
     yield from _check_choosers(pods, allocates=allocates, volcano=volcano, is_sure=details.volcano is not None)
     if allocates and theirs:
         yield from _check_their_plugin(theirs, details)
-    if volcano and ours and not allocates:
-        works = "whole chips, vNPUs, faults and rescheduling work; npuctl's plan and explain speak of this allocator"
+    if volcano and ours and not allocates and details.volcano is not None:
+        works = "whole chips, faults and rescheduling work, vNPUs that are cut beforehand only with chooseChips"
         yield ok(f"MindCluster's scheduler over this device plugin, on {_nodes(ours)}", f"{works} ({PAGE})")
     if allocates:
-        yield from _check_writers(details)
+        yield from _check_writers(details, volcano=volcano)
+    if details.unread:
+        advice = "what depends on it is not checked; give the user of the kubeconfig the right to get and list it"
+        yield warning(f"this user may not read {' and '.join(details.unread)}", advice)
 
 
-def _check_plugins(ours: Sequence[str], theirs: Sequence[str], npu_nodes: Collection[str]) -> Iterator[Finding]:
+def _check_plugins(
+    ours: Sequence[str], theirs: Sequence[str], npu_nodes: Collection[str], unready: Sequence[str]
+) -> Iterator[Finding]:
     whose = {"this project's": ours, "MindCluster's": theirs}
     runs = [f"{maker} device plugin on {_nodes(nodes)}" for maker, nodes in whose.items() if nodes]
     if runs:
         yield ok(", ".join(runs))
+    if unready:
+        advice = "pods that are bound there meanwhile can fail; its log, and npuctl doctor on the node, say why"
+        yield warning(f"the device plugin is not ready on {_nodes(unready)}", advice)
     if both := sorted(set(ours) & set(theirs)):
         advice = f"this project's gives way; keep one of the two DaemonSets off the node ({PAGE})"
         yield problem(f"both device plugins on {_nodes(both)}", advice)
-    if runs and (none := sorted(set(npu_nodes) - set(ours) - set(theirs))):
-        advice = "no new pod gets chips there, unless a plugin runs that is no pod, or has other labels"
+    if none := sorted(set(npu_nodes) - set(ours) - set(theirs)):
+        advice = (
+            "no new pod gets chips there, unless a plugin runs that is no pod, or has other labels; while a node "
+            f"changes from one plugin to the other, this is so for a moment ({PAGE})"
+        )
         yield warning(f"no pod of a known device plugin on {_nodes(none)}", advice)
 
 
@@ -135,18 +173,21 @@ def _check_choosers(pods: Iterable[Pod], *, allocates: bool, volcano: bool, is_s
     names = {"this project's allocator": allocates, "MindCluster's plugin of Volcano": volcano}
     choosers = [name for name, is_there in names.items() if is_there]
     if not choosers:
-        advice = "pods wait, or get no chips, unless a scheduler chooses them that is no pod, or has other labels"
+        advice = (
+            "pods wait, or get no chips, unless the device plugin chooses them (devicePlugin.chooseChips), or a "
+            "scheduler that is no pod or has other labels"
+        )
         yield warning("no known program chooses chips", advice)
         return
     if len(choosers) == 1:
         yield ok(f"chips are chosen by {choosers[0]}")
         return
     mixed = _placed_by_both(pods)
-    for node, (first, second) in mixed.items():
+    for node, (first, second) in mixed.items() if is_sure else ():
         sentence = f"node {node} has pods of both schedulers: {first} of this allocator, {second} of Volcano"
         yield problem(sentence, f"neither knows what the other is about to give away; keep them apart ({PAGE})")
-    if not mixed:
-        unsure = "" if is_sure else ", if ascend-for-volcano is in its configuration, which can't be read"
+    if not mixed or not is_sure:
+        unsure = "" if is_sure else ", if ascend-for-volcano is in its configuration, which is not known"
         sentence = f"this project's allocator and Volcano both choose chips{unsure}"
         yield warning(sentence, f"keep their jobs on different nodes, or switch all nodes at once ({PAGE})")
 
@@ -162,31 +203,63 @@ def _placed_by_both(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
 
 
 def _check_their_plugin(theirs: Sequence[str], details: Details) -> Iterator[Finding]:
-    ignoring = sorted(node for node, line in details.plugins.items() if node in theirs and not _follows(line))
+    ignoring = sorted(node for node, line in details.plugins.items() if node in theirs and _follows(line) is False)
     if ignoring:
         sentence = f"MindCluster's device plugin ignores the chips that the allocator writes, on {_nodes(ignoring)}"
         yield problem(sentence, f"run it with -volcanoType=true ({PAGE})")
     if following := sorted(set(theirs) - set(ignoring)):
-        limits = "whole chips work; vNPUs and pods with chips in several containers need this project's device plugin"
+        known = all(_follows(details.plugins.get(node, "")) for node in following)
+        works = (
+            "whole chips work" if known else "whole chips work if it runs with -volcanoType=true, which is not known"
+        )
+        limits = f"{works}; vNPUs and pods with chips in several containers need this project's device plugin"
         sentence = f"this allocator over MindCluster's device plugin, on {_nodes(following)}"
         yield ok(sentence, f"{limits}; chips of pods that start together may be swapped ({PAGE})")
 
 
-def _check_writers(details: Details) -> Iterator[Finding]:
-    """Whether the admission policy lets MindCluster's programs write their annotations."""
-    for user, program in sorted(details.users.items()):
+def _check_writers(details: Details, *, volcano: bool) -> Iterator[Finding]:
+    """Whether the admission policy lets MindCluster's programs write their annotations.
+
+    Volcano writes none of them without MindCluster's plugin.
+    """
+    writers = dict.fromkeys(details.plugin_users, "MindCluster's device plugin")
+    if volcano:
+        writers |= dict.fromkeys(details.volcano_users, "Volcano's scheduler")
+    for user, program in sorted(writers.items()):
         if details.policies and not any(f'"{user}"' in each for each in details.policies):
             advice = f"add {user} to allocator.policies.writers ({PAGE})"
             yield problem(f"the admission policy refuses what {program} writes on pods", advice)
 
 
-def _follows(command_line: str) -> bool:
-    given = _FOLLOWS.findall(command_line)
-    return bool(given) and (not given[-1] or given[-1].strip("\"'") in _TRUE)
+def _follows(command_line: str) -> bool | None:
+    """Whether a plugin follows the annotations of pods; None if its flags can't be told, as with variables."""
+    try:
+        words = list(shlex.shlex(command_line, posix=True, punctuation_chars=True))
+    except ValueError:
+        return None
+    words = [part for word in words for part in word.split()]
+    if any("volcanoType" in word for word in words) and "$" in command_line:
+        return None
+    given = [found[1] for word in words if (found := _FOLLOWS.fullmatch(word.strip("\"'")))]
+    if not given:
+        return None if "$" in command_line else False
+    return True if given[-1] is None or given[-1] in _TRUE else False if given[-1] in _FALSE else None
 
 
-def _nodes_of(pods: Iterable[Pod], labels: Mapping[str, str]) -> list[str]:
-    return sorted({pod.spec.node_name for pod in pods if _has(pod, labels)})
+def _is_plugin(pod: Pod) -> bool:
+    """Whether it is of this project's device plugin; a pool of nodes has a DaemonSet of its own."""
+    labels = pod.metadata.labels
+    return _has(pod, _OURS) and f"{labels.get(COMPONENT, '')}-".startswith(f"{PLUGIN[COMPONENT]}-")
+
+
+def _is_unready(pod: Pod) -> bool:
+    """Whether its condition says so; files may have none."""
+    return any(each.type == "Ready" and each.status != "True" for each in pod.status.conditions)
+
+
+def nodes_of_mindclusters_plugin(pods: Iterable[Pod]) -> frozenset[str]:
+    """The nodes on which pods of MindCluster's device plugin run."""
+    return frozenset(pod.spec.node_name for pod in pods if pod.is_live and _has(pod, _THEIR_PLUGIN))
 
 
 def _has(pod: Pod, labels: Mapping[str, str]) -> bool:
@@ -201,18 +274,18 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 class _Container(msgspec.Struct):
-    command: list[str] = []
-    args: list[str] = []
+    command: list[str] | None = None
+    args: list[str] | None = None
 
 
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     service_account_name: str = ""
-    containers: list[_Container] = []
+    containers: list[_Container] | None = None
 
     @property
     def command_line(self) -> str:
-        return " ".join(word for each in self.containers for word in (*each.command, *each.args))
+        return " ".join(word for each in self.containers or () for word in (*(each.command or ()), *(each.args or ())))
 
 
 class _Metadata(msgspec.Struct):
@@ -220,9 +293,18 @@ class _Metadata(msgspec.Struct):
     namespace: str = ""
 
 
+class _Status(msgspec.Struct):
+    phase: str = ""
+
+
 class _Pod(msgspec.Struct):
     metadata: _Metadata
     spec: _PodSpec
+    status: _Status = msgspec.field(default_factory=_Status)
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.spec.node_name) and self.status.phase not in {"Succeeded", "Failed"}
 
     @property
     def user(self) -> str:
@@ -230,7 +312,7 @@ class _Pod(msgspec.Struct):
 
 
 class _ConfigMap(msgspec.Struct):
-    data: dict[str, str] = {}
+    data: dict[str, str | None] | None = None
 
 
 class _MatchCondition(msgspec.Struct):
@@ -239,7 +321,7 @@ class _MatchCondition(msgspec.Struct):
 
 
 class _PolicySpec(msgspec.Struct, rename="camel"):
-    match_conditions: list[_MatchCondition] = []
+    match_conditions: list[_MatchCondition] | None = None
 
 
 class _Policy(msgspec.Struct):
@@ -247,19 +329,8 @@ class _Policy(msgspec.Struct):
 
 
 class _List(msgspec.Struct, Generic[T]):
-    items: list[T] = []
+    items: list[T] | None = None
 
 
 def _items(found: "_List[T] | None") -> list[T]:
-    return found.items if found is not None else []
-
-
-async def _get(client: KubeClient, path: str, kind: type[T], labels: Mapping[str, str] | None = None) -> T | None:
-    selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
-    try:
-        answer = await client.request("GET", path, query={"labelSelector": selector} if selector else None)
-    except ApiError as error:
-        if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
-            return None
-        raise
-    return decode(answer, kind)
+    return (found.items or []) if found is not None else []

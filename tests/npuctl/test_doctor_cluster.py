@@ -170,6 +170,19 @@ def test_pods_bound_without_chips_or_with_invalid_ones_are_problems(tmp_path: Pa
     assert "'Ascend910-x' is not a chip name" in told[1]
 
 
+def test_pods_over_mindclusters_plugin_are_claimed_later(tmp_path: Path) -> None:
+    labels = {"name": "ascend-device-plugin-ds"}
+    plugin = pod("plugin", None, node="n1", namespace="kube-system", labels=labels)
+    vnpu = pod("cut", None, node="n1")
+    vnpu["spec"]["containers"][0]["resources"]["limits"] = {f"{RESOURCE}-2c": "1"}
+    starting = pod("starting", 1, node="n1", chips=[7])
+    found = [each for each in bad(tmp_path, cut_node("n1"), report("n1"), plugin, vnpu, starting) if each[0] == "pods"]
+    assert found == [
+        ("pods", "warning", "pod default/cut on node n1: MindCluster's device plugin does not say which vNPU it has"),
+        ("pods", "warning", "pod default/starting on node n1 runs, but has no annotation huawei.com/AscendReal yet"),
+    ]
+
+
 def test_a_chip_that_two_pods_hold_is_a_problem(tmp_path: Path) -> None:
     status, diagnosis = doctor(tmp_path, node("n1"), report("n1"), claimed("a", [3], [3]), claimed("b", [2, 3], [2, 3]))
     told = [each["sentence"] for each in diagnosis["findings"] if each["check"] == "chips"]

@@ -1,20 +1,24 @@
 """``npuctl doctor --cluster`` recognizes whose device plugin and whose scheduler run."""
 
 import json
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ascend.annotations import FENCE
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
+from ascend.observe.probes import serve_http
 from npuctl.doctor.finding import Finding
 from npuctl.doctor.programs import Details, check_programs, read_details
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.objects import ClusterObjects
 from sandbox.apiserver import ApiServer
+from tests.e2e.programs import write_kubeconfig
 from tests.npuctl.manifests import Json, as_list, node, pod
 
 OURS = "ascend-affinity"
@@ -95,6 +99,12 @@ def test_the_allocator_over_mindclusters_plugin(tmp_path: Path) -> None:
         ("device-plugin -volcanoType=false", False),
         ("device-plugin -volcanoType=true -volcanoType=0", False),
         ("device-plugin -novolcanoType=true", False),
+        ("/bin/bash -c 'device-plugin -volcanoType=true; true'", True),
+        ('device-plugin "-volcanoType=true"', True),
+        ("(device-plugin -volcanoType=true)&&sleep 1", True),
+        ("device-plugin # -volcanoType=true", False),
+        ("device-plugin -volcanoType=$(V)", True),  # not known
+        ("device-plugin $(FLAGS)", True),  # not known
         ("device-plugin", False),
     ],
 )
@@ -144,13 +154,79 @@ def test_pods_of_both_schedulers_on_a_node_are_a_problem(tmp_path: Path) -> None
     assert ("problem", sentence) in say(check(tmp_path, *both, *mixed, details=details))
 
 
+def test_the_plugins_of_pools_are_recognized(tmp_path: Path) -> None:
+    found = say(check(tmp_path, node("n1"), our("device-plugin-big", "n1"), our("allocator", "n1")))
+    assert ("ok", "this project's device plugin on node n1") in found
+
+
+def test_a_plugin_that_is_not_ready_is_a_warning(tmp_path: Path) -> None:
+    plugin = our("device-plugin", "n1")
+    plugin["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    found = say(check(tmp_path, node("n1"), plugin, our("allocator", "n1")))
+    assert ("warning", "the device plugin is not ready on node n1") in found
+
+
+def test_plain_volcano_needs_no_right_to_write(tmp_path: Path) -> None:
+    volcanos = "system:serviceaccount:volcano-system:volcano-scheduler"
+    details = Details(volcano_users=frozenset({volcanos}), volcano=f"# - {THEIRS}\n- {PLAIN}", policies=("!(u in [])",))
+    nodes = [node("n1"), our("device-plugin", "n1"), our("allocator", "n1"), volcano()]
+    assert not [each for each in check(tmp_path, *nodes, details=details) if each.severity != "ok"]
+    theirs = say(check(tmp_path, *nodes, details=replace(details, volcano=f"  - {THEIRS}")))
+    assert ("problem", "the admission policy refuses what Volcano's scheduler writes on pods") in theirs
+
+
+def test_what_may_not_be_read_is_said(tmp_path: Path) -> None:
+    found = check(tmp_path, node("n1"), our("allocator", "n1"), details=Details(unread=("admission policies",)))
+    assert ("warning", "this user may not read admission policies") in say(found)
+
+
+def test_it_is_said_that_the_flags_are_unknown(tmp_path: Path) -> None:
+    (found,) = (each for each in check(tmp_path, node("n1"), our("allocator", "n1"), their_plugin("n1")) if each.advice)
+    assert "if it runs with -volcanoType=true, which is not known" in found.advice
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_pods_that_have_ended_count_for_nothing(phase: str, tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(server.kubeconfig()))
+        async with await KubeClient.connect(str(path)) as client:
+            ended = await client.create(PODS, their_plugin("n1"), "kube-system")
+            body = {"status": {"phase": phase}}
+            await client.patch(PODS, ended.name, body, namespace="kube-system", subresource="status")
+            assert await read_details(client) == Details()
+
+
+async def test_odd_objects_and_missing_rights_cost_only_themselves(tmp_path: Path) -> None:
+    odd = {"metadata": {"name": "p", "namespace": "kube-system"}, "spec": {"nodeName": "n1", "containers": None}}
+    answers = {
+        "/api/v1/pods": {"items": [odd]},
+        "/api/v1/namespaces/volcano-system/configmaps/volcano-scheduler-configmap": {"data": None},
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path not in answers:
+            status = {"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"}
+            return web.json_response(status, status=403)
+        return web.json_response(answers[request.path])
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with serve_http(app, "127.0.0.1:0") as address, AsyncExitStack() as stack:
+        path = tmp_path / "kubeconfig"
+        write_kubeconfig(path, f"http://{address}", "token")
+        client = await stack.enter_async_context(await KubeClient.connect(str(path)))
+        read = await read_details(client)
+    assert (read.plugins, read.volcano, read.unread) == ({"n1": ""}, "", ("admission policies",))
+
+
 def test_it_is_said_that_volcanos_configuration_is_unknown(tmp_path: Path) -> None:
     found = say(check(tmp_path, node("n1"), our("allocator", "n1"), volcano()))
-    assert any("if ascend-for-volcano is in its configuration, which can't be read" in each for _, each in found)
+    assert any("if ascend-for-volcano is in its configuration, which is not known" in each for _, each in found)
 
 
 def test_users_that_the_admission_policy_refuses_are_a_problem(tmp_path: Path) -> None:
-    details = Details({"n1": FLAGS}, {USER: "MindCluster's device plugin"}, None, (f'!(u in ["x","{USER}-910"])',))
+    details = Details({"n1": FLAGS}, frozenset({USER}), policies=(f'!(u in ["x","{USER}-910"])',))
     nodes = [node("n1"), our("allocator", "n1"), their_plugin("n1")]
     refused = ("problem", "the admission policy refuses what MindCluster's device plugin writes on pods")
     assert refused in say(check(tmp_path, *nodes, details=details))
@@ -175,4 +251,4 @@ async def test_details_are_read_from_the_api_server(tmp_path: Path) -> None:
             await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "volcano-system"}})
             await client.create(CONFIG_MAPS, config, "volcano-system")
             read = await read_details(client)
-    assert read == Details({"n1": f"/bin/bash -c -- {FLAGS}"}, {USER: "MindCluster's device plugin"}, THEIRS)
+    assert read == Details({"n1": f"/bin/bash -c -- {FLAGS}"}, frozenset({USER}), volcano=THEIRS)

@@ -241,7 +241,8 @@ async def test_a_binding_is_not_posted_again_after_its_time() -> None:
     assert len(posted) == 1
 
 
-async def test_a_stream_over_tls_ends_without_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [0, 200, 403])
+async def test_a_connection_over_tls_ends_without_the_server(status: int, tmp_path: Path) -> None:
     # The orderly end of TLS waits for the other side: the connection would outlive the client, and its event loop.
     authority = Authority(tmp_path)
     pair = authority.sign("server", "IP:127.0.0.1")
@@ -252,19 +253,25 @@ async def test_a_stream_over_tls_ends_without_the_server(tmp_path: Path) -> None
         return {}
 
     def serve(listening: socket.socket) -> socket.socket:
-        """Answer a request with an endless stream, and leave the connection to itself."""
+        """Begin to answer a request, and leave the connection to itself."""
         accepted, _ = listening.accept()
         with tls.wrap_socket(accepted, server_side=True) as connection:
             connection.recv(1 << 16)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n")
+            head = f"HTTP/1.1 {status or 200} X\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"
+            connection.sendall(head.encode())
             return socket.socket(fileno=os.dup(connection.fileno()))
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(asyncio.to_thread(serve, listening))
         url = f"https://127.0.0.1:{listening.getsockname()[1]}"
         access = Access(url, ssl.create_default_context(cafile=authority.cert), anonymous)
-        async with KubeClient(access) as client, client.stream("/x", query={}, idle_timeout_s=20) as lines:
-            assert await anext(lines) == b"one"
+        async with KubeClient(access) as client:
+            if status:
+                with pytest.raises(Unreachable, match="no answer within"):
+                    await client.request("GET", "/x", timeout_s=0.5)
+            else:
+                async with client.stream("/x", query={}, idle_timeout_s=20) as lines:
+                    assert await anext(lines) == b"one"
         with await serving as connection:
             connection.settimeout(5)
             while await asyncio.to_thread(connection.recv, 1 << 16):
