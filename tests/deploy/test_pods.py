@@ -368,7 +368,7 @@ def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict
 @pytest.mark.shows("image", "910A")
 def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: image.Image, tmp_path: Path) -> None:
     forth, _, back = (helm.REPOSITORY / "docs" / "mindcluster.md").read_text().partition("## Rollback")
-    _, _, forth = forth.partition("## Steps")
+    halves, _, forth = forth.partition("## Steps")
     affinity, values = blocks(forth, "yaml")
     _edit, find, end, start, switch = blocks(forth, "sh")
     (rollback,) = blocks(back, "sh")
@@ -391,8 +391,7 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
         wait_until(lambda: found() == wanted, timeout_s=INSTALL_S, what=f"plugin {expected} runs")
 
     cluster.api.create(mindclusters_daemonset(built_image, yaml.safe_load(affinity)))
-    install = (helm.REPOSITORY / "docs" / "install.md").read_text()
-    (account,) = (each for each in blocks(install, "sh") if "get ds" in each)
+    (account,) = (each for each in blocks(halves, "sh") if "get ds" in each)
     assert run(account.splitlines()[1].replace("NAME", "ascend-device-plugin-daemonset")) == "default"
     wait_for_plugin("ascend-device-plugin-daemonset")
     with installed(cluster, built_image, "--values", str(tmp_path / "migration.yaml"), connected=False):

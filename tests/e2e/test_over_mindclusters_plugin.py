@@ -3,6 +3,7 @@
 The plugin is a stand-in with the defects and the pace of the real one (``tests.mindcluster.device_plugin``).
 """
 
+import asyncio
 import random
 import time
 from collections import Counter
@@ -11,17 +12,18 @@ from functools import partial, reduce
 from operator import or_
 
 from allocator.settings import Settings
-from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, MIN_AVAILABLE, REAL
+from ascend.annotations import ALLOCATED, CLAIMED, CONFIGURATION, KUBELET_IDS, MIN_AVAILABLE, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set
 from ascend.deviceinfo import NAMESPACE, config_map_name, decode_report
 from ascend.errors import NotFound, Refusal
 from ascend.kube.objects import CONFIG_MAPS, PODS, ConfigMap, Pod
+from ascend.kube.reflector import Reflector
 from device_plugin.kubelet.pod_resources import count_healthy
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 from tests.e2e.node import WorldNode
 from tests.e2e.world import Setup, World, annotated
-from tests.mindcluster.device_plugin import PERIOD_S, REWRITE_S
+from tests.mindcluster.device_plugin import PERIOD_S, REWRITE_S, MindClusterPlugin
 
 SETUP = Setup(mindclusters_plugin=True)
 
@@ -116,6 +118,78 @@ async def test_chips_of_swapped_pods_are_given_to_others_once_both_have_ended(wo
     await check_nothing_is_held_twice(world, [await world.pod(name) for name in ("four", "waits")])
 
 
+async def test_a_pod_of_which_the_plugin_has_written_a_false_chip_keeps_its_own(world: World) -> None:
+    """The container has the chip that was written on the pod, and AscendReal names another one."""
+    node, other = world.nodes
+    assert isinstance(node.plugin, MindClusterPlugin)
+    node.plugin.misread["first"] = (7,)
+    here = {"kubernetes.io/hostname": node.name}
+    await world.create("first", 1, nodeSelector=here)
+    first = await runs(world, "first")
+    assert annotated(first, REAL) == 1 << 7 != await has(world, first)
+    await world.create("elsewhere", 8, nodeSelector={"kubernetes.io/hostname": other.name})
+    names = [f"p{number}" for number in range(6)]
+    for name in names:
+        await world.create(name, 1)
+    await check_nothing_is_held_twice(world, [first, *[await runs(world, name) for name in names]])
+    node.plugin.misread.clear()
+    await world.create("waits", 1)
+    await world.delete("first")
+    await check_nothing_is_held_twice(world, [await runs(world, name) for name in ("waits", *names)])
+
+
+async def test_a_pod_without_ascendreal_keeps_its_chips(world: World) -> None:
+    """The plugin is killed between Allocate and AscendReal, and never writes it."""
+    node, other = world.nodes
+    here = {"kubernetes.io/hostname": node.name}
+    await world.create("first", 4, nodeSelector=here)
+
+    async def claimed() -> bool:
+        return (await world.pod("first")).metadata.annotations.get(PREDICATE_TIME) == str(CLAIMED)
+
+    await world.eventually(claimed, "the plugin has claimed the pod")
+    await node.plugin.kill()
+    await world.eventually(partial(offers, node, 0), "the kubelet has lost the chips")
+    await node.plugin.start()
+    await world.eventually(partial(offers, node, 8), "the kubelet has the chips again")
+    await world.all_ready()
+    await world.create("elsewhere", 8, nodeSelector={"kubernetes.io/hostname": other.name})
+    await world.create("second", 4, nodeSelector=here)
+    second = await runs(world, "second")
+    first = await world.pod("first")
+    assert REAL not in first.metadata.annotations
+    await check_nothing_is_held_twice(world, [first, second])
+
+
+class Times:
+    """The predicate times of pods as they were bound, before the plugin overwrites them."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+
+    def applied(self, obj: Pod) -> None:
+        written = obj.metadata.annotations.get(PREDICATE_TIME, "")
+        if obj.spec.node_name and written and written != str(CLAIMED):
+            self.of.setdefault(obj.name, int(written))
+
+    def deleted(self, obj: Pod) -> None:
+        self.of.pop(obj.name, None)
+
+
+async def test_pods_are_timed_in_the_order_of_their_bindings(world: World) -> None:
+    """The plugin finds the pods of one size by these times alone."""
+    times = Times()
+    watching = asyncio.create_task(Reflector(world.client, PODS, times).run())
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        await world.create(name, 1)
+        await runs(world, name, ALLOCATED)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    written = [times.of[name] for name in names]
+    assert written == sorted(set(written))
+
+
 async def swap(world: World, node: str, first: tuple[int, ...], second: tuple[int, ...]) -> None:
     """Have the plugin swap the chips of the pods ``first`` and ``second``: the kubelet admits the later one first."""
     now = time.time_ns()
@@ -146,7 +220,8 @@ async def test_a_faulty_chip_is_not_used_and_its_pod_keeps_running(world: World)
         await world.create(name, count)
         assert not annotated(await runs(world, name), ALLOCATED) >> chip & 1
     await world.create("waits", 1)
-    assert "nodes are available" in await world.pending_because("waits")
+    await world.delete("one")
+    assert not annotated(await runs(world, "waits"), ALLOCATED) >> chip & 1
 
 
 async def test_pods_outlive_a_restart_of_the_plugin_and_new_ones_follow(world: World) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -84,10 +85,12 @@ async def test_a_fault_and_its_end_leave_the_node_in_use(world: World, scheduler
     await world.eventually(lambda: lacks(world, node.name, 7), "the fault is reported")
     await create(world, "during", 2)
     await check_hand_over(world, "during", 2)
+    await world.eventually(lambda: offers(world, node.name, 7), "the kubelet shows the fault, after up to a period")
     node.edit_chip(7, **HEALTHY)
     await world.eventually(lambda: has_again(world, node.name), "the end of the fault is reported")
     await create(world, "after", 4)
     await check_hand_over(world, "after", 4)
+    await world.eventually(lambda: offers(world, node.name, 8), "the kubelet shows the end of the fault")
     assert set(scheduler.refusals["waits"]) == {each.name for each in world.nodes}
     assert not scheduler.unstable
 
@@ -144,12 +147,54 @@ async def test_a_restart_of_the_plugin_hides_no_fault_from_the_scheduler(
     assert annotated(await check_hand_over(world, "four", 4), REAL) == 0xF0
 
 
+async def test_a_second_fault_within_a_second_is_taken_notice_of(world: World, scheduler: MindClusterScheduler) -> None:
+    """That scheduler reads a report only if its UpdateTime, in seconds, is larger than the last one."""
+    await create(world, "other", 8)
+    full = (await check_hand_over(world, "other", 8)).spec.node_name
+    node = next(each for each in world.nodes if each.name != full)
+    await create(world, "waits", 8)
+    for chip in (4, 5):
+        node.edit_chip(chip, **FAULT)
+        await world.eventually(partial(lacks_at_least, world, node.name, chip), "the fault is reported")
+    await world.eventually(lambda: refused(scheduler, "waits", node.name), "the scheduler has asked")
+    await create(world, "two", 2)
+    assert annotated(await check_hand_over(world, "two", 2), REAL) == 0b1100_0000
+
+
+async def test_a_job_starts_whole_and_is_evicted_whole(world: World, scheduler: MindClusterScheduler) -> None:
+    scheduler.minimum["train"] = 2
+    await create(world, "other", 4)
+    blocked = (await check_hand_over(world, "other", 4)).spec.node_name
+    both = dict.fromkeys(("train-0", "train-1"), 8)
+    for name, count in both.items():
+        await create(world, name, count, **{JOB: "train", FAULT_SCHEDULING: "force"})
+    await world.eventually(lambda: refused(scheduler, "train-1", blocked), "the scheduler has tried")
+    assert not [name for name in both if (await world.pod(name)).spec.node_name]
+    await world.delete("other")
+    pods = [await check_hand_over(world, name, count) for name, count in both.items()]
+    assert {pod.metadata.annotations["distributed-job"] for pod in pods} == {"true"}
+    world.node(pods[0].spec.node_name).edit_chip(3, **FAULT)
+
+    async def evicted() -> bool:
+        return sorted(scheduler.evicted) == sorted(both)
+
+    await world.eventually(evicted, "all pods of the job are evicted")
+
+
 async def refused(scheduler: MindClusterScheduler, pod: str, node: str) -> bool:
     return node in scheduler.refusals[pod]
 
 
 async def lacks(world: World, node: str, chip: int) -> bool:
     return (await world.report(node)).unhealthy == 1 << chip
+
+
+async def lacks_at_least(world: World, node: str, chip: int) -> bool:
+    return bool((await world.report(node)).unhealthy >> chip & 1)
+
+
+async def offers(world: World, node: str, number: int) -> bool:
+    return await world.allocatable(node) == number
 
 
 async def has_again(world: World, node: str) -> bool:

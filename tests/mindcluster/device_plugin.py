@@ -8,7 +8,7 @@ of ids that it never prunes, writes AscendReal from that map a second later, and
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -53,14 +53,14 @@ class MindClusterPlugin(Program):
         client: the API server.
 
     Attributes:
-        reports: when it has written its report, on the monotonic clock.
+        misread: the chips that AscendReal names, by name of the pod, where its map of ids was overwritten before.
     """
 
     def __init__(self, node: WorldNode, client: KubeClient) -> None:
         self._node = node
         self._client = client
         self._running: asyncio.Task[None] | None = None
-        self.reports: list[float] = []
+        self.misread: dict[str, tuple[int, ...]] = {}
 
     @property
     def runs(self) -> bool:
@@ -68,7 +68,7 @@ class MindClusterPlugin(Program):
 
     async def start(self) -> None:
         """Start it, with nothing in its memory."""
-        self._running = asyncio.create_task(_Process(self._node, self._client, self.reports).run())
+        self._running = asyncio.create_task(_Process(self._node, self._client, self.misread).run())
 
     async def pause(self) -> None:
         raise NotImplementedError
@@ -88,10 +88,10 @@ class MindClusterPlugin(Program):
 class _Process(pb_grpc.DevicePluginServicer):
     """One life of the plugin."""
 
-    def __init__(self, node: WorldNode, client: KubeClient, reports: list[float]) -> None:
+    def __init__(self, node: WorldNode, client: KubeClient, misread: Mapping[str, tuple[int, ...]]) -> None:
         self._node = node
         self._client = client
-        self._reports = reports
+        self._misread = misread
         self._pods = Reflector(client, PODS, self, field_selector=f"spec.nodeName={node.name}")
         self._reals: dict[str, str] = {}  # by kubelet id; never pruned
         self._claimed: set[str] = set()
@@ -278,6 +278,8 @@ class _Process(pb_grpc.DevicePluginServicer):
                     self._reals.update(zip(sorted(ids), real.split(","), strict=False))
                 continue
             reals = sorted(self._reals[each] for each in ids if each in self._reals)
+            if pod.name in self._misread:
+                reals = [f"Ascend910-{chip}" for chip in self._misread[pod.name]]
             if reals:
                 await self._annotate(pod, sorted(ids), reals)
 
@@ -341,7 +343,6 @@ class _Process(pb_grpc.DevicePluginServicer):
         except NotFound:
             await self._client.request("POST", CONFIG_MAPS.path(namespace="kube-system"), body=body)
         self._written, self._written_s = (free, unhealthy), now_s
-        self._reports.append(now_s)
 
 
 def _answer(names: list[str]) -> pb.AllocateResponse:

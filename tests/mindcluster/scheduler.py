@@ -27,6 +27,8 @@ FAULT_SCHEDULING: Final = "fault-scheduling"
 REAL: Final = "huawei.com/AscendReal"
 CONFIGURATION: Final = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 _RINGS: Final = (range(4), range(4, 8))
+_VALID: Final = frozenset({1, 2, 4, 8})
+"""Jobs with other requests are not valid."""
 
 
 class NotSchedulable(Exception):
@@ -122,7 +124,7 @@ class MindClusterScheduler:
             and pod.is_live
             and not pod.spec.node_name
             and pod.metadata.deletion_timestamp is None
-            and _requested(pod) > 0
+            and _requested(pod) in _VALID
             and pod.uid not in self._binding
         )
 
@@ -134,9 +136,12 @@ class MindClusterScheduler:
         unbound = {pod.uid for pod in self._pods.objects.values() if not pod.spec.node_name and pod.is_live}
         self._binding = {uid: pod for uid, pod in self._binding.items() if uid in unbound}
         for name, node in self._nodes.objects.items():
-            if node.is_ready and RESOURCE in node.status.capacity and "baseDeviceInfos" in node.metadata.annotations:
-                self._refresh_node(self._cache.setdefault(name, Cached()), node)
-                usable[name] = self._cache[name]
+            cached = self._cache.setdefault(name, Cached())
+            is_described = "accelerator" in node.metadata.labels and "baseDeviceInfos" in node.metadata.annotations
+            if node.is_ready and RESOURCE in node.status.capacity and is_described:
+                self._refresh_node(cached, node)
+                if RESOURCE in cached.device_list:
+                    usable[name] = cached
         return usable
 
     def _refresh_node(self, cached: Cached, node: Node) -> None:
@@ -149,17 +154,20 @@ class MindClusterScheduler:
             lists, updated = device_list(report.data)
             if updated > cached.updated:
                 cached.device_list, cached.updated = lists, updated
-        lost = {*_split(cached.device_list, "Unhealthy"), *_split(cached.device_list, "Recovering")}
+        else:
+            cached.device_list = {}
+        lost = _split(cached.device_list, "Unhealthy")
+        withheld = lost | _split(cached.device_list, "Recovering")
         used = {name for pod in here for name in _held(pod)}
         base = json.loads(node.metadata.annotations["baseDeviceInfos"])
-        new = [name for name in sorted(base) if name not in used and name not in lost]
+        new = [name for name in sorted(base) if name not in used and name not in withheld]
         now_s = time.monotonic()
         old = cached.free
         takes_new = (
             now_s - cached.time_s > 10 or not old or not new or cached.idle != len(old) or cached.idle == len(new)
         )
         cached.free = new if takes_new else [name for name in new if name in old or name in cached.lost]
-        cached.lost, cached.time_s = frozenset(lost), now_s
+        cached.lost, cached.time_s = lost, now_s
 
     # Placement.
 
@@ -288,4 +296,7 @@ def _held(pod: Pod) -> Iterable[str]:
 
 
 def _split(lists: dict[str, str], which: str) -> frozenset[str]:
-    return frozenset(each for each in lists.get(f"{RESOURCE}-{which}", "").split(",") if each)
+    """A list of the report; one element that it can't parse makes the whole list empty."""
+    names = lists.get(f"{RESOURCE}-{which}", "").split(",")
+    is_right = all(name.rpartition("-")[2].isdecimal() for name in names)
+    return frozenset(names) if is_right else frozenset()
