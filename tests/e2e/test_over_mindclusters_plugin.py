@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import partial, reduce
 from operator import or_
 
+import pytest
+
 from allocator.settings import Settings
 from ascend.annotations import ALLOCATED, CLAIMED, CONFIGURATION, KUBELET_IDS, MIN_AVAILABLE, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set
@@ -26,6 +28,13 @@ from tests.e2e.world import Setup, World, annotated
 from tests.mindcluster.device_plugin import PERIOD_S, REWRITE_S, MindClusterPlugin
 
 SETUP = Setup(mindclusters_plugin=True)
+
+pytestmark = pytest.mark.parametrize(
+    "shared_world",
+    ["sandbox", pytest.param("real", marks=[pytest.mark.real, pytest.mark.long])],
+    indirect=True,
+    scope="module",
+)
 
 
 async def runs(world: World, name: str, annotation: str = REAL) -> Pod:

@@ -20,6 +20,14 @@ from tests.e2e.world import Setup, World, annotated
 from tests.mindcluster.scheduler import FAULT_SCHEDULING, JOB, NAME, MindClusterScheduler
 
 SETUP = Setup(node_status_period_s=10.0)
+
+pytestmark = pytest.mark.parametrize(
+    "shared_world",
+    ["sandbox", pytest.param("real", marks=[pytest.mark.real, pytest.mark.long])],
+    indirect=True,
+    scope="module",
+)
+
 FAULT = {"health": "Unhealthy", "fault_codes": ["80E18402"]}
 HEALTHY = {"health": "Healthy", "fault_codes": []}
 
