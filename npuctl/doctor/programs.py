@@ -179,15 +179,15 @@ def _check_choosers(pods: Iterable[Pod], *, allocates: bool, volcano: bool, is_s
         )
         yield warning("no known program chooses chips", advice)
         return
+    unsure = ", if ascend-for-volcano is in its configuration, which is not known" if volcano and not is_sure else ""
     if len(choosers) == 1:
-        yield ok(f"chips are chosen by {choosers[0]}")
+        yield ok(f"chips are chosen by {choosers[0]}{unsure}")
         return
     mixed = _placed_by_both(pods)
     for node, (first, second) in mixed.items() if is_sure else ():
         sentence = f"node {node} has pods of both schedulers: {first} of this allocator, {second} of Volcano"
         yield problem(sentence, f"neither knows what the other is about to give away; keep them apart ({PAGE})")
     if not mixed or not is_sure:
-        unsure = "" if is_sure else ", if ascend-for-volcano is in its configuration, which is not known"
         sentence = f"this project's allocator and Volcano both choose chips{unsure}"
         yield warning(sentence, f"keep their jobs on different nodes, or switch all nodes at once ({PAGE})")
 

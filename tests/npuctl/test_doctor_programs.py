@@ -221,6 +221,9 @@ async def test_odd_objects_and_missing_rights_cost_only_themselves(tmp_path: Pat
 
 
 def test_it_is_said_that_volcanos_configuration_is_unknown(tmp_path: Path) -> None:
+    alone = say(check(tmp_path, node("n1"), our("device-plugin", "n1"), volcano()))
+    unknown = ", if ascend-for-volcano is in its configuration, which is not known"
+    assert ("ok", f"chips are chosen by MindCluster's plugin of Volcano{unknown}") in alone
     found = say(check(tmp_path, node("n1"), our("allocator", "n1"), volcano()))
     assert any("if ascend-for-volcano is in its configuration, which is not known" in each for _, each in found)
 
