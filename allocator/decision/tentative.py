@@ -40,12 +40,12 @@ class Tentative:
             beside: pods that are placed there; those that are bound or have a reservation there count anyway.
 
         Raises:
-            Refusal: it does not fit; or its request is invalid on every node, or its gang incomplete.
+            Refusal: it does not fit; or its request is invalid on every node, or its gang incomplete and not started.
         """
         resolved = self._engine.resolved(pod)
         request, gang = resolved.chips, resolved.gang
-        if gang is not None and (incomplete := self._engine.gangs.incomplete(gang, pod)) is not None:
-            raise incomplete
+        if gang is not None and (lacking := self._engine.gangs.lacks(gang, pod)) is not None:
+            raise lacking
         others = [each for each in beside if each.uid != pod.uid]
         job = self._cluster.jobs.job_of(pod)
         if request.is_spread and (job.shares(node, pod.uid) or any(each.uid in job.pods for each in others)):
@@ -102,7 +102,7 @@ class Tentative:
         gang = resolved.gang
         if gang is None:
             return False
-        return self._engine.gangs.incomplete(gang, pod) is not None or resolved.policy.level is not None
+        return self._engine.gangs.lacks(gang, pod) is not None or resolved.policy.level is not None
 
     def _evicts_all(self, record: NodeRecord, request: ChipRequest, victims: Collection[Occupant]) -> bool:
         """Whether a scheduler that counts chips evicts all of some pods, in whatever order."""

@@ -72,7 +72,7 @@ class Gangs:
         self._progress = Progress(cluster, ledger)
         self.request_of = request_of
         self.planner = Planner(cluster, ledger, request_of, policy_of, now_s)
-        self.incomplete = self._progress.incomplete
+        self.incomplete, self.lacks = self._progress.incomplete, self._progress.lacks
         self.find_started = self._progress.find_started
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner)
         self.turns = self._attempts.turns
@@ -140,9 +140,9 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and not self._is_valid(held, request, job):
             self._ledger.release(pod.uid)
-        seat, incomplete = self._find_seat(pod, request, job, (node,)), self._progress.incomplete(job, pod)
-        if incomplete is not None and self._progress.find_started(job) is None:
-            raise incomplete
+        seat, lacking = self._find_seat(pod, request, job, (node,)), self.lacks(job, pod)
+        if lacking is not None:
+            raise lacking
         if seat is not None:
             return self._take_seat(pod, seat)
         self._ledger.reserve_plan(job.key.plan, self.planner.plan_alone(pod, request, job, node), ttl_s=self._ttl_s)

@@ -50,6 +50,11 @@ class Progress:
             f"{count(present, 'exists', 'exist')}, {count(missing, 'is missing', 'are missing')}{gated}",
         )
 
+    def lacks(self, job: Job, pod: Pod) -> Refusal | None:
+        """Why a pod can't be placed by itself: its gang is incomplete, and has not started; None if it can."""
+        incomplete = self.incomplete(job, pod)
+        return incomplete if incomplete is not None and self.find_started(job) is None else None
+
     def may_start(self, job: Job) -> bool:
         """Whether all pods that its minimum needs are bound, or their Bindings are held."""
         if self._cluster.jobs.lacks_group(job):

@@ -266,6 +266,15 @@ def test_a_gang_that_is_not_complete_does_not_fit(rig: Rig) -> None:
     assert code == Code.UNRESOLVABLE  # nobody is evicted for it
 
 
+def test_a_pod_of_a_gang_that_has_started_fits_beside_pods_that_are_missing(rig: Rig) -> None:
+    own = {GROUP: "g", MIN_AVAILABLE: "3"}
+    rig.world.add(pod("p0", 8, node="n1", chips=range(8), phase="Running", annotations=own))
+    again = pod("p1", 8, annotations=own)
+    rig.world.add(again)  # of the third pod nothing is seen yet
+    assert rig.fits(again, "n2")
+    assert rig.world.engine.place_on(again, "n2").node == "n2"  # as its Binding by the webhook
+
+
 def test_peers_on_910a_are_on_servers_of_their_own(rig: Rig) -> None:
     pods = [pod(f"p{rank}", 8, annotations={GROUP: "g", MIN_AVAILABLE: "2"}) for rank in range(2)]
     rig.world.add(*pods)
