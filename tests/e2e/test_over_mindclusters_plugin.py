@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial, reduce
 from operator import or_
 
+import aiohttp
 import pytest
 
 from allocator.settings import Settings
@@ -260,6 +261,23 @@ async def test_a_gang_starts_whole(world: World) -> None:
     assert {pod.spec.node_name for pod in pods} == {node.name for node in world.nodes}
     for pod in pods:
         assert await has(world, pod) == annotated(pod, REAL) == 0xFF
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_reports_that_are_written_every_five_minutes_are_used_all_the_time(world: World) -> None:
+    async def updated() -> int:
+        return min([(await world.report(node.name)).update_time_s for node in world.nodes])
+
+    first, began_s = await updated(), time.monotonic()
+    while await updated() == first:
+        assert time.monotonic() - began_s < REWRITE_S + 10
+        async with aiohttp.ClientSession() as http, http.get(f"{await world.service.leader()}/metrics") as response:
+            metrics = await response.text()
+        assert 'ascend_allocator_free_chips{product="910A"} 16.0' in metrics  # of usable nodes
+        await asyncio.sleep(1)
+    await world.create("last", 8)
+    await runs(world, "last")
 
 
 async def test_a_report_that_is_written_late_is_in_use_until_then(world: World) -> None:
