@@ -109,11 +109,14 @@ class Workloads:
         return await self.eventually(check, f"{count} pods are bound")
 
     async def refused(self, count: int) -> list[Pod]:
-        """Wait until the scheduler has found no node for each of so many pods; return them."""
+        """Wait until the scheduler has found no node for each of so many pods; return them.
+
+        The allocator has seen them then, too: without nodes, the scheduler does not ask it.
+        """
 
         async def check() -> list[Pod] | None:
             pods = [pod for pod in await self.pods() if _is_unschedulable(pod)]
-            return pods if len(pods) == count else None
+            return pods if len(pods) == count and all(pod.uid in self.app.cluster.pods for pod in pods) else None
 
         return await self.eventually(check, f"{count} pods are unschedulable")
 
