@@ -124,7 +124,7 @@ def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: D
     details = details or Details()
     pods = [pod for pod in objects.pods if pod.is_live and pod.spec.node_name]
     ours = sorted({pod.spec.node_name for pod in pods if _is_plugin(pod)})
-    theirs = sorted({pod.spec.node_name for pod in pods if _has(pod, _THEIR_PLUGIN)})
+    theirs = sorted(nodes_of_mindclusters_plugin(pods))
     allocates = any(_has(pod, ALLOCATOR) for pod in pods)
     volcano = any(_has(pod, _VOLCANO) for pod in pods) and (
         details.volcano is None or _THEIR_PLUGIN_IN_VOLCANO.search(details.volcano) is not None
@@ -259,7 +259,9 @@ def _is_unready(pod: Pod) -> bool:
 
 def nodes_of_mindclusters_plugin(pods: Iterable[Pod]) -> frozenset[str]:
     """The nodes on which pods of MindCluster's device plugin run."""
-    return frozenset(pod.spec.node_name for pod in pods if pod.is_live and _has(pod, _THEIR_PLUGIN))
+    return frozenset(
+        pod.spec.node_name for pod in pods if pod.is_live and pod.spec.node_name and _has(pod, _THEIR_PLUGIN)
+    )
 
 
 def _has(pod: Pod, labels: Mapping[str, str]) -> bool:

@@ -158,11 +158,7 @@ async def test_a_pod_without_ascendreal_keeps_its_chips(world: World) -> None:
         return (await world.pod("first")).metadata.annotations.get(PREDICATE_TIME) == str(CLAIMED)
 
     await world.eventually(claimed, "the plugin has claimed the pod")
-    await node.plugin.kill()
-    await world.eventually(partial(offers, node, 0), "the kubelet has lost the chips")
-    await node.plugin.start()
-    await world.eventually(partial(offers, node, 8), "the kubelet has the chips again")
-    await world.all_ready()
+    await restart_plugin(world, node)
     await world.create("elsewhere", 8, nodeSelector={"kubernetes.io/hostname": other.name})
     await world.create("second", 4, nodeSelector=here)
     second = await runs(world, "second")
@@ -238,14 +234,19 @@ async def test_pods_outlive_a_restart_of_the_plugin_and_new_ones_follow(world: W
     await world.create("before", 2)
     before = await runs(world, "before")
     node = world.node(before.spec.node_name)
+    await restart_plugin(world, node)
+    await world.create("after", 4, nodeSelector={"kubernetes.io/hostname": node.name})
+    after = await runs(world, "after")
+    assert not await has(world, after) & await has(world, await world.pod("before"))
+
+
+async def restart_plugin(world: World, node: WorldNode) -> None:
+    """Kill the plugin, start it again, and wait until the Node offers all chips again."""
     await node.plugin.kill()
     await world.eventually(partial(offers, node, 0), "the kubelet has lost the chips")
     await node.plugin.start()
     await world.eventually(partial(offers, node, 8), "the kubelet has the chips again")
     await world.all_ready()
-    await world.create("after", 4, nodeSelector={"kubernetes.io/hostname": node.name})
-    after = await runs(world, "after")
-    assert not await has(world, after) & await has(world, await world.pod("before"))
 
 
 async def offers(node: WorldNode, number: int) -> bool:

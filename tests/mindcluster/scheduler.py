@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
+from msgspec.structs import replace
+
 from ascend.errors import ApiError, Conflict, NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, Node, Pod
@@ -202,8 +204,6 @@ class MindClusterScheduler:
         return []
 
     async def _bind(self, pod: Pod, node: str, annotations: dict[str, str]) -> None:
-        from msgspec.structs import replace
-
         metadata = replace(pod.metadata, annotations={**pod.metadata.annotations, **annotations})
         self._binding[pod.uid] = replace(pod, metadata=metadata, spec=replace(pod.spec, node_name=node))
         try:
