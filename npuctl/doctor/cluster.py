@@ -23,9 +23,10 @@ from ascend.rules.identity import ACCELERATOR_TYPE
 from ascend.templates import Template
 from ascend.vnpus import device_type
 from npuctl.doctor.api_server import OLD_S
+from npuctl.doctor.details import Details
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
-from npuctl.doctor.programs import PAGE, Details, check_programs, nodes_of_mindclusters_plugin
+from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import as_values, group
 from npuctl.plan.placement import PendingPod, plan_pods
@@ -35,12 +36,10 @@ _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_S
 """What an administrator may have wanted: worth knowing rather than mending."""
 
 
-def check_cluster(
-    objects: ClusterObjects, settings: Settings, now_ns: int, details: Details | None = None
-) -> list[Finding]:
-    """Check a cluster by its objects and the allocator's settings, at a time in Unix nanoseconds.
+def check_cluster(objects: ClusterObjects, details: Details, settings: Settings, now_ns: int) -> list[Finding]:
+    """Check a cluster by its objects, what else is known of its programs, and the allocator's settings.
 
-    ``details`` is what the API server tells besides of MindCluster's programs.
+    The time ``now_ns`` is in Unix nanoseconds.
     """
     cluster = OfflineAllocator(objects, settings, now_ns).cluster
     nodes = [

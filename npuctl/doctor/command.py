@@ -24,8 +24,8 @@ from npuctl.doctor import chips, kubelet
 from npuctl.doctor.allocator import check_allocator
 from npuctl.doctor.api_server import ApiServerChecks
 from npuctl.doctor.cluster import check_cluster
+from npuctl.doctor.details import find_details, read_details
 from npuctl.doctor.finding import Check, Finding, named, run_check
-from npuctl.doctor.programs import read_details
 from npuctl.output import Output, show
 from npuctl.reading.source import Source
 
@@ -107,11 +107,14 @@ async def diagnose_cluster(source: Source, allocator: str | None, authority: Pat
         ApiError: the API server refused.
         Unreachable: the API server did not answer.
     """
-    details = None
-    if not source.files:
+    if source.files:
+        reading = source.read_files(strict=False)
+        objects, details = reading.objects, find_details(reading.manifests)
+    else:
+        objects = await source.read_cluster()
         async with await source.connect() as client:
             details = await read_details(client)
-    findings = check_cluster(await source.read(), source.settings, source.now_ns, details)
+    findings = check_cluster(objects, details, source.settings, source.now_ns)
     if allocator is not None:
         findings += named("allocator", await check_allocator(allocator, authority))
     return _report("cluster", findings, output)

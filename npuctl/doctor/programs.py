@@ -4,39 +4,25 @@ Each half of MindCluster can be replaced by itself. What works and what does not
 docs/mindcluster.md#by-halves.
 """
 
-import asyncio
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Final, Generic, TypeVar
-
-import msgspec
+from typing import Final
 
 from ascend.annotations import ALLOCATED, FENCE
-from ascend.errors import ApiError, NotFound
 from ascend.grammar import count, some
-from ascend.kube.answers import decode
-from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, PODS, Pod
+from ascend.kube.objects import Pod
+from npuctl.doctor.details import OURS, THEIR_PLUGIN, VOLCANO, Details
 from npuctl.doctor.finding import Finding, ok, problem, warning
 from npuctl.reading.objects import ClusterObjects
 
 PAGE: Final = "docs/mindcluster.md"
 
-_OURS: Final = {"app.kubernetes.io/part-of": "ascend-affinity"}
 COMPONENT: Final = "app.kubernetes.io/component"
-PLUGIN: Final = {**_OURS, COMPONENT: "device-plugin"}
-ALLOCATOR: Final = {**_OURS, COMPONENT: "allocator"}
-_THEIR_PLUGIN: Final = {"name": "ascend-device-plugin-ds"}
-_VOLCANO: Final = {"app": "volcano-scheduler"}
+PLUGIN: Final = {**OURS, COMPONENT: "device-plugin"}
+ALLOCATOR: Final = {**OURS, COMPONENT: "allocator"}
 _VOLCANOS_NAME: Final = "volcano"
-_VOLCANOS_CONFIG: Final = ("volcano-system", "volcano-scheduler-configmap")
-WRITERS_CONDITION: Final = "by-others"
-"""The condition of the chart's policy for annotations that names who may write them."""
-_POLICIES: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 _THEIR_PLUGIN_IN_VOLCANO: Final = re.compile(r"^[\s\-{]*name:\s*[\"']?volcano-npu", re.MULTILINE)
 """MindCluster's plugin has its version in its name, as in ``volcano-npu_v26.0.0_linux-aarch64``."""
@@ -44,95 +30,26 @@ _FOLLOWS: Final = re.compile(r"--?volcanoType(?:=(.*))?")
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What only the API server tells about MindCluster's programs.
-
-    Attributes:
-        plugins: the command line of its device plugin, by node.
-        plugin_users: the users as which its device plugins write.
-        volcano_users: the users as which Volcano's schedulers write.
-        volcano: the configuration of Volcano's scheduler; None if there is none, or it can't be read.
-        policies: the conditions of this project's admission policies, which name the users that may write.
-        unread: what this user may not read, a part of a sentence each.
-    """
-
-    plugins: Mapping[str, str] = field(default_factory=dict)
-    plugin_users: frozenset[str] = frozenset()
-    volcano_users: frozenset[str] = frozenset()
-    volcano: str | None = None
-    policies: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-
-
-async def read_details(client: KubeClient) -> Details:
-    """Read them; what the cluster does not have is left out.
-
-    Raises:
-        ApiError: the API server refused for another reason than this user's rights.
-        Unreachable: it did not answer.
-    """
-    namespace, name = _VOLCANOS_CONFIG
-    unread: list[str] = []
-
-    async def get(what: str, path: str, kind: type[T], labels: Mapping[str, str] | None = None) -> T | None:
-        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
-        try:
-            answer = await client.request("GET", path, query={"labelSelector": selector} if selector else None)
-            return decode(answer, kind)
-        except NotFound:
-            return None
-        except ApiError as error:
-            if error.status != HTTPStatus.FORBIDDEN:
-                raise
-            unread.append(what)
-            return None
-
-    plugins, volcanos, config, policies = await asyncio.gather(
-        get("pods", PODS.path(), _List[_Pod], _THEIR_PLUGIN),
-        get("pods", PODS.path(), _List[_Pod], _VOLCANO),
-        get("Volcano's configuration", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap),
-        get("admission policies", _POLICIES, _List[_Policy], _OURS),
-    )
-    running = [each for each in _items(plugins) if each.runs]
-    return Details(
-        {each.spec.node_name: each.spec.command_line for each in running},
-        frozenset(each.user for each in running),
-        frozenset(each.user for each in _items(volcanos) if each.runs),
-        "\n".join(each for each in (config.data or {}).values() if each is not None) if config is not None else None,
-        tuple(
-            each.expression
-            for policy in _items(policies)
-            for each in policy.spec.match_conditions or ()
-            if each.name == WRITERS_CONDITION
-        ),
-        tuple(sorted(set(unread))),
-    )
-
-
-def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: Details | None) -> Iterator[Finding]:
+def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: Details) -> Iterator[Finding]:
     """Say whose the halves are, and what follows.
 
     Args:
         objects: the objects of the cluster; the programs are known by the labels of their pods.
         npu_nodes: the names of the nodes with chips.
-        details: what the API server tells besides; None if the objects come from files.
+        details: what else is known of the programs.
     """
-    details = details or Details()
     pods = [pod for pod in objects.pods if pod.is_live and pod.spec.node_name]
     ours = sorted({pod.spec.node_name for pod in pods if _is_plugin(pod)})
     theirs = sorted(nodes_of_mindclusters_plugin(pods))
     allocates = any(_has(pod, ALLOCATOR) for pod in pods)
-    volcano = any(_has(pod, _VOLCANO) for pod in pods) and (
+    volcano = any(_has(pod, VOLCANO) for pod in pods) and (
         details.volcano is None or _THEIR_PLUGIN_IN_VOLCANO.search(details.volcano) is not None
     )
     if not (ours or theirs or allocates or volcano):
         yield ok("whose they are is not known: none of their pods is among the objects")
         return
-    plugins = [pod for pod in pods if _is_plugin(pod) or _has(pod, _THEIR_PLUGIN)]
+    plugins = [pod for pod in pods if _is_plugin(pod) or _has(pod, THEIR_PLUGIN)]
     unready = sorted({pod.spec.node_name for pod in plugins if _is_unready(pod)})
     yield from _check_plugins(ours, theirs, set(npu_nodes), unready)
     yield from _check_choosers(pods, allocates=allocates, volcano=volcano, is_sure=details.volcano is not None)
@@ -143,9 +60,8 @@ def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: D
         yield ok(f"MindCluster's scheduler over this device plugin, on {_nodes(ours)}", f"{works} ({PAGE})")
     if allocates:
         yield from _check_writers(details, volcano=volcano)
-    if details.unread:
-        advice = "what depends on it is not checked; give the user of the kubeconfig the right to get and list it"
-        yield warning(f"this user may not read {' and '.join(details.unread)}", advice)
+    for what, error in details.unread.items():
+        yield warning(f"{what} can't be read: {error}", "what depends on it is not checked")
 
 
 def _check_plugins(
@@ -232,7 +148,12 @@ def _check_writers(details: Details, *, volcano: bool) -> Iterator[Finding]:
 
 
 def _follows(command_line: str) -> bool | None:
-    """Whether a plugin follows the annotations of pods; None if its flags can't be told, as with variables."""
+    """Whether a plugin follows the annotations of pods; None if its flags can't be told, as with variables.
+
+    Without a command line they are in its image.
+    """
+    if not command_line:
+        return None
     try:
         words = list(shlex.shlex(command_line, posix=True, punctuation_chars=True))
     except ValueError:
@@ -249,7 +170,7 @@ def _follows(command_line: str) -> bool | None:
 def _is_plugin(pod: Pod) -> bool:
     """Whether it is of this project's device plugin; a pool of nodes has a DaemonSet of its own."""
     labels = pod.metadata.labels
-    return _has(pod, _OURS) and f"{labels.get(COMPONENT, '')}-".startswith(f"{PLUGIN[COMPONENT]}-")
+    return _has(pod, OURS) and f"{labels.get(COMPONENT, '')}-".startswith(f"{PLUGIN[COMPONENT]}-")
 
 
 def _is_unready(pod: Pod) -> bool:
@@ -260,7 +181,7 @@ def _is_unready(pod: Pod) -> bool:
 def nodes_of_mindclusters_plugin(pods: Iterable[Pod]) -> frozenset[str]:
     """The nodes on which pods of MindCluster's device plugin run."""
     return frozenset(
-        pod.spec.node_name for pod in pods if pod.is_live and pod.spec.node_name and _has(pod, _THEIR_PLUGIN)
+        pod.spec.node_name for pod in pods if pod.is_live and pod.spec.node_name and _has(pod, THEIR_PLUGIN)
     )
 
 
@@ -270,69 +191,3 @@ def _has(pod: Pod, labels: Mapping[str, str]) -> bool:
 
 def _nodes(names: Sequence[str]) -> str:
     return f"node {names[0]}" if len(names) == 1 else f"{count(len(names), 'node')} ({some(names)})"
-
-
-# What is decoded of the objects that npuctl does not read otherwise.
-
-
-class _Container(msgspec.Struct):
-    command: list[str] | None = None
-    args: list[str] | None = None
-
-
-class _PodSpec(msgspec.Struct, rename="camel"):
-    node_name: str = ""
-    service_account_name: str = ""
-    containers: list[_Container] | None = None
-
-    @property
-    def command_line(self) -> str:
-        return " ".join(word for each in self.containers or () for word in (*(each.command or ()), *(each.args or ())))
-
-
-class _Metadata(msgspec.Struct):
-    name: str
-    namespace: str = ""
-
-
-class _Status(msgspec.Struct):
-    phase: str = ""
-
-
-class _Pod(msgspec.Struct):
-    metadata: _Metadata
-    spec: _PodSpec
-    status: _Status = msgspec.field(default_factory=_Status)
-
-    @property
-    def runs(self) -> bool:
-        return bool(self.spec.node_name) and self.status.phase not in {"Succeeded", "Failed"}
-
-    @property
-    def user(self) -> str:
-        return f"system:serviceaccount:{self.metadata.namespace}:{self.spec.service_account_name}"
-
-
-class _ConfigMap(msgspec.Struct):
-    data: dict[str, str | None] | None = None
-
-
-class _MatchCondition(msgspec.Struct):
-    name: str
-    expression: str
-
-
-class _PolicySpec(msgspec.Struct, rename="camel"):
-    match_conditions: list[_MatchCondition] | None = None
-
-
-class _Policy(msgspec.Struct):
-    spec: _PolicySpec
-
-
-class _List(msgspec.Struct, Generic[T]):
-    items: list[T] | None = None
-
-
-def _items(found: "_List[T] | None") -> list[T]:
-    return (found.items or []) if found is not None else []

@@ -17,7 +17,7 @@ from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, s
 from npuctl.plan.placement import PendingPod, Placement, PlacementPlan, PlannedJob, Planning, Rescheduled
 from npuctl.plan.rescheduling import reschedule
 from npuctl.plan.workloads import expand
-from npuctl.reading.manifests import Reading, Unsubmitted
+from npuctl.reading.manifests import Manifest, Reading
 from npuctl.reading.objects import ClusterObjects
 from npuctl.reading.source import DEFAULT_NAMESPACE, Source
 
@@ -42,7 +42,7 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: O
     """
     if not cluster and not source.files:
         raise InvalidValue("give the objects to plan with -f, or plan the waiting pods of a cluster with --cluster")
-    reading = source.read_files() if source.files else Reading(ClusterObjects())
+    reading = source.read_files() if source.files else Reading()
     live = _without_gated(await source.read_cluster()) if cluster else ClusterObjects()
     there = {pod.key for pod in live.pods}
     new, known = _sort_out(reading.unsubmitted, live)
@@ -77,7 +77,7 @@ def _without_gated(live: ClusterObjects) -> ClusterObjects:
     return live.without(lambda pod: pod.is_gated)
 
 
-def _sort_out(given: Iterable[Unsubmitted], live: ClusterObjects) -> tuple[list[Unsubmitted], list[str]]:
+def _sort_out(given: Iterable[Manifest], live: ClusterObjects) -> tuple[list[Manifest], list[str]]:
     """The workloads that are not in the cluster, and the names of those that are."""
     there = {(kind.resource.kind, each.key) for kind in KINDS for each in live.by_kind.get(kind.name, ())}
     new, known = [], []

@@ -15,7 +15,7 @@ from ascend.kube.objects import KubeObject, Metadata, Pod
 from ascend.kube.workloads import PodGroup
 from npuctl.plan.kinds import KINDS, Controller
 from npuctl.plan.placement import UnplannedWorkload
-from npuctl.reading.manifests import Named, Unsubmitted
+from npuctl.reading.manifests import Manifest, Named
 from npuctl.reading.objects import ClusterObjects
 
 _RAY_CLUSTERS: Final = next(kind.name for kind in WATCHED if kind.resource is RAY_CLUSTERS)
@@ -54,7 +54,7 @@ class Expansion(NamedTuple):
     misplaced: tuple[str, ...] = ()
 
 
-def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansion:
+def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
     """Add the pods of workloads to the objects, unless one of the objects is already owned by the workload.
 
     Raises:
@@ -73,22 +73,22 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
     unplanned, without_chips, existing, kinds = [], [], [], Counter[str]()
     misplaced: list[str] = []
     for each in workloads:
-        kind, requests_chips = each.origin.kind, _requests_chips(each.manifest, set())
+        kind, requests_chips = each.origin.kind, _requests_chips(each.body, set())
         if (kind, each.version) not in KINDS:
             if requests_chips:
-                named = each.origin.convert(each.manifest, Named).metadata
+                named = each.convert(Named).metadata
                 message = f"npuctl plan does not expand {kind} of {each.version}"
                 unplanned.append(UnplannedWorkload(kind, named.namespace, named.name, message))
             continue
         kinds[kind] += 1
         spec, create = KINDS[kind, each.version]
-        manifest = each.origin.convert(each.manifest, msgspec.defstruct("Manifest", [("spec", spec)], bases=(Named,)))
+        manifest = each.convert(msgspec.defstruct("Manifest", [("spec", spec)], bases=(Named,)))
         namespace, name = manifest.metadata.namespace, manifest.metadata.name
         if (namespace, kind, name) in owners:
             existing.append(f"{kind} {namespace}/{name}")
         elif not requests_chips:
             without_chips.append(f"{kind} {namespace}/{name}")
-        elif _is_suspended(each.manifest["spec"]) and _QUEUE not in manifest.metadata.labels:
+        elif _is_suspended(each.body["spec"]) and _QUEUE not in manifest.metadata.labels:
             message = "it is suspended, so its controller creates no pods"
             unplanned.append(UnplannedWorkload(kind, namespace, name, message))
         else:

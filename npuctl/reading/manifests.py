@@ -102,12 +102,20 @@ def _clip(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
-class Unsubmitted(NamedTuple):
-    """An object without a uid, so one that was not submitted yet; ``origin`` has its kind, and it is normalized."""
+class Manifest(NamedTuple):
+    """An object of a file, normalized; ``origin`` has its kind."""
 
     origin: Origin
     version: str
-    manifest: Json
+    body: Json
+
+    def convert(self, kind: type[Any]) -> Any:
+        """Convert it to a type.
+
+        Raises:
+            InvalidValue: a field is wrong.
+        """
+        return self.origin.convert(self.body, kind)
 
 
 @dataclass(slots=True)
@@ -116,14 +124,16 @@ class Reading:
 
     Attributes:
         objects: the objects. Of several with the same kind and name the last one counts.
-        unsubmitted: the objects without a uid of skipped kinds, StatefulSets and Jobs: controllers may create pods for
-            them.
+        manifests: all objects as they were read, those of skipped kinds too.
+        unsubmitted: the objects without a uid, so not submitted yet, of skipped kinds, StatefulSets and Jobs:
+            controllers may create pods for them.
         ignored: the number of skipped objects by kind.
         warnings: sentences on skipped objects that may change the answer.
     """
 
-    objects: ClusterObjects
-    unsubmitted: list[Unsubmitted] = field(default_factory=list)
+    objects: ClusterObjects = field(default_factory=ClusterObjects)
+    manifests: list[Manifest] = field(default_factory=list)
+    unsubmitted: list[Manifest] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
 
@@ -143,7 +153,8 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
     ignored: Counter[str] = Counter()
     warnings: dict[str, str] = {}
     found: dict[tuple[str, str], KubeObject] = {}
-    unsubmitted: dict[tuple[str, str, str], Unsubmitted] = {}
+    manifests: list[Manifest] = []
+    unsubmitted: dict[tuple[str, str, str], Manifest] = {}
     owners: dict[str, str] = {}
     generated: Counter[tuple[str, str]] = Counter()
     for file in files:
@@ -151,10 +162,11 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
             for origin, manifest in _objects(Origin(file, number), document):
                 version = origin.convert(manifest, _Kind).api_version
                 origin, manifest = _named(origin, manifest, generated)  # noqa: PLW2901 - its name is part of both
+                manifests.append(Manifest(origin, version, manifest))
                 resource = _RESOURCES.get((origin.kind, version))
                 metadata = manifest.get("metadata")
                 if resource in _CONTROLLERS and not (isinstance(metadata, dict) and metadata.get("uid")):
-                    unsubmitted[origin.kind, version, origin.key] = Unsubmitted(origin, version, manifest)
+                    unsubmitted[origin.kind, version, origin.key] = manifests[-1]
                 if resource is None:
                     ignored[origin.kind] += 1
                     if origin.kind == "PodGroup":
@@ -185,7 +197,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
     # Pods may be given without the object of their operator, but not without their pod group.
     served = {name: each for name, each in optional.items() if each or name in _GROUPS}
     objects = ClusterObjects.of(found.values(), served)
-    return Reading(objects, list(unsubmitted.values()), ignored, list(warnings.values()))
+    return Reading(objects, manifests, list(unsubmitted.values()), ignored, list(warnings.values()))
 
 
 def _objects(origin: Origin, document: object) -> Iterator[tuple[Origin, Json]]:

@@ -4,19 +4,19 @@ import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 
 from ascend.annotations import FENCE
+from ascend.errors import InvalidValue
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
 from ascend.observe.probes import serve_http
+from npuctl.doctor.details import Details, find_details, read_details
 from npuctl.doctor.finding import Finding
-from npuctl.doctor.programs import Details, check_programs, read_details
-from npuctl.reading.manifests import read_manifests
-from npuctl.reading.objects import ClusterObjects
+from npuctl.doctor.programs import check_programs
+from npuctl.reading.manifests import Reading, read_manifests
 from sandbox.apiserver import ApiServer
 from tests.e2e.programs import write_kubeconfig
 from tests.npuctl.manifests import Json, as_list, node, pod
@@ -51,15 +51,16 @@ def placed(name: str, on: str, *, by_volcano: bool) -> Json:
     return made
 
 
-def objects_of(folder: Path, *manifests: Json) -> ClusterObjects:
+def read(folder: Path, *manifests: Json) -> Reading:
     path = folder / "objects.json"
     path.write_text(json.dumps(as_list(*manifests)))
-    return read_manifests([str(path)], strict=True).objects
+    return read_manifests([str(path)], strict=True)
 
 
 def check(folder: Path, *manifests: Json, details: Details | None = None) -> list[Finding]:
-    objects = objects_of(folder, *manifests)
-    return list(check_programs(objects, [each.name for each in objects.nodes], details))
+    reading = read(folder, *manifests)
+    nodes = [each.name for each in reading.objects.nodes]
+    return list(check_programs(reading.objects, nodes, details or find_details(reading.manifests)))
 
 
 def say(found: list[Finding]) -> list[tuple[str, str]]:
@@ -106,6 +107,7 @@ def test_the_allocator_over_mindclusters_plugin(tmp_path: Path) -> None:
         ("device-plugin -volcanoType=$(V)", True),  # not known
         ("device-plugin $(FLAGS)", True),  # not known
         ("device-plugin", False),
+        ("", True),  # not known
     ],
 )
 def test_a_plugin_that_ignores_the_allocator_is_a_problem(flags: str, follows: bool, tmp_path: Path) -> None:  # noqa: FBT001
@@ -175,9 +177,10 @@ def test_plain_volcano_needs_no_right_to_write(tmp_path: Path) -> None:
     assert ("problem", "the admission policy refuses what Volcano's scheduler writes on pods") in theirs
 
 
-def test_what_may_not_be_read_is_said(tmp_path: Path) -> None:
-    found = check(tmp_path, node("n1"), our("allocator", "n1"), details=Details(unread=("admission policies",)))
-    assert ("warning", "this user may not read admission policies") in say(found)
+def test_what_cant_be_read_is_said(tmp_path: Path) -> None:
+    details = Details(unread={"admission policies": "forbidden"})
+    found = check(tmp_path, node("n1"), our("allocator", "n1"), details=details)
+    assert ("warning", "admission policies can't be read: forbidden") in say(found)
 
 
 def test_it_is_said_that_the_flags_are_unknown(tmp_path: Path) -> None:
@@ -197,17 +200,18 @@ async def test_pods_that_have_ended_count_for_nothing(phase: str, tmp_path: Path
             assert await read_details(client) == Details()
 
 
-async def test_odd_objects_and_missing_rights_cost_only_themselves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [403, 500, 503, 504])
+async def test_odd_objects_and_failed_requests_cost_only_themselves(status: int, tmp_path: Path) -> None:
     odd = {"metadata": {"name": "p", "namespace": "kube-system"}, "spec": {"nodeName": "n1", "containers": None}}
     answers = {
         "/api/v1/pods": {"items": [odd]},
-        "/api/v1/namespaces/volcano-system/configmaps/volcano-scheduler-configmap": {"data": None},
+        "/api/v1/namespaces/volcano-system/configmaps/volcano-scheduler-configmap": {"data": 1},
     }
 
     async def answer(request: web.Request) -> web.Response:
         if request.path not in answers:
-            status = {"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"}
-            return web.json_response(status, status=403)
+            failure = {"kind": "Status", "status": "Failure", "code": status, "message": "no"}
+            return web.json_response(failure, status=status)
         return web.json_response(answers[request.path])
 
     app = web.Application()
@@ -216,8 +220,11 @@ async def test_odd_objects_and_missing_rights_cost_only_themselves(tmp_path: Pat
         path = tmp_path / "kubeconfig"
         write_kubeconfig(path, f"http://{address}", "token")
         client = await stack.enter_async_context(await KubeClient.connect(str(path)))
-        read = await read_details(client)
-    assert (read.plugins, read.volcano, read.unread) == ({"n1": ""}, "", ("admission policies",))
+        details = await read_details(client)
+    assert (details.plugins, details.volcano) == ({"n1": ""}, None)
+    assert set(details.unread) == {"admission policies", "Volcano's configuration"}
+    assert "no" in details.unread["admission policies"]
+    assert "`$.data`" in details.unread["Volcano's configuration"]
 
 
 def test_it_is_said_that_volcanos_configuration_is_unknown(tmp_path: Path) -> None:
@@ -237,21 +244,48 @@ def test_users_that_the_admission_policy_refuses_are_a_problem(tmp_path: Path) -
     assert refused not in say(check(tmp_path, *nodes, details=allowed))
 
 
-async def test_details_are_read_from_the_api_server(tmp_path: Path) -> None:
+def config_of_volcano(data: object) -> Json:
+    metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def their_plugin_with(command_line: object) -> Json:
     plugin = their_plugin("n1")
     plugin["spec"] |= {"serviceAccountName": "ascend-device-plugin-sa"}
-    plugin["spec"]["containers"][0] |= {"command": ["/bin/bash", "-c", "--"], "args": [FLAGS]}
-    config: dict[str, Any] = {
-        "metadata": {"name": "volcano-scheduler-configmap"},
-        "data": {"volcano-scheduler.conf": THEIRS},
-    }
+    plugin["spec"]["containers"][0] |= {"command": ["/bin/bash", "-c", "--"], "args": command_line}
+    return plugin
+
+
+DETAILS = Details({"n1": f"/bin/bash -c -- {FLAGS}"}, frozenset({USER}), volcano=THEIRS)
+
+
+async def test_details_are_read_from_the_api_server(tmp_path: Path) -> None:
     async with ApiServer() as server:
         path = tmp_path / "kubeconfig"
         path.write_text(json.dumps(server.kubeconfig()))
         async with await KubeClient.connect(str(path)) as client:
             assert await read_details(client) == Details()
-            await client.create(PODS, plugin, "kube-system")
+            await client.create(PODS, their_plugin_with([FLAGS]), "kube-system")
             await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "volcano-system"}})
-            await client.create(CONFIG_MAPS, config, "volcano-system")
-            read = await read_details(client)
-    assert read == Details({"n1": f"/bin/bash -c -- {FLAGS}"}, frozenset({USER}), volcano=THEIRS)
+            await client.create(CONFIG_MAPS, config_of_volcano({"volcano-scheduler.conf": THEIRS}), "volcano-system")
+            assert await read_details(client) == DETAILS
+
+
+def test_details_are_found_in_files(tmp_path: Path) -> None:
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "annotations", "labels": {"app.kubernetes.io/part-of": OURS}},
+        "spec": {"matchConditions": [{"name": "by-others", "expression": "!(u in [])"}]},
+    }
+    other = {**policy, "metadata": {"name": "other"}}
+    config = config_of_volcano({"volcano-scheduler.conf": THEIRS})
+    found = find_details(read(tmp_path, their_plugin_with([FLAGS]), config, policy, other).manifests)
+    assert found == replace(DETAILS, policies=("!(u in [])",))
+    assert find_details(read(tmp_path, node("n1"), pod("p", 1)).manifests) == Details()
+
+
+def test_an_invalid_command_line_in_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    manifests = read(tmp_path, their_plugin_with([FLAGS, 1])).manifests
+    with pytest.raises(InvalidValue, match=r"ascend-device-plugin-n1\): spec.containers\[0\].args\[1\]: Expected"):
+        find_details(manifests)

@@ -1,0 +1,190 @@
+"""What npuctl doctor reads of the programs of both halves besides the objects that all commands read."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.kube.answers import decode
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, PODS
+from npuctl.reading.manifests import Manifest
+
+OURS: Final = {"app.kubernetes.io/part-of": "ascend-affinity"}
+"""The labels of this project's objects."""
+THEIR_PLUGIN: Final = {"name": "ascend-device-plugin-ds"}
+"""The labels of the pods of MindCluster's device plugin."""
+VOLCANO: Final = {"app": "volcano-scheduler"}
+"""The labels of the pods of Volcano's scheduler."""
+
+_VOLCANOS_CONFIG: Final = ("volcano-system", "volcano-scheduler-configmap")
+_POLICY: Final = "ValidatingAdmissionPolicy"
+_POLICIES: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+WRITERS_CONDITION: Final = "by-others"
+"""The condition of the chart's policy for annotations that names who may write them."""
+
+T = TypeVar("T")
+
+
+class _Container(msgspec.Struct):
+    command: list[str] | None = None
+    args: list[str] | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    service_account_name: str = ""
+    containers: list[_Container] | None = None
+
+    @property
+    def command_line(self) -> str:
+        return " ".join(word for each in self.containers or () for word in (*(each.command or ()), *(each.args or ())))
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+
+    def has(self, labels: Mapping[str, str]) -> bool:
+        return labels.items() <= (self.labels or {}).items()
+
+
+class _Status(msgspec.Struct):
+    phase: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+    spec: _PodSpec
+    status: _Status = msgspec.field(default_factory=_Status)
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.spec.node_name) and self.status.phase not in {"Succeeded", "Failed"}
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.metadata.namespace}:{self.spec.service_account_name}"
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str | None] | None = None
+
+
+class _MatchCondition(msgspec.Struct):
+    name: str
+    expression: str
+
+
+class _PolicySpec(msgspec.Struct, rename="camel"):
+    match_conditions: list[_MatchCondition] | None = None
+
+
+class _Policy(msgspec.Struct):
+    metadata: _Metadata
+    spec: _PolicySpec
+
+
+class _List(msgspec.Struct, Generic[T]):
+    items: list[T] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What is known of MindCluster's programs, and of the users that may write.
+
+    Attributes:
+        plugins: the command line of MindCluster's device plugin, by node.
+        plugin_users: the users as which its device plugins write.
+        volcano_users: the users as which Volcano's schedulers write.
+        volcano: the configuration of Volcano's scheduler; None if there is none, or it was not read.
+        policies: the conditions of this project's admission policies, which name the users that may write.
+        unread: why something could not be read, by what it is.
+    """
+
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    plugin_users: frozenset[str] = frozenset()
+    volcano_users: frozenset[str] = frozenset()
+    volcano: str | None = None
+    policies: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+async def read_details(client: KubeClient) -> Details:
+    """Read them from an API server; what can't be read is ``unread``."""
+    namespace, name = _VOLCANOS_CONFIG
+    unread: dict[str, str] = {}
+
+    async def get(what: str, path: str, kind: type[T], labels: Mapping[str, str] | None = None) -> T | None:
+        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+        try:
+            answer = await client.request("GET", path, query={"labelSelector": selector} if selector else None)
+            return decode(answer, kind)
+        except NotFound:
+            return None
+        except (ApiError, Unreachable) as error:
+            unread[what] = str(error)
+            return None
+
+    plugins, volcanos, config, policies = await asyncio.gather(
+        get("pods of MindCluster's device plugin", PODS.path(), _List[_Pod], THEIR_PLUGIN),
+        get("pods of Volcano", PODS.path(), _List[_Pod], VOLCANO),
+        get("Volcano's configuration", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap),
+        get("admission policies", _POLICIES, _List[_Policy], OURS),
+    )
+    return _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
+
+
+def find_details(manifests: Iterable[Manifest]) -> Details:
+    """Find them among the objects of files.
+
+    Raises:
+        InvalidValue: one of these objects is invalid.
+    """
+    plugins, volcanos, policies = list[_Pod](), list[_Pod](), list[_Policy]()
+    config: _ConfigMap | None = None
+    for each in manifests:
+        match each.origin.kind:
+            case "Pod":
+                pod: _Pod = each.convert(_Pod)
+                plugins += [pod] if pod.metadata.has(THEIR_PLUGIN) else []
+                volcanos += [pod] if pod.metadata.has(VOLCANO) else []
+            case "ConfigMap" if each.origin.key == "/".join(_VOLCANOS_CONFIG):
+                config = each.convert(_ConfigMap)
+            case kind if kind == _POLICY:
+                policy: _Policy = each.convert(_Policy)
+                policies += [policy] if policy.metadata.has(OURS) else []
+    return _details(plugins, volcanos, config, policies, {})
+
+
+def _details(
+    plugins: Iterable[_Pod],
+    volcanos: Iterable[_Pod],
+    config: _ConfigMap | None,
+    policies: Iterable[_Policy],
+    unread: Mapping[str, str],
+) -> Details:
+    running = [each for each in plugins if each.runs]
+    return Details(
+        {each.spec.node_name: each.spec.command_line for each in running},
+        frozenset(each.user for each in running),
+        frozenset(each.user for each in volcanos if each.runs),
+        "\n".join(each for each in (config.data or {}).values() if each is not None) if config is not None else None,
+        tuple(_writers_conditions(policies)),
+        unread,
+    )
+
+
+def _writers_conditions(policies: Iterable[_Policy]) -> Iterator[str]:
+    for policy in policies:
+        for each in policy.spec.match_conditions or ():
+            if each.name == WRITERS_CONDITION:
+                yield each.expression
+
+
+def _items(found: _List[T] | None) -> list[T]:
+    return (found.items or []) if found is not None else []
