@@ -30,6 +30,7 @@ from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
 from allocator.observe.notices import log_ignored, log_switches, log_unreadable, notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
+from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
 from allocator.serving.clients import AllowedClients, guards
@@ -45,7 +46,6 @@ from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
 from allocator.watch.pod_group_queue import PodGroupQueue
-from allocator.watch.switch_publisher import SwitchPublisher
 from ascend.chips import chip_ids, join_names
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
@@ -313,10 +313,7 @@ class AllocatorApp:
                     tasks.create_task(self._when_open(nominations.run), name="nominations"),
                     tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
-                    tasks.create_task(
-                        SwitchPublisher(client, self.cluster, self.ledger, self._settings, leadership).run(),
-                        name="publication of switches",
-                    ),
+                    tasks.create_task(self._publish_switches(client), name="publication of switches"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
@@ -369,6 +366,10 @@ class AllocatorApp:
     async def _reschedule(self, rescheduler: Rescheduler | None) -> None:
         if rescheduler is not None:
             await self._when_open(rescheduler.run)
+
+    async def _publish_switches(self, client: KubeClient) -> None:
+        if self._settings.publish_switches:
+            await self._when_open(SwitchPublisher(client, self.cluster, self.ledger, self._leadership.leads).run)
 
     async def _follow_settings(self) -> None:
         def apply(_settings: Settings) -> None:

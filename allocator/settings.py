@@ -167,8 +167,8 @@ class Settings(DaemonSettings):
     )
     publish_switches: bool = setting(
         default=False,
-        description="with nslb_version 2.0, write how jobs use the leaf switches in the ConfigMap tor-share-cm in"
-        " volcano-system, as MindCluster's scheduler does; the namespace must exist",
+        description="write how jobs use the leaf switches in the ConfigMap tor-share-cm in volcano-system, as"
+        " MindCluster's scheduler does; needs nslb_version 2.0, and the namespace must exist",
     )
     invalid_pods: Literal["deny", "warn"] = setting(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
@@ -318,6 +318,10 @@ class Settings(DaemonSettings):
     def __post_init__(self) -> None:
         self._check_endpoint()
         self._check_protection()
+        if self.publish_switches and self.nslb_version != "2.0":
+            raise InvalidValue(
+                "publish_switches: needs nslb_version 2.0, because version 1.0 has no states of switches"
+            )
 
     def _check_endpoint(self) -> None:
         if self.service:

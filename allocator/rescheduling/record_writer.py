@@ -35,7 +35,9 @@ class RecordWriter:
         self._client = client
         self._cluster = cluster
         self._monotonic = monotonic
-        self._written: dict[str, str] | None = None
+        self._retries = config_maps.ConfigMapWriter(
+            client, records.RETRIES_NAMESPACE, records.RETRIES_NAME, monotonic, absent=records.retries_left({})
+        )
         self._due_s = 0.0
 
     async def rescheduled(self, job: Job, choice: Choice, now_s: float) -> None:
@@ -64,21 +66,7 @@ class RecordWriter:
                 used = recovery.retries if recovery is not None else 0
                 left[records.job_id(job, job.pods.values())] = max(retries - used, 0)
             await turn.share()
-        data = records.retries_left(left)
         try:
-            if self._written is None:
-                self._written = await self._retries_stored()
-            if data == self._written:
-                return
-            await config_maps.store(self._client, records.RETRIES_NAMESPACE, records.RETRIES_NAME, data)
-            self._written = data
+            await self._retries.write(records.retries_left(left))
         except (ApiError, Unreachable) as error:
             log.warning("can't write how many retries jobs have left", error=str(error))
-
-    async def _retries_stored(self) -> dict[str, str]:
-        """Return what an earlier leader wrote of retries; as if no job had any where nobody wrote."""
-        try:
-            found = await self._client.get(CONFIG_MAPS, records.RETRIES_NAME, records.RETRIES_NAMESPACE)
-        except NotFound:
-            return records.retries_left({})
-        return {key: text for key, text in found.data.items() if key == records.RETRIES_KEY}

@@ -3,17 +3,21 @@
 docs/spec/switch-affinity.md#tor-share-cm.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
-from allocator.switches.rooms import SwitchState
+from allocator.switches.rooms import UNUSED, SwitchState
 from allocator.switches.table import SwitchTable
+from ascend.turn import Steps
 
 NAMESPACE: Final = "volcano-system"
 NAME: Final = "tor-share-cm"
 KEY: Final = "global-tor-info"
+NOTHING: Final[Mapping[str, str]] = {KEY: "{}"}
+"""The data without any switches."""
 
 
 class _Server(msgspec.Struct, rename={"address": "NodeIp", "node": "NodeName", "jobs": "JobName"}):
@@ -33,8 +37,10 @@ def publication(
     states: Mapping[int, SwitchState],
     nodes: Mapping[str, str],
     jobs: Mapping[str, Iterable[str]],
-) -> dict[str, str]:
+) -> Steps[dict[str, str]]:
     """Return the data of the ConfigMap.
+
+    A switch without an address of its own is named by its number, as in ``tor_id 7``.
 
     Args:
         table: the switches.
@@ -42,12 +48,17 @@ def publication(
         nodes: the names of the nodes by their IP address.
         jobs: the jobs on each node, by its name.
     """
-    switches = {number: _Switch(0, 0, []) for number in table.switches}
-    for number, state in states.items():
-        if number in switches:
-            switches[number] = _Switch(int(not state.is_healthy), int(state.use), [])
-    for address, spot in sorted(table.servers.items(), key=lambda each: (each[1], each[0])):
+    servers: dict[int, list[_Server]] = {number: [] for number in table.switches}
+    for address, spot in table.servers.items():
         name = nodes.get(address, "")
-        switches[spot.switch].servers.append(_Server(address, name, sorted(jobs.get(name, ()))))
-    found = {table.switches[number]: switch for number, switch in sorted(switches.items())}
+        servers[spot.switch].append(_Server(address, name, sorted(jobs.get(name, ())) if name else []))
+        yield
+    times = Counter(table.switches.values())
+    found: dict[str, msgspec.Raw] = {}
+    for number, address in table.switches.items():
+        state = states.get(number, UNUSED)
+        switch = _Switch(int(not state.is_healthy), int(state.use), servers[number])
+        own = address if address and times[address] == 1 else f"tor_id {number}"
+        found[own] = msgspec.Raw(msgspec.json.encode(switch))
+        yield
     return {KEY: msgspec.json.encode(found).decode()}

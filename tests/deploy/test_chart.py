@@ -870,7 +870,7 @@ def test_the_use_of_switches_may_be_written_only_if_it_is_published() -> None:
     role, binding = roles("--set", "allocator.publishSwitches=true")
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["tor-share-cm"], "verbs": ["patch"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["tor-share-cm"], "verbs": ["get", "patch"]},
     ]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     items = helm.render("--set", "allocator.publishSwitches=true")
