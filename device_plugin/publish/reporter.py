@@ -73,7 +73,7 @@ class Reporter:
         self._order = order
         self._metrics = metrics
         self._now_s = now_s
-        self._has_reported = False
+        self._may_have_reported = False
         self._is_behind = False
         self.gives_way: Callable[[], bool] = lambda: False
         """Whether another plugin reports the chips now: the two would overwrite each other's reports all the time."""
@@ -138,7 +138,7 @@ class Reporter:
 
         Without effect if the report is another plugin's by now. To be called once nothing else writes the report.
         """
-        if not self._has_reported:
+        if not self._may_have_reported:
             return
         try:
             async with asyncio.timeout(SIGN_OFF_S):
@@ -162,8 +162,8 @@ class Reporter:
     ) -> ApiError | Unreachable | None:
         """Write the ConfigMap and the Node; return why the Node was not written, if it was not."""
         # The ConfigMap goes first: a Node that refuses patches, or never answers, must not delay the report of a fault.
+        self._may_have_reported = True  # also if the plugin ends before this is answered
         await self._post(replace(report, update_time_s=self._update_time()))
-        self._has_reported = True
         self._order.reported_unhealthy.set(report.unhealthy | report.recovering | snapshot.cut)
         labels, problems = node_labels(snapshot.server)
         for problem in problems:

@@ -31,6 +31,9 @@ from sandbox.scheduler.queue import SchedulingQueue
 
 log = logging.getLogger(__name__)
 
+_EVENT_REFILL_S = 0.001
+"""kube-scheduler drops no Events of its own accord."""
+
 
 class _Unschedulable(AscendError):
     """The pod fits on no node."""
@@ -64,7 +67,7 @@ class Scheduler:
         self._name = scheduler_name
         self._cache = SchedulerCache()
         self._queue = SchedulingQueue(first_s=backoff_s[0], limit_s=backoff_s[1], wait=wait)
-        self._events = EventRecorder(client, scheduler_name, scheduler_name)
+        self._events = EventRecorder(client, scheduler_name, scheduler_name, refill_s=_EVENT_REFILL_S)
         self._changes = Changes()
         self._gate = asyncio.Event()
         self._gate.set()

@@ -5,6 +5,7 @@ ServiceAccounts and RBAC, the security contexts, probes, the Service, an upgrade
 """
 
 import contextlib
+import http.client
 import json
 import re
 import subprocess
@@ -105,12 +106,24 @@ def task(name: str, chips: int) -> dict[str, Any]:
 
 
 def ask_as_volcano(cluster: Cluster, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Call the leader as Volcano's extender plugin does: by the Service, without TLS."""
+    """Call the leader as Volcano's extender plugin does: by the Service, without TLS.
+
+    Just after a change of leaders the Service may still lead to the one that ends; Volcano asks again as well.
+    """
     address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
     request = urllib.request.Request(f"http://{address}:8888/volcano/{verb}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=10) as response:
-        answer: dict[str, Any] = json.load(response)
-        return answer
+    answers: list[dict[str, Any]] = []
+
+    def is_answered() -> bool:
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                answers.append(json.load(response))
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+    wait_until(is_answered, timeout_s=PLACED_S, what=f"Volcano's call {verb} is answered")
+    return answers[0]
 
 
 def kubectl(cluster: Cluster, *arguments: str) -> str:

@@ -67,6 +67,21 @@ async def test_a_new_plugin_starts_only_after_the_last_report_of_the_old_one(fol
         assert await has_signed_off(whole)
 
 
+async def test_a_plugin_that_ends_before_its_first_report_is_answered_reports_its_end(folder: Path) -> None:
+    async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
+        behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
+        async with (
+            proxy.gate("POST", "/configmaps", after=True) as first,
+            running(Plugin(whole.settings(kubeconfig=behind)).run()) as task,
+        ):
+            await first.reached.wait()
+            assert await report(whole) is not None
+            task.cancel()
+            first.opened.set()
+            await asyncio.wait([task])
+        assert await has_signed_off(whole)
+
+
 async def test_a_plugin_replaced_unnoticed_does_not_report_its_end(folder: Path) -> None:
     async with whole_node(folder) as whole:
         lock = whole.node.kubelet.socket_dir / NAME
