@@ -138,8 +138,8 @@ class Cluster:
         """Free the chips of a deleted pod again."""
         self._held_deleted.discard(uid)
         record = self._records.get(node)
-        if record is not None and uid not in self._pods and record.holdings.pop(uid, None) is not None:
-            self._drop_if_empty(node)
+        if record is not None and uid not in self._pods:
+            self._end(record, uid)
 
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
@@ -214,7 +214,9 @@ class Cluster:
         if holding is not None:
             if old is None or not old.spec.node_name:
                 self._remember(pod)
-            self._record(pod.spec.node_name).holdings[pod.uid] = holding
+            record = self._record(pod.spec.node_name)
+            record.holdings[pod.uid] = holding
+            record.swaps.seen(pod.uid, holding)
             self._refresh(pod.spec.node_name)
         else:
             self._unhold(pod)
@@ -273,9 +275,14 @@ class Cluster:
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)
-        if record is None or pod.uid in self._held_deleted:
-            return
-        if record.holdings.pop(pod.uid, None) is not None:
+        if record is not None and pod.uid not in self._held_deleted:
+            self._end(record, pod.uid)
+
+    def _end(self, record: NodeRecord, uid: str) -> None:
+        """Take over that a pod holds nothing of a node any more."""
+        holding = record.holdings.pop(uid, None)
+        if holding is not None:
+            record.swaps.ended(uid, holding, record.holdings)
             self._drop_if_empty(record.name)
 
     def _set_product(self, record: NodeRecord, product: Product | None) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from allocator.rules.vacancy import Vacancy
 from allocator.state.holding import Holding
 from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
+from allocator.state.swaps import Swaps
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     read_base_device_infos,
@@ -76,6 +77,7 @@ class NodeRecord:
         seen: the UpdateTime of the last valid report, and when it was seen first, on the clock of the cluster.
         stale: why the report is too old; None if it is not.
         holdings: what each pod on it holds, by pod uid.
+        swaps: the chips of pods that have ended, and that others on it may have.
         offer: what is left according to all of these and the ledger, or why the node can't be used.
         node: the object as last seen; None if there is none.
         product: its product, also while the node can't be used; None if it is unknown.
@@ -96,6 +98,7 @@ class NodeRecord:
     seen: tuple[int, float] | None = None
     stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
+    swaps: Swaps = field(default_factory=Swaps)
     offer: "Offer | None" = None
     node: "Node | None" = None
     product: Product | None = None

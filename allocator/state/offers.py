@@ -92,7 +92,8 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         return health, 0
     unhealthy, closed = report.unhealthy, record.closed
     # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
-    taken, room = unhealthy | report.pre_separate, server.allocatable if server.kind is None else server.product.chips
+    taken = unhealthy | report.pre_separate | record.swaps.chips
+    room = server.allocatable if server.kind is None else server.product.chips
     for holding in record.holdings.values():
         unreadable = holding.unreadable or (holding.unknown_cores if server.kind is None else None)
         if unreadable is not None:

@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial, reduce
 from operator import or_
@@ -26,7 +27,7 @@ from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 from tests.e2e.node import WorldNode
 from tests.e2e.world import Setup, World, annotated
-from tests.mindcluster.device_plugin import PERIOD_S, REWRITE_S, MindClusterPlugin
+from tests.mindcluster.device_plugin import PERIOD_S, REWRITE_S, Chance, MindClusterPlugin
 
 SETUP = Setup(mindclusters_plugin=True)
 
@@ -36,6 +37,14 @@ pytestmark = pytest.mark.parametrize(
     indirect=True,
     scope="module",
 )
+
+
+@pytest.fixture(autouse=True)
+def _chance(world: World) -> Iterator[None]:
+    """Whatever a test wants of chance ends with it."""
+    yield
+    for node in world.nodes:
+        chance_of(node).reset()
 
 
 async def runs(world: World, name: str, annotation: str = REAL) -> Pod:
@@ -86,6 +95,7 @@ async def test_no_chip_is_held_twice_in_a_full_cluster(world: World) -> None:
         for name in (f"p{number}", f"q{number}"):
             await world.create(name, 1, terminationGracePeriodSeconds=1)
             alive.append(name)
+    await check_nothing_is_held_twice(world, await settled(world))
 
 
 async def settled(world: World) -> list[Pod]:
@@ -116,7 +126,7 @@ async def check_nothing_is_held_twice(world: World, pods: list[Pod]) -> None:
 async def test_chips_of_swapped_pods_are_given_to_others_once_both_have_ended(world: World) -> None:
     node, other = world.nodes
     await world.create("elsewhere", 8, nodeSelector={"kubernetes.io/hostname": other.name})
-    await swap(world, node.name, (0, 1), (2, 3))
+    await swap(world, node, (0, 1), (2, 3))
     await world.delete("first")
     # What the second pod really has, and what was written on it, is all that is in its ring.
     await world.create("four", 4)
@@ -131,8 +141,7 @@ async def test_chips_of_swapped_pods_are_given_to_others_once_both_have_ended(wo
 async def test_a_pod_of_which_the_plugin_has_written_a_false_chip_keeps_its_own(world: World) -> None:
     """The container has the chip that was written on the pod, and AscendReal names another one."""
     node, other = world.nodes
-    assert isinstance(node.plugin, MindClusterPlugin)
-    node.plugin.misread["first"] = (7,)
+    chance_of(node).misread["first"] = (7,)
     here = {"kubernetes.io/hostname": node.name}
     await world.create("first", 1, nodeSelector=here)
     first = await runs(world, "first")
@@ -142,29 +151,79 @@ async def test_a_pod_of_which_the_plugin_has_written_a_false_chip_keeps_its_own(
     for name in names:
         await world.create(name, 1)
     await check_nothing_is_held_twice(world, [first, *[await runs(world, name) for name in names]])
-    node.plugin.misread.clear()
+    chance_of(node).reset()
     await world.create("waits", 1)
     await world.delete("first")
     await check_nothing_is_held_twice(world, [await runs(world, name) for name in ("waits", *names)])
+
+
+def plugin_of(node: WorldNode) -> MindClusterPlugin:
+    assert isinstance(node.plugin, MindClusterPlugin)
+    return node.plugin
+
+
+def chance_of(node: WorldNode) -> Chance:
+    return plugin_of(node).chance
+
+
+async def handed_over(world: World, *names: str) -> list[Pod]:
+    """Wait until the plugin has handed over the chips of pods; AscendReal comes later."""
+
+    async def check() -> list[Pod] | None:
+        pods = [await world.pod(name) for name in names]
+        times = {pod.metadata.annotations.get(PREDICATE_TIME) for pod in pods}
+        return pods if times == {str(CLAIMED)} else None
+
+    return await world.eventually(check, f"the plugin has claimed {names}")
 
 
 async def test_a_pod_without_ascendreal_keeps_its_chips(world: World) -> None:
     """The plugin is killed between Allocate and AscendReal, and never writes it."""
     node, other = world.nodes
     here = {"kubernetes.io/hostname": node.name}
+    chance_of(node).reports.clear()
     await world.create("first", 4, nodeSelector=here)
-
-    async def claimed() -> bool:
-        return (await world.pod("first")).metadata.annotations.get(PREDICATE_TIME) == str(CLAIMED)
-
-    await world.eventually(claimed, "the plugin has claimed the pod")
+    await handed_over(world, "first")
     await restart_plugin(world, node)
+    chance_of(node).reset()
     await world.create("elsewhere", 8, nodeSelector={"kubernetes.io/hostname": other.name})
     await world.create("second", 4, nodeSelector=here)
     second = await runs(world, "second")
     first = await world.pod("first")
     assert REAL not in first.metadata.annotations
     await check_nothing_is_held_twice(world, [first, second])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_chips_of_a_pod_that_ends_are_not_given_while_another_may_have_them(
+    world: World,
+    restarts: bool,  # noqa: FBT001
+) -> None:
+    """Two pods have each other's chips, and one ends before the plugin says so; it never does after a restart."""
+    node, other = world.nodes
+    here = {"kubernetes.io/hostname": node.name}
+    await world.create("elsewhere", 8, nodeSelector={"kubernetes.io/hostname": other.name})
+    await world.create("four", 4, nodeSelector=here)
+    four = await runs(world, "four")
+    low, high = ((4, 5), (6, 7)) if annotated(four, REAL) == 0x0F else ((0, 1), (2, 3))
+    chance_of(node).reports.clear()
+    await bind_to_be_swapped(world, node, low, high)
+    (_, second) = await handed_over(world, "first", "second")
+    if restarts:
+        await restart_plugin(world, node)
+        chance_of(node).reset()
+    await world.client.delete(PODS, "first", "default", grace_s=0)
+    await world.create("third", 2, nodeSelector=here)
+    assert "0 free" in await world.pending_because("third")
+    if restarts:
+        await world.delete("second")
+    else:
+        chance_of(node).reset()
+        second = await runs(world, "second")
+        assert annotated(second, REAL) == await has(world, second) == chip_set(low)
+        await world.delete("second")
+    third = await runs(world, "third")
+    await check_nothing_is_held_twice(world, [four, third])
 
 
 class Times:
@@ -196,14 +255,27 @@ async def test_pods_are_timed_in_the_order_of_their_bindings(world: World) -> No
     assert written == sorted(set(written))
 
 
-async def swap(world: World, node: str, first: tuple[int, ...], second: tuple[int, ...]) -> None:
-    """Have the plugin swap the chips of the pods ``first`` and ``second``: the kubelet admits the later one first."""
+async def swap(world: World, node: WorldNode, first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    """Have the plugin swap the chips of the pods ``first`` and ``second``."""
+    await bind_to_be_swapped(world, node, first, second)
+    swapped = [await runs(world, name) for name in ("first", "second")]
+    assert [annotated(pod, REAL) for pod in swapped] == [chip_set(second), chip_set(first)]
+
+
+async def bind_to_be_swapped(world: World, node: WorldNode, first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    """Bind two pods so that the kubelet admits the one with the later time first, when both are bound."""
     now = time.time_ns()
     pods = [await world.create(name, len(first), schedulerName="none") for name in ("first", "second")]
-    await world.bind(pods[0], node, *first, predicate_time=now + 1_000_000)
-    await world.bind(pods[1], node, *second, predicate_time=now)
-    swapped = [await runs(world, pod.name) for pod in pods]
-    assert [annotated(pod, REAL) for pod in swapped] == [chip_set(second), chip_set(first)]
+    chance_of(node).answers.clear()
+    await world.bind(pods[0], node.name, *first, predicate_time=now + 1_000_000)
+    await world.eventually(lambda: is_asked(node), "the kubelet admits the first one")
+    await world.bind(pods[1], node.name, *second, predicate_time=now)
+    await world.eventually(lambda: plugin_of(node).knows("second"), "the plugin has seen the second one")
+    chance_of(node).answers.set()
+
+
+async def is_asked(node: WorldNode) -> bool:
+    return bool(chance_of(node).waiting)
 
 
 async def test_a_faulty_chip_is_not_used_and_its_pod_keeps_running(world: World) -> None:

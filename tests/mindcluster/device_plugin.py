@@ -7,9 +7,11 @@ of ids that it never prunes, writes AscendReal from that map a second later, and
 
 import asyncio
 import json
+import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -45,6 +47,31 @@ REWRITE_S: Final = 300.0
 _CHANNEL: Final = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
 
 
+@dataclass(slots=True)
+class Chance:
+    """What depends on chance, as tests want it.
+
+    Attributes:
+        misread: the chips that AscendReal names, by name of the pod, where the map of ids was overwritten before.
+        answers: set unless each Allocate is to wait.
+        waiting: how many of them wait.
+        reports: set unless AscendReal is to wait.
+        order: the order of a map of Go, of which each iteration begins somewhere else.
+    """
+
+    misread: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+    reports: asyncio.Event = field(default_factory=asyncio.Event)
+    order: random.Random = field(default_factory=lambda: random.Random(11))
+
+    def reset(self) -> None:
+        """Let nothing wait, and nothing be false."""
+        self.misread.clear()
+        self.answers.set()
+        self.reports.set()
+
+
 class MindClusterPlugin(Program):
     """The plugin of a node, as ``-volcanoType=true -presetVirtualDevice=true`` and ascend-docker-runtime make it.
 
@@ -53,14 +80,16 @@ class MindClusterPlugin(Program):
         client: the API server.
 
     Attributes:
-        misread: the chips that AscendReal names, by name of the pod, where its map of ids was overwritten before.
+        chance: what depends on chance.
     """
 
     def __init__(self, node: WorldNode, client: KubeClient) -> None:
         self._node = node
         self._client = client
+        self._process: _Process | None = None
         self._running: asyncio.Task[None] | None = None
-        self.misread: dict[str, tuple[int, ...]] = {}
+        self.chance = Chance()
+        self.chance.reset()
 
     @property
     def runs(self) -> bool:
@@ -68,7 +97,12 @@ class MindClusterPlugin(Program):
 
     async def start(self) -> None:
         """Start it, with nothing in its memory."""
-        self._running = asyncio.create_task(_Process(self._node, self._client, self.misread).run())
+        self._process = _Process(self._node, self._client, self.chance)
+        self._running = asyncio.create_task(self._process.run())
+
+    async def knows(self, pod: str) -> bool:
+        """Whether it has seen a pod of its node, by name."""
+        return self._process is not None and any(each.name == pod for each in self._process.pods.objects.values())
 
     async def pause(self) -> None:
         raise NotImplementedError
@@ -88,11 +122,11 @@ class MindClusterPlugin(Program):
 class _Process(pb_grpc.DevicePluginServicer):
     """One life of the plugin."""
 
-    def __init__(self, node: WorldNode, client: KubeClient, misread: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, node: WorldNode, client: KubeClient, chance: Chance) -> None:
         self._node = node
         self._client = client
-        self._misread = misread
-        self._pods = Reflector(client, PODS, self, field_selector=f"spec.nodeName={node.name}")
+        self._chance = chance
+        self.pods = Reflector(client, PODS, self, field_selector=f"spec.nodeName={node.name}")
         self._reals: dict[str, str] = {}  # by kubelet id; never pruned
         self._claimed: set[str] = set()
         self._allocating = asyncio.Lock()
@@ -106,8 +140,8 @@ class _Process(pb_grpc.DevicePluginServicer):
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pods.run())
-            await self._pods.synced.wait()
+            tasks.create_task(self.pods.run())
+            await self.pods.synced.wait()
             await self._describe_node()
             tasks.create_task(self._serve())
             tasks.create_task(self._main_loop())
@@ -203,7 +237,9 @@ class _Process(pb_grpc.DevicePluginServicer):
         """The health of each kubelet id (docs/spec/hand-over.md#kubelet-ids-and-real-chips)."""
         health = self._health()
         names = sorted(health)
-        taken = {real: kubelet_id for kubelet_id, real in self._reals.items()}
+        ids_of_reals = list(self._reals.items())
+        self._chance.order.shuffle(ids_of_reals)  # of two ids for one chip, any may win
+        taken = {real: kubelet_id for kubelet_id, real in ids_of_reals}
         unused = [name for name in names if name not in taken.values()]
         rest = [name for name in names if name not in taken]
         ids = taken | dict(zip(rest, unused, strict=True))
@@ -212,6 +248,11 @@ class _Process(pb_grpc.DevicePluginServicer):
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:
         (container,) = request.container_requests
         ids = list(container.devices_ids)
+        self._chance.waiting += 1
+        try:
+            await self._chance.answers.wait()
+        finally:
+            self._chance.waiting -= 1
         if len(ids) == len(self._health()):
             return _answer(ids)  # docs/spec/hand-over.md#which-way-is-taken
         async with self._allocating:
@@ -231,7 +272,7 @@ class _Process(pb_grpc.DevicePluginServicer):
     async def _find(self, count: int) -> Pod | None:
         """The pod with the smallest time among those with so many chips (docs/spec/hand-over.md#finding-the-pod)."""
         for attempt in range(ATTEMPTS):
-            pods = list(self._pods.objects.values())
+            pods = list(self.pods.objects.values())
             if attempt == ATTEMPTS - 1:
                 pods = await self._client.list_objects(PODS, field_selector=f"spec.nodeName={self._node.name}")
             candidates = [each for each in pods if self._may_be_meant(each, count)]
@@ -268,20 +309,23 @@ class _Process(pb_grpc.DevicePluginServicer):
                 await self._write_report()
 
     async def _write_annotations(self) -> None:
+        if not self._chance.reports.is_set():
+            return
         ledger = (await read_ledger(self._node.pod_resources_socket)).pods
-        for pod in list(self._pods.objects.values()):
+        for pod in list(self.pods.objects.values()):
             ids = [f"Ascend910-{chip}" for chips in ledger.get(pod.key, {}).values() for chip in chips]
             if not ids or not pod.is_live:
                 continue
             if real := pod.metadata.annotations.get(REAL):
-                if not any(each in self._reals for each in ids):  # after a restart
+                if not all(each in self._reals for each in ids):  # after a restart
                     self._reals.update(zip(sorted(ids), real.split(","), strict=False))
                 continue
-            reals = sorted(self._reals[each] for each in ids if each in self._reals)
-            if pod.name in self._misread:
-                reals = [f"Ascend910-{chip}" for chip in self._misread[pod.name]]
-            if reals:
-                await self._annotate(pod, sorted(ids), reals)
+            if not all(each in self._reals for each in ids):
+                continue
+            reals = sorted(self._reals[each] for each in ids)
+            if pod.name in self._chance.misread:
+                reals = [f"Ascend910-{chip}" for chip in self._chance.misread[pod.name]]
+            await self._annotate(pod, sorted(ids), reals)
 
     async def _annotate(self, pod: Pod, ids: list[str], reals: list[str]) -> None:
         devices = [
@@ -323,7 +367,7 @@ class _Process(pb_grpc.DevicePluginServicer):
     async def _write_report(self) -> None:
         """Overwrite the report, without a resourceVersion."""
         used = {
-            name for pod in self._pods.objects.values() if pod.is_live for name in _list(pod.metadata.annotations, REAL)
+            name for pod in self.pods.objects.values() if pod.is_live for name in _list(pod.metadata.annotations, REAL)
         }
         health = self._health()
         free = tuple(sorted(name for name, is_healthy in health.items() if is_healthy and name not in used))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL, read_grant
-from ascend.chips import ChipSet, chip_ids, join_names_sorted
+from ascend.chips import ChipSet, chip_ids, chip_set, join_names_sorted
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from tests.allocator.builders import World, node, pod
@@ -29,13 +29,15 @@ class SwappingPlugin:
         self.world.add(node("n1"))
         self.has: dict[str, ChipSet] = {}
         self.swapped: set[str] = set()
-        self._waiting: list[Pod] = []
-        self._live: list[Pod] = []
+        self._live: dict[str, Pod] = {}
+        self._claimed: set[str] = set()
+        self._reals: dict[str, tuple[int, ...]] = {}  # what AscendReal will be, of pods that are admitted
         self._made = 0
 
-    def place(self, count: int) -> None:
-        """Create a pod and bind it, if it fits."""
+    def place(self, number: int) -> None:
+        """Create a pod of one chip or two, and bind it if it fits."""
         self._made += 1
+        count = 1 + number % 2
         each = pod(f"p{self._made}", count)
         self.world.add(each)
         try:
@@ -43,31 +45,48 @@ class SwappingPlugin:
         except Refusal:
             self.world.cluster.pod_deleted(each)
             return
-        bound = pod(each.name, count, node=held.node, chips=held.take.chips, phase="Pending")
-        self.world.add(bound)
-        self._waiting.append(bound)
+        self._apply(pod(each.name, count, node=held.node, chips=held.take.chips, phase="Pending"))
 
-    def admit(self, orders: st.DataObject) -> None:
-        """Admit the pods that wait at the kubelet: pods of one size get each other's chips."""
-        for count in {len(_written(each)) for each in self._waiting}:
-            group = [each for each in self._waiting if len(_written(each)) == count]
-            reals = orders.draw(st.permutations([_written(each) for each in group]), label="AscendReal")
-            truthful = orders.draw(st.booleans(), label="AscendReal is true")
-            for each, real in zip(group, reals, strict=True):
-                annotations = {**each.metadata.annotations, REAL: join_names_sorted(real), PREDICATE_TIME: str(CLAIMED)}
-                running = replace(each, metadata=replace(each.metadata, annotations=annotations))
-                self.has[each.uid] = sum(1 << chip for chip in (real if truthful else _written(each)))
-                if set(real) != set(_written(each)):
-                    self.swapped.add(each.uid)
-                self.world.add(running)
-                self._live.append(running)
-        self._waiting.clear()
+    def allocate(self, number: int) -> None:
+        """Admit a pod with the chips of one with as many that it takes for it; or its AscendReal will be false."""
+        waiting = [each for uid, each in self._live.items() if uid not in self.has]
+        if not waiting:
+            return
+        admitted = waiting[number % len(waiting)]
+        unclaimed = [
+            each
+            for uid, each in self._live.items()
+            if len(_written(each)) == len(_written(admitted)) and uid not in self._claimed
+        ]
+        if not unclaimed:
+            return  # the one that was meant has ended: it fails at admission
+        found = unclaimed[number // 8 % len(unclaimed)]
+        self._claimed.add(found.uid)
+        self._apply(with_annotations(found, {PREDICATE_TIME: str(CLAIMED)}))
+        self.has[admitted.uid] = chip_set(_written(found))
+        others = [_written(each) for each in self._live.values() if len(_written(each)) == len(_written(found))]
+        is_false = found.uid == admitted.uid and number >= 48
+        self._reals[admitted.uid] = others[number % len(others)] if is_false else _written(found)
+
+    def report(self, number: int) -> None:
+        """Write AscendReal on a pod that is admitted."""
+        if self._reals:
+            uid = list(self._reals)[number % len(self._reals)]
+            real = self._reals.pop(uid)
+            if set(real) != set(_written(self._live[uid])):
+                self.swapped.add(uid)
+            self._apply(with_annotations(self._live[uid], {REAL: join_names_sorted(real)}))
+
+    def restart(self, _number: int) -> None:
+        """Forget what was handed over: the pods stay without AscendReal."""
+        self._reals.clear()
 
     def end(self, number: int) -> None:
-        """End a running pod."""
+        """End a pod, admitted or not."""
         if self._live:
-            gone = self._live.pop(number % len(self._live))
-            del self.has[gone.uid]
+            gone = self._live.pop(list(self._live)[number % len(self._live)])
+            self.has.pop(gone.uid, None)
+            self._reals.pop(gone.uid, None)
             self.swapped.discard(gone.uid)
             self.world.cluster.pod_deleted(gone)
 
@@ -78,6 +97,14 @@ class SwappingPlugin:
         blocked = self.world.cluster.nodes["n1"].disputed
         assert blocked <= sum(self.has[uid].bit_count() for uid in self.swapped)
 
+    def _apply(self, each: Pod) -> None:
+        self._live[each.uid] = each
+        self.world.add(each)
+
+
+def with_annotations(each: Pod, annotations: dict[str, str]) -> Pod:
+    return replace(each, metadata=replace(each.metadata, annotations={**each.metadata.annotations, **annotations}))
+
 
 def _written(each: Pod) -> tuple[int, ...]:
     grant = read_grant(each.metadata.annotations)
@@ -85,27 +112,21 @@ def _written(each: Pod) -> tuple[int, ...]:
     return grant.chips
 
 
+STEPS = ("allocate", "allocate", "report", "restart", "end", "place")
+
+
 @given(
-    st.lists(
-        st.tuples(st.lists(st.integers(1, 2), min_size=1, max_size=4), st.lists(st.integers(0, 7), max_size=3)),
-        min_size=2,
-        max_size=8,
-    ),
-    st.data(),
+    st.lists(st.integers(1, 2), min_size=4, max_size=8),
+    st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 63)), min_size=8, max_size=60),
 )
-def test_a_plugin_that_swaps_chips_never_gives_one_twice(
-    rounds: list[tuple[list[int], list[int]]], orders: st.DataObject
-) -> None:
+def test_a_plugin_that_swaps_chips_never_gives_one_twice(first: list[int], steps: list[tuple[str, int]]) -> None:
     plugin = SwappingPlugin()
-    for placed, ended in rounds:
-        for count in placed:
-            plugin.place(count)
-        plugin.admit(orders)
+    for count in first:
+        plugin.place(count)
+    for step, number in steps:
+        getattr(plugin, step)(number)
         plugin.check()
-        for number in ended:
-            plugin.end(number)
-            plugin.check()
-    for _ in range(8):
+    for _ in steps:
         plugin.end(0)
         plugin.check()
     assert plugin.world.vacancy().free == 0xFF
@@ -125,3 +146,39 @@ def test_a_chip_stays_blocked_until_the_partner_of_the_swap_ends() -> None:
     assert (world.vacancy().free, record.disputed) == (0b11111100, 1)
     world.cluster.pod_deleted(swapped[1])
     assert (world.vacancy().free, record.disputed) == (0b11111111, 0)
+
+
+def swapping(*written: int, **annotations: dict[str, str]) -> tuple[World, list[Pod]]:
+    """A node with a pod of one chip for each that is written, and what the plugin has written on some of them."""
+    world = World()
+    world.add(node("n1"))
+    pods = [
+        pod(f"p{chip}", 1, node="n1", chips=[chip], annotations=annotations.get(f"p{chip}", {})) for chip in written
+    ]
+    world.add(*pods)
+    return world, pods
+
+
+HANDED_OVER = {PREDICATE_TIME: str(CLAIMED)}
+
+
+def test_chips_of_a_pod_that_has_ended_wait_until_it_is_known_who_has_them() -> None:
+    world, (first, second, _) = swapping(0, 1, 2, p1=HANDED_OVER)
+    world.cluster.pod_deleted(first)
+    assert world.vacancy().free == 0b11111000  # the second one may have it
+    world.add(with_annotations(second, {REAL: "Ascend910-1"}))
+    assert world.vacancy().free == 0b11111001
+
+
+def test_chips_of_a_pod_that_has_ended_are_free_once_those_that_may_have_them_have_ended() -> None:
+    world, pods = swapping(0, 1, 2, p0=HANDED_OVER)
+    for each, free in zip(pods, (0b11111000, 0b11111010, 0b11111111), strict=True):
+        world.cluster.pod_deleted(each)
+        assert world.vacancy().free == free
+
+
+def test_over_this_projects_plugin_the_chips_of_a_pod_that_has_ended_are_free_at_once() -> None:
+    """It never writes that it has handed chips over without saying which."""
+    world, (first, _) = swapping(0, 1, p0={**HANDED_OVER, REAL: "Ascend910-0"})
+    world.cluster.pod_deleted(first)
+    assert world.vacancy().free == 0b11111101
