@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Final
 
 from allocator.binding.binding import grant_of
+from allocator.rules.request import counted_vnpus
 from allocator.settings import Settings
 from allocator.state.holding import Holding
 from allocator.state.location import malformed_ids, read_location
@@ -224,7 +225,7 @@ def _check_pod(pod: Pod, *, is_theirs: bool) -> Finding | None:
     if pod.status.phase != "Running":
         return None
     if not real:
-        return _unclaimed(where, is_theirs=is_theirs)
+        return _unclaimed(pod, where, is_theirs=is_theirs)
     if grant is not None and set(real) != set(grant.take.names):
         sentence = f"{where} was given {','.join(real)} instead of {','.join(grant.take.names)}"
         advice = "all of them count as held until the pod ends; with MindCluster's device plugin this happens"
@@ -233,7 +234,7 @@ def _check_pod(pod: Pod, *, is_theirs: bool) -> Finding | None:
 
 
 def _without_chips(pod: Pod, where: str, *, is_theirs: bool) -> Finding:
-    if is_theirs and not any(each.chips for each in pod.spec.containers):
+    if is_theirs and counted_vnpus(pod):
         advice = f"until this project's device plugin runs there, no other pod gets a vNPU of that size ({PAGE})"
         return warning(f"{where}: MindCluster's device plugin does not say which vNPU it has", advice)
     advice = (
@@ -243,9 +244,14 @@ def _without_chips(pod: Pod, where: str, *, is_theirs: bool) -> Finding:
     return problem(f"{where} was bound without chips", advice)
 
 
-def _unclaimed(where: str, *, is_theirs: bool) -> Finding:
+def _unclaimed(pod: Pod, where: str, *, is_theirs: bool) -> Finding | None:
+    if is_theirs and counted_vnpus(pod):
+        return None  # that plugin never writes which one it was given
     if is_theirs:
-        advice = "check again in a few seconds; after a restart of MindCluster's device plugin it stays so"
+        advice = (
+            "check again in a few seconds; if MindCluster's device plugin has restarted it stays so, and the pod may "
+            f"have other chips than those that are written on it: delete it ({PAGE})"
+        )
         return warning(f"{where} runs, but has no annotation {REAL} yet", advice)
     advice = "the device plugin of that node did not claim it; the plugin's log says why"
     return problem(f"{where} runs, but has no annotation {REAL}", advice)

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.errors import UNREADABLE, ApiError, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
@@ -21,6 +21,8 @@ VOLCANO: Final = {"app": "volcano-scheduler"}
 """The labels of the pods of Volcano's scheduler."""
 
 _VOLCANOS_CONFIG: Final = ("volcano-system", "volcano-scheduler-configmap")
+_THEIR_PLUGIN_IN_VOLCANO: Final = "volcano-npu"
+"""The name of MindCluster's plugin has its version after this, as in ``volcano-npu_v26.0.0_linux-aarch64``."""
 _POLICY: Final = "ValidatingAdmissionPolicy"
 _POLICIES: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 WRITERS_CONDITION: Final = "by-others"
@@ -75,6 +77,18 @@ class _ConfigMap(msgspec.Struct):
     data: dict[str, str | None] | None = None
 
 
+class _VolcanoPlugin(msgspec.Struct):
+    name: str = ""
+
+
+class _VolcanoTier(msgspec.Struct):
+    plugins: list[_VolcanoPlugin] | None = None
+
+
+class _VolcanoConfig(msgspec.Struct):
+    tiers: list[_VolcanoTier] | None = None
+
+
 class _MatchCondition(msgspec.Struct):
     name: str
     expression: str
@@ -101,7 +115,8 @@ class Details:
         plugins: the command line of MindCluster's device plugin, by node.
         plugin_users: the users as which its device plugins write.
         volcano_users: the users as which Volcano's schedulers write.
-        volcano: the configuration of Volcano's scheduler; None if there is none, or it was not read.
+        chooses_by_volcano: whether Volcano's scheduler has MindCluster's plugin in its configuration; None if that is
+            not known.
         policies: the conditions of this project's admission policies, which name the users that may write.
         unread: why something could not be read, by what it is.
     """
@@ -109,7 +124,7 @@ class Details:
     plugins: Mapping[str, str] = field(default_factory=dict)
     plugin_users: frozenset[str] = frozenset()
     volcano_users: frozenset[str] = frozenset()
-    volcano: str | None = None
+    chooses_by_volcano: bool | None = None
     policies: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -173,10 +188,24 @@ def _details(
         {each.spec.node_name: each.spec.command_line for each in running},
         frozenset(each.user for each in running),
         frozenset(each.user for each in volcanos if each.runs),
-        "\n".join(each for each in (config.data or {}).values() if each is not None) if config is not None else None,
+        _has_their_plugin(config) if config is not None else None,
         tuple(_writers_conditions(policies)),
         unread,
     )
+
+
+def _has_their_plugin(config: _ConfigMap) -> bool | None:
+    """Whether a configuration of Volcano names MindCluster's plugin; None if it can't be read."""
+    names: list[str] = []
+    for key, text in (config.data or {}).items():
+        if not key.endswith(".conf"):
+            continue
+        try:
+            read = msgspec.yaml.decode(text or "{}", type=_VolcanoConfig)
+        except UNREADABLE:
+            return None
+        names += [plugin.name for tier in read.tiers or () for plugin in tier.plugins or ()]
+    return any(name.startswith(_THEIR_PLUGIN_IN_VOLCANO) for name in names)
 
 
 def _writers_conditions(policies: Iterable[_Policy]) -> Iterator[str]:

@@ -5,7 +5,6 @@ docs/mindcluster.md#by-halves.
 """
 
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -24,9 +23,12 @@ PLUGIN: Final = {**OURS, COMPONENT: "device-plugin"}
 ALLOCATOR: Final = {**OURS, COMPONENT: "allocator"}
 _VOLCANOS_NAME: Final = "volcano"
 
-_THEIR_PLUGIN_IN_VOLCANO: Final = re.compile(r"^[\s\-{]*name:\s*[\"']?volcano-npu", re.MULTILINE)
-"""MindCluster's plugin has its version in its name, as in ``volcano-npu_v26.0.0_linux-aarch64``."""
+_COMMAND: Final = "device-plugin"
+"""The executable of MindCluster's device plugin."""
 _FOLLOWS: Final = re.compile(r"--?volcanoType(?:=(.*))?")
+_SHELL_WORD: Final = re.compile(r"&&|\|\||[;&|()]|[^\s;&|()]+(?:\([^)]*\))?")
+"""A word of a shell's script, or what ends a command; variables of Kubernetes, as in ``$(NAME)``, are words."""
+_ENDS: Final = frozenset({"&&", "||", ";", "&", "|", ")"})
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
@@ -43,19 +45,19 @@ def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: D
     ours = sorted({pod.spec.node_name for pod in pods if _is_plugin(pod)})
     theirs = sorted(nodes_of_mindclusters_plugin(pods))
     allocates = any(_has(pod, ALLOCATOR) for pod in pods)
-    volcano = any(_has(pod, VOLCANO) for pod in pods) and (
-        details.volcano is None or _THEIR_PLUGIN_IN_VOLCANO.search(details.volcano) is not None
-    )
+    volcano = any(_has(pod, VOLCANO) for pod in pods) and details.chooses_by_volcano is not False
     if not (ours or theirs or allocates or volcano):
         yield ok("whose they are is not known: none of their pods is among the objects")
         return
     plugins = [pod for pod in pods if _is_plugin(pod) or _has(pod, THEIR_PLUGIN)]
     unready = sorted({pod.spec.node_name for pod in plugins if _is_unready(pod)})
     yield from _check_plugins(ours, theirs, set(npu_nodes), unready)
-    yield from _check_choosers(pods, allocates=allocates, volcano=volcano, is_sure=details.volcano is not None)
+    yield from _check_choosers(
+        pods, allocates=allocates, volcano=volcano, is_sure=details.chooses_by_volcano is not None
+    )
     if allocates and theirs:
         yield from _check_their_plugin(theirs, details)
-    if volcano and ours and not allocates and details.volcano is not None:
+    if volcano and ours and not allocates and details.chooses_by_volcano:
         works = "whole chips, faults and rescheduling work, vNPUs that are cut beforehand only with chooseChips"
         yield ok(f"MindCluster's scheduler over this device plugin, on {_nodes(ours)}", f"{works} ({PAGE})")
     if allocates:
@@ -109,13 +111,18 @@ def _check_choosers(pods: Iterable[Pod], *, allocates: bool, volcano: bool, is_s
 
 
 def _placed_by_both(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
-    """The nodes with pods of both schedulers, with one of each."""
-    placed = defaultdict[str, dict[bool, str]](dict)
-    for pod in pods:
-        is_ours = FENCE in pod.metadata.annotations
-        if ALLOCATED in pod.metadata.annotations and (is_ours or pod.spec.scheduler_name == _VOLCANOS_NAME):
-            placed[pod.spec.node_name].setdefault(is_ours, pod.key)
-    return {node: (keys[True], keys[False]) for node, keys in sorted(placed.items()) if len(keys) > 1}
+    """The nodes with pods of both schedulers, with one of each.
+
+    An allocator that has no leader election does not mark its pods: then those of Volcano may be anyone's.
+    """
+    placed = [pod for pod in pods if ALLOCATED in pod.metadata.annotations]
+    are_marked = any(FENCE in pod.metadata.annotations for pod in placed)
+    found = defaultdict[str, dict[bool, str]](dict)
+    for pod in placed:
+        is_ours = FENCE in pod.metadata.annotations or pod.spec.scheduler_name != _VOLCANOS_NAME
+        if is_ours or are_marked:
+            found[pod.spec.node_name].setdefault(is_ours, pod.key)
+    return {node: (keys[True], keys[False]) for node, keys in sorted(found.items()) if len(keys) > 1}
 
 
 def _check_their_plugin(theirs: Sequence[str], details: Details) -> Iterator[Finding]:
@@ -150,21 +157,38 @@ def _check_writers(details: Details, *, volcano: bool) -> Iterator[Finding]:
 def _follows(command_line: str) -> bool | None:
     """Whether a plugin follows the annotations of pods; None if its flags can't be told, as with variables.
 
-    Without a command line they are in its image.
+    Without a command line they are in its image. As Go reads flags, those after another word count for nothing.
     """
-    if not command_line:
+    words = _flags(command_line)
+    if words is None:
         return None
-    try:
-        words = list(shlex.shlex(command_line, posix=True, punctuation_chars=True))
-    except ValueError:
-        return None
-    words = [part for word in words for part in word.split()]
-    if any("volcanoType" in word for word in words) and "$" in command_line:
-        return None
-    given = [found[1] for word in words if (found := _FOLLOWS.fullmatch(word.strip("\"'")))]
+    given: list[str | None] = []
+    for word in words:
+        if found := _FOLLOWS.fullmatch(word):
+            given.append(found[1])
+        elif not word.startswith("-") or word == "--":
+            break
+    is_hidden = any(word.startswith("$") for word in words)
     if not given:
-        return None if "$" in command_line else False
-    return True if given[-1] is None or given[-1] in _TRUE else False if given[-1] in _FALSE else None
+        return None if is_hidden else False
+    value = given[-1]
+    if value is None or value in _TRUE:
+        return True
+    return False if value in _FALSE else None
+
+
+def _flags(command_line: str) -> list[str] | None:
+    """The words after the name of MindCluster's device plugin, up to the end of its command; None if it is not there.
+
+    They may be in a script for a shell, quoted as a whole.
+    """
+    words = _SHELL_WORD.findall(re.sub(r"(^|\s)#[^\n]*", " ", command_line))
+    plain = [word.strip("\"'") for word in words]
+    at = next((number for number, word in enumerate(plain) if word.rpartition("/")[2] == _COMMAND), None)
+    if at is None:
+        return None
+    ends = (number for number, word in enumerate(plain) if number > at and word in _ENDS)
+    return plain[at + 1 : next(ends, None)]
 
 
 def _is_plugin(pod: Pod) -> bool:

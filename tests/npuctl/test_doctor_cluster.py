@@ -175,8 +175,12 @@ def test_pods_over_mindclusters_plugin_are_claimed_later(tmp_path: Path) -> None
     plugin = pod("plugin", None, node="n1", namespace="kube-system", labels=labels)
     vnpu = pod("cut", None, node="n1")
     vnpu["spec"]["containers"][0]["resources"]["limits"] = {f"{RESOURCE}-2c": "1"}
+    ours = pod("written", None, node="n1", annotations={f"{RESOURCE}-2c": "Ascend910-2c-101-0", "predicate-time": "7"})
+    ours["spec"]["containers"][0]["resources"]["limits"] = {f"{RESOURCE}-2c": "1"}
     starting = pod("starting", 1, node="n1", chips=[7])
-    found = [each for each in bad(tmp_path, cut_node("n1"), report("n1"), plugin, vnpu, starting) if each[0] == "pods"]
+    found = [
+        each for each in bad(tmp_path, cut_node("n1"), report("n1"), plugin, vnpu, ours, starting) if each[0] == "pods"
+    ]
     assert found == [
         ("pods", "warning", "pod default/cut on node n1: MindCluster's device plugin does not say which vNPU it has"),
         ("pods", "warning", "pod default/starting on node n1 runs, but has no annotation huawei.com/AscendReal yet"),

@@ -22,8 +22,7 @@ from tests.e2e.programs import write_kubeconfig
 from tests.npuctl.manifests import Json, as_list, node, pod
 
 OURS = "ascend-affinity"
-THEIRS = "name: volcano-npu_v26.0.0_linux-aarch64"
-PLAIN = "name: gang"
+THEIRS = "tiers:\n- plugins:\n  - name: gang\n  - name: volcano-npu_v26.0.0_linux-aarch64\n"
 USER = "system:serviceaccount:kube-system:ascend-device-plugin-sa"
 FLAGS = "device-plugin -volcanoType=true -presetVirtualDevice=true"
 
@@ -107,7 +106,17 @@ def test_the_allocator_over_mindclusters_plugin(tmp_path: Path) -> None:
         ("device-plugin -volcanoType=$(V)", True),  # not known
         ("device-plugin $(FLAGS)", True),  # not known
         ("device-plugin", False),
+        ("device-plugin -logFile=/var/log/a#b.log -volcanoType=true", True),
+        ("device-plugin -logLevel=$(LEVEL) -volcanoType=false", False),
+        ("device-plugin -logLevel=$LEVEL", False),
+        ("device-plugin -volcanoType true -volcanoType=false", True),
+        ("device-plugin -- -volcanoType=true", False),
+        ("/bin/bash -c -- export P=/usr:$P; umask 027; /usr/local/bin/device-plugin -volcanoType=false", False),
+        ("/bin/bash -c -- cd /x && device-plugin -useAscendDocker=false; echo -volcanoType", False),
+        ("/bin/bash -c -- echo it's up; device-plugin -volcanoType=true", True),
+        ("sh -c 'device-plugin -volcanoType=true'", True),
         ("", True),  # not known
+        ("/entrypoint.sh", True),  # not known
     ],
 )
 def test_a_plugin_that_ignores_the_allocator_is_a_problem(flags: str, follows: bool, tmp_path: Path) -> None:  # noqa: FBT001
@@ -119,7 +128,7 @@ def test_a_plugin_that_ignores_the_allocator_is_a_problem(flags: str, follows: b
 
 def test_mindclusters_scheduler_over_this_plugin(tmp_path: Path) -> None:
     nodes = [node("n1"), our("device-plugin", "n1"), volcano()]
-    found = say(check(tmp_path, *nodes, details=Details(volcano=THEIRS)))
+    found = say(check(tmp_path, *nodes, details=Details(chooses_by_volcano=True)))
     assert found == [
         ("ok", "this project's device plugin on node n1"),
         ("ok", "chips are chosen by MindCluster's plugin of Volcano"),
@@ -129,9 +138,33 @@ def test_mindclusters_scheduler_over_this_plugin(tmp_path: Path) -> None:
 
 def test_volcano_without_mindclusters_plugin_chooses_nothing(tmp_path: Path) -> None:
     nodes = [node("n1"), our("device-plugin", "n1"), volcano()]
-    assert ("warning", "no known program chooses chips") in say(check(tmp_path, *nodes, details=Details(volcano=PLAIN)))
-    with_allocator = check(tmp_path, *nodes, our("allocator", "n1"), details=Details(volcano=PLAIN))
+    assert ("warning", "no known program chooses chips") in say(
+        check(tmp_path, *nodes, details=Details(chooses_by_volcano=False))
+    )
+    with_allocator = check(tmp_path, *nodes, our("allocator", "n1"), details=Details(chooses_by_volcano=False))
     assert ("ok", "chips are chosen by this project's allocator") in say(with_allocator)
+
+
+@pytest.mark.parametrize(
+    ("conf", "chooses"),
+    [
+        (THEIRS, True),
+        ("tiers: [{plugins: [{name: gang}, {name: volcano-npu_v6}]}]", True),
+        ('{"tiers": [{"plugins": [{"enableNodeOrder": true, "name": "volcano-npu_v6"}]}]}', True),
+        ("tiers:\n- plugins:\n  - name: gang\n  # - name: volcano-npu_v6\n", False),
+        ("actions: allocate\ntiers: null\n", False),
+        ("", False),
+        ("tiers: [{plugins", None),
+        ("tiers: 1", None),
+    ],
+)
+def test_mindclusters_plugin_is_found_in_volcanos_configuration(
+    conf: str,
+    chooses: bool | None,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    config = config_of_volcano({"volcano-scheduler.conf": conf, "notes": "volcano-npu: {"})
+    assert find_details(read(tmp_path, config).manifests).chooses_by_volcano is chooses
 
 
 def test_both_plugins_on_a_node_are_a_problem(tmp_path: Path) -> None:
@@ -146,7 +179,7 @@ def test_a_node_without_a_plugin_is_a_warning(tmp_path: Path) -> None:
 
 def test_pods_of_both_schedulers_on_a_node_are_a_problem(tmp_path: Path) -> None:
     both = [node("n1"), node("n2"), our("allocator", "n1"), volcano()]
-    details = Details(volcano=THEIRS)
+    details = Details(chooses_by_volcano=True)
     apart = [placed("ours", "n1", by_volcano=False), placed("theirs", "n2", by_volcano=True)]
     assert ("warning", "this project's allocator and Volcano both choose chips") in say(
         check(tmp_path, *both, *apart, details=details)
@@ -154,6 +187,45 @@ def test_pods_of_both_schedulers_on_a_node_are_a_problem(tmp_path: Path) -> None
     mixed = [placed("ours", "n1", by_volcano=False), placed("theirs", "n1", by_volcano=True)]
     sentence = "node n1 has pods of both schedulers: default/ours of this allocator, default/theirs of Volcano"
     assert ("problem", sentence) in say(check(tmp_path, *both, *mixed, details=details))
+
+
+def test_pods_that_no_leader_has_marked_are_told_apart_by_their_scheduler(tmp_path: Path) -> None:
+    """An allocator without leader election marks none; those of Volcano may be anyone's then."""
+    nodes, details = [node("n1"), our("allocator", "n1"), volcano()], Details(chooses_by_volcano=True)
+    unmarked = placed("ours", "n1", by_volcano=False)
+    del unmarked["metadata"]["annotations"][FENCE]
+    theirs = placed("theirs", "n1", by_volcano=True)
+    assert "problem" not in {
+        severity for severity, _ in say(check(tmp_path, *nodes, unmarked, theirs, details=details))
+    }
+    marked = placed("marked", "n1", by_volcano=False)
+    found = say(check(tmp_path, *nodes, unmarked, theirs, marked, details=details))
+    assert [severity for severity, _ in found].count("problem") == 1
+
+
+def test_pods_of_both_schedulers_are_no_problem_where_volcano_may_be_plain(tmp_path: Path) -> None:
+    mixed = [placed("ours", "n1", by_volcano=False), placed("theirs", "n1", by_volcano=True)]
+    found = say(check(tmp_path, node("n1"), our("allocator", "n1"), volcano(), *mixed))
+    assert "problem" not in {severity for severity, _ in found}
+
+
+def test_programs_that_have_ended_do_not_run(tmp_path: Path) -> None:
+    ended = [our("allocator", "n1"), our("device-plugin", "n1"), their_plugin("n1"), volcano()]
+    for each in ended:
+        each["status"]["phase"] = "Succeeded"
+    assert say(check(tmp_path, node("n1"), *ended)) == say(check(tmp_path, node("n1")))
+
+
+def test_only_the_flags_of_plugins_that_run_count(tmp_path: Path) -> None:
+    nodes = [node("n1"), node("n2"), our("allocator", "n1"), their_plugin("n1"), our("device-plugin", "n2")]
+    found = check(tmp_path, *nodes, details=Details(plugins={"n1": FLAGS, "n2": "device-plugin"}))
+    assert "problem" not in {each.severity for each in found}
+
+
+def test_the_schedulers_pairing_is_said_only_where_it_chooses_alone(tmp_path: Path) -> None:
+    nodes = [node("n1"), our("device-plugin", "n1"), our("allocator", "n1"), volcano()]
+    found = say(check(tmp_path, *nodes, details=Details(chooses_by_volcano=True)))
+    assert not [sentence for _, sentence in found if sentence.startswith("MindCluster's scheduler over")]
 
 
 def test_the_plugins_of_pools_are_recognized(tmp_path: Path) -> None:
@@ -170,10 +242,10 @@ def test_a_plugin_that_is_not_ready_is_a_warning(tmp_path: Path) -> None:
 
 def test_plain_volcano_needs_no_right_to_write(tmp_path: Path) -> None:
     volcanos = "system:serviceaccount:volcano-system:volcano-scheduler"
-    details = Details(volcano_users=frozenset({volcanos}), volcano=f"# - {THEIRS}\n- {PLAIN}", policies=("!(u in [])",))
+    details = Details(volcano_users=frozenset({volcanos}), chooses_by_volcano=False, policies=("!(u in [])",))
     nodes = [node("n1"), our("device-plugin", "n1"), our("allocator", "n1"), volcano()]
     assert not [each for each in check(tmp_path, *nodes, details=details) if each.severity != "ok"]
-    theirs = say(check(tmp_path, *nodes, details=replace(details, volcano=f"  - {THEIRS}")))
+    theirs = say(check(tmp_path, *nodes, details=replace(details, chooses_by_volcano=True)))
     assert ("problem", "the admission policy refuses what Volcano's scheduler writes on pods") in theirs
 
 
@@ -221,7 +293,7 @@ async def test_odd_objects_and_failed_requests_cost_only_themselves(status: int,
         write_kubeconfig(path, f"http://{address}", "token")
         client = await stack.enter_async_context(await KubeClient.connect(str(path)))
         details = await read_details(client)
-    assert (details.plugins, details.volcano) == ({"n1": ""}, None)
+    assert (details.plugins, details.chooses_by_volcano) == ({"n1": ""}, None)
     assert set(details.unread) == {"admission policies", "Volcano's configuration"}
     assert "no" in details.unread["admission policies"]
     assert "`$.data`" in details.unread["Volcano's configuration"]
@@ -256,7 +328,7 @@ def their_plugin_with(command_line: object) -> Json:
     return plugin
 
 
-DETAILS = Details({"n1": f"/bin/bash -c -- {FLAGS}"}, frozenset({USER}), volcano=THEIRS)
+DETAILS = Details({"n1": f"/bin/bash -c -- {FLAGS}"}, frozenset({USER}), chooses_by_volcano=True)
 
 
 async def test_details_are_read_from_the_api_server(tmp_path: Path) -> None:
@@ -276,7 +348,12 @@ def test_details_are_found_in_files(tmp_path: Path) -> None:
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
         "metadata": {"name": "annotations", "labels": {"app.kubernetes.io/part-of": OURS}},
-        "spec": {"matchConditions": [{"name": "by-others", "expression": "!(u in [])"}]},
+        "spec": {
+            "matchConditions": [
+                {"name": "changes", "expression": "has(o)"},
+                {"name": "by-others", "expression": "!(u in [])"},
+            ]
+        },
     }
     other = {**policy, "metadata": {"name": "other"}}
     config = config_of_volcano({"volcano-scheduler.conf": THEIRS})
