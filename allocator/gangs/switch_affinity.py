@@ -4,9 +4,10 @@ docs/spec/switch-affinity.md; which servers is decided by ``allocator/switches``
 a server of its own, in the order of the ranks.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -185,32 +186,48 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         """Place a pod on the one node that its scheduler has chosen.
 
         Of a job that starts: below a switch where the job as a whole would have one more server, or its minimum, if it
-        does not fit as a whole. What its other pods
-        have counts as free for that, so it does not matter in which order they come. The successor of a pod that has
-        ended may be where it could be placed as well.
+        does not fit as a whole. What its other pods have counts as free for that, so it does not matter in which order
+        they come. The successor of a pod that has ended may be where it could be placed as well.
         """
         member = gang.members[0]
-        elsewhere = replace(gang, members=(replace(member, candidates=None),), candidates=None)
-        servers, spot = (yield from Servers.read(elsewhere, index)), index.topology.location(node).spot
+        any_pod = replace(member, uid="", pod="", rank=0, candidates=None)
+        elsewhere = replace(gang, members=(any_pod,), candidates=None)
+        spot, starts = index.topology.location(node).spot, not (there and member.rank in gang.record)
+        servers, whole = yield from self._everywhere(elsewhere, view, there, index)
         if spot is None or servers.names.get(spot) != node:
             return self._refuse(gang, Lack("the node is below no known switch, or not free for it"), servers)
-        if there and member.rank in gang.record:
+        found = whole
+        if not starts:
             found = self._complete(servers.restricted(spot), there, view, 1)
             if isinstance(found, Placement) and spot.switch not in {each.switch for each in there}:
                 found = self._of_whole_switch(found, spot, there, servers, view)
-        else:
+        elif isinstance(found, Placement):
+            planned, used = (Counter(each.switch for each in spots)[spot.switch] for spots in (found.spots, there))
+            if planned <= used:
+                names = some(sorted({view.table.switches[each.switch] for each in found.spots}))
+                found = Lack(f"its servers would be below other switches: {names}")
+        if isinstance(found, Lack):
+            return self._refuse(gang, found, servers)
+        return [self._seat(member, spot, servers, found.states)]
+
+    def _everywhere(
+        self, gang: GangRequest, view: SwitchView, there: Collection[Spot], index: NodeIndex
+    ) -> "Steps[tuple[Servers, Placement | Lack]]":
+        """The servers on which a pod fits, and where the job would be placed as a whole, its other pods included.
+
+        Both are the same for every node: a scheduler that chooses the nodes asks about one after the other.
+        """
+        recent = RECENT.setdefault(index, deque(maxlen=_MOST_KNOWN))
+        known = next((each for each in recent if each.version == index.version and each.gang == gang), None)
+        if known is None:
+            servers = yield from Servers.read(gang, index)
             rooms, more = servers.rooms(view.others, also=there), len(there) + 1
             found = self._anew(rooms, max(self.demand.pods, more), view.table)
             if isinstance(found, Lack) and (fewer := max(gang.minimum, more)) < self.demand.pods:
                 found = self._anew(rooms, fewer, view.table)
-            if isinstance(found, Placement):
-                planned, used = (Counter(each.switch for each in spots)[spot.switch] for spots in (found.spots, there))
-                if planned <= used:
-                    names = some(sorted({view.table.switches[each.switch] for each in found.spots}))
-                    found = Lack(f"its servers would be below other switches: {names}")
-        if isinstance(found, Lack):
-            return self._refuse(gang, found, servers)
-        return [self._seat(member, spot, servers, found.states)]
+            known = _Known(index.version, gang, servers, found)
+            recent.append(known)
+        return known.servers, known.whole
 
     def _of_whole_switch(
         self, found: Placement, spot: Spot, there: Collection[Spot], servers: "Servers", view: SwitchView
@@ -297,4 +314,16 @@ class Servers:
         return Seat(member.uid, member.pod, name, fit.take, part)
 
 
+class _Known(NamedTuple):
+    """What was found, and for what."""
+
+    version: int
+    gang: GangRequest
+    servers: Servers
+    whole: Placement | Lack
+
+
 _NOBODY: Final = SwitchUse()
+_MOST_KNOWN: Final = 2
+"""With and without the nodes on which pods of the job have failed."""
+RECENT: Final[WeakKeyDictionary[NodeIndex, deque[_Known]]] = WeakKeyDictionary()

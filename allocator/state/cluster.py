@@ -31,6 +31,7 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
+from allocator.state.swaps import after_end, after_report
 from allocator.state.switches import Switches, asks_for_switches, read_state
 from allocator.state.unexplained import UnexplainedChips
 from allocator.state.waiting import WaitingPods
@@ -216,7 +217,7 @@ class Cluster:
                 self._remember(pod)
             record = self._record(pod.spec.node_name)
             record.holdings[pod.uid] = holding
-            record.swaps.seen(pod.uid, holding)
+            record.swaps = after_report(record.swaps, pod.uid) if holding.is_claimed else record.swaps
             self._refresh(pod.spec.node_name)
         else:
             self._unhold(pod)
@@ -282,7 +283,7 @@ class Cluster:
         """Take over that a pod holds nothing of a node any more."""
         holding = record.holdings.pop(uid, None)
         if holding is not None:
-            record.swaps.ended(uid, holding, record.holdings)
+            record.swaps = after_end(record.swaps, uid, holding, record.holdings)
             self._drop_if_empty(record.name)
 
     def _set_product(self, record: NodeRecord, product: Product | None) -> None:

@@ -6,7 +6,6 @@ pod is considered by no scheduler until its gates are removed, and its peers wou
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import count
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -29,7 +28,24 @@ from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, at_once
 
-_VERSIONS: Final = count(1)
+
+class Versions:
+    """Numbers the versions of jobs.
+
+    Attributes:
+        latest: the last one; while it stays, no job has changed.
+    """
+
+    def __init__(self) -> None:
+        self.latest = 0
+
+    def take(self) -> int:
+        """Return the next one."""
+        self.latest += 1
+        return self.latest
+
+
+VERSIONS: Final = Versions()
 
 
 class Cooperation(NamedTuple):
@@ -68,7 +84,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     size: int = 0
     present: int = 0
     ended: int = 0
-    version: int = msgspec.field(default_factory=_VERSIONS.__next__)
+    version: int = msgspec.field(default_factory=VERSIONS.take)
     first_version: int = 0
     group: JobFacts | None = None
     source: JobFacts | None = None
@@ -125,7 +141,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         self.group, self.source, self._minimum = group, source, None
         self.settings = places(((self.key, group), (self.source_key, source)))
         self._ranks.know(source.parts if source is not None else ())
-        self.version = next(_VERSIONS)
+        self.version = VERSIONS.take()
 
     @property
     def min_available(self) -> int:
@@ -300,7 +316,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
             self._placed[uid] = node
             self._on[node] = self._on.get(node, 0) + 1
         if not old or not node:
-            self.version = next(_VERSIONS)
+            self.version = VERSIONS.take()
 
     def _leave(self, uid: str) -> None:
         node = self._placed.pop(uid, None)
@@ -321,7 +337,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         self._pods[pod.uid] = pod
         # Schedulers update the status of every refused pod, and then filter its peers.
         if old is None or not _is_as_before(old, pod):
-            self.version = next(_VERSIONS)
+            self.version = VERSIONS.take()
         self.present += 1
         self.size += pod.requests_chips
         self.ended += pod.requests_chips and not pod.is_live
@@ -338,7 +354,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         self._leave(uid)
         self._ranks.remove(uid)
         if self._remove(uid) is not None:
-            self.version = next(_VERSIONS)
+            self.version = VERSIONS.take()
 
     def _remove(self, uid: str) -> Pod | None:
         pod = self._pods.pop(uid, None)

@@ -98,7 +98,7 @@ class NodeRecord:
     seen: tuple[int, float] | None = None
     stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
-    swaps: Swaps = field(default_factory=Swaps)
+    swaps: Swaps = field(default_factory=dict)
     offer: "Offer | None" = None
     node: "Node | None" = None
     product: Product | None = None
@@ -117,6 +117,11 @@ class NodeRecord:
     def held(self) -> ChipSet:
         """The chips of the pods on it."""
         return functools.reduce(operator.or_, (each.chips for each in self.holdings.values()), 0)
+
+    @property
+    def swapped(self) -> ChipSet:
+        """The chips of pods that have ended, and that others on it may have."""
+        return functools.reduce(operator.or_, (chips for chips, _ in self.swaps.values()), 0)
 
     @property
     def disputed(self) -> int:

@@ -6,46 +6,29 @@ it restarts in between. While it has not said so of a pod, the chips of those th
 This project's plugin hands over what is written, and says so with the same request as that it has done so.
 """
 
-import functools
-import operator
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import TypeAlias
 
 from allocator.state.holding import Holding
 from ascend.chips import ChipSet
 
+Swaps: TypeAlias = Mapping[str, tuple[ChipSet, frozenset[str]]]
+"""By the uid of a pod that has ended: its chips, and the uids of the pods that may have them."""
 
-@dataclass(slots=True)
-class Swaps:
-    """The chips on a node that pods of which it is unknown may have, after the end of those that they were meant for.
 
-    Attributes:
-        chips: all of them.
-    """
+def after_end(swaps: Swaps, uid: str, holding: Holding, others: Mapping[str, Holding]) -> Swaps:
+    """The chips that others may have once a pod has ended; ``others`` is what each pod beside it holds."""
+    suspects = frozenset(other for other, each in others.items() if _may_be_swapped(holding, each))
+    left = after_report(swaps, uid)
+    return {**left, uid: (holding.chips, suspects)} if suspects else left
 
-    chips: ChipSet = 0
-    _left: dict[str, tuple[ChipSet, set[str]]] = field(default_factory=dict)  # by the ended pod; who may have them
 
-    def ended(self, uid: str, holding: Holding, others: dict[str, Holding]) -> None:
-        """Note that a pod has ended, while others hold something."""
-        self._settle(uid)
-        if suspects := {other for other, each in others.items() if _may_be_swapped(holding, each)}:
-            self._left[uid] = holding.chips, suspects
-            self._count()
-
-    def seen(self, uid: str, holding: Holding) -> None:
-        """Note what a live pod holds."""
-        if holding.is_claimed and self._left:
-            self._settle(uid)
-
-    def _settle(self, uid: str) -> None:
-        for ended, (_, suspects) in list(self._left.items()):
-            suspects.discard(uid)
-            if not suspects:
-                del self._left[ended]
-        self._count()
-
-    def _count(self) -> None:
-        self.chips = functools.reduce(operator.or_, (chips for chips, _ in self._left.values()), 0)
+def after_report(swaps: Swaps, uid: str) -> Swaps:
+    """The chips that others may have once it is known which ones a pod has."""
+    if not swaps:
+        return swaps
+    left = ((ended, (chips, suspects - {uid})) for ended, (chips, suspects) in swaps.items())
+    return {ended: each for ended, each in left if each[1]}
 
 
 def _may_be_swapped(ended: Holding, other: Holding) -> bool:

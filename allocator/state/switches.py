@@ -14,7 +14,7 @@ from allocator.rules.job import JobKey
 from allocator.rules.job_products import TOR_AFFINITY
 from allocator.rules.job_settings import with_settings
 from allocator.state.block_record import BlockRecord
-from allocator.state.job import Job
+from allocator.state.job import VERSIONS, Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import OnSwitch
 from allocator.switches.demand import Version, schema_of
@@ -105,6 +105,7 @@ class Switches:
         self.table: SwitchTable | str = _MISSING
         self._moves = 0
         self._revision = 0
+        self._seen = (-1, -1, -1)
         self._spanning: Mapping[JobKey, Spanning] = {}
         # What was read of each job, with the versions of its pods and of where nodes are at that time.
         self._read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}
@@ -155,12 +156,15 @@ class Switches:
 
     def spanning(self) -> Mapping[JobKey, Spanning]:
         """The jobs that span switches, those included of which some pods are being replaced."""
+        seen = (VERSIONS.latest, len(self._jobs), self._moves)
+        if seen == self._seen:
+            return self._spanning
         read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}  # nothing of jobs that are gone
         for key, job in self._jobs.items():
             if job.is_on_several_nodes or (job.is_gang and job.placed):
                 version, known = (job.version, self._moves), self._read.get(key)
                 read[key] = known if known is not None and known[0] == version else (version, self._spans(job))
-        self._read = read
+        self._read, self._seen = read, seen
         spanning = {key: found for key, (_, found) in read.items() if found is not None}
         if spanning != self._spanning:
             self._spanning = spanning

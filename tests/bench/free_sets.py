@@ -14,6 +14,7 @@ from ascend.products import ASCEND_910A
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import node, pod
 from tests.allocator.harness import node_manifest, pod_manifest
+from tests.allocator.switches.world import WIDTH, address, table
 
 
 def node_name(number: int) -> str:
@@ -41,10 +42,15 @@ def in_memory(count: int, seed: int, ledger: Ledger) -> DecisionEngine:
 
 
 async def on_server(server: ApiServer, count: int, seed: int) -> None:
-    """Create these servers, and the pods that hold their chips, in an API server."""
+    """Create these servers, and the pods that hold their chips, in an API server; they are below leaf switches."""
+    switches = table(range(-(-count // WIDTH)))
+    metadata = {"name": switches.name, "namespace": switches.metadata.namespace}
+    await server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(switches.data)})
     for number, held in enumerate(held_chips(count, seed)):
         name = node_name(number)
-        await server.create(node_manifest(name))
+        made = node_manifest(name)
+        made["status"]["addresses"] = [{"type": "InternalIP", "address": address(*divmod(number, WIDTH))}]
+        await server.create(made)
         if held:
             holder = pod_manifest(f"holds-{name}", len(held), annotations=Grant(held, number).annotations())
             assert holder["spec"]["containers"][0]["resources"]["limits"] == {RESOURCE: str(len(held))}

@@ -7,15 +7,16 @@ Volcano sends the node with all pods on it in each of these calls; the bodies ar
 import json
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import MIN_AVAILABLE, RANK
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP
-from tests.allocator.harness import running
+from tests.allocator.harness import Allocator, running
 from tests.bench.free_sets import node_name, on_server
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
 
@@ -26,32 +27,44 @@ _SESSIONS: Final = (4, 2)
 _OTHERS: Final = (0, 8)
 """How many pods Volcano has on the node, all of which are in the body of the call."""
 _SIZE: Final = 2
-_GANG: Final = {GROUP: "gang", MIN_AVAILABLE: str(_SIZE)}
+_KINDS: Final = {"plain": {}, "switch affinity": {"tor-affinity": "large-model-schema"}}
+"""The labels of the pods of each gang."""
 
 
 async def measure(run: Run) -> Outcome:
     nodes = _NODES[run.quick]
     outcome = Outcome()
-    shown = table("pods on the node", "bytes of the call", "fits", "p50 ms", "p99 ms", "max ms")
+    shown = table("gang", "pods on the node", "bytes of the call", "fits", "p50 ms", "p99 ms", "max ms")
     with tempfile.TemporaryDirectory(prefix="aa-") as folder:
         async with ApiServer() as server:
             await on_server(server, nodes, run.seed)
             ours = running(server, Path(folder), volcano_address="127.0.0.1:0")
             async with ours as allocator, aiohttp.ClientSession() as http:
-                pods = [await allocator.pod(f"gang-{rank}", 8, annotations=_GANG) for rank in range(_SIZE)]
                 url = f"http://{allocator.app.volcano_address}/volcano/predicate"
-                for others in _OTHERS:
-                    bodies = [_body(pods[0], node_name(number), others) for number in range(nodes)]
-                    taken, fitting = await _sessions(run, http, url, bodies, f"{nodes:,} nodes, {others} pods on each")
+                for (kind, labels), others in product(_KINDS.items(), _OTHERS):
+                    pod = await _gang(allocator, f"{kind.replace(' ', '-')}-{others}", labels)
+                    bodies = [_body(pod, node_name(number), others) for number in range(nodes)]
+                    what = f"{kind}: {nodes:,} nodes, {others} pods on each"
+                    taken, fitting = await _sessions(run, http, url, bodies, what)
                     figures = [ms(each) for each in (p50(taken), p99(taken), max(taken))]
-                    shown.add_row(str(others), f"{len(bodies[0]):,}", f"{fitting / len(taken):.0%}", *figures)
-                    outcome.raw[f"{others} pods on the node, predicate, s"] = taken
+                    shown.add_row(kind, str(others), f"{len(bodies[0]):,}", f"{fitting / len(taken):.0%}", *figures)
+                    outcome.raw[f"{kind}, {others} pods on the node, predicate, s"] = taken
     outcome.show(
         f"volcano: one predicate call over HTTP, a gang's pod of 8 chips on each of {nodes:,} nodes",
         shown,
         "fits: on this share of the nodes. Allocator and client share one thread, so the numbers include both.",
     )
     return outcome
+
+
+async def _gang(allocator: Allocator, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    """Create a gang, and return its first pod."""
+    annotations = {GROUP: name, MIN_AVAILABLE: str(_SIZE)}
+    pods = [
+        await allocator.pod(f"{name}-{rank}", 8, labels=labels, annotations=annotations | {RANK: str(rank)})
+        for rank in range(_SIZE)
+    ]
+    return pods[0]
 
 
 async def _sessions(
