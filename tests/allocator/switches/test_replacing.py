@@ -9,7 +9,7 @@ from allocator.binding.annotations import Stamper
 from allocator.state.reservation import Stage
 from allocator.switches.replacing import Staying, replace_v1, replace_v2
 from allocator.switches.returning import return_single_layer, return_v1, return_v2
-from allocator.switches.rooms import Lack, Room, Schema, Spot, SwitchState, Use
+from allocator.switches.rooms import Lack, Placement, Room, Schema, Spot, SwitchState, Use
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -269,3 +269,42 @@ def test_a_switch_to_which_a_scheduler_returns_pods_is_shared_if_servers_are_lef
     world.add(*(made := again(pods, *range(4, pods))))
     returned = [bind_on(world, each, f"t1-{slot}") for slot, each in enumerate(made)]
     assert written(returned, "isSharedTor") == uses
+
+
+@pytest.mark.parametrize(
+    ("case", "left", "expected"),
+    [
+        ("tor2-4", {0: (3,), 1: (), 2: ALL, 3: (0, 1)}, 0),  # the switches of the job suffice
+        ("tor2-5", {2: ALL, 3: (0, 1)}, 2),  # the nodes below these are gone
+    ],
+)
+def test_a_pod_of_eight_is_replaced_as_the_reference_does_it(
+    case: str, left: dict[int, tuple[int, ...]], expected: int
+) -> None:
+    states = {0: SwitchState(Use.SHARED), 2: SwitchState(Use.SHARED), 3: SwitchState(Use.SHARED, is_healthy=False)}
+    rooms = [Room(switch, slots, states.get(switch, SwitchState(Use.FREE))) for switch, slots in left.items()]
+    there = [*(Spot(0, slot) for slot in range(3)), *(Spot(1, slot) for slot in ALL)]
+    written = {0: SwitchState(Use.SHARED), 1: SwitchState(Use.EXCLUSIVE)}
+    found = replace_v2(rooms, 1, Staying(there, written, 8), Schema.NORMAL, 2)
+    assert isinstance(found, Placement), case
+    assert [spot.switch for spot in found.spots] == [expected]
+
+
+def test_a_job_shares_no_more_switches_than_it_may_when_pods_are_replaced() -> None:
+    """It shares two already, so the missing pods need a switch of their own, or have to wait."""
+    there = [Spot(0, 0), Spot(1, 0)]
+    staying = Staying(there, {0: SwitchState(Use.SHARED), 1: SwitchState(Use.SHARED)}, 4)
+    shared = Room(2, (0, 1), SwitchState(Use.SHARED))
+    assert isinstance(replace_v2([shared], 2, staying, Schema.LARGE, 2), Lack)
+    found = replace_v2([shared, Room(3, (0, 1), SwitchState(Use.FREE))], 2, staying, Schema.LARGE, 2)
+    assert isinstance(found, Placement)
+    assert {spot.switch for spot in found.spots} == {3}
+
+
+def test_pods_are_replaced_below_exclusive_switches_of_the_job_first() -> None:
+    there = [*(Spot(0, slot) for slot in (0, 1)), Spot(1, 0)]
+    staying = Staying(there, {0: SwitchState(Use.SHARED), 1: SwitchState(Use.EXCLUSIVE)}, 4)
+    rooms = [Room(0, (2,), SwitchState(Use.SHARED)), Room(1, (2,), SwitchState(Use.EXCLUSIVE))]
+    found = replace_v2(rooms, 1, staying, Schema.LARGE, 2)
+    assert isinstance(found, Placement)
+    assert found.spots == [Spot(1, 2)]

@@ -174,3 +174,18 @@ def test_what_is_written_does_not_count_in_version_1() -> None:
     for each in bound[:4]:
         after.add(replace(each, status=replace(each.status, phase="Succeeded")))
     assert after.cluster.switches.uses() == {}
+
+
+@pytest.mark.parametrize(
+    ("case", "slots", "spans"), [("tor-across-1", ((0, 1), (2, 3)), True), ("tor-across-5", ((0, 1, 2, 3), ()), False)]
+)
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_job_spans_switches_as_the_reference_says(
+    version: str, case: str, slots: tuple[tuple[int, ...], ...], *, spans: bool
+) -> None:
+    world = switches(*slots, version=version)
+    pods = job(4, LARGE)
+    world.add(*pods)
+    bind(world, pods)
+    used = world.cluster.switches.uses()
+    assert {switch for switch, use in used.items() if use.spanning} == ({0, 1} if spans else set()), case
