@@ -8,12 +8,14 @@ credentials takes, since the permission to post a Binding ends with it (``alloca
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlencode
+from weakref import WeakSet
 
 import aiohttp
 import msgspec
@@ -28,6 +30,7 @@ STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 1.0
 CONNECTIONS: Final = 100
 """The most connections at the same time; each watch keeps one."""
 
@@ -62,8 +65,9 @@ class KubeClient:
         self._access = access
         self._headers = access.headers
         self._reload = reload
+        self._sockets = WeakSet[socket.socket]()
         # With trust_env aiohttp would look up the proxy, in a thread, for every request; once is enough.
-        connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=access.tls)
+        connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=access.tls, socket_factory=self._open)
         # API servers set no cookies; a cookie jar would be searched for every request.
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
 
@@ -84,8 +88,25 @@ class KubeClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections.
+
+        Those over TLS that were given up meanwhile may still be ending in order, which waits for the server: they would
+        outlive the event loop.
+        """
         await self._session.close()
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while any(each.fileno() >= 0 for each in self._sockets):  # noqa: ASYNC110 - a socket has no event
+                    await asyncio.sleep(0)
+
+    def _open(self, address: tuple[Any, ...]) -> socket.socket:
+        family, kind, protocol = address[:3]
+        opened = socket.socket(family, kind, protocol)
+        self._sockets.add(opened)
+        return opened
 
     @property
     def url(self) -> str:
@@ -177,16 +198,10 @@ class KubeClient:
                 response.release()
                 await self._refresh_credentials(self._reload)
                 response = await send()
-            # aiohttp forgets the connection when reading is cancelled, and closes it in order.
-            transport = response.connection.transport if response.connection is not None else None
             async with response:
-                try:
-                    if response.status >= HTTPStatus.BAD_REQUEST:
-                        raise read_error(response, await response.read())
-                    yield response
-                finally:
-                    if transport is not None and not response.content.is_eof():
-                        transport.abort()  # an orderly end of TLS would wait for the server
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    raise read_error(response, await response.read())
+                yield response
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
             raise Unreachable(f"{method} {self.url}{path}: {text}") from error

@@ -241,8 +241,29 @@ async def test_a_binding_is_not_posted_again_after_its_time() -> None:
     assert len(posted) == 1
 
 
-@pytest.mark.parametrize("status", [0, 200, 403])
-async def test_a_connection_over_tls_ends_without_the_server(status: int, tmp_path: Path) -> None:
+async def read_lines(client: KubeClient) -> None:
+    async with client.stream("/x", query={}, idle_timeout_s=0.2) as lines:
+        async for _ in lines:
+            pass
+
+
+CHUNK = "Transfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"
+BEGINNINGS = {
+    "no answer": "",
+    "a part of the headers": "HTTP/1.1 200 OK\r\nX",
+    "a part of a body": f"HTTP/1.1 200 OK\r\n{CHUNK}",
+    "a part of an error": f"HTTP/1.1 403 Forbidden\r\n{CHUNK}",
+    "a part of a refusal": f"HTTP/1.1 401 Unauthorized\r\n{CHUNK}",
+}
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS.values(), ids=BEGINNINGS)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_connection_over_tls_ends_without_the_server(
+    streams: bool,  # noqa: FBT001
+    beginning: str,
+    tmp_path: Path,
+) -> None:
     # The orderly end of TLS waits for the other side: the connection would outlive the client, and its event loop.
     authority = Authority(tmp_path)
     pair = authority.sign("server", "IP:127.0.0.1")
@@ -257,21 +278,18 @@ async def test_a_connection_over_tls_ends_without_the_server(status: int, tmp_pa
         accepted, _ = listening.accept()
         with tls.wrap_socket(accepted, server_side=True) as connection:
             connection.recv(1 << 16)
-            head = f"HTTP/1.1 {status or 200} X\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"
-            connection.sendall(head.encode())
+            connection.sendall(beginning.encode())
             return socket.socket(fileno=os.dup(connection.fileno()))
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
         serving = asyncio.create_task(asyncio.to_thread(serve, listening))
         url = f"https://127.0.0.1:{listening.getsockname()[1]}"
         access = Access(url, ssl.create_default_context(cafile=authority.cert), anonymous)
-        async with KubeClient(access) as client:
-            if status:
-                with pytest.raises(Unreachable, match="no answer within"):
-                    await client.request("GET", "/x", timeout_s=0.5)
-            else:
-                async with client.stream("/x", query={}, idle_timeout_s=20) as lines:
-                    assert await anext(lines) == b"one"
+        async with KubeClient(access, lambda: asyncio.sleep(0, access)) as client:
+            asked = read_lines(client) if streams else client.request("GET", "/x", timeout_s=0.2)
+            with pytest.raises(Unreachable):
+                await asked
         with await serving as connection:
             connection.settimeout(5)
             while await asyncio.to_thread(connection.recv, 1 << 16):
