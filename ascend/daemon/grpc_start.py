@@ -23,10 +23,11 @@ async def start_server(server: "grpc.aio.Server") -> None:
         stopping = asyncio.ensure_future(_stop(starting, server))
         while not stopping.done():  # it may be cancelled again meanwhile
             with suppress(asyncio.CancelledError):
-                await asyncio.shield(stopping)
+                await asyncio.wait({stopping})
         raise
 
 
 async def _stop(starting: "asyncio.Future[None]", server: "grpc.aio.Server") -> None:
-    await starting
-    await server.stop(None)
+    await asyncio.wait({starting})
+    if starting.exception() is None:
+        await server.stop(None)

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import structlog
@@ -120,24 +119,24 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         request: pb.PreferredAllocationRequest,
         context: Context,
     ) -> pb.PreferredAllocationResponse:
+        self._begin_call(context)
         answer = pb.PreferredAllocationResponse()
-        with self._answering():
-            await self._prepare()
-            for each in request.container_requests:
-                ids = await self._prefer(each)
-                answer.container_responses.add(deviceIDs=ids)
+        await self._prepare()
+        for each in request.container_requests:
+            ids = await self._prefer(each)
+            answer.container_responses.add(deviceIDs=ids)
         return answer
 
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _begin_call(self, context: Context) -> None:
         self._calls += 1
         self.idle.clear()
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self.idle.set()
+        # Once the answer is sent, which is after the handler has ended.
+        context.add_done_callback(self._end_call)  # type: ignore[arg-type]  # the stubs want a class of their own
+
+    def _end_call(self, _context: object) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self.idle.set()
 
     async def _prepare(self) -> None:
         if self._before_first_call is not None:
@@ -158,8 +157,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         return ids
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
-        with self._answering():
-            return await self._allocate(request, context)
+        self._begin_call(context)
+        return await self._allocate(request, context)
 
     async def _allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         started_s = time.perf_counter()

@@ -42,7 +42,7 @@ LOOKS = 2
 VERSION_LIMIT_S = 1.0
 STREAM_END_S = 0.5
 SETTLE_S = 0.05
-"""A kubelet notices the end of a stream, or an answer, within a millisecond; a registration takes it ten."""
+"""A kubelet notices the end of a stream within a millisecond; a registration takes it ten."""
 
 
 async def _end_stream(servicer: DevicePluginServicer) -> None:
@@ -189,7 +189,6 @@ class Succession:
             async with asyncio.timeout(CAP_S):
                 for each in self._registered:
                     await each.servicer.idle.wait()
-        await asyncio.sleep(SETTLE_S)  # the answer to the last call is sent after its handler has ended
 
     async def _wait(self) -> None:
         try:

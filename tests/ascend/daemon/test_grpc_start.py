@@ -2,11 +2,26 @@
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import grpc.aio
 import pytest
 
 from ascend.daemon.grpc_start import start_server
+
+
+async def test_a_start_that_fails_after_it_was_cancelled_is_cancelled() -> None:
+    class Failing:
+        async def start(self) -> None:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            raise OSError("the address is in use")
+
+    task = asyncio.create_task(start_server(cast("grpc.aio.Server", Failing())))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.parametrize("cancels", [1, 2])
