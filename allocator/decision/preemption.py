@@ -192,7 +192,7 @@ class Preemption:
     def without(self, record: NodeRecord, gone: Collection[str], pod: Pod | None = None) -> Offer:
         """What a node would have left for a pod without these pods; a refusal if it can't be used."""
         uid, priority = (pod.uid, pod.priority) if pod is not None else ("", 0)
-        return offer_without(record, gone, self._ledger, uid, priority)
+        return offer_without(record, gone, self._ledger, (uid,), priority)
 
     async def _improve_gang(
         self, pod: Pod, request: ChipRequest, gang: Job, suggested: Mapping[str, Suggestion]
@@ -264,7 +264,7 @@ class Preemption:
             request = self._engine.request_of(pod)
             occupants = self._occupants(record, request)
             lower = {each.uid for each in occupants if each.terminating or each.priority < pod.priority}
-            offer = offer_without(record, lower, self._ledger, job.key.plan, pod.priority)
+            offer = offer_without(record, lower, self._ledger, (job.key.plan,), pod.priority)
             if isinstance(offer, Vacancy):
                 offer = offer.without(Take(chip_set=chips[node]))
             fit = _judge(offer, request)

@@ -46,8 +46,7 @@ class Tentative:
         request, gang = resolved.chips, resolved.gang
         if gang is not None and (lacking := self._engine.gangs.lacks(gang, pod)) is not None:
             raise lacking
-        others = [each for each in beside if each.uid != pod.uid]
-        job = self._cluster.jobs.job_of(pod)
+        others, job = [each for each in beside if each.uid != pod.uid], resolved.job
         if request.is_spread and (job.shares(node, pod.uid) or any(each.uid in job.pods for each in others)):
             raise peer_on_node()
         if gang is not None and resolved.policy.level is not None:
@@ -55,8 +54,8 @@ class Tentative:
         record = self._cluster.nodes.get(node)
         if record is None:
             raise unknown_node(node)
-        own = [gang.key.plan] if gang is not None else []
-        with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(own):
+        usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
+        with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(usable):
             verdict = self._judge(record, request, others)
         if isinstance(verdict, Refusal):
             raise Refusal(verdict.reason, verdict.message)
@@ -87,7 +86,8 @@ class Tentative:
             if (held := record.holdings.get(each.uid)) is not None and held.unreadable is None and held.chips
         ]
         gone = {each.uid for each in occupants}
-        empty = offer_without(record, gone, self._ledger, pod.uid, pod.priority)
+        owners = (pod.uid,) if resolved.gang is None else (pod.uid, resolved.gang.key.plan)
+        empty = offer_without(record, gone, self._ledger, owners, pod.priority)
         if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
             return []
         found = select_victims(empty, request, occupants)

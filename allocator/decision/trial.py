@@ -146,7 +146,7 @@ class Trial:
         return self._without(record, {each.uid for each in ended}.union(more))
 
     def _without(self, record: NodeRecord, gone: Collection[str]) -> Offer:
-        return offer_without(record, gone, self._ledger, self._owner, self._priority)
+        return offer_without(record, gone, self._ledger, (self._owner,), self._priority)
 
     async def _renew(self, units: Iterable[Unit]) -> None:
         await self.turn.share()
@@ -184,25 +184,28 @@ class Trial:
         return unit
 
 
-def offer_without(record: NodeRecord, gone: Collection[str], ledger: Ledger, owner: str, priority: int) -> Offer:
+def offer_without(
+    record: NodeRecord, gone: Collection[str], ledger: Ledger, owners: Collection[str], priority: int
+) -> Offer:
     """What a node would have left for a preemptor without these pods, or why it can't be used.
 
     Args:
         record: the node.
         gone: the uids of the pods.
         ledger: the reservations and promises.
-        owner: the preemptor's uid or plan; its own promise does not count.
+        owners: the preemptor's uid, or the plan of its gang, or both: what is promised to it, or reserved, does not
+            count.
         priority: the preemptor's; it may take what was promised to lower priorities.
     """
     promised, parts = 0, list[Vnpu | Cut]()
     for promise in ledger.promises.owners_on(record.name) if ledger.promises else ():
-        if promise.owner != owner and promise.priority >= priority:
+        if promise.owner not in owners and promise.priority >= priority:
             promised |= promise.chips[record.name]
             parts += [promise.part] if promise.part is not None else []
     reserved = ledger.on(record.name)
     if gone:
         staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
         record = replace(record, holdings=staying)
-    if owner in reserved:
-        reserved = {uid: take for uid, take in reserved.items() if uid != owner}
+    if not reserved.keys().isdisjoint(owners):
+        reserved = {uid: take for uid, take in reserved.items() if uid not in owners}
     return assess(record, reserved, promised, parts=parts)

@@ -220,15 +220,19 @@ class Planner:
         member = Member(pod.uid, pod.key, job.rank_of(pod), request)
         if request.is_spread and job.shares(node, pod.uid):
             raise peer_on_node()
-        promises = self._ledger.promises
-        later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
-        with promises.lifted((job.key.plan, *later)):
+        with self._ledger.promises.lifted(self.usable_promises(pod, job)):
             gang = self.request((member,), pod, job, (node,))
             found = at_once(gang.policy.place(gang, self._cluster.index))
             (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
         if isinstance(found, Refusal):
             raise Refusal(verdict.reason, verdict.message) if isinstance(verdict, Refusal) else found
         return found
+
+    def usable_promises(self, pod: Pod, job: Job) -> list[str]:
+        """The owners of the promises whose chips a pod of a gang may have if its scheduler chooses its node."""
+        promises = self._ledger.promises
+        later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
+        return [job.key.plan, *later]
 
     def lacks_offers(self, pod: Pod, request: ChipRequest, job: Job, setback: Setback) -> int:
         """How many pods of a gang that has stepped back have to be offered nodes before it can be planned."""

@@ -463,3 +463,29 @@ def test_what_is_kept_for_a_gang_is_not_kept_from_it(rig: Rig) -> None:
     rig.world.ledger.promises.keep(Promise(plan, "job default/train", 0, {"n1": 0xFF, "n2": 0xFF}, 1e6))
     assert rig.fits(pods[0], "n1")
     assert not rig.fits(pod("other", 8), "n1")
+
+
+def gang_of_two(rig: Rig, priority: int = 0) -> tuple[list[Pod], str]:
+    """A gang that waits, and the name of its plan."""
+    group = {GROUP: "train", MIN_AVAILABLE: "2"}
+    pods = [pod(f"g{rank}", 8, annotations=group, priority=priority) for rank in range(2)]
+    rig.world.add(*pods)
+    return pods, rig.world.cluster.jobs.job_of(pods[0]).key.plan
+
+
+def test_nodes_that_drain_for_a_later_gang_are_judged_as_the_binding_is(rig: Rig) -> None:
+    (first, _), _ = gang_of_two(rig)
+    for since, fits in (("2020-01-01T00:00:00Z", False), ("2040-01-01T00:00:00Z", True)):
+        rig.world.ledger.promises.keep(
+            Promise("other", "job default/other", 0, {"n1": 0xFF}, 1e6, drains=True, since=since)
+        )
+        assert rig.fits(first, "n1") is fits
+        assert (rig.allocate(first, "n1") == "") is fits
+
+
+def test_victims_are_found_on_nodes_that_are_kept_for_the_gang_itself(rig: Rig) -> None:
+    (first, _), plan = gang_of_two(rig, priority=5)
+    lower = pod("lower", 4, node="n1", chips=range(4))
+    rig.world.add(lower)
+    rig.world.ledger.promises.keep(Promise(plan, "job default/train", 5, {"n1": 0xFF}, 1e6))
+    assert rig.victims(first, lower) == {lower.uid}
