@@ -318,6 +318,8 @@ class Settings(DaemonSettings):
     def __post_init__(self) -> None:
         self._check_endpoint()
         self._check_protection()
+        if self.volcano_address and "bindings" not in self.webhooks:
+            raise InvalidValue("volcano_address: needs bindings in webhooks, which writes the chips on the pods")
         if self.publish_switches and self.nslb_version != "2.0":
             raise InvalidValue(
                 "publish_switches: needs nslb_version 2.0, because version 1.0 has no states of switches"

@@ -37,6 +37,8 @@ def test_the_environment_can_name_the_settings_file(tmp_path: Path, monkeypatch:
         ("--extender-address=:8080", "extender_address: :8080"),
         ("--extender-address=[::]:8080", "extender_address: [::]:8080"),
         ("--grpc-address=10.0.0.7:1", "grpc_address: 10.0.0.7:1"),
+        ("--volcano-address=127.0.0.1:1", "volcano_address: needs bindings in webhooks"),
+        ("--publish-switches=true", "publish_switches: needs nslb_version 2.0"),
         ("--grpc-address=0.0.0.0:1 --tls-cert-file=c --tls-key-file=k", "client_ca_file and client_names"),
         ("--tls-cert-file=c", "tls_cert_file and tls_key_file"),
         ("--client-ca-file=c --client-names=n", "client_ca_file"),

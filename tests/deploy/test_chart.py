@@ -229,6 +229,12 @@ def test_the_notes_warn_of_webhooks_without_client_names(tmp_path: Path) -> None
         assert said not in helm.notes(tmp_path, "--set", f"{secret},{each}")
 
 
+def test_the_notes_have_the_address_for_volcano(tmp_path: Path) -> None:
+    said = helm.notes(tmp_path, "--set", "allocator.volcano.enabled=true")
+    assert "extender.urlPrefix: http://ascend-affinity-allocator.ascend-affinity.svc:8888/volcano\n" in said
+    assert "urlPrefix" not in helm.notes(tmp_path)
+
+
 def test_the_notes_label_no_node_during_a_migration(tmp_path: Path) -> None:
     assert "kubectl label node <node> accelerator=huawei-Ascend910\n" in helm.notes(tmp_path)
     said = helm.notes(tmp_path, "--set", "devicePlugin.nodeSelector.npu-plugin=ascend-affinity")

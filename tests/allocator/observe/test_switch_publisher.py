@@ -11,12 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.observe.switch_publisher import SwitchPublisher
-from allocator.settings import Settings
 from allocator.switches.publication import KEY, NAME, NAMESPACE, publication
 from allocator.switches.rooms import SwitchState, Use
 from allocator.switches.table import read_switches
-from ascend.daemon.settings import fixed_settings
-from ascend.errors import InvalidValue
 from ascend.kube.client import KubeClient
 from ascend.kube.config_maps import MOST_BYTES, REREAD_S
 from ascend.kube.objects import CONFIG_MAPS
@@ -196,11 +193,6 @@ async def test_an_api_server_that_does_not_answer_ends_nothing(tmp_path: Path) -
     async with publishing(tmp_path, switches(range(1), version="2.0")) as each:
         await each.server.__aexit__(None, None, None)
         assert await each.publish() == ["can't publish how jobs use the leaf switches"]
-
-
-def test_the_setting_needs_version_2() -> None:
-    with pytest.raises(InvalidValue, match=r"publish_switches: needs nslb_version 2\.0"):
-        fixed_settings(Settings, None, {"publish_switches": True})
 
 
 async def test_a_running_allocator_publishes(tmp_path: Path) -> None:
