@@ -33,7 +33,7 @@ class Kubelet:
         reregistration_race: reproduce the bug of kubelet ≤ 1.36: the end of an old stream disconnects the new plugin.
         dial_timeout_s: how long a registration waits for a connection to the plugin.
         stop_grace_s: how long a resource is kept after its plugin disconnected.
-        node_status_period_s: how long after an update of its Node the next one comes at the earliest.
+        node_status_period_s: the time between two looks after which it may update its Node; 0: it does so at once.
 
     Raises:
         InvalidValue: the path of the directory is too long.

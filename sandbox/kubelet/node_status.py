@@ -1,4 +1,4 @@
-"""The Node object: created when the kubelet starts, and updated once in a period when devices have changed."""
+"""The Node object: created when the kubelet starts, and updated at its next periodic look when devices have changed."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ class NodeStatusUpdater:
         changed: called after every update.
         reset: report the extended resources of an earlier kubelet as 0, because there was no checkpoint.
         version: of the kubelet, such as ``v1.34.4``.
-        period_s: how long after an update the next one comes at the earliest; 10 s on a real kubelet by default.
+        period_s: the time between two looks, whenever devices change; 10 s on a real kubelet by default. 0: at once.
     """
 
     def __init__(
@@ -62,13 +62,16 @@ class NodeStatusUpdater:
         """Update the Node until cancelled."""
         backoff = Backoff(first_s=0.02, limit_s=1.0)
         self._outdated.set()
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         while True:
             await self._outdated.wait()
+            if self.ready.is_set() and self._period_s:
+                await asyncio.sleep(self._period_s - (loop.time() - started_s) % self._period_s)
             self._outdated.clear()
             try:
                 await self._update()
                 backoff.reset()
-                await asyncio.sleep(self._period_s)
             except (ApiError, Unreachable) as error:
                 log.warning("failed to update node status", extra={"node": self._name, "error": str(error)})
                 self._outdated.set()

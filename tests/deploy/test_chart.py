@@ -231,7 +231,7 @@ def test_the_notes_warn_of_webhooks_without_client_names(tmp_path: Path) -> None
 
 def test_the_notes_have_the_address_for_volcano(tmp_path: Path) -> None:
     said = helm.notes(tmp_path, "--set", "allocator.volcano.enabled=true")
-    assert "extender.urlPrefix: http://ascend-affinity-allocator.ascend-affinity.svc:8888/volcano\n" in said
+    assert "extender.urlPrefix: http://ascend-affinity-allocator.kube-system.svc:8888/volcano\n" in said
     assert "urlPrefix" not in helm.notes(tmp_path)
 
 

@@ -1,7 +1,7 @@
 """A node of the scenarios: its kubelet, its device plugin, its chips and its containers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class WorldNode(ABC):
 
     Attributes:
         device_plugins: the kubelet's folder of device plugin sockets.
+        make_plugin: makes an instance of the device plugin, and the address of its page.
     """
 
     name: str
@@ -37,6 +38,17 @@ class WorldNode(ABC):
     state_file: Path
     pod_resources_socket: Path
     device_plugins: Path
+    make_plugin: Callable[[], tuple[Program, str]]
+
+    def renew_plugin(self) -> Program:
+        """Have another instance of the device plugin, which is not started; return the one before."""
+        before = self.plugin
+        self.plugin, self.plugin_url = self.make_plugin()
+        return before
+
+    async def stop_plugin(self) -> None:
+        """Stop the present instance of the device plugin."""
+        await self.plugin.stop()
 
     async def has_ready_plugin(self) -> bool:
         """Whether the plugin is ready; MindCluster's has no probe that says so."""

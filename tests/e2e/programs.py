@@ -46,6 +46,11 @@ async def is_ready(url: str) -> bool:
     return await _succeeds(f"{url}/readyz")
 
 
+async def stands_by(url: str) -> bool:
+    """Whether a device plugin can take over from another one; a DaemonSet then takes its pod for available."""
+    return await _succeeds(f"{url}/standbyz")
+
+
 async def is_live(url: str) -> bool:
     """Whether a program's liveness probe succeeds; from then on a signal ends it in order."""
     return await _succeeds(f"{url}/livez")

@@ -4,6 +4,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,8 +116,8 @@ async def real_world(
             world.install_mindclusters_plugin()
         programs = [*world.allocators, *(node.plugin for node in world.nodes)]
         stack.push_async_callback(_restore_cluster, world)
-        for program in programs:
-            stack.push_async_callback(program.stop)
+        for stop in (*(each.stop for each in world.allocators), *(each.stop_plugin for each in world.nodes)):
+            stack.push_async_callback(stop)
         stack.push_async_callback(world.clear)
         await asyncio.gather(
             asyncio.to_thread(cluster.restart_scheduler, world.extender_url), *(program.start() for program in programs)
@@ -143,20 +144,27 @@ def _node(
         library = folder / f"dcmi-{node.name}"
         library.mkdir()
         environment = FakeDcmi(library, driver()).environment()
-    (port,) = free_ports(1)
-    world_node.plugin_url = f"http://127.0.0.1:{port}"
-    command = plugin_command(
-        BIN / "ascend-device-plugin",
-        kubeconfig=kubeconfig,
-        node=node.name,
-        state_file=world_node.state_file if driver is None else None,
-        device_root=cluster_nodes.make_device_nodes(node.folder / "chips", DEVICE_NODES),
-        pods_url=node.pods_url,
-        http_address=f"127.0.0.1:{port}",
-        injection="both",
-        dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
-    )
-    world_node.plugin = RealProgram(node.process("ascend-device-plugin", command, **environment))
+    device_root = cluster_nodes.make_device_nodes(node.folder / "chips", DEVICE_NODES)
+    numbers = count()
+
+    def make() -> tuple[Program, str]:
+        (port,), number = free_ports(1), next(numbers)
+        command = plugin_command(
+            BIN / "ascend-device-plugin",
+            kubeconfig=kubeconfig,
+            node=node.name,
+            state_file=world_node.state_file if driver is None else None,
+            device_root=device_root,
+            pods_url=node.pods_url,
+            http_address=f"127.0.0.1:{port}",
+            injection="both",
+            dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
+        )
+        name = f"ascend-device-plugin-{number}" if number else "ascend-device-plugin"
+        return RealProgram(node.process(name, command, **environment)), f"http://127.0.0.1:{port}"
+
+    world_node.make_plugin = make
+    world_node.plugin, world_node.plugin_url = make()
     return world_node
 
 

@@ -124,8 +124,8 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
             world.install_mindclusters_plugin()
         await cluster.start_scheduler(world.extender_url)
         programs = [*world.allocators, *(node.plugin for node in world.nodes)]
-        for program in programs:
-            stack.push_async_callback(program.stop)
+        for stop in (*(each.stop for each in world.allocators), *(each.stop_plugin for each in world.nodes)):
+            stack.push_async_callback(stop)
         await asyncio.gather(*(program.start() for program in programs))
         await world.all_ready()
         if setup.by_webhook:
@@ -170,20 +170,25 @@ def _ignoring_failures(hook: AdmissionHook) -> AdmissionHook:
 
 def _node(node: SandboxNode, kubeconfig: Path, setup: Setup, folder: Path) -> SandboxWorldNode:
     world_node = SandboxWorldNode(node)
-    (port,) = free_ports(1)
-    world_node.plugin_url = f"http://127.0.0.1:{port}"
-    command = plugin_command(
-        BIN / "ascend-device-plugin",
-        kubeconfig=kubeconfig,
-        node=node.name,
-        state_file=node.state_file,
-        device_root=node.device_root,
-        pods_url=node.kubelet.pods_url,
-        http_address=f"127.0.0.1:{port}",
-        injection="both",
-        device_plugin_dir=str(node.kubelet.socket_dir),
-        pod_resources_socket=str(node.kubelet.pod_resources_socket),
-        dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
-    )
-    world_node.plugin = SandboxProgram("ascend-device-plugin", command, folder / f"{node.name}.log")
+
+    def make() -> tuple[Program, str]:
+        (port,) = free_ports(1)
+        command = plugin_command(
+            BIN / "ascend-device-plugin",
+            kubeconfig=kubeconfig,
+            node=node.name,
+            state_file=node.state_file,
+            device_root=node.device_root,
+            pods_url=node.kubelet.pods_url,
+            http_address=f"127.0.0.1:{port}",
+            injection="both",
+            device_plugin_dir=str(node.kubelet.socket_dir),
+            pod_resources_socket=str(node.kubelet.pod_resources_socket),
+            dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
+        )
+        program = SandboxProgram("ascend-device-plugin", command, folder / f"{node.name}.log")
+        return program, f"http://127.0.0.1:{port}"
+
+    world_node.make_plugin = make
+    world_node.plugin, world_node.plugin_url = make()
     return world_node

@@ -227,7 +227,7 @@ async def test_chips_of_a_pod_that_ends_are_not_given_while_another_may_have_the
 
 
 class Times:
-    """The predicate times of pods as they were bound, before the plugin overwrites them."""
+    """The predicate times of pods in the order in which they were bound, before the plugin overwrites them."""
 
     def __init__(self) -> None:
         self.of: dict[str, int] = {}
@@ -244,14 +244,17 @@ class Times:
 async def test_pods_are_timed_in_the_order_of_their_bindings(world: World) -> None:
     """The plugin finds the pods of one size by these times alone."""
     times = Times()
-    watching = asyncio.create_task(Reflector(world.client, PODS, times).run())
-    names = [f"p{number}" for number in range(4)]
+    pods = Reflector(world.client, PODS, times)
+    watching = asyncio.create_task(pods.run())
+    await pods.synced.wait()
+    names = [f"p{number}" for number in range(12)]
+    await asyncio.gather(*(world.create(name, 1) for name in names))
     for name in names:
-        await world.create(name, 1)
         await runs(world, name, ALLOCATED)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    written = [times.of[name] for name in names]
+    written = list(times.of.values())
+    assert set(times.of) == set(names)
     assert written == sorted(set(written))
 
 
@@ -342,6 +345,8 @@ async def test_reports_that_are_written_every_five_minutes_are_used_all_the_time
     async def updated() -> int:
         return min([(await world.report(node.name)).update_time_s for node in world.nodes])
 
+    for node in world.nodes:
+        await first_report(world, node.name)
     first, began_s = await updated(), time.monotonic()
     while await updated() == first:
         assert time.monotonic() - began_s < REWRITE_S + 10
@@ -353,16 +358,21 @@ async def test_reports_that_are_written_every_five_minutes_are_used_all_the_time
     await runs(world, "last")
 
 
+async def first_report(world: World, node: str) -> ConfigMap:
+    """Wait for the first report of a node, which comes after five seconds."""
+
+    async def written() -> ConfigMap | None:
+        with suppress(NotFound):
+            return await world.client.get(CONFIG_MAPS, config_map_name(node), NAMESPACE)
+        return None
+
+    return await world.eventually(written, "the first report is written")
+
+
 async def test_a_report_that_is_written_late_is_in_use_until_then(world: World) -> None:
     """The allocator reads it with a clock that stands still but for this test."""
     name = world.nodes[0].name
-
-    async def written() -> ConfigMap | None:
-        with suppress(NotFound):  # the first report comes after five seconds
-            return await world.client.get(CONFIG_MAPS, config_map_name(name), NAMESPACE)
-        return None
-
-    report = await world.eventually(written, "the first report is written")
+    report = await first_report(world, name)
     written_s = decode_report(report.data).update_time_s
     for late_s, is_usable in ((REWRITE_S + PERIOD_S, True), (Settings().max_report_age_s + 1, False)):
         objects = ClusterObjects.of([await world.node_object(name), report])

@@ -6,7 +6,7 @@ The scheduler is a stand-in with the rules and the pace of the real one (``tests
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 import pytest
@@ -15,6 +15,7 @@ import pytest_asyncio
 from ascend.annotations import REAL
 from ascend.chips import RESOURCE
 from ascend.kube.objects import Pod
+from tests.e2e.programs import stands_by
 from tests.e2e.test_main_job import check_hand_over
 from tests.e2e.world import Setup, World, annotated
 from tests.mindcluster.scheduler import FAULT_SCHEDULING, JOB, NAME, MindClusterScheduler
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.parametrize(
     scope="module",
 )
 
+GAP_S = 0.5
+"""Between two pods."""
 FAULT = {"health": "Unhealthy", "fault_codes": ["80E18402"]}
 HEALTHY = {"health": "Healthy", "fault_codes": []}
 
@@ -38,11 +41,9 @@ async def scheduler(world: World) -> AsyncIterator[MindClusterScheduler]:
         yield made
 
 
-async def create(world: World, name: str, count: int, **labels: str) -> Pod:
-    """Create a pod for MindCluster's scheduler; underscores in the names of labels stand for dashes."""
-    return await world.create(
-        name, count, labels={key.replace("_", "-"): each for key, each in labels.items()}, schedulerName=NAME
-    )
+async def create(world: World, name: str, count: int, labels: Mapping[str, str] | None = None) -> Pod:
+    """Create a pod for MindCluster's scheduler."""
+    return await world.create(name, count, labels=dict(labels or {}), schedulerName=NAME)
 
 
 @pytest.mark.usefixtures("scheduler")
@@ -122,49 +123,71 @@ async def test_a_faulty_chip_in_use_costs_only_itself(world: World, scheduler: M
 async def test_pods_of_faulty_chips_are_evicted_and_run_on_others(
     world: World, scheduler: MindClusterScheduler, how: str
 ) -> None:
-    await create(world, "train", 2, **{FAULT_SCHEDULING: how, JOB: "train"})
+    await create(world, "train", 2, {FAULT_SCHEDULING: how, JOB: "train"})
     pod = await check_hand_over(world, "train", 2)
     node = world.node(pod.spec.node_name)
     chip = annotated(pod, RESOURCE).bit_length() - 1
     node.edit_chip(chip, **FAULT)
 
     async def evicted() -> bool:
-        return scheduler.evicted == ["train"] and await world._gone("train")
+        return scheduler.evicted == ["train"] and await world.gone("train")
 
     await world.eventually(evicted, "the pod is evicted")
-    await create(world, "train", 2, **{FAULT_SCHEDULING: how, JOB: "train"})
+    await create(world, "train", 2, {FAULT_SCHEDULING: how, JOB: "train"})
     again = await check_hand_over(world, "train", 2)
     assert again.spec.node_name != node.name or not annotated(again, RESOURCE) >> chip & 1
 
 
-async def test_a_restart_of_the_plugin_hides_no_fault_from_the_scheduler(
-    world: World, scheduler: MindClusterScheduler
-) -> None:
+@pytest.mark.usefixtures("scheduler")
+async def test_a_restart_of_the_plugin_hides_no_fault_from_the_scheduler(world: World) -> None:
     """At its end the plugin writes an UpdateTime of 0, of which that scheduler takes no notice."""
-    await create(world, "other", 8, **{JOB: "other"})
+    await create(world, "other", 8, {JOB: "other"})
     full = (await check_hand_over(world, "other", 8)).spec.node_name
     node = next(each for each in world.nodes if each.name != full)
-    await create(world, "waits", 8)
-    await world.eventually(lambda: refused(scheduler, "waits", full), "the scheduler has asked")
-    await world.delete("waits")
+    before = await world.report(node.name)
     await node.plugin.stop()
+    assert (await world.report(node.name)).update_time_s == 0
     node.edit_chip(0, **FAULT)
     await node.plugin.start()
     await world.eventually(lambda: lacks(world, node.name, 0), "the fault is reported")
+    assert (await world.report(node.name)).update_time_s > before.update_time_s
     await create(world, "four", 4)
     assert annotated(await check_hand_over(world, "four", 4), REAL) == 0xF0
 
 
-async def test_a_second_fault_within_a_second_is_taken_notice_of(world: World, scheduler: MindClusterScheduler) -> None:
+@pytest.mark.usefixtures("scheduler")
+async def test_an_upgrade_of_the_plugin_fails_no_pod(world: World) -> None:
+    """As a DaemonSet with ``maxSurge`` does it; that scheduler goes on placing pods there."""
+    await create(world, "other", 8)
+    full = (await check_hand_over(world, "other", 8)).spec.node_name
+    node = next(each for each in world.nodes if each.name != full)
+    old = node.renew_plugin()
+    await node.plugin.start()
+    await world.eventually(lambda: stands_by(node.plugin_url), "the new one stands by")
+    names, ending = [f"p{number}" for number in range(8)], None
+    for number, name in enumerate(names):
+        await create(world, name, 1)
+        if number == 2:
+            ending = asyncio.create_task(old.stop())
+        await asyncio.sleep(GAP_S)
+    assert ending is not None
+    await ending
+    for name in names:
+        await check_hand_over(world, name, 1)
+
+
+@pytest.mark.usefixtures("scheduler")
+async def test_a_second_fault_within_a_second_is_taken_notice_of(world: World) -> None:
     """That scheduler reads a report only if its UpdateTime, in seconds, is larger than the last one."""
     await create(world, "other", 8)
     full = (await check_hand_over(world, "other", 8)).spec.node_name
     node = next(each for each in world.nodes if each.name != full)
-    await create(world, "waits", 8)
+    times = [(await world.report(node.name)).update_time_s]
     for chip in (4, 5):
         node.edit_chip(chip, **FAULT)
         await world.eventually(partial(lacks_at_least, world, node.name, chip), "the fault is reported")
-    await world.eventually(lambda: refused(scheduler, "waits", node.name), "the scheduler has asked")
+        times.append((await world.report(node.name)).update_time_s)
+    assert times == sorted(set(times))
     await create(world, "two", 2)
     assert annotated(await check_hand_over(world, "two", 2), REAL) == 0b1100_0000
 
@@ -175,7 +198,7 @@ async def test_a_job_starts_whole_and_is_evicted_whole(world: World, scheduler: 
     blocked = (await check_hand_over(world, "other", 4)).spec.node_name
     both = dict.fromkeys(("train-0", "train-1"), 8)
     for name, count in both.items():
-        await create(world, name, count, **{JOB: "train", FAULT_SCHEDULING: "force"})
+        await create(world, name, count, {JOB: "train", FAULT_SCHEDULING: "force"})
     await world.eventually(lambda: refused(scheduler, "train-1", blocked), "the scheduler has tried")
     assert not [name for name in both if (await world.pod(name)).spec.node_name]
     await world.delete("other")

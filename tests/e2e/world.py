@@ -160,9 +160,9 @@ class World(ABC):
         for name in names:
             await self.client.delete(PODS, name, "default")
         for name in names:
-            await self.eventually(partial(self._gone, name), f"pod {name} is gone")
+            await self.eventually(partial(self.gone, name), f"pod {name} is gone")
 
-    async def _gone(self, name: str) -> bool:
+    async def gone(self, name: str) -> bool:
         try:
             await self.client.get(PODS, name, "default")
         except NotFound:
