@@ -45,7 +45,7 @@ def log_ignored(node: str, names: tuple[str, ...]) -> None:
 
 def log_switches(sentence: str) -> None:
     """Log what can't be read of the table of leaf switches."""
-    log.warning("the table of leaf switches can't be read as a whole", error=sentence)
+    log.warning("the table of leaf switches has an error", error=sentence)
 
 
 def log_unreadable(sentence: str) -> None:

@@ -14,6 +14,8 @@ from ascend.errors import UNREADABLE
 from ascend.kube.objects import ConfigMap
 
 NAME: Final = "basic-tor-node-cm"
+_MOST_SHOWN: Final = 60
+"""Characters."""
 _INFO, _LEVEL, _SINGLE_LAYER = "tor_info", "tor_level", "single_layer"
 
 _Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -33,6 +35,7 @@ class _Switch(msgspec.Struct, frozen=True):
 class _Info(msgspec.Struct, frozen=True):
     tor_count: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     server_list: tuple[msgspec.Raw, ...]
+    tor_level: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class SwitchTable(msgspec.Struct, frozen=True):
@@ -59,10 +62,13 @@ def read_switches(config_map: ConfigMap) -> SwitchTable | str:
     If every server is left out, that is the first problem.
     """
     where = f"ConfigMap {config_map.key}: {_INFO}"
+    text = config_map.data.get(_INFO)
+    if text is None:
+        return f"ConfigMap {config_map.key} has no key {_INFO}"
     try:
-        info = msgspec.json.decode(config_map.data.get(_INFO, ""), type=_Info)
+        info = msgspec.json.decode(text, type=_Info)
     except UNREADABLE as error:
-        return f"{where}: {error}"
+        return f"{where}: {error} in {_shown(text)}"
     switches: dict[int, str] = {}
     servers: dict[str, Spot] = {}
     problems: list[str] = []
@@ -71,7 +77,7 @@ def read_switches(config_map: ConfigMap) -> SwitchTable | str:
         try:
             switch = msgspec.json.decode(raw, type=_Switch)
         except UNREADABLE as error:
-            problems.append(f"{at}: {error}")
+            problems.append(f"{at}: {error} in {_shown(raw)}")
             continue
         if switch.tor_id in switches:
             problems.append(f"{at}: tor_id {switch.tor_id} occurs twice; its servers are left out")
@@ -83,6 +89,8 @@ def read_switches(config_map: ConfigMap) -> SwitchTable | str:
         _read_servers(switch, at, servers, problems)
     if problems and not servers:
         return problems[0]
+    if info.tor_level is not msgspec.UNSET:
+        problems.append(f"{where}: {_LEVEL} is not read there: it is a key of the ConfigMap's data, beside {_INFO}")
     level = config_map.data.get(_LEVEL, "")
     if level not in ("", _SINGLE_LAYER, "two_layer"):
         problems.append(f"ConfigMap {config_map.key}: {_LEVEL}={level[:40]!r} is not {_SINGLE_LAYER}; it is ignored")
@@ -96,7 +104,7 @@ def _read_servers(switch: _Switch, at: str, servers: dict[str, Spot], problems: 
         try:
             server = msgspec.json.decode(raw, type=_Server)
         except UNREADABLE as error:
-            problems.append(f"{here}: {error}")
+            problems.append(f"{here}: {error} in {_shown(raw)}")
             continue
         slot = server.slice_id
         read.append((slot is None, number if slot is None else slot, here, server.server_ip))
@@ -111,3 +119,9 @@ def _read_servers(switch: _Switch, at: str, servers: dict[str, Spot], problems: 
             problems.append(f"{here}: its place in the list, {slot}, is the slice_id of another; left out")
         else:
             problems.append(f"{here}: slice_id {slot} occurs twice below the switch; the first one counts")
+
+
+def _shown(written: msgspec.Raw | str) -> str:
+    """The beginning of what is written, for an error."""
+    text = written if isinstance(written, str) else bytes(written).decode(errors="replace")
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

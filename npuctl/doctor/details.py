@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -79,6 +79,7 @@ class _ConfigMap(msgspec.Struct):
 
 class _VolcanoPlugin(msgspec.Struct):
     name: str = ""
+    arguments: dict[str, Any] | None = None
 
 
 class _VolcanoTier(msgspec.Struct):
@@ -117,6 +118,7 @@ class Details:
         volcano_users: the users as which Volcano's schedulers write.
         chooses_by_volcano: whether Volcano's scheduler has MindCluster's plugin in its configuration; None if that is
             not known.
+        extender: the arguments of Volcano's extender plugin; None if it is not configured, or that is not known.
         policies: the conditions of this project's admission policies, which name the users that may write.
         unread: why something could not be read, by what it is.
     """
@@ -125,6 +127,7 @@ class Details:
     plugin_users: frozenset[str] = frozenset()
     volcano_users: frozenset[str] = frozenset()
     chooses_by_volcano: bool | None = None
+    extender: Mapping[str, object] | None = None
     policies: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -184,19 +187,21 @@ def _details(
     unread: Mapping[str, str],
 ) -> Details:
     running = [each for each in plugins if each.runs]
+    configured = _volcano_plugins(config) if config is not None else None
     return Details(
         {each.spec.node_name: each.spec.command_line for each in running},
         frozenset(each.user for each in running),
         frozenset(each.user for each in volcanos if each.runs),
-        _has_their_plugin(config) if config is not None else None,
+        None if configured is None else any(each.name.startswith(_THEIR_PLUGIN_IN_VOLCANO) for each in configured),
+        next((each.arguments or {} for each in configured or () if each.name == "extender"), None),
         tuple(_writers_conditions(policies)),
         unread,
     )
 
 
-def _has_their_plugin(config: _ConfigMap) -> bool | None:
-    """Whether a configuration of Volcano names MindCluster's plugin; None if it can't be read."""
-    names: list[str] = []
+def _volcano_plugins(config: _ConfigMap) -> list[_VolcanoPlugin] | None:
+    """The plugins in a configuration of Volcano; None if it can't be read."""
+    plugins: list[_VolcanoPlugin] = []
     for key, text in (config.data or {}).items():
         if not key.endswith(".conf"):
             continue
@@ -204,8 +209,8 @@ def _has_their_plugin(config: _ConfigMap) -> bool | None:
             read = msgspec.yaml.decode(text or "{}", type=_VolcanoConfig)
         except UNREADABLE:
             return None
-        names += [plugin.name for tier in read.tiers or () for plugin in tier.plugins or ()]
-    return any(name.startswith(_THEIR_PLUGIN_IN_VOLCANO) for name in names)
+        plugins += [plugin for tier in read.tiers or () for plugin in tier.plugins or ()]
+    return plugins
 
 
 def _writers_conditions(policies: Iterable[_Policy]) -> Iterator[str]:

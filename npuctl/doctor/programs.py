@@ -17,6 +17,7 @@ from npuctl.doctor.finding import Finding, ok, problem, warning
 from npuctl.reading.objects import ClusterObjects
 
 PAGE: Final = "docs/mindcluster.md"
+VOLCANO_PAGE: Final = "docs/volcano.md"
 
 COMPONENT: Final = "app.kubernetes.io/component"
 PLUGIN: Final = {**OURS, COMPONENT: "device-plugin"}
@@ -60,6 +61,8 @@ def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: D
     if volcano and ours and not allocates and details.chooses_by_volcano:
         works = "whole chips, faults and rescheduling work, vNPUs that are cut beforehand only with chooseChips"
         yield ok(f"MindCluster's scheduler over this device plugin, on {_nodes(ours)}", f"{works} ({PAGE})")
+    if allocates and details.chooses_by_volcano is False and any(_has(pod, VOLCANO) for pod in pods):
+        yield from _check_volcano(details.extender)
     if allocates:
         yield from _check_writers(details, volcano=volcano)
     for what, error in details.unread.items():
@@ -138,6 +141,25 @@ def _check_their_plugin(theirs: Sequence[str], details: Details) -> Iterator[Fin
         limits = f"{works}; vNPUs and pods with chips in several containers need this project's device plugin"
         sentence = f"this allocator over MindCluster's device plugin, on {_nodes(following)}"
         yield ok(sentence, f"{limits}; chips of pods that start together may be swapped ({PAGE})")
+
+
+def _check_volcano(extender: Mapping[str, object] | None) -> Iterator[Finding]:
+    """How Volcano, without MindCluster's plugin, asks this allocator."""
+    label = "the namespaces of its jobs need the label ascend-affinity.io/bindings=webhook"
+    if extender is None:
+        yield ok("Volcano with the webhook alone", f"{label}; a gang can start in part ({VOLCANO_PAGE})")
+        return
+    yield ok("Volcano with its extender plugin", f"{label} ({VOLCANO_PAGE})")
+    if extender.get("extender.ignorable") is not False:
+        advice = f"set extender.ignorable: false, without quotation marks: it accepts a node otherwise ({VOLCANO_PAGE})"
+        yield warning("Volcano may ignore calls of its extender plugin that fail", advice)
+    if extender.get("extender.onSessionOpenVerb"):
+        advice = f"leave out extender.onSessionOpenVerb ({VOLCANO_PAGE})"
+        yield warning("Volcano sends its whole snapshot in each session", advice)
+    for verb in ("predicate", "jobReady"):
+        if extender.get(f"extender.{verb}Verb") != verb:
+            advice = f"set extender.{verb}Verb: {verb} ({VOLCANO_PAGE})"
+            yield warning(f"Volcano does not call {verb} of this allocator", advice)
 
 
 def _check_writers(details: Details, *, volcano: bool) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from rich.text import Text
 from allocator.settings import Settings
 from allocator.state.switches import SwitchUse
 from ascend.errors import InvalidValue
-from ascend.grammar import some
+from ascend.grammar import count, some
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import FittingTable
 from npuctl.reading.objects import ClusterObjects
@@ -46,10 +46,16 @@ class SwitchViews:
     Attributes:
         switches: the switches by number.
         problems: what the allocator leaves out of their table, a sentence each.
+        unknown: the addresses of the servers in it that are the InternalIP of no node.
+        outside: the names of the nodes with chips that are below no switch.
+        rule: by which rule jobs are placed: ``1.0`` or ``2.0``, or ``single_layer``.
     """
 
     switches: tuple[SwitchView, ...]
     problems: tuple[str, ...]
+    unknown: tuple[str, ...]
+    outside: tuple[str, ...]
+    rule: str
 
 
 def switch_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> SwitchViews:
@@ -76,7 +82,12 @@ def switch_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> Sw
         state = uses.get(switch, SwitchUse()).state
         free_names = tuple(name for name in names if name in free)
         views.append(SwitchView(switch, address, names, free_names, state.use.name.lower(), state.is_healthy, jobs))
-    return SwitchViews(tuple(views), tuple(table.problems))
+    known = {record.node.internal_ip for record in cluster.nodes.values() if record.node is not None}
+    unknown = tuple(address for address in table.servers if address not in known)
+    location = cluster.index.topology.location
+    outside = tuple(view.node for view in nodes if location(view.node).spot is None)
+    rule = "single_layer" if table.is_single_layer else settings.nslb_version
+    return SwitchViews(tuple(views), tuple(table.problems), unknown, outside, rule)
 
 
 def switch_table(views: SwitchViews) -> RenderableType:
@@ -93,6 +104,11 @@ def switch_table(views: SwitchViews) -> RenderableType:
             Text(use, style="" if view.healthy else "yellow"),
             some(view.jobs) if view.jobs else "-",
         )
-    legend = "FREE: nodes all of whose chips are free; JOBS: those that span this switch and others"
-    problems = (Text(problem, style="yellow") for problem in views.problems)
-    return Stack(table, Text(legend, style="dim"), *problems)
+    rule = "there is a single layer of switches" if views.rule == "single_layer" else f"by version {views.rule}"
+    legend = f"FREE: nodes all of whose chips are free; JOBS: those that span this switch and others; {rule}"
+    lines = list(views.problems)
+    if views.unknown:
+        lines.append(f"{count(len(views.unknown), 'server')} of the table: no node's InternalIP: {some(views.unknown)}")
+    if views.outside:
+        lines.append(f"{count(len(views.outside), 'node')} with chips below no switch: {some(views.outside)}")
+    return Stack(table, Text(legend, style="dim"), *(Text(line, style="yellow") for line in lines))

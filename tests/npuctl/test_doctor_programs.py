@@ -4,6 +4,7 @@ import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -165,6 +166,36 @@ def test_mindclusters_plugin_is_found_in_volcanos_configuration(
 ) -> None:
     config = config_of_volcano({"volcano-scheduler.conf": conf, "notes": "volcano-npu: {"})
     assert find_details(read(tmp_path, config).manifests).chooses_by_volcano is chooses
+
+
+DOCUMENTED = {"extender.ignorable": False, "extender.predicateVerb": "predicate", "extender.jobReadyVerb": "jobReady"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (None, ["ok: Volcano with the webhook alone"]),
+        (DOCUMENTED, ["ok: Volcano with its extender plugin"]),
+        (
+            {"extender.ignorable": "false", "extender.onSessionOpenVerb": "x"},
+            [
+                "ok: Volcano with its extender plugin",
+                "warning: Volcano may ignore calls of its extender plugin that fail",
+                "warning: Volcano sends its whole snapshot in each session",
+                "warning: Volcano does not call predicate of this allocator",
+                "warning: Volcano does not call jobReady of this allocator",
+            ],
+        ),
+    ],
+)
+def test_how_volcano_asks_this_allocator_is_said(
+    arguments: dict[str, Any] | None, expected: list[str], tmp_path: Path
+) -> None:
+    extender = [] if arguments is None else [{"name": "extender", "arguments": arguments}]
+    conf = json.dumps({"tiers": [{"plugins": [{"name": "gang"}, *extender]}]})
+    nodes = [node("n1"), our("device-plugin", "n1"), our("allocator", "n1"), volcano()]
+    found = say(check(tmp_path, *nodes, config_of_volcano({"volcano-scheduler.conf": conf})))
+    assert [f"{severity}: {sentence}" for severity, sentence in found if sentence.startswith("Volcano")] == expected
 
 
 def test_both_plugins_on_a_node_are_a_problem(tmp_path: Path) -> None:

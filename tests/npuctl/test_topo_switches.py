@@ -74,6 +74,17 @@ def test_switches_are_values_in_json(cluster: str) -> None:
     }
 
 
+def test_servers_and_nodes_that_match_nothing_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(as_list(server(0, 0), server(7, 7), config_map(table([0], width=3)))))
+    said = topo("-f", str(path), "--set", "nslb_version=2.0")
+    assert "2 servers of the table: no node's InternalIP: 10.0.0.1, 10.0.0.2" in said
+    assert "1 node with chips below no switch: t7-7" in said
+    assert "; by version 2.0" in said
+    found = json.loads(topo("-f", str(path), "-o", "json"))
+    assert (found["unknown"], found["outside"], found["rule"]) == (["10.0.0.1", "10.0.0.2"], ["t7-7"], "1.0")
+
+
 def test_what_is_left_out_of_the_table_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(as_list(server(0, 0), config_map(table([0, 0])))))
@@ -83,7 +94,7 @@ def test_what_is_left_out_of_the_table_is_shown(tmp_path: Path) -> None:
     assert json.loads(topo("-f", str(path), "-o", "json"))["problems"] == [problem]
 
 
-def test_nothing_is_said_of_a_table_that_is_read_as_a_whole(cluster: str) -> None:
+def test_no_problem_is_named_of_a_table_without_any(cluster: str) -> None:
     assert "basic-tor-node-cm" not in topo("-f", cluster)
     assert json.loads(topo("-f", cluster, "-o", "json"))["problems"] == []
 

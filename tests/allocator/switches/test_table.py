@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -46,6 +47,18 @@ def test_a_level_of_the_table_is_read_or_named() -> None:
     assert found.problems == (
         "ConfigMap kube-system/basic-tor-node-cm: tor_level='three' is not single_layer; it is ignored",
     )
+
+
+def test_a_level_within_tor_info_is_named() -> None:
+    found = read(one_switch({"server_ip": "a"}) | {"tor_level": "single_layer"})
+    assert not found.is_single_layer
+    (problem,) = found.problems
+    assert problem.endswith("tor_level is not read there: it is a key of the ConfigMap's data, beside tor_info")
+
+
+def test_a_missing_table_is_named() -> None:
+    empty = config_map({})
+    assert read_switches(replace(empty, data={})) == "ConfigMap kube-system/basic-tor-node-cm has no key tor_info"
 
 
 def test_a_missing_slot_is_the_place_in_the_list() -> None:
@@ -103,7 +116,10 @@ def test_a_table_of_which_every_server_is_left_out_is_refused_with_the_first_cau
             "server_list[1].server[0]: server_ip a occurs twice",
         ),
         ({"tor_id": 2, "server": [{"server_ip": ""}]}, "server_list[1].server[0]: "),
-        ({"tor_id": 2, "server": [{"server_ip": "b", "slice_id": "0"}]}, "server_list[1].server[0]: "),
+        (
+            {"tor_id": 2, "server": [{"server_ip": "b", "slice_id": "0"}]},
+            'server_list[1].server[0]: Expected `int | null`, got `str` - at `$.slice_id` in {"server_ip": "b", ',
+        ),
     ],
 )
 def test_a_malformed_entry_costs_only_itself(entry: Any, problem: str) -> None:
