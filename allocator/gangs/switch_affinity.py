@@ -192,12 +192,11 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         member = gang.members[0]
         any_pod = replace(member, uid="", pod="", rank=0, candidates=None)
         elsewhere = replace(gang, members=(any_pod,), candidates=None)
-        spot, starts = index.topology.location(node).spot, not (there and member.rank in gang.record)
-        servers, whole = yield from self._everywhere(elsewhere, view, there, index)
+        spot = index.topology.location(node).spot
+        servers, found = yield from self._everywhere(elsewhere, view, there, index)
         if spot is None or servers.names.get(spot) != node:
             return self._refuse(gang, Lack("the node is below no known switch, or not free for it"), servers)
-        found = whole
-        if not starts:
+        if there and member.rank in gang.record:
             found = self._complete(servers.restricted(spot), there, view, 1)
             if isinstance(found, Placement) and spot.switch not in {each.switch for each in there}:
                 found = self._of_whole_switch(found, spot, there, servers, view)
@@ -215,7 +214,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
     ) -> "Steps[tuple[Servers, Placement | Lack]]":
         """The servers on which a pod fits, and where the job would be placed as a whole, its other pods included.
 
-        Both are the same for every node: a scheduler that chooses the nodes asks about one after the other.
+        Both are the same for every node, and kept: a scheduler that chooses nodes asks about one after the other.
         """
         recent = RECENT.setdefault(index, deque(maxlen=_MOST_KNOWN))
         known = next((each for each in recent if each.version == index.version and each.gang == gang), None)
@@ -327,3 +326,4 @@ _NOBODY: Final = SwitchUse()
 _MOST_KNOWN: Final = 2
 """With and without the nodes on which pods of the job have failed."""
 RECENT: Final[WeakKeyDictionary[NodeIndex, deque[_Known]]] = WeakKeyDictionary()
+"""What was found last in each index."""
