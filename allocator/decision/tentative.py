@@ -1,6 +1,7 @@
 """Judges pods for a scheduler that places several before it binds any: those that it has placed count as well."""
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.request import ResolvedRequest
@@ -49,14 +50,16 @@ class Tentative:
         others, job = [each for each in beside if each.uid != pod.uid], resolved.job
         if request.is_spread and (job.shares(node, pod.uid) or any(each.uid in job.pods for each in others)):
             raise peer_on_node()
-        if gang is not None and resolved.policy.level is not None:
-            self._engine.gangs.planner.plan_alone(pod, request, gang, node)  # where its block, or its switch, is
         record = self._cluster.nodes.get(node)
         if record is None:
             raise unknown_node(node)
-        usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
-        with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(usable):
-            verdict = self._judge(record, request, others)
+        vacant = self._engine.gangs.vacant_on(pod, request, gang, node) if gang is not None else None
+        with self._ledger.suspended(vacant.uid) if vacant is not None else nullcontext():
+            if gang is not None and resolved.policy.level is not None:
+                self._engine.gangs.planner.plan_alone(pod, request, gang, node)  # where its block, or its switch, is
+            usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
+            with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(usable):
+                verdict = self._judge(record, request, others)
         if isinstance(verdict, Refusal):
             raise Refusal(verdict.reason, verdict.message)
         return verdict

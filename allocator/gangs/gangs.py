@@ -151,6 +151,11 @@ class Gangs:
             raise _left_out(pod, job)
         return made
 
+    def vacant_on(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> Reservation | None:
+        """The seat on a node that waits for the successor of a pod, if this pod would get it there."""
+        seat = self._find_seat(pod, request, job, (node,))
+        return seat if seat is not None and seat.is_empty else None
+
     def may_start(self, job: Job) -> bool:
         """Whether all pods that its minimum needs are bound, or their Bindings are held."""
         return self._progress.may_start(job)

@@ -489,3 +489,15 @@ def test_victims_are_found_on_nodes_that_are_kept_for_the_gang_itself(rig: Rig) 
     rig.world.add(lower)
     rig.world.ledger.promises.keep(Promise(plan, "job default/train", 5, {"n1": 0xFF}, 1e6))
     assert rig.victims(first, lower) == {lower.uid}
+
+
+def test_the_successor_of_a_pod_that_is_gone_fits_where_that_was_placed(rig: Rig) -> None:
+    (first, second), _ = gang_of_two(rig)
+    assert (rig.allocate(first, "n1"), rig.allocate(second, "n2")) == ("", "")
+    rig.world.cluster.pod_deleted(first)
+    successor = replace(first, metadata=replace(first.metadata, name="again", uid="uid-again"))
+    rig.world.add(successor)
+    assert rig.fits(successor, "n1")
+    assert not rig.fits(pod("other", 8), "n1")
+    assert rig.allocate(successor, "n1") == ""
+    assert not rig.fits(successor, "n2")
