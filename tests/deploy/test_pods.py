@@ -383,8 +383,8 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
     forth, _, back = (helm.REPOSITORY / "docs" / "mindcluster.md").read_text().partition("## Rollback")
     halves, _, forth = forth.partition("## Steps")
     affinity, values = blocks(forth, "yaml")
-    _edit, find, end, start, switch = blocks(forth, "sh")
-    (rollback,) = blocks(back, "sh")
+    _edit, find, end, start, forget, switch = blocks(forth, "sh")
+    disable, rollback = blocks(back, "sh")
     (tmp_path / "migration.yaml").write_text(values)
 
     def run(*commands: str, **names: str) -> str:
@@ -424,9 +424,11 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
         # Without `kubectl exec`: the API server of the test cluster cannot reach the port of a kubelet.
         assert ": 0 problems" in run_in(cluster, plugin, *doctor.partition(" -- ")[2].split())
         run(uncordon)
+        run(forget.replace("--wait", "--dry-run"))  # for nodes that don't go back
         run(switch.rstrip())
         connect_scheduler(cluster)
         assert place(cluster, "after-the-migration")[0] == "n1"
+        run(disable.splitlines()[0])  # the second line starts Volcano's scheduler
         cordon, _, look, end, give_back, uncordon = rollback.splitlines()
         assert re.search(r"after-the-migration +Ascend910-\d", run(cordon, look))
         run(end)
