@@ -318,12 +318,13 @@ class Settings(DaemonSettings):
     def __post_init__(self) -> None:
         self._check_endpoint()
         self._check_protection()
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
         if self.volcano_address and "bindings" not in self.webhooks:
             raise InvalidValue("volcano_address: needs bindings in webhooks, which writes the chips on the pods")
         if self.publish_switches and self.nslb_version != "2.0":
-            raise InvalidValue(
-                "publish_switches: needs nslb_version 2.0, because version 1.0 has no states of switches"
-            )
+            raise InvalidValue("publish_switches: needs nslb_version 2.0: with 1.0 switches have no state")
 
     def _check_endpoint(self) -> None:
         if self.service:

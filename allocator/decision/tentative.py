@@ -89,7 +89,9 @@ class Tentative:
             if (held := record.holdings.get(each.uid)) is not None and held.unreadable is None and held.chips
         ]
         gone = {each.uid for each in occupants}
-        owners = (pod.uid,) if resolved.gang is None else (pod.uid, resolved.gang.key.plan)
+        gang = resolved.gang
+        usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
+        owners = (pod.uid, *usable)
         empty = offer_without(record, gone, self._ledger, owners, pod.priority)
         if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
             return []

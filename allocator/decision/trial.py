@@ -193,8 +193,8 @@ def offer_without(
         record: the node.
         gone: the uids of the pods.
         ledger: the reservations and promises.
-        owners: the preemptor's uid, or the plan of its gang, or both: what is promised to it, or reserved, does not
-            count.
+        owners: the preemptor's uid or the plan of its gang, and whoever else's promises it may use: what is promised to
+            these, or reserved for them, does not count.
         priority: the preemptor's; it may take what was promised to lower priorities.
     """
     promised, parts = 0, list[Vnpu | Cut]()

@@ -216,17 +216,17 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
 
         Both are the same for every node, and kept: a scheduler that chooses nodes asks about one after the other.
         """
-        recent = RECENT.setdefault(index, deque(maxlen=_MOST_KNOWN))
-        known = next((each for each in recent if each.version == index.version and each.gang == gang), None)
+        recent, version = RECENT.setdefault(index, deque(maxlen=_MOST_KNOWN)), index.version
+        known = next((each for each in recent if each.version == version and each.gang == gang), None)
         if known is None:
             servers = yield from Servers.read(gang, index)
             rooms, more = servers.rooms(view.others, also=there), len(there) + 1
             found = self._anew(rooms, max(self.demand.pods, more), view.table)
             if isinstance(found, Lack) and (fewer := max(gang.minimum, more)) < self.demand.pods:
                 found = self._anew(rooms, fewer, view.table)
-            known = _Known(index.version, gang, servers, found)
+            known = _Known(version, gang, servers.names, found)
             recent.append(known)
-        return known.servers, known.whole
+        return Servers(index, known.names), known.whole
 
     def _of_whole_switch(
         self, found: Placement, spot: Spot, there: Collection[Spot], servers: "Servers", view: SwitchView
@@ -318,7 +318,7 @@ class _Known(NamedTuple):
 
     version: int
     gang: GangRequest
-    servers: Servers
+    names: Mapping[Spot, str]
     whole: Placement | Lack
 
 

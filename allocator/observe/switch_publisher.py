@@ -26,7 +26,7 @@ _WHERE: Final = f"{publication.NAMESPACE}/{publication.NAME}"
 
 
 class SwitchPublisher:
-    """Writes the ConfigMap if its content is another one. A write that fails is logged, and tried again.
+    """Writes the ConfigMap if its content is another one. A write that fails is tried again, and logged once.
 
     Args:
         client: the API server.
@@ -50,7 +50,7 @@ class SwitchPublisher:
         self._writer = ConfigMapWriter(
             client, publication.NAMESPACE, publication.NAME, monotonic, absent=publication.NOTHING
         )
-        self._is_too_large = False
+        self._was_too_large = self._warned = False
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -62,13 +62,20 @@ class SwitchPublisher:
         """Publish once, if this process leads; nothing of switches that are unknown."""
         table = self._cluster.switches.table
         if not self._leads():
+            self._writer.forget()
             return
         content = await self._content(table) if isinstance(table, SwitchTable) else publication.NOTHING
-        if self._leads() and not self._refuse(content):  # it may have taken a while
-            try:
-                await self._writer.write(content)
-            except (ApiError, Unreachable) as error:
+        if self._is_too_large(content):
+            content = publication.NOTHING
+        if not self._leads():  # it may have taken a while
+            return
+        try:
+            await self._writer.write(content)
+            self._warned = False
+        except (ApiError, Unreachable) as error:
+            if not self._warned:
                 log.warning("can't publish how jobs use the leaf switches", config_map=_WHERE, error=str(error))
+            self._warned = True
 
     async def _content(self, table: SwitchTable) -> dict[str, str]:
         turn, jobs = Turn(), defaultdict[str, set[str]](set)
@@ -86,14 +93,14 @@ class SwitchPublisher:
         states = {number: use.state for number, use in self._cluster.switches.uses().items()}
         return await turn.share_between(publication.publication(table, states, nodes, jobs))
 
-    def _refuse(self, content: Mapping[str, str]) -> bool:
+    def _is_too_large(self, content: Mapping[str, str]) -> bool:
         """Whether the API server would not accept it; said once."""
         size = sum(len(each.encode()) for each in content.values())
-        was, self._is_too_large = self._is_too_large, size > MOST_BYTES
-        if self._is_too_large and not was:
+        was, self._was_too_large = self._was_too_large, size > MOST_BYTES
+        if self._was_too_large and not was:
             sentence = "how jobs use the leaf switches is not published: a ConfigMap can't be that large"
             log.warning(sentence, config_map=_WHERE, bytes=size, most=MOST_BYTES)
-        return self._is_too_large
+        return self._was_too_large
 
 
 def _name(job: Job) -> str:

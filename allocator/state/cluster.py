@@ -31,7 +31,7 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth
 from allocator.state.report_ages import ReportAges
 from allocator.state.reservation import Reservation
-from allocator.state.swaps import after_end, after_report
+from allocator.state.swaps import after_change, after_end, after_report, without_partner
 from allocator.state.switches import Switches, asks_for_switches, read_state
 from allocator.state.unexplained import UnexplainedChips
 from allocator.state.waiting import WaitingPods
@@ -215,10 +215,7 @@ class Cluster:
         if holding is not None:
             if old is None or not old.spec.node_name:
                 self._remember(pod)
-            record = self._record(pod.spec.node_name)
-            record.holdings[pod.uid] = holding
-            record.swaps = after_report(record.swaps, pod.uid) if holding.is_claimed else record.swaps
-            self._refresh(pod.spec.node_name)
+            self._hold(pod, holding)
         else:
             self._unhold(pod)
         # Last, so that the chips are never free in between.
@@ -274,6 +271,15 @@ class Cluster:
             self._ledger.drop_plan(job.plan)
             self._ledger.promises.drop(job.plan)
 
+    def _hold(self, pod: Pod, holding: Holding) -> None:
+        record = self._record(pod.spec.node_name)
+        before = record.holdings.get(pod.uid)
+        record.holdings[pod.uid] = holding
+        record.partners = after_change(record.partners, pod.uid, record.holdings, before)
+        if holding.is_reported or (before is not None and holding.is_claimed and not before.is_claimed):
+            record.swaps = after_report(record.swaps, pod.uid)
+        self._refresh(record.name)
+
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)
         if record is not None and pod.uid not in self._held_deleted:
@@ -283,7 +289,8 @@ class Cluster:
         """Take over that a pod holds nothing of a node any more."""
         holding = record.holdings.pop(uid, None)
         if holding is not None:
-            record.swaps = after_end(record.swaps, uid, holding, record.holdings)
+            record.swaps = after_end(record.swaps, record.partners, uid, holding, record.holdings)
+            record.partners = without_partner(record.partners, uid)
             self._drop_if_empty(record.name)
 
     def _set_product(self, record: NodeRecord, product: Product | None) -> None:

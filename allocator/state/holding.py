@@ -3,7 +3,7 @@
 import msgspec
 
 from allocator.rules.request import counted_chips, counted_cores, counted_vnpus, requested_what
-from ascend.annotations import CLAIMED, REAL, read_predicate_time
+from ascend.annotations import CLAIMED, KUBELET_IDS, REAL, read_predicate_time
 from ascend.chips import ChipSet, chip_set
 from ascend.cores import Cut
 from ascend.errors import InvalidValue
@@ -28,7 +28,8 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
         counted_cores: the number of AI cores that the kubelet counts for it.
         unknown_cores: why it is unknown what it holds for them, a sentence; None if that is known.
         is_claimed: whether the device plugin has written what it was given.
-        is_unreported: whether MindCluster's device plugin has handed chips over, and not written which ones yet.
+        is_handed_over: whether the device plugin has handed its chips over, or is about to.
+        is_reported: whether it has written which ones; AscendReal alone may be the allocator's.
     """
 
     pod: str
@@ -43,7 +44,8 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     counted_cores: int = 0
     unknown_cores: str | None = None
     is_claimed: bool = False
-    is_unreported: bool = False
+    is_handed_over: bool = False
+    is_reported: bool = False
 
     @property
     def parts(self) -> tuple[Vnpu | Cut, ...]:
@@ -92,5 +94,6 @@ def read_holding(pod: Pod) -> Holding | None:
         cores,
         f"{missing}them" if cores and not held.chips and not held.cuts else None,
         REAL in pod.metadata.annotations,
-        REAL not in pod.metadata.annotations and read_predicate_time(pod.metadata.annotations) == CLAIMED,
+        read_predicate_time(pod.metadata.annotations) == CLAIMED,
+        KUBELET_IDS in pod.metadata.annotations,
     )

@@ -33,7 +33,7 @@ class Versions:
     """Numbers the versions of jobs.
 
     Attributes:
-        latest: the last one; while it stays, no job has changed.
+        latest: the last one; while it stays, no job has changed, and no placed pod is elsewhere.
     """
 
     def __init__(self) -> None:
@@ -72,6 +72,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         ended: the number of its present pods that request chips and have succeeded.
         version: changes with every decision-relevant change: of a pod, of the number of pods to place together, and of
             which pods are placed. No two jobs ever have the same version.
+        placement: changes with every change of where its pods are placed, also from one node to another.
         first_version: tells it from a former job with the same key.
         group: what its pod group says; None without one.
         source: what the object says from which its pods were created; None if it has none, or none is known.
@@ -86,6 +87,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     ended: int = 0
     version: int = msgspec.field(default_factory=VERSIONS.take)
     first_version: int = 0
+    placement: int = 0
     group: JobFacts | None = None
     source: JobFacts | None = None
     settings: tuple[Place, ...] = ()
@@ -315,8 +317,9 @@ class Job(msgspec.Struct, eq=False, gc=False):
         if node:
             self._placed[uid] = node
             self._on[node] = self._on.get(node, 0) + 1
+        self.placement = VERSIONS.take()
         if not old or not node:
-            self.version = VERSIONS.take()
+            self.version = self.placement  # else the same pods need a seat as before
 
     def _leave(self, uid: str) -> None:
         node = self._placed.pop(uid, None)

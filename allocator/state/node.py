@@ -16,7 +16,7 @@ import msgspec
 from allocator.rules.vacancy import Vacancy
 from allocator.state.holding import Holding
 from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
-from allocator.state.swaps import Swaps
+from allocator.state.swaps import Partners, Swaps
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     read_base_device_infos,
@@ -78,6 +78,7 @@ class NodeRecord:
         stale: why the report is too old; None if it is not.
         holdings: what each pod on it holds, by pod uid.
         swaps: the chips of pods that have ended, and that others on it may have.
+        partners: which pods on it may have each other's chips.
         offer: what is left according to all of these and the ledger, or why the node can't be used.
         node: the object as last seen; None if there is none.
         product: its product, also while the node can't be used; None if it is unknown.
@@ -99,6 +100,7 @@ class NodeRecord:
     stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
     swaps: Swaps = field(default_factory=dict)
+    partners: Partners = field(default_factory=dict)
     offer: "Offer | None" = None
     node: "Node | None" = None
     product: Product | None = None
@@ -119,9 +121,9 @@ class NodeRecord:
         return functools.reduce(operator.or_, (each.chips for each in self.holdings.values()), 0)
 
     @property
-    def swapped(self) -> ChipSet:
+    def in_doubt(self) -> ChipSet:
         """The chips of pods that have ended, and that others on it may have."""
-        return functools.reduce(operator.or_, (chips for chips, _ in self.swaps.values()), 0)
+        return functools.reduce(operator.or_, (kept.chips for kept in self.swaps.values()), 0)
 
     @property
     def disputed(self) -> int:

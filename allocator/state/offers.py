@@ -92,7 +92,7 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         return health, 0
     unhealthy, closed = report.unhealthy, record.closed
     # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
-    taken = unhealthy | report.pre_separate | record.swapped
+    taken = unhealthy | report.pre_separate | record.in_doubt
     room = server.allocatable if server.kind is None else server.product.chips
     for holding in record.holdings.values():
         unreadable = holding.unreadable or (holding.unknown_cores if server.kind is None else None)

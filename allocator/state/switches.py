@@ -108,7 +108,7 @@ class Switches:
         self._seen = (-1, -1, -1)
         self._spanning: Mapping[JobKey, Spanning] = {}
         # What was read of each job, with the versions of its pods and of where nodes are at that time.
-        self._read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}
+        self._read: dict[JobKey, tuple[tuple[int, int, int], Spanning | None]] = {}
 
     def applied(self, config_map: ConfigMap) -> None:
         """Take over the table; other ConfigMaps are ignored."""
@@ -159,10 +159,10 @@ class Switches:
         seen = (VERSIONS.latest, len(self._jobs), self._moves)
         if seen == self._seen:
             return self._spanning
-        read: dict[JobKey, tuple[tuple[int, int], Spanning | None]] = {}  # nothing of jobs that are gone
+        read: dict[JobKey, tuple[tuple[int, int, int], Spanning | None]] = {}  # nothing of jobs that are gone
         for key, job in self._jobs.items():
             if job.is_on_several_nodes or (job.is_gang and job.placed):
-                version, known = (job.version, self._moves), self._read.get(key)
+                version, known = (job.version, job.placement, self._moves), self._read.get(key)
                 read[key] = known if known is not None and known[0] == version else (version, self._spans(job))
         self._read, self._seen = read, seen
         spanning = {key: found for key, (_, found) in read.items() if found is not None}

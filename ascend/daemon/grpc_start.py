@@ -4,8 +4,12 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import structlog
+
 if TYPE_CHECKING:
     import grpc.aio
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 async def start_server(server: "grpc.aio.Server") -> None:
@@ -24,6 +28,8 @@ async def start_server(server: "grpc.aio.Server") -> None:
         while not stopping.done():  # it may be cancelled again meanwhile
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({stopping})
+        if (error := stopping.exception()) is not None:
+            log.warning("a server whose start was cancelled can't be stopped", error=str(error))
         raise
 
 

@@ -100,7 +100,7 @@ class KubeClient:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while any(each.fileno() >= 0 for each in self._sockets):  # noqa: ASYNC110 - a socket has no event
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.005)
 
     def _open(self, address: tuple[Any, ...]) -> socket.socket:
         family, kind, protocol = address[:3]

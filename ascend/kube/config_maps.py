@@ -77,6 +77,10 @@ class ConfigMapWriter:
         await store(self._client, self._namespace, self._name, data)
         self._stored = {**stored, **data}
 
+    def forget(self) -> None:
+        """Read what is stored before the next write: others may have written meanwhile."""
+        self._stored = None
+
     async def _read(self) -> Mapping[str, str]:
         try:
             return (await self._client.get(CONFIG_MAPS, self._name, self._namespace)).data

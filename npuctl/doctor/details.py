@@ -7,10 +7,11 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from ascend.errors import UNREADABLE, ApiError, NotFound, Unreachable
+from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
+from npuctl.reading.files import documents_in
 from npuctl.reading.manifests import Manifest
 
 OURS: Final = {"app.kubernetes.io/part-of": "ascend-affinity"}
@@ -49,10 +50,6 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 class _Metadata(msgspec.Struct):
     name: str
     namespace: str = ""
-    labels: dict[str, str] | None = None
-
-    def has(self, labels: Mapping[str, str]) -> bool:
-        return labels.items() <= (self.labels or {}).items()
 
 
 class _Status(msgspec.Struct):
@@ -100,7 +97,6 @@ class _PolicySpec(msgspec.Struct, rename="camel"):
 
 
 class _Policy(msgspec.Struct):
-    metadata: _Metadata
     spec: _PolicySpec
 
 
@@ -167,16 +163,21 @@ def find_details(manifests: Iterable[Manifest]) -> Details:
     config: _ConfigMap | None = None
     for each in manifests:
         match each.origin.kind:
-            case "Pod":
-                pod: _Pod = each.convert(_Pod)
-                plugins += [pod] if pod.metadata.has(THEIR_PLUGIN) else []
-                volcanos += [pod] if pod.metadata.has(VOLCANO) else []
+            case "Pod" if _has(each, THEIR_PLUGIN):
+                plugins.append(each.convert(_Pod))
+            case "Pod" if _has(each, VOLCANO):
+                volcanos.append(each.convert(_Pod))
             case "ConfigMap" if each.origin.key == "/".join(_VOLCANOS_CONFIG):
                 config = each.convert(_ConfigMap)
-            case kind if kind == _POLICY:
-                policy: _Policy = each.convert(_Policy)
-                policies += [policy] if policy.metadata.has(OURS) else []
+            case kind if kind == _POLICY and _has(each, OURS):
+                policies.append(each.convert(_Policy))
     return _details(plugins, volcanos, config, policies, {})
+
+
+def _has(manifest: Manifest, labels: Mapping[str, str]) -> bool:
+    metadata = manifest.body.get("metadata")
+    there = metadata.get("labels") if isinstance(metadata, dict) else None
+    return isinstance(there, dict) and labels.items() <= there.items()
 
 
 def _details(
@@ -200,17 +201,17 @@ def _details(
 
 
 def _volcano_plugins(config: _ConfigMap) -> list[_VolcanoPlugin] | None:
-    """The plugins in a configuration of Volcano; None if it can't be read."""
+    """The plugins in a configuration of Volcano; None if there is none that can be read."""
     plugins: list[_VolcanoPlugin] = []
-    for key, text in (config.data or {}).items():
-        if not key.endswith(".conf"):
-            continue
+    texts = [text for key, text in (config.data or {}).items() if key.endswith(".conf")]
+    for text in texts:
         try:
-            read = msgspec.yaml.decode(text or "{}", type=_VolcanoConfig)
-        except UNREADABLE:
+            for document in documents_in("Volcano's configuration", text or ""):
+                tiers = msgspec.convert(document or {}, _VolcanoConfig).tiers
+                plugins += [plugin for tier in tiers or () for plugin in tier.plugins or ()]
+        except (InvalidValue, *UNREADABLE):
             return None
-        plugins += [plugin for tier in read.tiers or () for plugin in tier.plugins or ()]
-    return plugins
+    return plugins if texts else None
 
 
 def _writers_conditions(policies: Iterable[_Policy]) -> Iterator[str]:

@@ -27,9 +27,10 @@ _VOLCANOS_NAME: Final = "volcano"
 _COMMAND: Final = "device-plugin"
 """The executable of MindCluster's device plugin."""
 _FOLLOWS: Final = re.compile(r"--?volcanoType(?:=(.*))?")
-_SHELL_WORD: Final = re.compile(r"&&|\|\||[;&|()]|[^\s;&|()]+(?:\([^)]*\))?")
+_SHELL_WORD: Final = re.compile(r"""&&|\|\||[;&|()\n]|(?:"[^"]*"|'[^']*'|\\.|\$\([^)]*\)|[^\s;&|()"']|["'])+""")
 """A word of a shell's script, or what ends a command; variables of Kubernetes, as in ``$(NAME)``, are words."""
-_ENDS: Final = frozenset({"&&", "||", ";", "&", "|", ")"})
+_QUOTED: Final = re.compile(r"""^(["'])(.*)\1$""", re.DOTALL)
+_ENDS: Final = frozenset({"&&", "||", ";", "&", "|", "(", ")", "\n"})
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
@@ -150,8 +151,8 @@ def _check_volcano(extender: Mapping[str, object] | None) -> Iterator[Finding]:
         yield ok("Volcano with the webhook alone", f"{label}; a gang can start in part ({VOLCANO_PAGE})")
         return
     yield ok("Volcano with its extender plugin", f"{label} ({VOLCANO_PAGE})")
-    if extender.get("extender.ignorable") is not False:
-        advice = f"set extender.ignorable: false, without quotation marks: it accepts a node otherwise ({VOLCANO_PAGE})"
+    if str(extender.get("extender.ignorable")).lower() in {"true", "t", "1"}:
+        advice = f"set extender.ignorable: false: it accepts a node otherwise ({VOLCANO_PAGE})"
         yield warning("Volcano may ignore calls of its extender plugin that fail", advice)
     if extender.get("extender.onSessionOpenVerb"):
         advice = f"leave out extender.onSessionOpenVerb ({VOLCANO_PAGE})"
@@ -204,13 +205,18 @@ def _flags(command_line: str) -> list[str] | None:
 
     They may be in a script for a shell, quoted as a whole.
     """
-    words = _SHELL_WORD.findall(re.sub(r"(^|\s)#[^\n]*", " ", command_line))
-    plain = [word.strip("\"'") for word in words]
-    at = next((number for number, word in enumerate(plain) if word.rpartition("/")[2] == _COMMAND), None)
-    if at is None:
+    script = re.sub(r"(^|\s)#[^\n]*", " ", command_line.replace("\\\n", " "))
+    words: list[str] = []
+    for word in _SHELL_WORD.findall(script):
+        quoted = _QUOTED.fullmatch(word)
+        is_script = quoted is not None and _COMMAND in quoted[2].split()
+        words += _SHELL_WORD.findall(quoted[2]) if quoted is not None and is_script else [word]
+    plain = [word if word in _ENDS else re.sub("[\"']", "", word) for word in words]
+    named = [number for number, word in enumerate(plain) if word.rpartition("/")[2] == _COMMAND]
+    if not named:
         return None
-    ends = (number for number, word in enumerate(plain) if number > at and word in _ENDS)
-    return plain[at + 1 : next(ends, None)]
+    ends = (number for number, word in enumerate(plain) if number > named[-1] and word in _ENDS)
+    return plain[named[-1] + 1 : next(ends, None)]
 
 
 def _is_plugin(pod: Pod) -> bool:

@@ -40,14 +40,27 @@ def read_documents(file: str) -> Iterator[object]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidValue(f"{name}: can't be read: {reason}") from error
-    text = text.removeprefix("\ufeff")
+    yield from documents_in(name, text.removeprefix("\ufeff"), is_json=file.endswith(".json"))
+
+
+def documents_in(name: str, text: str, *, is_json: bool = False) -> Iterator[object]:
+    """Yield the documents of a text.
+
+    Args:
+        name: what it is called in errors.
+        text: YAML or JSON.
+        is_json: whether it has to be JSON.
+
+    Raises:
+        InvalidValue: it is neither; the message has the number of the document.
+    """
     if text.lstrip().startswith("{"):
         # JSON is also YAML, but the YAML loader takes minutes for the objects of a large cluster.
         documents: list[object] = []
         try:
             documents.extend(_json_documents(text))
         except UNREADABLE as error:
-            if file.endswith(".json"):
+            if is_json:
                 raise InvalidValue(f"{name}: document {len(documents) + 1}: not valid JSON: {error}") from error
         else:
             yield from documents

@@ -197,8 +197,8 @@ class World(ABC):
 
         return await self.eventually(check, f"pod {name} has failed")
 
-    async def pending_because(self, name: str) -> str:
-        """Wait for the Event that says why a pod is pending; return its note."""
+    async def pending_because(self, name: str, saying: str = "") -> str:
+        """Wait for an Event that says why a pod is pending, in these words among others; return its note."""
         pod = await self.pod(name)
 
         async def check() -> str | None:
@@ -206,7 +206,9 @@ class World(ABC):
             notes = [
                 str(event["note"])
                 for event in events
-                if event["regarding"].get("uid") == pod.uid and event["reason"] == "FailedScheduling"
+                if event["regarding"].get("uid") == pod.uid
+                and event["reason"] == "FailedScheduling"
+                and saying in event["note"]
             ]
             return notes[-1] if notes else None
 

@@ -116,6 +116,11 @@ def test_the_allocator_over_mindclusters_plugin(tmp_path: Path) -> None:
         ("/bin/bash -c -- cd /x && device-plugin -useAscendDocker=false; echo -volcanoType", False),
         ("/bin/bash -c -- echo it's up; device-plugin -volcanoType=true", True),
         ("sh -c 'device-plugin -volcanoType=true'", True),
+        ('device-plugin -volcanoType="true"', True),
+        ("device-plugin \\\n  -volcanoType=false", False),
+        ('device-plugin -logFile="/a b.log" -volcanoType=true', True),
+        ("/bin/bash -c -- mkdir -p /etc/device-plugin && device-plugin -volcanoType=true", True),
+        ("/bin/bash -c -- device-plugin -a\nsleep 1", False),
         ("", True),  # not known
         ("/entrypoint.sh", True),  # not known
     ],
@@ -157,6 +162,7 @@ def test_volcano_without_mindclusters_plugin_chooses_nothing(tmp_path: Path) -> 
         ("", False),
         ("tiers: [{plugins", None),
         ("tiers: 1", None),
+        ("[" * 100_000, None),
     ],
 )
 def test_mindclusters_plugin_is_found_in_volcanos_configuration(
@@ -164,6 +170,7 @@ def test_mindclusters_plugin_is_found_in_volcanos_configuration(
     chooses: bool | None,  # noqa: FBT001
     tmp_path: Path,
 ) -> None:
+    assert find_details(read(tmp_path, config_of_volcano({"notes": conf})).manifests).chooses_by_volcano is None
     config = config_of_volcano({"volcano-scheduler.conf": conf, "notes": "volcano-npu: {"})
     assert find_details(read(tmp_path, config).manifests).chooses_by_volcano is chooses
 
@@ -177,7 +184,7 @@ DOCUMENTED = {"extender.ignorable": False, "extender.predicateVerb": "predicate"
         (None, ["ok: Volcano with the webhook alone"]),
         (DOCUMENTED, ["ok: Volcano with its extender plugin"]),
         (
-            {"extender.ignorable": "false", "extender.onSessionOpenVerb": "x"},
+            {"extender.ignorable": "True", "extender.onSessionOpenVerb": "x"},
             [
                 "ok: Volcano with its extender plugin",
                 "warning: Volcano may ignore calls of its extender plugin that fail",

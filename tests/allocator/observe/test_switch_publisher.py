@@ -160,10 +160,11 @@ async def test_what_no_config_map_can_hold_is_said_once_and_not_sent(tmp_path: P
     many = [{"tor_id": 0, "tor_ip": "t", "server": [{"server_ip": str(n)} for n in range(MOST_BYTES // 40)]}]
     huge = {"tor_info": json.dumps({"tor_count": MOST_BYTES, "server_list": many})}
     async with publishing(tmp_path, world) as each:
+        assert await each.published()
         world.cluster.switches.applied(type(known)(metadata=known.metadata, data=huge))
-        each.server.fail_next("*", f"/{NAME}", 500)
         sentence = "how jobs use the leaf switches is not published: a ConfigMap can't be that large"
         assert [await each.publish(), await each.publish()] == [[sentence], []]
+        assert await stored(each.client) == {}
 
 
 async def test_unknown_switches_are_not_published(tmp_path: Path) -> None:

@@ -483,6 +483,15 @@ def test_nodes_that_drain_for_a_later_gang_are_judged_as_the_binding_is(rig: Rig
         assert (rig.allocate(first, "n1") == "") is fits
 
 
+def test_victims_are_found_on_nodes_that_drain_for_a_later_gang(rig: Rig) -> None:
+    (first, _), _ = gang_of_two(rig, priority=5)
+    lower = pod("lower", 4, node="n1", chips=range(4))
+    rig.world.add(lower)
+    since = "2040-01-01T00:00:00Z"
+    rig.world.ledger.promises.keep(Promise("other", "job x", 5, {"n1": 0xFF}, 1e6, drains=True, since=since))
+    assert rig.victims(first, lower) == {lower.uid}
+
+
 def test_victims_are_found_on_nodes_that_are_kept_for_the_gang_itself(rig: Rig) -> None:
     (first, _), plan = gang_of_two(rig, priority=5)
     lower = pod("lower", 4, node="n1", chips=range(4))

@@ -1,5 +1,7 @@
 """A scheduler that chooses nodes asks about each in turn: what it is told does not depend on what it has asked."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -89,3 +91,13 @@ def test_verdicts_are_those_of_an_allocator_that_was_asked_nothing_before(
         do: Callable[[int], None] = getattr(asking, step)
         do(number)
         assert asking.verdicts() == asking.verdicts(forgetting=True)
+
+
+def test_what_was_found_in_an_index_ends_with_it() -> None:
+    asking = Asking("1.0")
+    asking.verdicts()
+    index = weakref.ref(asking.world.cluster.index)
+    assert asking.world.cluster.index in switch_affinity.RECENT
+    del asking
+    gc.collect()
+    assert index() is None

@@ -189,3 +189,19 @@ def test_a_job_spans_switches_as_the_reference_says(
     bind(world, pods)
     used = world.cluster.switches.uses()
     assert {switch for switch, use in used.items() if use.spanning} == ({0, 1} if spans else set()), case
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_pod_that_is_placed_on_another_node_counts_there(version: str) -> None:
+    world = switches((0, 1), (0, 1), version=version)
+    pods = job(2, None, name="plain")
+    world.add(*pods)
+    resolved = world.engine.resolved(pods[0])
+    gang = resolved.gang
+    assert gang is not None
+    for each, name in zip(pods, ("t0-0", "t0-1"), strict=True):
+        world.engine.gangs.place_on(each, resolved.chips, gang, name)
+    assert not world.cluster.switches.spanning()
+    world.engine.gangs.place_on(pods[1], resolved.chips, gang, "t1-0")
+    (found,) = world.cluster.switches.spanning().values()
+    assert set(found.states) == {0, 1}
