@@ -194,6 +194,17 @@ async def test_an_api_server_that_does_not_answer_ends_nothing(tmp_path: Path) -
     async with publishing(tmp_path, switches(range(1), version="2.0")) as each:
         await each.server.__aexit__(None, None, None)
         assert await each.publish() == ["can't publish how jobs use the leaf switches"]
+        assert await each.publish() == []  # said already
+
+
+async def test_a_leader_that_comes_back_reads_what_another_has_written(tmp_path: Path) -> None:
+    async with publishing(tmp_path, switches(range(4), version="2.0")) as each:
+        right = await each.published()
+        each.leads = [False]
+        await each.publish()
+        await each.client.patch(CONFIG_MAPS, NAME, {"data": {KEY: "{}"}}, namespace=NAMESPACE)
+        each.leads = [True]
+        assert await each.published() == right
 
 
 async def test_a_running_allocator_publishes(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_over_this_projects_plugin_the_chips_of_a_pod_that_has_ended_are_free_at
     assert world.vacancy().free == 0b11111101
 
 
-def test_beside_a_pod_of_which_the_chips_stay_unknown_those_of_pods_that_had_their_own_are_free_again() -> None:
+def test_a_pod_whose_chips_stay_unknown_keeps_none_of_pods_that_had_their_own() -> None:
     world, (_, *others) = swapping(0, 1, 2, p0=HANDED_OVER)
     for each in others:
         reported = with_annotations(each, {**HANDED_OVER, REAL: each.metadata.annotations[ALLOCATED], KUBELET_IDS: "x"})
@@ -215,3 +215,12 @@ def test_pods_of_operators_may_have_each_others_chips_until_both_have_ended() ->
     assert world.vacancy().free == 0b11111100
     world.cluster.pod_deleted(claimed[0])
     assert world.vacancy().free == 0b11111111
+    assert not world.cluster.nodes["n1"].partners
+
+
+def test_chips_of_a_pod_that_had_its_own_are_free_also_beside_one_that_waited_with_it() -> None:
+    world, pods = swapping(0, 1)
+    own = {**HANDED_OVER, REAL: "Ascend910-1", KUBELET_IDS: "x"}
+    world.add(with_annotations(pods[0], HANDED_OVER), with_annotations(pods[1], own))
+    world.cluster.pod_deleted(with_annotations(pods[1], own))
+    assert world.vacancy().free == 0b11111110
