@@ -1,5 +1,8 @@
 """The exceptions of the project: every error has a stable ``reason`` for programs and a sentence for people."""
 
+from collections.abc import Iterable
+
+from ascend.printable import printable
 from ascend.reasons import Reason
 
 UNREADABLE = (ValueError, RecursionError)
@@ -10,11 +13,14 @@ class AscendError(Exception):
     """Base of all errors of the project.
 
     Args:
-        message: one sentence for people, without a trailing full stop.
+        message: one sentence for people, without a trailing full stop. It may quote what strangers wrote, and ends in
+            terminals, logs, Events and answers: control characters in it are escaped.
         reason: a stable CamelCase word for programs; the class name by default.
+        more: further sentences, each in a line of its own.
     """
 
-    def __init__(self, message: str, *, reason: str | None = None) -> None:
+    def __init__(self, message: str, *, reason: str | None = None, more: Iterable[str] = ()) -> None:
+        message = "\n  ".join(map(printable, (message, *more))) if more else printable(message)
         super().__init__(message)
         self.message = message
         self.reason = reason if reason is not None else type(self).__name__

@@ -49,7 +49,12 @@ def pod_names(typed: str, namespace: str | None, source: Source) -> list[str]:
         pods = asyncio.run(_pods(source, searched))
     except Exception:  # noqa: BLE001 - a traceback would be printed into the line that is being typed
         return []
-    names = (each.name for each in pods if each.metadata.namespace == searched and each.requests_chips)
+    # A line that is being typed shows no control characters, and a shell could not complete an escaped one.
+    names = (
+        each.name
+        for each in pods
+        if each.metadata.namespace == searched and each.requests_chips and each.name.isprintable()
+    )
     return sorted(text for name in names if (text := f"{left}{slash}{name}").startswith(typed))
 
 

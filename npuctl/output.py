@@ -20,6 +20,8 @@ from ascend.chips import NAME_PREFIX
 from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
 from ascend.grammar import some
+from ascend.observe.console import SafeConsole
+from ascend.printable import escaped_json, printable
 from ascend.reasons import Reason
 
 EXIT_NO_PLACE: Final = 3
@@ -56,15 +58,29 @@ def show(answer: object, output: Output, table: Callable[[], RenderableType]) ->
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # programs expect it whatever the locale is
     if output is Output.JSON:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+        sys.stdout.write(escaped_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()) + "\n")
     else:
-        text = yaml.safe_dump(msgspec.to_builtins(answer), sort_keys=False, allow_unicode=True, width=_PIPE_WIDTH)
-        sys.stdout.write(text)
+        text = yaml.dump(
+            msgspec.to_builtins(answer), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_PIPE_WIDTH
+        )
+        sys.stdout.write(escaped_json(text))
 
 
 def warn(sentence: str) -> None:
     """Print a sentence on standard error."""
-    sys.stderr.write(f"npuctl: {sentence}\n")
+    sys.stderr.write(f"npuctl: {printable(sentence)}\n")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes strings with control characters, so that these can be escaped."""
+
+
+def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if text.replace("\n", "").isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _represent)
 
 
 def make_console() -> Console:
@@ -73,7 +89,7 @@ def make_console() -> Console:
         codecs.register_error("npuctl", _stand_in)
         sys.stdout.reconfigure(errors="npuctl")
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(highlight=False, markup=False, emoji=False, width=width)
+    return SafeConsole(width=width)
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from allocator.gangs.policy import Policy
 from allocator.gangs.progress import group_missing
 from allocator.rules.asked import Asked, JobDefaults
 from allocator.rules.cores import is_for_chips, requested_cores
-from allocator.rules.job import stated_minimum, stated_whole, works_alone
+from allocator.rules.job import require_group_name, stated_minimum, stated_whole, works_alone
 from allocator.rules.job_kinds import SINGLE
 from allocator.rules.job_products import (
     SUPER_POD_BLOCK,
@@ -95,6 +95,7 @@ class RequestReader:
         size = requested_size(pod) if vnpus and cores is None else ""
         if vnpus and (excess := self._excess_vnpus(pod)) is not None:
             raise excess
+        require_group_name(pod)
         stated_minimum(pod)
         stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)

@@ -3,6 +3,8 @@
 How the pods of each kind of job are marked is in the table of ``allocator.rules.job_kinds``.
 """
 
+import re
+
 import msgspec
 
 from allocator.rules.job_kinds import (
@@ -17,13 +19,17 @@ from allocator.rules.job_kinds import (
     VOLCANO_JOB,
     JobKind,
 )
-from allocator.rules.job_marks import Position, number
+from allocator.rules.job_marks import VOLCANO_ANNOTATIONS, Position, number
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
 from ascend.kube.job_objects import LEADERS
 from ascend.kube.objects import Pod
+from ascend.printable import printable
 from ascend.reasons import Reason
 
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*").fullmatch
+_LONGEST_NAME = 253
+_SHOWN = 60
 _OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
 _JOB_SET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
 _WITHOUT_GROUP = tuple(kind for kind in JOB_KINDS if not kind.is_group)
@@ -64,7 +70,7 @@ class JobKey(msgspec.Struct, frozen=True, order=True, gc=False):
         return cls(namespace, name, kind)
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return printable(f"{self.namespace}/{self.name}")
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -159,6 +165,20 @@ def job_of_owner(pod: Pod) -> JobKey | None:
         if name := kind.find(pod):
             return _key(pod, name, kind)
     return None
+
+
+def require_group_name(pod: Pod) -> None:
+    """Refuse a pod whose annotation can't name a pod group: it is free text, unlike the labels of other kinds.
+
+    Raises:
+        Refusal: ``InvalidRequest`` if it is not a DNS subdomain, as the names of all objects are.
+    """
+    for key in VOLCANO_ANNOTATIONS:
+        name = pod.metadata.annotations.get(key)
+        if name and (len(name) > _LONGEST_NAME or not _DNS_SUBDOMAIN(name)):
+            said = f"{name[:_SHOWN]!r}{'…' if len(name) > _SHOWN else ''}"
+            what = "is not the name of a pod group: at most 253 lowercase letters, digits, - and ."
+            raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: annotation {key}={said} {what}")
 
 
 def stated_minimum(pod: Pod) -> int | None:

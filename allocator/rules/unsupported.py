@@ -29,6 +29,7 @@ from ascend.errors import Refusal
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA
+from ascend.printable import printable
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
@@ -129,7 +130,7 @@ def without_effect(
     total = pods * counted_chips(pod) if pods is not None else None
     asked = Asking(labels, annotations, resources, minimum=_first_minimum(job), has_blocks=has_blocks, total=total)
     return tuple(
-        f"{found}: {row.sentence}"
+        printable(f"{found}: {row.sentence}")
         for row in UNSUPPORTED
         if row.outcome is Outcome.TOLD
         and row.if_rescheduling in {None, reschedules}

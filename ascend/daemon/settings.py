@@ -215,7 +215,7 @@ def _checked(kind: type[S], given: Mapping[str, object]) -> S:
             return kind(**values)
         except InvalidValue as error:
             wrong.append(error.message)
-    raise InvalidValue("\n  ".join(("the settings are not valid:", *wrong)))
+    raise InvalidValue("the settings are not valid:", more=wrong)
 
 
 def _hint(value: object, problem: str) -> str:

@@ -19,6 +19,7 @@ import msgspec
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, JsonObject
+from ascend.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -209,8 +210,8 @@ def _name_of(key: tuple[str, ...]) -> str:
 
 
 def _shortened(note: str) -> str:
-    """As much of a note as the API server accepts, in whole characters."""
-    written = note.encode(errors="replace")
+    """As much of a note as the API server accepts, in whole characters; without control characters."""
+    written = printable(note).encode(errors="replace")
     if len(written) > MAX_NOTE_BYTES:
         written = written[: MAX_NOTE_BYTES - len(_MORE)]
         return (written + _MORE).decode(errors="ignore")

@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from ascend.addresses import join_address, split_address
 from ascend.errors import InvalidValue
+from ascend.printable import printable
 
 Check = Callable[[], str | None]
 """Returns None if the check passes, else a sentence that says what is missing."""
@@ -89,7 +90,10 @@ def add_probes(
 def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str, Check]]) -> None:
     async def page(_request: web.Request) -> web.Response:
         verdicts = {name: check() for name, check in checks().items()}
-        lines = [f"[{'+' if verdict is None else '-'}] {name}: {verdict or 'ok'}" for name, verdict in verdicts.items()]
+        lines = [
+            printable(f"[{'+' if verdict is None else '-'}] {name}: {verdict or 'ok'}")
+            for name, verdict in verdicts.items()
+        ]
         missing = any(verdict is not None for verdict in verdicts.values())
         return web.Response(text="\n".join(lines or ["ok"]) + "\n", status=503 if missing else 200)
 

@@ -16,7 +16,9 @@ from ascend.chips import count_chips
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import DriverError, InvalidValue
+from ascend.observe.console import SafeConsole
 from ascend.observe.logs import configure_logs
+from ascend.printable import escaped_json, printable
 from ascend.templates import RESOURCE_CORES
 from device_plugin.driver import NO_CARD
 from device_plugin.inventory.entries import ChipEntry, EventEntry, ScanEntry, scan_entry
@@ -62,9 +64,9 @@ def main(arguments: Sequence[str]) -> int:
 async def _inspect(inspector: Inspector, *, as_json: bool, watch: bool, dynamic_vnpus: bool) -> None:
     scan = scan_entry(await inspector.scan(), dynamic_vnpus=dynamic_vnpus)
     if as_json:
-        _print(msgspec.json.format(msgspec.json.encode(scan), indent=2).decode())
+        _print(escaped_json(msgspec.json.format(msgspec.json.encode(scan), indent=2).decode()))
     else:
-        print_table(scan, Console(highlight=False, markup=False, emoji=False), dynamic_vnpus=dynamic_vnpus)
+        print_table(scan, SafeConsole(), dynamic_vnpus=dynamic_vnpus)
     if not watch:
         return
     event_line: Callable[[EventEntry], str] = _event_json if as_json else _event_text
@@ -82,14 +84,14 @@ def _print(text: str) -> None:
 
 
 def _event_json(event: EventEntry) -> str:
-    return msgspec.json.encode(event).decode()
+    return escaped_json(msgspec.json.encode(event).decode())
 
 
 def _event_text(event: EventEntry) -> str:
     words = {"occur": "occurred", "recover": "recovered", "once": "occurred and is over"}
     found = " (found by polling)" if event.source == "poll" else ""
     network = "" if event.network_health == "Healthy" else f", network {event.network_health}"
-    return (
+    return printable(
         f"{event.time}  {event.name}  {event.code} {words[event.assertion]}{found}: "
         f"{event.level}, {event.health}{network}"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,7 @@ from ascend.daemon.setting import setting
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
 from ascend.grammar import count
+from ascend.observe.console import SafeConsole
 from ascend.observe.logs import configure_logs
 from device_plugin.settings import Settings
 from npuctl.doctor import chips, kubelet
@@ -66,7 +67,7 @@ async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
         return EXIT_USAGE
     configure_logs(PROGRAM, level="ERROR", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    with Console(stderr=True).status("checking", spinner="line") as status:  # a spinner that ASCII has
+    with SafeConsole(stderr=True).status("checking", spinner="line") as status:  # a spinner that ASCII has
         findings = await check_node(settings, begin=lambda check: status.update(f"checking: {check.name}"))
     return _report(settings.node_name, findings, output)
 

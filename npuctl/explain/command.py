@@ -14,6 +14,7 @@ from rich.text import Text
 from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import InvalidValue
 from ascend.grammar import count, some
+from ascend.printable import printable
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target, require_name
 from npuctl.output import EXIT_NO_PLACE, Output, numbers, show
@@ -149,7 +150,7 @@ def _gates(answer: Explanation) -> Iterator[Text]:
     if answer.gates == (PLACEMENT_GATE,):
         yield Text(f"\nthe allocator removes its scheduling gate {PLACEMENT_GATE} once its chips are reserved")
     elif answer.gates:
-        gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {', '.join(answer.gates)}"
+        gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {printable(', '.join(answer.gates))}"
         yield Text(f"\nit is gated: no scheduler looks at it before somebody removes {gates}", style="yellow")
 
 

@@ -18,6 +18,7 @@ from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.pod_devices import read_held
+from ascend.printable import printable
 from ascend.reasons import Category, Reason
 from npuctl.explain.blocks import describe_blocks
 from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
@@ -117,15 +118,15 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         ",".join(counted_vnpus(pod)),
         counted_cores(pod),
         requested_what(pod),
-        scheduler=says,
+        scheduler=printable(says),
     )
     if pod.is_live:
         explanation = structs.replace(explanation, without_effect=allocator.engine.without_effect(pod))
     if not pod.requests_chips and not allocator.waits(pod):
         return explanation
     if not pod.is_live:
-        message = pod.status.message or "its containers have ended"
-        return structs.replace(explanation, state="finished", reason=pod.status.reason, message=message)
+        message = printable(pod.status.message) or "its containers have ended"
+        return structs.replace(explanation, state="finished", reason=printable(pod.status.reason), message=message)
     if pod.spec.node_name:
         return _placed(explanation, pod)
     if pod.is_terminating:
@@ -207,7 +208,7 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
         return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=message)
     if len(chips) > placed.request and not placed.cores:
         real, written = (pod.metadata.annotations.get(key, "") for key in (REAL, ALLOCATED))
-        message = f"pod {pod.key} has {REAL} {real}, but {written} written on it; both count until it ends"
+        message = printable(f"pod {pod.key} has {REAL} {real}, but {written} written on it; both count until it ends")
         placed = structs.replace(placed, message=message)
     return structs.replace(placed, chips=chips, vnpus=vnpus)
 
@@ -264,7 +265,7 @@ def _missing(job: Job) -> str:
 def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
     """What to do if the obstacle is not a node, as in docs/reasons.md, for this pod."""
     job = allocator.job_of(pod)
-    labels = ",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items()))
+    labels = printable(",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items())))
     cures = {
         Reason.GANG_INCOMPLETE: _missing(job),
         Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",

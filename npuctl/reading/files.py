@@ -76,7 +76,8 @@ def documents_in(name: str, text: str, *, is_json: bool = False) -> Iterator[obj
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise InvalidValue(f"{name}: document {number + 1}: not valid YAML: {error.problem}{place}") from error
     except (*UNREADABLE, yaml.YAMLError) as error:
-        raise InvalidValue(f"{name}: document {number + 1}: not valid YAML: {error}") from error
+        sentence = " ".join(str(error).split())
+        raise InvalidValue(f"{name}: document {number + 1}: not valid YAML: {sentence}") from error
 
 
 def _json_documents(text: str) -> Iterator[object]:

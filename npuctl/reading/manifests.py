@@ -230,6 +230,8 @@ def _normalized(origin: Origin, manifest: Json) -> tuple[Origin, Json]:
     names = (metadata.get("namespace"), metadata.get("name")) if isinstance(metadata, dict) else ()
     key = "/".join(each for each in names if isinstance(each, str) and each)
     named = replace(origin, kind=kind if isinstance(kind, str) else "", key=key)
+    if not key.isprintable():
+        raise named.error("metadata.name", f"{shown(key)} is not a name: it has control characters")
     try:
         return named, normalize(manifest, named.error)
     except UNREADABLE as error:

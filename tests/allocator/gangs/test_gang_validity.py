@@ -93,3 +93,23 @@ def test_a_stated_minimum_is_validated_like_that_of_a_group() -> None:
     assert world.engine.place(worker).node == "n1"
     with pytest.raises(Refusal, match="several pods"):
         world.engine.request_of(pod("another", 4, annotations=annotations, selector=MODULE))
+
+
+@pytest.mark.parametrize("key", [GROUP, "scheduling.volcano.sh/group-name"])
+@pytest.mark.parametrize("name", ["\x1b[2J", "Train", "a/b", "a b", "-a", "a..b", "ä", "a" * 254, "x" * 100_000])
+def test_a_group_name_that_no_object_can_have_is_refused(key: str, name: str) -> None:
+    world = World()
+    world.add(node("n1", labels=MODULE))
+    refusal = world.refusal(pod("train-0", 4, selector=MODULE, annotations={key: name}))
+    assert refusal.reason is Reason.INVALID_REQUEST
+    assert refusal.message.startswith(f"pod default/train-0: annotation {key}='")
+    assert refusal.message.isprintable()
+    assert len(refusal.message) < 500
+
+
+def test_every_name_that_an_object_can_have_names_a_group() -> None:
+    for name in ("a", "0", "a-b.c-9", "podgroup-0d8a7a05-6f0e-4b8b-9d0a-0a3f6f1f2b3c", "a" * 253):
+        world = World()
+        world.add(node("n1", labels=MODULE))
+        world.add(grouped := pod("train-0", 4, selector=MODULE, annotations={GROUP: name}))
+        assert world.engine.place(grouped, None).node == "n1"

@@ -155,7 +155,7 @@ async def test_the_deleted_event_of_a_series_is_recreated_with_its_count(events:
         ("≁" * 342, "≁" * 340 + "…"),
         ("a" + "≁" * 342, "a" + "≁" * 340 + "…"),
         ("\N{GRINNING FACE}" * 257, "\N{GRINNING FACE}" * 255 + "…"),
-        ("no character: \udc80", "no character: ?"),
+        ("no character: \udc80", r"no character: \udc80"),
     ],
     ids=["longest", "ascii", "three bytes", "odd", "four bytes", "surrogate"],
 )
@@ -207,3 +207,9 @@ async def test_an_event_that_is_posted_once_is_not_posted_again_by_another_proce
 async def _about(client: KubeClient, about: Regarding) -> list[dict[str, Any]]:
     listed = json.loads(await client.request("GET", EVENTS.path()))["items"]
     return [each for each in listed if each["regarding"].get("uid") == about.uid]
+
+
+async def test_a_note_has_no_control_characters(events: Recorder) -> None:
+    events.publish("job tenant/\x1b]0;owned\x07\x1b[2J\u202e\nforged")
+    (note,) = await events.posted()
+    assert note == r"job tenant/\x1b]0;owned\x07\x1b[2J\u202e\nforged"
