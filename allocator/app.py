@@ -34,7 +34,7 @@ from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
 from allocator.serving.clients import AllowedClients, guards
-from allocator.serving.extender import MAX_BODY_BYTES, Extender
+from allocator.serving.extender import Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
 from allocator.serving.requeue import Requeuer
@@ -55,8 +55,12 @@ from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
-from ascend.observe.probes import add_probes, serve_http
+from ascend.observe.probes import add_probes
 from ascend.reasons import Reason
+from ascend.serving.bodies import Bodies
+from ascend.serving.counts import Refusals
+from ascend.serving.http import serve_http
+from ascend.serving.limits import CALLS, OPEN_CALLS
 
 log = structlog.get_logger()
 
@@ -205,7 +209,7 @@ class AllocatorApp:
             stack.push_async_callback(leadership.leave, binder.drain)
             certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
             clients = AllowedClients(frozenset(names)) if (names := self._settings.client_names) else None
-            http = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards(self._settings, clients))
+            http = web.Application(middlewares=guards(self._settings, clients))
             add_probes(
                 http,
                 registry=metrics.registry,
@@ -261,6 +265,7 @@ class AllocatorApp:
                 requeuer=requeuer,
                 nominator=nominations.nominator,
                 closed=leadership.closed,
+                known_nodes=lambda: len(self.cluster.nodes),
             )
             self.extender.add_routes(http)
             service = AllocatorService(
@@ -273,7 +278,7 @@ class AllocatorApp:
                 journal=journal,
                 closed=leadership.closed,
             )
-            await self._serve_http(stack, http, certificates, journal)
+            await self._serve_http(stack, http, certificates, journal, metrics.http)
             # A unix socket needs no certificates: its file mode restricts access.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
@@ -328,15 +333,28 @@ class AllocatorApp:
                 raise failure
 
     async def _serve_http(
-        self, stack: AsyncExitStack, http: web.Application, certificates: Certificates | None, journal: Journal
+        self,
+        stack: AsyncExitStack,
+        http: web.Application,
+        certificates: Certificates | None,
+        journal: Journal,
+        refusals: Refusals,
     ) -> None:
         """Serve HTTP; what Volcano's extender plugin calls has an address of its own, because the plugin has no TLS."""
+        bodies = Bodies()
         self.extender_address = await stack.enter_async_context(
-            serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)
+            serve_http(
+                http,
+                self._settings.extender_address,
+                tls=certificates.http if certificates else None,
+                limits=CALLS if self._settings.client_names else OPEN_CALLS,
+                refusals=refusals,
+                bodies=bodies,
+            )
         )
         if not self._settings.volcano_address:
             return
-        volcano = web.Application(client_max_size=MAX_BODY_BYTES)
+        volcano = web.Application()
         VolcanoExtender(
             cluster=self.cluster,
             ledger=self.ledger,
@@ -345,7 +363,9 @@ class AllocatorApp:
             journal=journal,
             closed=self._leadership.closed,
         ).add_routes(volcano)
-        self.volcano_address = await stack.enter_async_context(serve_http(volcano, self._settings.volcano_address))
+        self.volcano_address = await stack.enter_async_context(
+            serve_http(volcano, self._settings.volcano_address, limits=CALLS, refusals=refusals, bodies=bodies)
+        )
 
     async def _lead(self, grpc_server: GrpcServer, preemption: Preemption, rescheduler: Rescheduler | None) -> None:
         await self._leadership.enter()

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
+from ascend.serving.counts import Refusals
 
 # From half a millisecond (a decision in memory) to the timeout of a scheduler (a Binding with a slow API server).
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -82,6 +83,7 @@ class AllocatorMetrics(Collector):
             "1 while so many nodes have faults that no pods are deleted",
             registry=self.registry,
         )
+        self.http = Refusals("ascend_allocator", self.registry)
         self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

@@ -22,7 +22,8 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.objects import PODS, Node
 from ascend.kube.reflector import Reflector
-from ascend.observe.probes import Check, loop_is_turning, serve_http, task_is_running
+from ascend.observe.probes import Check, loop_is_turning, task_is_running
+from ascend.serving.http import serve_http
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner
@@ -115,7 +116,7 @@ class Plugin:
                 probes = Probes(chips, pods, self.snapshots)
                 # The page is served from the start; it shows what is missing.
                 probes.add(page, self._live, self.metrics.registry, refresh)
-                async with serve_http(page, settings.http_address) as self.http_address:
+                async with serve_http(page, settings.http_address, refusals=self.metrics.http) as self.http_address:
                     log.info("started", node=settings.node_name, http=self.http_address)
                     try:
                         await self._work(client, events, chips, pods)

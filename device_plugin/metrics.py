@@ -5,6 +5,8 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ascend.serving.counts import Refusals
+
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -67,6 +69,7 @@ class Metrics:
         self.settings_awaiting_restart = gauge(
             "ascend_dp_settings_awaiting_restart", "Changed settings that take effect only after a restart"
         )
+        self.http = Refusals("ascend_dp", registry)
         gauge("ascend_dp_build_info", "Version", ["version"]).labels(version=version("ascend-affinity")).set(1)
 
     def count_without(self, resource: str, pods: int) -> None:

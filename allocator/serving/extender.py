@@ -43,9 +43,25 @@ from allocator.state.reservation import Reservation
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category
+from ascend.serving.bodies import BodyRefused
+from ascend.serving.counts import Cause
+from ascend.serving.http import read_body
 from ascend.turn import Turn
 
-MAX_BODY_BYTES: Final = 16 << 20
+_POD_BYTES: Final = 2 << 20
+"""A pod in a call: etcd stores up to 1.5 MiB of it, in a denser form."""
+
+_NAME_BYTES: Final = 256
+"""A node name in a call to filter: 253 characters, its quotes and a comma."""
+
+_VICTIMS_BYTES: Final = 8 << 10
+"""The uids of all pods of a node in a call to preempt."""
+
+_MOST_BYTES: Final = 16 << 20
+"""A call of any size of cluster."""
+
+BINDING_BYTES: Final = 16 << 10
+"""A call to bind: four names."""
 
 
 class Extender:
@@ -59,6 +75,7 @@ class Extender:
         requeuer: requeues refused pods.
         nominator: nominates pods ahead of the scheduler.
         closed: why calls are refused now; None if they are answered.
+        known_nodes: how many nodes there are; calls that name more of them than that are too large.
     """
 
     def __init__(
@@ -71,7 +88,9 @@ class Extender:
         requeuer: Requeuer,
         nominator: Nominator,
         closed: Callable[[], Refusal | None],
+        known_nodes: Callable[[], int],
     ) -> None:
+        self._known_nodes = known_nodes
         self._engine = engine
         self._binder = binder
         self._preemption = preemption
@@ -88,8 +107,9 @@ class Extender:
 
     async def _filter(self, request: web.Request) -> web.Response:
         try:
-            result = await self.filter(await _read(request))
-        except InvalidValue as error:
+            self._require_open()
+            result = await self.filter(await self._read(request, _NAME_BYTES))
+        except AscendError as error:
             result = FilterResult(error=text(error))
         await self._nominator.stay_ahead()
         return _answer(result)
@@ -140,7 +160,8 @@ class Extender:
 
     async def _preempt(self, request: web.Request) -> web.Response:
         try:
-            body = await _read(request)
+            self._require_open()
+            body = await self._read(request, _VICTIMS_BYTES)
             turn = Turn()
             args = decode(body, PreemptionArgs)
             self._require_open()
@@ -180,7 +201,8 @@ class Extender:
     async def _bind(self, request: web.Request) -> web.Response:
         with self._journal.timed("bind"):
             try:
-                args = decode(await _read(request), BindingArgs)
+                self._require_open()
+                args = decode(await read_body(request, BINDING_BYTES), BindingArgs)
                 self._require_open()
                 ref = PodRef(args.pod_namespace, args.pod_name, args.pod_uid)
                 await self._binder.bind(ref, args.node)
@@ -188,36 +210,25 @@ class Extender:
                 return _answer(BindingResult(error=text(error)))
         return _answer(BindingResult())
 
+    async def _read(self, request: web.Request, node_bytes: int) -> bytes:
+        """The body of a call with a pod, and so many bytes for each node.
+
+        Raises:
+            InvalidValue: it is not read; a standby asks before it reads one.
+            web.HTTPBadRequest: it is compressed.
+        """
+        most = min(_MOST_BYTES, _POD_BYTES + node_bytes * self._known_nodes())
+        try:
+            return await read_body(request, most, is_quick=True)
+        except BodyRefused as error:
+            if error.cause is Cause.BODY_SIZE:
+                raise InvalidValue(f"{error}; {NODE_CACHE}") from error
+            raise
+
     def _require_open(self) -> None:
         closed = self._closed()
         if closed is not None:
             raise closed
-
-
-async def _read(request: web.Request) -> bytes:
-    """The body of a call.
-
-    Raises:
-        InvalidValue: it is too large.
-        web.HTTPBadRequest: it is compressed.
-    """
-    try:
-        return await read_body(request)
-    except web.HTTPRequestEntityTooLarge as error:
-        raise InvalidValue(f"the request has more than {MAX_BODY_BYTES:,} bytes; {NODE_CACHE}") from error
-
-
-async def read_body(request: web.Request) -> bytes:
-    """The body of a call over HTTP.
-
-    Raises:
-        web.HTTPBadRequest: it is compressed; neither kube-scheduler nor the API server compresses a request.
-        web.HTTPRequestEntityTooLarge: it is larger than the application allows.
-    """
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if encoding != "identity":
-        raise web.HTTPBadRequest(text=f"Content-Encoding is {encoding!r}; compressed requests are not supported\n")
-    return await request.read()
 
 
 def _answer(content: object) -> web.Response:

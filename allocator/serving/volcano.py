@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
-from allocator.serving.extender import MAX_BODY_BYTES, read_body
 from allocator.serving.extender_wire import text
 from allocator.serving.volcano_wire import (
     PLACED,
@@ -49,11 +48,16 @@ from allocator.state.reservation import Stage
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category
+from ascend.serving.bodies import BodyRefused
+from ascend.serving.http import read_body
 
 log = structlog.get_logger()
 
 PREFIX: Final = "/volcano/"
 """Of the paths of all verbs."""
+
+MOST_BYTES: Final = 16 << 20
+"""A call may have all pods of a job, each as a whole."""
 
 _BEST: Final = 100.0
 
@@ -284,8 +288,8 @@ class VolcanoExtender:
 
 
 async def _read(request: web.Request) -> Body:
-    """The body of a call, or that it is too large: with an error instead, Volcano would take a job as ready."""
+    """The body of a call, or why it is not read: with an error instead, Volcano would take a job as ready."""
     try:
-        return await read_body(request)
-    except web.HTTPRequestEntityTooLarge:
-        return InvalidValue(f"the call of Volcano's extender plugin has more than {MAX_BODY_BYTES:,} bytes")
+        return await read_body(request, MOST_BYTES)
+    except BodyRefused as error:
+        return error

@@ -18,16 +18,23 @@ from aiohttp import web
 from allocator.binding.binding import PodRef
 from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
-from allocator.serving.extender import read_body
 from allocator.serving.extender_wire import text
 from ascend.annotations import PLACEMENT_GATE, is_ours
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
 from ascend.reasons import Reason
+from ascend.serving.bodies import BodyRefused
+from ascend.serving.http import read_body
 
 _VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403
 _UNAVAILABLE = 503
+
+POD_BYTES: Final = (3 << 20) + (64 << 10)
+"""An AdmissionReview of a pod: the API server takes objects of up to 3 MiB, before they are validated."""
+
+BINDING_BYTES: Final = 1 << 20
+"""An AdmissionReview of a Binding: names, and at most the annotations of a pod (256 KiB)."""
 
 PREFIX: Final = "/webhook/"
 """Of the paths of all webhooks; a name follows."""
@@ -92,9 +99,13 @@ class Webhook:
             app.router.add_post(f"{PREFIX}{name}", handlers[name])
 
     async def _bindings(self, request: web.Request) -> web.Response:
+        if (closed := self._closed()) is not None:  # a standby reads no body, so it has no uid to answer to
+            return _not_read(_UNAVAILABLE, text(closed))
         try:
-            review = await _read(request)
+            review = await _read(request, BINDING_BYTES)
             binding = msgspec.json.decode(review.object, type=_Binding)
+        except BodyRefused as error:
+            return _not_read(error.status, text(error))
         except UNREADABLE as error:
             return _unreadable(error)
         name = binding.name or review.name
@@ -113,8 +124,10 @@ class Webhook:
 
     async def _pods(self, request: web.Request) -> web.Response:
         try:
-            review = await _read(request)
+            review = await _read(request, POD_BYTES)
             pod = _with_name(msgspec.json.decode(review.object, type=Pod), review)
+        except BodyRefused as error:
+            return _not_read(error.status, text(error))
         except UNREADABLE as error:
             return _unreadable(error)
         try:
@@ -126,13 +139,17 @@ class Webhook:
         return _answer(review, {"allowed": True, **_warnings(self._tell(pod))})
 
     async def _gates(self, request: web.Request) -> web.Response:
+        if (closed := self._closed()) is not None:
+            # Without a leader nobody would lift the gate for a while; with this the API server leaves it out.
+            return _not_read(_UNAVAILABLE, text(closed))
         try:
-            review = await _read(request)
+            review = await _read(request, POD_BYTES)
             pod = _with_name(msgspec.json.decode(review.object, type=Pod), review)
+        except BodyRefused as error:
+            return _not_read(error.status, text(error))
         except UNREADABLE as error:
             return _unreadable(error)
-        # Without a leader nobody would lift the gate for a while.
-        if self._closed() is not None or not self._wants_gate(pod):
+        if not self._wants_gate(pod):
             return _answer(review, {"allowed": True})
         gates = [{"name": gate.name} for gate in pod.spec.scheduling_gates if gate.name != PLACEMENT_GATE]
         gated = [*gates, {"name": PLACEMENT_GATE}]
@@ -140,8 +157,8 @@ class Webhook:
         return _answer(review, {"allowed": True, **_json_patch(steps)})
 
 
-async def _read(request: web.Request) -> _Request:
-    return msgspec.json.decode(await read_body(request), type=_Review).request
+async def _read(request: web.Request, most: int) -> _Request:
+    return msgspec.json.decode(await read_body(request, most), type=_Review).request
 
 
 def _with_name(pod: Pod, review: _Request) -> Pod:
@@ -197,3 +214,7 @@ def _answer(review: _Request, response: Mapping[str, object]) -> web.Response:
 
 def _unreadable(error: Exception) -> web.Response:
     return web.Response(status=400, text=f"the AdmissionReview can't be decoded: {error}\n")
+
+
+def _not_read(status: int, sentence: str) -> web.Response:
+    return web.Response(status=status, text=f"{sentence}\n")

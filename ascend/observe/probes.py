@@ -7,16 +7,13 @@ fails, the status is 503 and the body names the check and what is missing.
 """
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
-from ascend.addresses import join_address, split_address
-from ascend.errors import InvalidValue
+from ascend.observe.exposition import Exposition
 from ascend.printable import printable
 
 Check = Callable[[], str | None]
@@ -79,10 +76,10 @@ def add_probes(
     _add_page(app, "/readyz", lambda: ready)
     _add_page(app, "/standbyz", lambda: ready if standby is None else standby)
 
+    exposition = Exposition(registry, refresh)
+
     async def metrics(_request: web.Request) -> web.Response:
-        if refresh is not None:
-            await refresh()
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await exposition.page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app.router.add_get("/metrics", metrics)
 
@@ -98,31 +95,3 @@ def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str,
         return web.Response(text="\n".join(lines or ["ok"]) + "\n", status=503 if missing else 200)
 
     app.router.add_get(path, page)
-
-
-@asynccontextmanager
-async def serve_http(app: web.Application, address: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Serve an application within a ``with`` block; yields the address it listens on.
-
-    Args:
-        app: the application.
-        address: host and port, as for ``split_address``.
-        tls: the certificates; None for plain text.
-
-    Raises:
-        InvalidValue: the address is malformed or can't be listened on.
-    """
-    host, port = split_address(address)
-    # Bodies are not decompressed: aiohttp's parser can't continue after one that is corrupt.
-    # A handler is cancelled if its client has gone: it may wait long for others.
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, auto_decompress=False, handler_cancellation=True)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port, ssl_context=tls).start()
-        except OSError as error:
-            raise InvalidValue(f"cannot listen on {address}: {error.strerror}") from error
-        bound = runner.addresses[0]
-        yield join_address(bound[0], bound[1])
-    finally:
-        await runner.cleanup()

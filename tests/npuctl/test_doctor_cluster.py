@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ascend.annotations import REAL
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, encode_report
-from ascend.observe.probes import serve_http
+from ascend.serving.http import serve_http
 from npuctl.cli import app
 from npuctl.doctor.allocator import check_allocator
 from sandbox.apiserver import ApiServer

@@ -19,7 +19,8 @@ from rich.console import Console
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import DEVICE_INFO, NAMESPACE, config_map_name, decode_report, encode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES
-from ascend.observe.probes import add_probes, serve_http
+from ascend.observe.probes import add_probes
+from ascend.serving.http import serve_http
 from ascend.templates import RESOURCE_CORES
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings

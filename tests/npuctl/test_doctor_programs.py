@@ -13,7 +13,7 @@ from ascend.annotations import FENCE
 from ascend.errors import InvalidValue
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
-from ascend.observe.probes import serve_http
+from ascend.serving.http import serve_http
 from npuctl.doctor.details import Details, find_details, read_details
 from npuctl.doctor.finding import Finding
 from npuctl.doctor.programs import check_programs

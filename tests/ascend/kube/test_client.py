@@ -16,7 +16,7 @@ from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled,
 from ascend.kube.client import KubeClient
 from ascend.kube.identity import Access
 from ascend.kube.objects import PODS
-from ascend.observe.probes import serve_http
+from ascend.serving.http import serve_http
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import Authority
 from tests.ascend.kube.objects import pod, write_kubeconfig

@@ -6,7 +6,8 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from ascend.observe.probes import add_probes, serve_http
+from ascend.observe.probes import add_probes
+from ascend.serving.http import serve_http
 
 
 async def test_each_page_has_its_own_checks_and_names_the_failed_ones() -> None:

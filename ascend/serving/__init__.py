@@ -1,0 +1,1 @@
+"""How both programs serve HTTP: within limits, whatever their callers do."""

@@ -1,0 +1,155 @@
+"""A connection over HTTP that knows what it waits for, and ends if its client takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, cast
+
+from aiohttp import web
+
+from ascend.serving.bodies import Body
+from ascend.serving.counts import Cause
+from ascend.serving.limits import MOST_HEADER_BYTES, MOST_HEADERS
+
+if TYPE_CHECKING:
+    from ascend.serving.port import Port
+
+_LINGER_S = 1.0
+"""How long the rest of a body that is not read is taken from the client, which else may not see the answer."""
+
+_BUFFER_BYTES = 16 << 10
+"""What is read ahead of a body that nobody reads, at least; at most the size of one read more."""
+
+
+class Phase(Enum):
+    """What a connection waits for."""
+
+    HANDSHAKE = auto()
+    HEADER = auto()
+    BODY = auto()
+    HANDLER = auto()
+    ANSWER = auto()
+    IDLE = auto()
+
+
+class Connection(web.RequestHandler):
+    """A connection of a port.
+
+    Args:
+        port: where it was accepted.
+        address: the client's address, or its network.
+
+    Attributes:
+        phase: what it waits for.
+        ticks: for how many ticks of its port.
+        verified: whether the client has a certificate that was verified.
+        answered: how many requests were answered.
+        body: the body of the present request; None before it is read.
+    """
+
+    __slots__ = ("address", "answered", "body", "connecting", "phase", "port", "ticks", "verified", "wire")
+
+    def __init__(self, port: Port, address: str) -> None:
+        limits = port.limits
+        options: dict[str, Any] = {"access_log": None}
+        # Bodies are not decompressed: aiohttp's parser can't continue after one that is corrupt.
+        super().__init__(
+            port.server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.idle_s,
+            lingering_time=_LINGER_S,
+            auto_decompress=False,
+            max_headers=MOST_HEADERS,
+            max_line_size=MOST_HEADER_BYTES,
+            max_field_size=MOST_HEADER_BYTES,
+            read_bufsize=_BUFFER_BYTES,
+            **options,
+        )
+        self.port = port
+        self.address = address
+        self.phase = Phase.HANDSHAKE
+        self.ticks = 0
+        self.verified = False
+        self.answered = 0
+        self.body: Body | None = None
+        self.wire: asyncio.Transport | None = None
+        self.connecting: asyncio.Task[Any] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin: the TLS handshake is done, if there is one."""
+        self.wire = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self.verified = bool(transport.get_extra_info("peercert"))
+        self.enter(Phase.HEADER)
+        super().connection_made(transport)
+        self.port.met(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget everything."""
+        self._release()
+        self.port.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        if self.phase is Phase.IDLE:
+            self.enter(Phase.HEADER)
+        super().data_received(data)
+        if self.phase is Phase.HEADER and self._request_count > self.answered:
+            self.enter(Phase.HANDLER)
+
+    async def finish_response(
+        self, request: Any, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer."""
+        self._release()
+        self.enter(Phase.ANSWER)
+        found = await super().finish_response(request, resp, start_time)
+        self.answered += 1
+        self.enter(Phase.HANDLER if self._request_count > self.answered else Phase.IDLE)
+        return found
+
+    def enter(self, phase: Phase) -> None:
+        """Wait for something else from now on."""
+        self.phase = phase
+        self.ticks = 0
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client has to act; an answer is not being worked out or sent."""
+        return self.phase not in {Phase.HANDLER, Phase.ANSWER}
+
+    def tick(self) -> None:
+        """Count a tick, and end if the client has taken too long."""
+        self.ticks += 1
+        limits = self.port.limits
+        if self.wire is not None and self.wire.is_closing():
+            if self.ticks * limits.tick_s > max(limits.closing_s, limits.write_s):
+                self.wire.abort()
+            return
+        limit_s, cause = {
+            Phase.HEADER: (limits.header_s, Cause.HEADER),
+            Phase.ANSWER: (limits.write_s, Cause.WRITE),
+            Phase.BODY: (limits.body_s, Cause.BODY_TIME),
+        }.get(self.phase, (None, Cause.HEADER))
+        if limit_s is None or self.ticks * limits.tick_s <= limit_s:
+            return
+        if self.phase is Phase.BODY and self.body is not None:
+            self.body.end(Cause.BODY_TIME)  # it is answered, then
+        else:
+            self.end(cause)
+
+    def end(self, cause: Cause) -> None:
+        """End at once."""
+        self.port.refusals.count(cause, self.address)
+        self._release()
+        self.port.forget(self)
+        if self.wire is not None:
+            self.wire.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
+
+    def _release(self) -> None:
+        if self.body is not None:
+            self.port.bodies.release(self.body)
+            self.body = None

@@ -1,0 +1,1 @@
+"""HTTP within limits."""
