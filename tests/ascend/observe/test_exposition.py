@@ -40,7 +40,11 @@ async def test_a_storm_of_scrapes_gets_a_share_of_the_loop_and_a_rare_one_gets_n
 
 async def test_a_client_that_goes_away_does_not_take_the_page_from_others() -> None:
     gate = asyncio.Event()
-    page = Exposition(CollectorRegistry(), lambda: gate.wait())
+
+    async def refresh() -> None:
+        await gate.wait()
+
+    page = Exposition(CollectorRegistry(), refresh)
     first = asyncio.create_task(page.page())
     second = asyncio.create_task(page.page())
     await asyncio.sleep(0)

@@ -56,12 +56,12 @@ class Served:
 
     def refused(self, cause: Cause) -> float:
         """How many were refused for this cause."""
-        return self.refusals.total.labels(cause=cause.value)._value.get()
+        return float(self.refusals.total.labels(cause=cause.value)._value.get())
 
     @property
     def connections(self) -> float:
         """How many connections are open, as counted."""
-        return self.refusals.connections._value.get()
+        return float(self.refusals.connections._value.get())
 
     async def connect(self, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> "Caller":
         """Connect from an address."""
@@ -142,7 +142,7 @@ async def served(
     app.router.add_post("/read", read)
     app.router.add_post("/hold", hold)
     app.router.add_get("/much", much)
-    options = {"tls": tls, "limits": replace(SHORT, **limits), "refusals": refusals, "bodies": bodies}
+    options: dict[str, Any] = {"tls": tls, "limits": replace(SHORT, **limits), "refusals": refusals, "bodies": bodies}
     async with serve_http(app, "127.0.0.1:0", **options) as address:
         found = Served("127.0.0.1", int(address.rpartition(":")[2]), refusals, bodies)
         try:
@@ -156,7 +156,7 @@ async def served(
 async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - sockets and counters send no notification
             await asyncio.sleep(0.01)
 
 

@@ -65,7 +65,7 @@ def test_who_sends_most_gives_way_when_there_are_too_many_bytes(new_loop: NewLoo
             assert port.bodies.held <= 3 << 20
             for caller in hoarders:
                 caller.send(b"x")
-            assert sorted([await caller.status() for caller in hoarders])[-1] == 503
+            assert 503 in [await caller.status() for caller in hoarders]
 
     run(new_loop, test)
 

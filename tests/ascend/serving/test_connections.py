@@ -182,7 +182,7 @@ def test_a_full_table_of_descriptors_ends_nothing(new_loop: NewLoop) -> None:
                     except OSError:
                         break
                 # The server has no descriptor for it, until those that only wait give theirs.
-                waiting[0].setblocking(False)
+                waiting[0].setblocking(False)  # noqa: FBT003 - the name says it
                 waiting[0].send(b"GET /hi HTTP/1.1\r\nHost: x\r\n\r\n")
                 await until(lambda: port.refused(Cause.DESCRIPTORS) > 0)
                 answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(waiting[0], 12), 10)
