@@ -33,6 +33,10 @@ class Metrics:
         self.mismatches = counter(
             "ascend_dp_allocation_mismatches", "Hand-overs for which the kubelet's ledger has other device ids"
         )
+        self.annotation_repairs = counter(
+            "ascend_dp_annotation_repairs",
+            "Writes of annotations on pods that somebody had changed after the pods were given their chips",
+        )
         self.without_chips = gauge(
             "ascend_dp_pods_without_chips", "Running pods with a container that requests chips and has none"
         )

@@ -3,9 +3,10 @@
 Whole chips are offered always, the vNPUs of a size once there is one.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ascend.annotations import REAL
 from ascend.chips import chip_ids
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.kube.client import KubeClient
@@ -171,7 +172,10 @@ class OfferMaker:
         order = PublishingOrder(reported=-1) if device_type.suffix else self._order
 
         def claim(handover: HandOver) -> None:
-            self._claim(handover, device_type)
+            self._claim(handover, device_type, {})
+
+        def restore(handover: HandOver, others: Mapping[str, str | None]) -> None:
+            self._claim(handover, device_type, others)
 
         matcher = AdmissionMatcher(
             snapshots=snapshots,
@@ -190,6 +194,7 @@ class OfferMaker:
             pods=ledger.pods,
             handovers=ledger.handovers,
             claim=claim,
+            restore=restore,
             metrics=node.metrics,
             announce=pod_announcer(node.events, "HandOver"),
         )
@@ -204,7 +209,10 @@ class OfferMaker:
         node, settings, ledger = self._node, self._node.settings, self._node.ledgers.cores
 
         def claim(handover: HandOver) -> None:
-            self._claim(handover, CORES)
+            self._claim(handover, CORES, {})
+
+        def restore(handover: HandOver, others: Mapping[str, str | None]) -> None:
+            self._claim(handover, CORES, others)
 
         cutter = Cutter(driver, node.facts, lambda vnpu: keeper.not_given(vnpu))  # noqa: PLW0108 - made below
         vnpus = CutVnpus(cutter, node.answering_chips)
@@ -215,6 +223,7 @@ class OfferMaker:
             kubelet_pods=node.kubelet_pods.list,
             others=node.static_vnpus,
             claim=claim,
+            restore=restore,
             metrics=node.metrics,
             announce=pod_announcer(node.events, "HandOver"),
         )
@@ -244,13 +253,15 @@ class OfferMaker:
         registration = self._registration(CORES, cores, matcher, keeper, order)
         return CoreOffer(CORES, matcher, keeper, notices, registration, cores, cutter, node)
 
-    def _claim(self, handover: HandOver, device_type: DeviceType) -> None:
+    def _claim(self, handover: HandOver, device_type: DeviceType, others: Mapping[str, str | None]) -> None:
         node = self._node
         namespace, _, name = handover.pod.partition("/")
         annotations = claim_annotations(
             handover, node.snapshots.value, pod_name=name, host_ip=node.host_ip(), device_type=device_type
         )
-        node.claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
+        if not annotations[REAL]:
+            del annotations[REAL]  # which vNPU it has is unknown
+        node.claims.write(uid=handover.uid, namespace=namespace, name=name, annotations={**annotations, **others})
 
     def _registration(
         self,

@@ -5,8 +5,10 @@ See docs/spec/vnpu.md#dynamic-vnpus-in-allocate.
 
 from typing import NamedTuple
 
+from ascend.annotations import MAX_LIST_ENTRIES
 from ascend.chips import NAME_PREFIX, parse_chip_name
 from ascend.cores import split_group
+from ascend.errors import InvalidValue
 from ascend.vnpus import Vnpu, parse_vnpu
 
 
@@ -31,6 +33,8 @@ def read_given(text: str) -> Given:
         InvalidValue: the text is neither.
     """
     if "-" not in text.removeprefix(NAME_PREFIX) or "," in text:
+        if text.count(",") >= MAX_LIST_ENTRIES:
+            raise InvalidValue(f"more than {MAX_LIST_ENTRIES} chips")
         return Given(tuple(map(parse_chip_name, text.split(","))))
     name, group = split_group(text)
     vnpu = parse_vnpu(name)

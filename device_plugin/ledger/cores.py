@@ -11,6 +11,7 @@ from typing import Final
 from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.daemon.observable import Observable
 from ascend.templates import TEMPLATES, Divisible, divisible
+from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES
 from device_plugin.driver import Inventory, VirtualNpu
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part, running_chips, used_chips
@@ -165,10 +166,23 @@ class CoreLedger:
         return chip_set(chip for each in self.handovers.kept.values() for chip in each.chips)
 
     @property
+    def claimed_vnpus(self) -> list[Vnpu]:
+        """The vNPUs that the claims of live pods name of which it is not known what they have."""
+        known = {each.uid for each in self.holding}
+        claimed = (pod.claimed_vnpu for pod in self.pods if pod.uid not in known)
+        return [vnpu for vnpu in claimed if vnpu is not None]
+
+    @property
+    def vnpus(self) -> list[Vnpu]:
+        """The vNPUs that pods have, and those that the claims of others name."""
+        own = (each.vnpu.vnpu for each in self.handovers.cores() if each.vnpu is not None)
+        return [*(vnpu for vnpu in own if vnpu is not None), *self.claimed_vnpus]
+
+    @property
     def cut(self) -> ChipSet:
         """The chips that have vNPUs."""
         held = (chip for each in self.holding if each.template for chip in each.chips)
-        claimed = (vnpu.chip for pod in self.pods if (vnpu := pod.claimed_vnpu) is not None)
+        claimed = (vnpu.chip for vnpu in self.claimed_vnpus)
         return chip_set((*held, *claimed)) | self._undestroyed
 
     def owns(self, vnpu: VirtualNpu) -> bool:

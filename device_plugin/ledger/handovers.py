@@ -143,6 +143,8 @@ class HandOvers:
 def used_chips(pods: Iterable[NodePod], handovers: HandOvers) -> ChipSet:
     """Return the chips that are taken: given to a pod, or written on a live pod that requests chips.
 
+    What a pod was given is known: whatever its author has written on it since does not count.
+
     A chip is used as soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's
     annotation is written, which leaves a gap).
     """
@@ -163,6 +165,6 @@ def _taken(pods: Iterable[NodePod], handovers: HandOvers, counts: Callable[[Node
     for handover in handovers:
         held |= handover.chip_set
     for pod in pods:
-        if pod.live and pod.count and counts(pod):
+        if pod.live and pod.count and pod.uid not in handovers and counts(pod):
             held |= pod.held
     return held

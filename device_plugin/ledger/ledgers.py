@@ -113,10 +113,9 @@ class Ledgers:
     def with_cores(self) -> dict[DeviceType, ChipSet]:
         """The vNPUs of pods that request AI cores, by their type and as sets of their numbers."""
         found: dict[DeviceType, ChipSet] = {}
-        for pod in self.cores.pods:
-            if (vnpu := pod.claimed_vnpu) is not None:
-                device_type = DeviceType(vnpu.suffix)
-                found[device_type] = found.get(device_type, 0) | 1 << number_of(vnpu)
+        for vnpu in self.cores.vnpus:
+            device_type = DeviceType(vnpu.suffix)
+            found[device_type] = found.get(device_type, 0) | 1 << number_of(vnpu)
         return found
 
     @property

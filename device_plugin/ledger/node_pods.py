@@ -1,21 +1,27 @@
 """The pods of this node, in the order they came to it, and what the plugin needs to know about each."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ascend.annotations import CLAIMED, REAL, Grant, read_predicate_time
-from ascend.chips import ChipSet, chip_set
-from ascend.cores import parse_cores
+from ascend.annotations import CLAIMED, KUBELET_IDS, Grant, read_predicate_time
+from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue
 from ascend.job_files import job_name
 from ascend.kube.objects import Container, Pod, whole_number
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
-from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType, type_of
-from device_plugin.ledger.core_claims import Given, read_given
+from device_plugin.ledger.core_claims import Given
+from device_plugin.ledger.pod_annotations import (
+    foreign_keys,
+    most_devices,
+    read_core_grant,
+    read_grant,
+    read_real,
+    read_real_cores,
+)
 
 CONFIG_SOURCE = "kubernetes.io/config.source"
 """An annotation that the kubelet sets in its own list: ``api``, or where a static pod comes from."""
@@ -40,7 +46,8 @@ class NodePod:
         count: how many chips it requests in total; 0 for a pod without chips.
         grant: what the allocator wrote on it; None if nothing, or nothing readable.
         problem: why it can't get the chips written on it, as a refusal's reason and sentence; None if it can.
-        held: the chips it holds according to its annotations.
+        held: the chips it holds according to its annotations: of each of the two lists, unless that names more chips
+            than the pod requests. Only for a pod without a hand-over: that is the truth for all others.
         real: the chips of its AscendReal annotation.
         claimed: whether it has our claim; AscendReal alone can also be from Volcano or from the pod's author.
         live: neither Succeeded nor Failed.
@@ -51,6 +58,9 @@ class NodePod:
         template: for AI cores, the template by which the chip of the grant is to be cut; empty for whole chips. What it
             holds are chips then, not cores.
         given: for AI cores, what its AscendReal annotation says.
+        placed: whether it has the annotation of the grant, readable or not.
+        counted: the text of its annotation kltDev.
+        foreign: its annotations that name devices of other types, as a grant would.
     """
 
     uid: str
@@ -71,6 +81,9 @@ class NodePod:
     device_type: DeviceType = WHOLE_CHIPS
     template: str = ""
     given: Given | None = None
+    placed: bool = False
+    counted: str = ""
+    foreign: frozenset[str] = frozenset()
 
     @property
     def claimed_vnpu(self) -> Vnpu | None:
@@ -103,18 +116,20 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
         problem = (Reason.INVALID_REQUEST, sentence)
     try:
         if device_type == CORES:
-            grant, template = _read_core_grant(annotations)
+            grant, template = read_core_grant(annotations)
         else:
-            grant = _read_grant(annotations, device_type)
+            grant = read_grant(annotations, device_type)
     except InvalidValue as error:
         problem = problem or (Reason.MALFORMED_ANNOTATION, error.message)
     if problem is None and grant is not None and device_type != CORES and len(grant.chips) != count:
         named = device_type.count(len(grant.chips))
         problem = (Reason.WRONG_COUNT, f"annotation {device_type.resource} names {named}, the pod requests {count}")
     statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
-    real = _real_chips(annotations, device_type)
     # The plugin writes AscendReal: if another client makes it unreadable, the pod still gets its chips.
-    held = real | (grant.chip_set if grant is not None else 0)
+    real = read_real(annotations, device_type)
+    most, held = most_devices(count, device_type), 0
+    for listed in (real, grant.chip_set if grant is not None else 0):
+        held |= listed if listed.bit_count() <= most else 0
     return NodePod(
         uid=pod.uid,
         namespace=pod.metadata.namespace,
@@ -133,7 +148,10 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
         job_name=job_name(pod.metadata.labels),
         device_type=device_type,
         template=template,
-        given=_given(annotations) if device_type == CORES else None,
+        given=read_real_cores(annotations) if device_type == CORES else None,
+        placed=device_type.resource in annotations,
+        counted=annotations.get(KUBELET_IDS, ""),
+        foreign=foreign_keys(annotations, device_type),
     )
 
 
@@ -182,39 +200,6 @@ def _not_supported(pod: Pod, requests: tuple[ContainerRequest, ...], count: int,
     if device_type == CORES and len(requests) > 1:
         return f"{len(requests)} containers of the pod request AI cores; one can have some"
     return None
-
-
-def _read_grant(annotations: Mapping[str, str], device_type: DeviceType) -> Grant | None:
-    key = device_type.resource
-    text = annotations.get(key)
-    if text is None:
-        return None
-    return Grant(device_type.parse_list(text, f"annotation {key}"), read_predicate_time(annotations))
-
-
-def _read_core_grant(annotations: Mapping[str, str]) -> tuple[Grant | None, str]:
-    text = annotations.get(RESOURCE_CORES)
-    if text is None:
-        return None, ""
-    chips, cut = parse_cores(text)
-    time = read_predicate_time(annotations)
-    return (Grant(chips, time), "") if cut is None else (Grant((cut.chip,), time), cut.template)
-
-
-def _given(annotations: Mapping[str, str]) -> Given | None:
-    try:
-        return read_given(annotations.get(REAL, ""))
-    except InvalidValue:
-        return None
-
-
-def _real_chips(annotations: Mapping[str, str], device_type: DeviceType) -> ChipSet:
-    if device_type == CORES:
-        return chip_set(given.chips) if (given := _given(annotations)) is not None else 0
-    try:
-        return chip_set(device_type.parse_list(annotations.get(REAL, ""), f"annotation {REAL}"))
-    except InvalidValue:
-        return 0
 
 
 def is_static(listed: Pod) -> bool:

@@ -7,11 +7,12 @@ written after the answer.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
+from ascend.annotations import Grant
 from ascend.chips import chip_set
 from ascend.daemon.observable import Observable
 from ascend.errors import AscendError, InvalidValue, Refusal
@@ -319,8 +320,10 @@ class AdmissionMatcher:
         snapshot = self._snapshots.value
         if snapshot is None:
             raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
-        if self.chooser is not None and pod.grant is None and pod.problem is None:
+        known = self._handovers.get(pod.uid)
+        if known is not None:  # whatever has been written on it between the calls for its containers
+            pod = replace(pod, grant=Grant(known.chips, None), held=known.chip_set, problem=None)
+        elif self.chooser is not None and pod.grant is None and pod.problem is None:
             pod = self.chooser.placed(pod, snapshot, wanted)
         others = {each.pod: each.chip_set for each in self._handovers if each.uid != pod.uid}
-        known = self._handovers.get(pod.uid)
         return chips_for(pod, snapshot, others, self._pods, own=known.chip_set if known is not None else 0)

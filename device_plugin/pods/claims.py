@@ -89,7 +89,7 @@ class ClaimWriter:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wanted: dict[str, Mapping[str, str]] = {}
+        self._wanted: dict[str, Mapping[str, str | None]] = {}
         self._ending = asyncio.Event()
 
     @property
@@ -97,8 +97,11 @@ class ClaimWriter:
         """How many claims are not written yet."""
         return len(self._tasks)
 
-    def write(self, *, uid: str, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
-        """Write a claim soon; returns at once. If one is in progress for the pod, it goes on with the new content."""
+    def write(self, *, uid: str, namespace: str, name: str, annotations: Mapping[str, str | None]) -> None:
+        """Write a claim soon; returns at once. If one is in progress for the pod, it goes on with the new content.
+
+        An annotation that is None is removed.
+        """
         self._wanted[uid] = annotations
         in_progress = self._tasks.get(uid)
         if in_progress is not None and not in_progress.done():
@@ -132,7 +135,7 @@ class ClaimWriter:
     async def _write(self, uid: str, namespace: str, name: str) -> None:
         backoff = Backoff(limit_s=10.0)
         pod = f"{namespace}/{name}"
-        written: Mapping[str, str] = {}
+        written: Mapping[str, str | None] = {}
         await asyncio.sleep(DELAY_S)
         while written != self._wanted[uid]:
             annotations = self._wanted[uid]

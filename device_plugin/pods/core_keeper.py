@@ -147,7 +147,7 @@ class CoreKeeper:
         before: object = None
         while True:
             versions = [source.version for source in sources]
-            self._reconciler.repair_claims()
+            repair_in_s = self._reconciler.repair()
             self._reconciler.verify()
             if self._reconciler.unsettled():
                 await self.settle()
@@ -158,7 +158,8 @@ class CoreKeeper:
             if not (is_left or self._reconciler.unsettled()):
                 backoff.reset()
                 before = None
-                await wait_for_change(sources, versions, max(look_at_s - loop.time(), 0.0))
+                wait_s = max(look_at_s - loop.time(), 0.0)
+                await wait_for_change(sources, versions, wait_s if repair_in_s is None else min(wait_s, repair_in_s))
                 continue
             state = (self._reconciler.unsettled(), is_left)
             if state != before:
@@ -243,9 +244,7 @@ class CoreKeeper:
 
     def _claimed_by_pods(self) -> set[tuple[int, int]]:
         """Return the vNPUs that live pods claim, as pairs of chip and id."""
-        known = {each.uid for each in self._ledger.holding}  # what these have is known, whatever they claim
-        named = (pod.claimed_vnpu for pod in self._ledger.pods if pod.uid not in known)
-        return {(vnpu.chip, vnpu.vdev_id) for vnpu in named if vnpu is not None}
+        return {(vnpu.chip, vnpu.vdev_id) for vnpu in self._ledger.claimed_vnpus}
 
     def _due_in_s(self) -> float:
         """Return how long it takes until another vNPU is no longer new, or may be tried again."""

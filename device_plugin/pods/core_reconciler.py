@@ -21,6 +21,7 @@ from device_plugin.ledger.cores import CoreHandOver, CoreLedger, core_handover, 
 from device_plugin.ledger.handovers import HandOver
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.metrics import Metrics
+from device_plugin.pods.annotation_repairs import AnnotationRepairs, Restore
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.reconciler import MISMATCH, WITHOUT, Announce
 
@@ -37,6 +38,7 @@ class CoreReconciler:
         kubelet_pods: returns the kubelet's own list of pods.
         others: returns the vNPUs of pods that request static vNPUs, as pairs of chip and id.
         claim: writes a claim on the pod.
+        restore: writes it again, after somebody has changed it.
         metrics: counts mismatches.
         announce: receives what does not match, once per pod and reason.
 
@@ -53,6 +55,7 @@ class CoreReconciler:
         kubelet_pods: Callable[[], Awaitable[list[Pod]]],
         others: Callable[[], set[tuple[int, int]]],
         claim: Callable[[HandOver], None],
+        restore: Restore,
         metrics: Metrics,
         announce: Announce,
     ) -> None:
@@ -68,7 +71,7 @@ class CoreReconciler:
         self._announced: set[tuple[str, str]] = set()
         self._orphans: set[str] = set()
         self._guessed: set[str] = set()
-        self._well_claimed: set[str] = set()
+        self._repairs = AnnotationRepairs(ledger.pods, ledger.handovers, restore, announce, metrics)
         self._unverified: set[str] = set()
         self._settling = asyncio.Lock()
 
@@ -99,21 +102,9 @@ class CoreReconciler:
                 log.info("the kubelet does not know a hand-over", pod=pod.key, pod_uid=pod.uid)
                 self._ledger.handovers.drop(pod.uid)
 
-    def repair_claims(self) -> None:
-        """Write claims again that somebody changed."""
-        well_claimed = set()
-        for each in self._ledger.handovers.cores():
-            pod = self._ledger.pods.get(each.uid)
-            if pod is None or not pod.live:
-                continue
-            named = claimed_vnpu(pod)
-            has_vnpu = named is None or each.vnpu is None or named.vdev_id == each.vnpu.vdev_id
-            if pod.claimed and pod.real == each.chip_set and has_vnpu:
-                well_claimed.add(pod.uid)
-            elif pod.uid in self._well_claimed and each.name:
-                log.warning("repairing a claim that was changed", pod=pod.key, pod_uid=pod.uid)
-                self._claim(each)
-        self._well_claimed = well_claimed
+    def repair(self) -> float | None:
+        """Write annotations again that somebody changed; return in how many seconds to look again, None if never."""
+        return self._repairs.look()
 
     def verify(self) -> None:
         """Tell the pods whose vNPUs the driver no longer has, once it has been asked about their chips."""

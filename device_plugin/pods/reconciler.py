@@ -22,6 +22,7 @@ from device_plugin.ledger.adoption import adopt, believe, explains, is_its_own, 
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
+from device_plugin.pods.annotation_repairs import AnnotationRepairs, Restore
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -63,6 +64,7 @@ class Reconciler:
         pods: the node's pods.
         handovers: the plugin's ledger.
         claim: writes a claim on the pod.
+        restore: writes it again, after somebody has changed it.
         metrics: counts mismatches.
         announce: receives what does not match, once per pod and reason.
     """
@@ -75,6 +77,7 @@ class Reconciler:
         pods: NodePods,
         handovers: HandOvers,
         claim: Callable[[HandOver], None],
+        restore: Restore,
         metrics: Metrics,
         announce: Announce = lambda _pod, _reason, _sentence: None,
     ) -> None:
@@ -86,7 +89,7 @@ class Reconciler:
         self._claim = claim
         self._metrics = metrics
         self._announce = announce
-        self._well_claimed: set[str] = set()
+        self._repairs = AnnotationRepairs(pods, handovers, restore, announce, metrics)
         self._announced: set[tuple[str, str]] = set()
 
     async def restore(self) -> None:
@@ -111,16 +114,16 @@ class Reconciler:
     async def run(self) -> None:
         """Follow the pods until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_claims())
+            tasks.create_task(self._follow_annotations())
             tasks.create_task(self._follow_ledger())
 
-    async def _follow_claims(self) -> None:
+    async def _follow_annotations(self) -> None:
         sources = (self._pods.changes, self._handovers.changes)
         while True:
             versions = [source.version for source in sources]
-            self._repair_claims()
+            due_in_s = self._repairs.look()
             self._announce_mismatches()
-            await wait_for_change(sources, versions)
+            await wait_for_change(sources, versions, within_s=due_in_s)
 
     async def _follow_ledger(self) -> None:
         loop = asyncio.get_running_loop()
@@ -161,20 +164,6 @@ class Reconciler:
             else:
                 log.info("the kubelet does not know a hand-over", pod=pod.key, pod_uid=pod.uid)
                 self._handovers.drop(pod.uid)
-
-    def _repair_claims(self) -> None:
-        """Write claims again that somebody changed: readers of AscendReal would count the pod's chips as free."""
-        well_claimed = set()
-        for pod in self._pods:
-            handover = self._handovers.get(pod.uid)
-            if handover is None or not pod.live:
-                continue
-            if pod.claimed and pod.real == handover.chip_set:
-                well_claimed.add(pod.uid)
-            elif pod.uid in self._well_claimed:
-                log.warning("repairing a claim that was changed", pod=pod.key, pod_uid=pod.uid)
-                self._claim(handover)
-        self._well_claimed = well_claimed
 
     def _announce_mismatches(self) -> None:
         """Announce pods whose chips differ from the kubelet's ledger; forget announcements of pods that are gone."""

@@ -33,11 +33,12 @@ def members(snapshot: Snapshot, group: ChipSet) -> Iterator[Chip]:
 def obstacles(snapshot: Snapshot, group: ChipSet, pods: NodePods, handovers: HandOvers) -> list[str]:
     """Return why a group can't be reset now, as sentences: as far as this program knows by itself.
 
-    A pod that is bound with a chip of the group holds it, although its containers do not run yet.
+    A pod that is bound with a chip of the group holds it, although its containers do not run yet. Once it was given its
+    chips, what is written on it does not count.
     """
     found = {handover.pod: held & group for handover in handovers if (held := handover.chip_set) & group}
     for pod in pods:
-        if pod.live and pod.count and pod.held & group:
+        if pod.live and pod.count and pod.uid not in handovers and pod.held & group:
             found[pod.key] = found.get(pod.key, 0) | pod.held & group
     sentences = [f"pod {key} holds {join_names(chip_ids(chips))}" for key, chips in found.items()]
     if (

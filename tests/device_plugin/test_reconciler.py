@@ -40,6 +40,7 @@ class Books:
             pods=self.pods,
             handovers=self.handovers,
             claim=self.claimed.append,
+            restore=lambda handover, _others: self.claimed.append(handover),
             metrics=self.metrics,
             announce=lambda pod, reason, sentence: self.announced.append((pod.key, reason, sentence)),
         )

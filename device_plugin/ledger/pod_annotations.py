@@ -1,0 +1,77 @@
+"""What the annotations of a pod say of the devices of one type that it was promised, or has."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from ascend.annotations import REAL, Grant, read_predicate_time
+from ascend.chips import ChipSet, chip_set
+from ascend.cores import parse_cores
+from ascend.errors import InvalidValue
+from ascend.templates import RESOURCE_CORES, divisible_kinds
+from device_plugin.device_types import CORES, DeviceType, type_of
+from device_plugin.ledger.core_claims import Given, read_given
+
+_CORES_OF_CHIP: Final = min(kind.cores for kind in divisible_kinds())
+"""The fewest AI cores of a chip."""
+
+
+def read_grant(annotations: Mapping[str, str], device_type: DeviceType) -> Grant | None:
+    """Return what the allocator wrote on a pod; None if it wrote nothing.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    key = device_type.resource
+    text = annotations.get(key)
+    if text is None:
+        return None
+    return Grant(device_type.parse_list(text, f"annotation {key}"), read_predicate_time(annotations))
+
+
+def read_core_grant(annotations: Mapping[str, str]) -> tuple[Grant | None, str]:
+    """Return the chips that the allocator wrote on a pod for AI cores, and the template; None if it wrote nothing.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    text = annotations.get(RESOURCE_CORES)
+    if text is None:
+        return None, ""
+    chips, cut = parse_cores(text)
+    time = read_predicate_time(annotations)
+    return (Grant(chips, time), "") if cut is None else (Grant((cut.chip,), time), cut.template)
+
+
+def core_grant_text(chips: tuple[int, ...], template: str) -> str:
+    """Return the annotation that ``read_core_grant`` reads."""
+    return f"{chips[0]}-{template}" if template else ",".join(map(str, chips))
+
+
+def read_real_cores(annotations: Mapping[str, str]) -> Given | None:
+    """Return what AscendReal says of a pod that requests AI cores; None if nothing readable."""
+    try:
+        return read_given(annotations.get(REAL, ""))
+    except InvalidValue:
+        return None
+
+
+def read_real(annotations: Mapping[str, str], device_type: DeviceType) -> ChipSet:
+    """Return the devices of AscendReal; for AI cores the chips. What is not readable is nothing."""
+    if device_type == CORES:
+        return chip_set(given.chips) if (given := read_real_cores(annotations)) is not None else 0
+    try:
+        return chip_set(device_type.parse_list(annotations.get(REAL, ""), f"annotation {REAL}"))
+    except InvalidValue:
+        return 0
+
+
+def most_devices(count: int, device_type: DeviceType) -> int:
+    """Return how many devices, for AI cores how many chips, a pod can have that requests ``count``."""
+    return max(count // _CORES_OF_CHIP, 1) if device_type == CORES else count
+
+
+def foreign_keys(annotations: Mapping[str, str], device_type: DeviceType) -> frozenset[str]:
+    """Return the annotations that name devices of other types, as a grant would."""
+    return frozenset(
+        key for key in annotations if (found := type_of(key)) is not None and found.resource != device_type.resource
+    )

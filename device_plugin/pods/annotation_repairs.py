@@ -1,0 +1,189 @@
+"""Puts right the annotations by which others know a pod's chips, if somebody has changed them since the hand-over.
+
+The allocator writes the chips on the pod once, with the Binding, and the device plugin claims them; from then on the
+hand-over is the truth. A change has no effect in this program, but others read the annotations. Somebody who writes
+them again and again is answered less and less often.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+import structlog
+
+from ascend.annotations import KUBELET_IDS, PREDICATE_TIME, REAL
+from device_plugin.device_types import CORES, DeviceType
+from device_plugin.driver import VirtualNpu
+from device_plugin.ledger.cores import CoreHandOver
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.ledger.pod_annotations import core_grant_text
+from device_plugin.metrics import Metrics
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+REPAIRED: Final = "NPUAnnotationRepaired"
+
+SPACING_S: Final = 0.2
+"""The time between two repairs of a pod, so that the watch can show the first one."""
+QUICK: Final = 8
+"""How many repairs of a pod are made with it; afterwards the time doubles from ``SLOW_S`` to ``LIMIT_S``."""
+SLOW_S: Final = 1.0
+LIMIT_S: Final = 60.0
+FORGET_S: Final = 600.0
+"""After this time without a repair, a pod's repairs are quick again."""
+
+Restore: TypeAlias = Callable[[HandOver, Mapping[str, str | None]], None]
+"""Writes a claim again, with more annotations; None removes one."""
+
+_Aspect: TypeAlias = Literal["grant", "claim", "ids"]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has been seen of a pod's annotations.
+
+    Attributes:
+        handover: the hand-over it is compared with.
+        foreign: those of other types of devices that it had when that was first seen.
+        right: what was right once.
+        repairs: how often it was repaired lately.
+        next_s: when it may be repaired again.
+        last_s: when it was repaired last.
+    """
+
+    handover: HandOver
+    foreign: frozenset[str]
+    right: set[_Aspect] = field(default_factory=set)
+    repairs: int = 0
+    next_s: float = 0.0
+    last_s: float = 0.0
+
+
+class AnnotationRepairs:
+    """Looks for changed annotations of the pods with one type of devices.
+
+    Args:
+        pods: the node's pods.
+        handovers: what they were given.
+        restore: writes a claim again.
+        announce: receives a pod, a reason and a sentence.
+        metrics: counts repairs.
+    """
+
+    def __init__(
+        self,
+        pods: NodePods,
+        handovers: HandOvers,
+        restore: Restore,
+        announce: Callable[[NodePod, str, str], None],
+        metrics: Metrics,
+    ) -> None:
+        self._pods = pods
+        self._handovers = handovers
+        self._restore = restore
+        self._announce = announce
+        self._metrics = metrics
+        self._seen: dict[str, _Seen] = {}
+
+    def look(self) -> float | None:
+        """Repair what was changed and is due; return in how many seconds something else is due, None if nothing is."""
+        now_s = asyncio.get_running_loop().time()
+        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in self._handovers}
+        waits_s = []
+        for handover in tuple(self._handovers):
+            pod = self._pods.get(handover.uid)
+            if pod is None or not pod.live:
+                continue
+            seen = self._seen.setdefault(pod.uid, _Seen(handover, pod.foreign))
+            if not _is_same(seen.handover, handover):
+                seen.right.clear()  # it is about to be claimed anew
+            seen.handover, seen.foreign = handover, seen.foreign & pod.foreign
+            changed = tuple(self._changed(pod, handover, seen))
+            if not changed:
+                continue
+            if now_s >= seen.next_s:
+                self._repair(pod, handover, seen, changed, now_s)
+            waits_s.append(seen.next_s - now_s)
+        return min(waits_s, default=None)
+
+    def _changed(self, pod: NodePod, handover: HandOver, seen: _Seen) -> Iterator[str]:
+        """Yield the annotations that somebody has changed or added since the hand-over."""
+        claim_is_right = _has_claim(pod, handover)
+        aspects: dict[_Aspect, bool] = {
+            "grant": _has_grant(pod, handover),
+            "claim": claim_is_right,
+            "ids": pod.counted == self._pods.device_type.join_sorted(handover.kubelet_ids),
+        }
+        seen.right |= {aspect for aspect, is_right in aspects.items() if is_right}
+        # What was written on a pod before this program knew it may be wrong for reasons of MindCluster's plugin, and
+        # the allocator heeds both annotations then. It is not if the kubelet and the claim say the same.
+        is_known = self._is_given_here(handover) or (claim_is_right and handover.matches_kubelet)
+        if not aspects["grant"] and ("grant" in seen.right or (pod.placed and is_known)):
+            yield self._pods.device_type.resource
+        # A claim that was never right is about to be written.
+        if not claim_is_right and "claim" in seen.right and _name(handover, self._pods.device_type):
+            if not pod.claimed and pod.real:
+                yield PREDICATE_TIME
+            else:
+                yield REAL
+        if not aspects["ids"] and "ids" in seen.right:
+            yield KUBELET_IDS
+        yield from sorted(pod.foreign - seen.foreign)
+
+    def _is_given_here(self, handover: HandOver) -> bool:
+        answers = self._handovers.answers.values()
+        return any((each.uid, each.chips) == (handover.uid, handover.chips) for each in answers)
+
+    def _repair(self, pod: NodePod, handover: HandOver, seen: _Seen, changed: tuple[str, ...], now_s: float) -> None:
+        if now_s - seen.last_s > FORGET_S:
+            seen.repairs = 0
+        seen.repairs += 1
+        slow_s = min(SLOW_S * 2.0 ** min(seen.repairs - QUICK, 16), LIMIT_S)
+        seen.last_s, seen.next_s = now_s, now_s + (SPACING_S if seen.repairs < QUICK else slow_s)
+        device_type = self._pods.device_type
+        own: dict[str, str | None] = {device_type.resource: _grant_text(handover, device_type)}
+        removed: dict[str, str | None] = dict.fromkeys(pod.foreign - seen.foreign)
+        self._restore(handover, removed | (own if device_type.resource in changed else {}))
+        several = len(changed) > 1
+        sentence = (
+            f"the annotation{'s' if several else ''} {', '.join(changed)} {'do' if several else 'does'} not say what "
+            f"the pod was given, {_name(handover, device_type) or 'a vNPU'}: put right, and without effect on this node"
+        )
+        log.warning("repairing annotations that were changed", pod=pod.key, pod_uid=pod.uid, annotations=changed)
+        self._metrics.annotation_repairs.inc()
+        self._announce(pod, REPAIRED, sentence)
+
+
+def _is_same(one: HandOver, other: HandOver) -> bool:
+    return (one.chips, one.kubelet_ids, _vnpu(one)) == (other.chips, other.kubelet_ids, _vnpu(other))
+
+
+def _has_grant(pod: NodePod, handover: HandOver) -> bool:
+    return pod.grant is not None and (pod.grant.chips, pod.template) == (handover.chips, _template(handover))
+
+
+def _has_claim(pod: NodePod, handover: HandOver) -> bool:
+    if not pod.claimed or pod.real != handover.chip_set:
+        return False
+    named, own = pod.claimed_vnpu, _vnpu(handover)
+    return named is None or own is None or named.vdev_id == own.vdev_id
+
+
+def _vnpu(handover: HandOver) -> VirtualNpu | None:
+    return handover.vnpu if isinstance(handover, CoreHandOver) else None
+
+
+def _template(handover: HandOver) -> str:
+    return handover.template if isinstance(handover, CoreHandOver) else ""
+
+
+def _name(handover: HandOver, device_type: DeviceType) -> str:
+    return handover.name if isinstance(handover, CoreHandOver) else device_type.join_sorted(handover.chips)
+
+
+def _grant_text(handover: HandOver, device_type: DeviceType) -> str:
+    if device_type == CORES:
+        return core_grant_text(handover.chips, _template(handover))
+    return device_type.join(handover.chips)
