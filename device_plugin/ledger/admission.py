@@ -117,7 +117,8 @@ def chips_for(
         pod: the pod under admission.
         snapshot: the node's chips.
         handed: what other live pods were given: ``namespace/name`` to chips.
-        pods: all pods of the node; one that came earlier and waits for its chips holds them too.
+        pods: all pods of the node; one that came earlier and waits for its chips holds them too, and so does one that
+            runs with a claim, whatever the kubelet's ledger has: that can be lost.
         own: what this pod was given already; a fault that bars new use does not bar it.
 
     Raises:
@@ -137,7 +138,10 @@ def chips_for(
     _check_health(pod.device_type, wanted, snapshot)
     holders = dict(handed)
     for other in pods:
-        if other.count and other.live and other.order < pod.order and not (other.past_admission or other.is_mirror):
+        if not (other.count and other.live) or other.is_mirror or other.uid == pod.uid:
+            continue
+        waits = not other.past_admission and other.order < pod.order
+        if waits or (other.past_admission and other.claimed):
             holders.setdefault(other.key, other.held)
     for holder, chips in holders.items():
         if taken := wanted & chips:

@@ -91,8 +91,13 @@ def _chips_of(
     return parts if len(parts) == pod.count else None
 
 
+def believable(pod: NodePod) -> bool:
+    """Return whether a pod has a claim that can be true: one of as many chips as the pod requests."""
+    return pod.claimed and pod.real.bit_count() == pod.count
+
+
 def believe(pod: NodePod) -> HandOver:
-    """Return the hand-over that a pod's annotations describe, for use without the kubelet's ledger."""
+    """Return the hand-over that a pod's claim describes, for use without an entry of the kubelet's ledger."""
     chips = pod.grant.chips if pod.grant is not None and pod.grant.chip_set == pod.held else chip_ids(pod.held)
     slices = deal(pod.container_requests, chips)
     parts = tuple(

@@ -46,8 +46,8 @@ class NodePod:
         count: how many chips it requests in total; 0 for a pod without chips.
         grant: what the allocator wrote on it; None if nothing, or nothing readable.
         problem: why it can't get the chips written on it, as a refusal's reason and sentence; None if it can.
-        held: the chips it holds according to its annotations: of each of the two lists, unless that names more chips
-            than the pod requests. Only for a pod without a hand-over: that is the truth for all others.
+        held: the chips it holds according to its annotations: those claimed, else those of the grant, else of
+            AscendReal; a list of more chips than it requests is none. A hand-over is the truth, if it has one.
         real: the chips of its AscendReal annotation.
         claimed: whether it has our claim; AscendReal alone can also be from Volcano or from the pod's author.
         live: neither Succeeded nor Failed.
@@ -127,9 +127,10 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
     statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
     # The plugin writes AscendReal: if another client makes it unreadable, the pod still gets its chips.
     real = read_real(annotations, device_type)
-    most, held = most_devices(count, device_type), 0
-    for listed in (real, grant.chip_set if grant is not None else 0):
-        held |= listed if listed.bit_count() <= most else 0
+    claimed = bool(real) and read_predicate_time(annotations) == CLAIMED
+    lists = [grant.chip_set if grant is not None else 0, real]
+    most = most_devices(count, device_type)
+    held = next((each for each in (reversed(lists) if claimed else lists) if 0 < each.bit_count() <= most), 0)
     return NodePod(
         uid=pod.uid,
         namespace=pod.metadata.namespace,
@@ -141,7 +142,7 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
         problem=problem,
         held=held,
         real=real,
-        claimed=bool(real) and read_predicate_time(annotations) == CLAIMED,
+        claimed=claimed,
         live=pod.is_live,
         past_admission=bool(statuses) or pod.status.phase == "Running",
         is_mirror=CONFIG_MIRROR in annotations,

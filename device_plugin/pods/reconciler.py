@@ -13,12 +13,12 @@ from typing import Protocol
 
 import structlog
 
-from ascend.chips import ChipSet, chip_set
+from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.daemon.observable import wait_for_change
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
-from device_plugin.ledger.adoption import adopt, believe, explains, is_its_own, without_chips
+from device_plugin.ledger.adoption import adopt, believable, believe, explains, is_its_own, without_chips
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
@@ -91,6 +91,10 @@ class Reconciler:
         self._announce = announce
         self._repairs = AnnotationRepairs(pods, handovers, restore, announce, metrics)
         self._announced: set[tuple[str, str]] = set()
+        self._believed: set[str] = set()
+        """Uids of pods that have a hand-over by their claim only."""
+        self._disputed: set[str] = set()
+        """Uids of pods whose claim is contradicted by that of another pod."""
 
     async def restore(self) -> None:
         """Rebuild the ledger after a start; if the kubelet does not answer, believe the pods' claims."""
@@ -101,7 +105,7 @@ class Reconciler:
                 break
         else:
             for pod in self._unexplained():
-                if pod.claimed:
+                if believable(pod):
                     log.warning("believing a claim, the kubelet's ledger can't be read", pod=pod.key)
                     self._handovers.add(believe(pod))
                     self._handovers.unconfirmed.add(pod.uid)
@@ -201,6 +205,7 @@ class Reconciler:
             and (pod.past_admission or pod.claimed)
             and pod.uid not in self._handovers
             and (pod.uid, WITHOUT) not in self._announced
+            and pod.uid not in self._disputed
         ]
 
     def _orphans(self) -> dict[str, HandOver]:
@@ -251,7 +256,41 @@ class Reconciler:
         for pod, truth in found:
             calls = [answers.get(frozenset(part.kubelet_ids)) for part in truth.parts]
             self._enter(pod, truth, mistaken=any(call is not None and call.uid != pod.uid for call in calls))
+        self._enter_claims(ledger, admitted)
         return True
+
+    def _enter_claims(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
+        """Enter what admitted pods claim for which the kubelet's ledger has nothing: its checkpoint can be lost.
+
+        A claim is weaker than a hand-over, and of two claims to a chip neither is entered: both pods hold it.
+        """
+        self._believed &= {each.uid for each in self._handovers}
+        self._disputed &= {pod.uid for pod in self._pods}
+        claims = [
+            pod
+            for pod in self._unexplained()
+            if pod.uid in admitted and believable(pod) and ledger.pods.get(pod.key) == {}
+        ]
+        known = chip_set(chip for each in self._handovers for chip in each.chips)
+        for pod in claims:
+            names = self._device_type.join(chip_ids(pod.real))
+            if pod.real & known:
+                self._announce_without(pod, [ask.container for ask in pod.container_requests])
+            elif any(pod.real & other.real for other in claims if other is not pod):
+                self._disputed.add(pod.uid)
+                self._tell(pod, f"its claim has {names}, that of another pod too, and the kubelet's ledger has nothing")
+            else:
+                self._handovers.add(believe(pod))
+                self._believed.add(pod.uid)
+                self._tell(
+                    pod,
+                    f"it keeps {names}, which its claim has, but the kubelet's ledger has nothing for it: was the "
+                    "kubelet's checkpoint lost? If its containers were started since, delete the pod",
+                )
+
+    def _tell(self, pod: NodePod, sentence: str) -> None:
+        self._metrics.mismatches.inc()
+        self._announce_once(pod, MISMATCH, sentence)
 
     async def _read_with_pods(self) -> tuple[KubeletLedger | None, set[str] | None]:
         """Read the kubelet's ledger, and the uids of the pods it knows if an entry may be that of an earlier pod.
@@ -290,6 +329,8 @@ class Reconciler:
         if any(each.uid != pod.uid and each.pod == pod.key and explains(each, held) for each in others):
             return None  # the entry belongs to an earlier or later pod of the name
         if admitted and (lacking := without_chips(pod, held)):
+            if not held and believable(pod):
+                return None  # judged after all that the ledger has
             self._announce_without(pod, lacking)
             if not held:
                 return None
@@ -298,10 +339,17 @@ class Reconciler:
         return adopt(pod, held, self._handovers.answers, admitted=admitted)
 
     def _take_from_others(self, pod: NodePod, truth: HandOver, settled: Collection[str]) -> None:
-        """Drop what was given to other pods by the calls that were about this one."""
+        """Drop what was given to other pods by the calls that were about this one, and what was only believed."""
+        # Ids that were given for this very pod say nothing about others: the kubelet may have lost that they had them.
+        answers = self._handovers.answers
         ids = {frozenset(part.kubelet_ids) for part in truth.parts if part.keeps}
+        ids = {each for each in ids if (answer := answers.get(each)) is None or answer.uid != pod.uid}
         for other in [each for each in self._handovers if each.uid not in settled]:
-            if any(frozenset(part.kubelet_ids) in ids for part in other.parts):
+            if other.uid in self._believed:
+                is_wrong = bool(other.chip_set & truth.chip_set)
+            else:
+                is_wrong = any(frozenset(part.kubelet_ids) in ids for part in other.parts)
+            if is_wrong:
                 log.warning("a hand-over belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
                 self._handovers.drop(other.uid)
 

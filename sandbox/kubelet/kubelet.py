@@ -179,6 +179,11 @@ class Kubelet:
         """Let all containers of a pod exit by themselves."""
         await self._running.workers.finish(self._find(pod_key), exit_code=0 if succeeded else 1)
 
+    def forget_devices(self) -> None:
+        """Forget which devices pods have, as a kubelet whose checkpoint was lost; the pods go on."""
+        self._running.ledger.free_all_but(frozenset())
+        self._changes.pulse()
+
     def ledger(self) -> dict[tuple[str, str], frozenset[str]]:
         """Return device ids by pod (``namespace/name``) and container, including allocations that are not yet freed."""
         held: dict[tuple[str, str], frozenset[str]] = {}

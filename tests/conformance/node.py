@@ -336,6 +336,11 @@ class PluginNode:
         status = self.cluster.api.get(f"/api/v1/nodes/{self.node.name}")["status"]
         return int(status["capacity"].get(RESOURCE, -1)), int(status["allocatable"].get(RESOURCE, -1))
 
+    def notes(self, pod: str, reason: str) -> list[str]:
+        """What the Events about a pod with a reason say."""
+        events = self.cluster.api.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        return [each["note"] for each in events if (each["regarding"]["name"], each["reason"]) == (pod, reason)]
+
     def kubelet_metric(self, name: str, **labels: str) -> float:
         """A sample of the kubelet's metrics; 0 if there is none."""
         return sample(self.node.server.request("GET", "/metrics").decode(), name, **labels)

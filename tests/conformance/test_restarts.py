@@ -3,7 +3,7 @@
 import json
 import time
 
-from ascend.annotations import KUBELET_IDS, REAL
+from ascend.annotations import ALLOCATED, KUBELET_IDS, PREDICATE_TIME, REAL
 from tests.conformance.node import ALL, PATIENCE_S, PODS, PluginNode, restarts, written_set
 from tests.conformance.reference_plugin import SLOW_RESOURCE, SlowPlugin
 
@@ -188,3 +188,43 @@ def test_a_pod_recreated_under_the_same_name_does_not_inherit_an_entry_of_the_le
         node.wait_until(lambda: node.plugin.is_ready, "the plugin is ready")
         slow.answers.set()
         node.check("same", 0, 1)
+
+
+def test_a_kubelet_that_lost_its_checkpoint_gives_no_pod_the_chips_of_a_running_one(node: PluginNode) -> None:
+    node.place("old", 0, 1)
+    node.check("old", 0, 1)
+    node.node.kubelet.kill()
+    (node.node.device_plugin_dir / "kubelet_internal_checkpoint").unlink()
+    node.node.start_kubelet()
+    node.wait_until_allocatable()
+    node.plugin.process.kill()
+    node.start_plugin()
+    node.running("old")
+    assert ("old", "main") not in node.ledger()
+    node.wait_until(lambda: node.report().free == ALL & ~0b11, "the old pod's chips are used")
+    node.create("forged", 2)
+    node.cluster.api.request("POST", f"{PODS}/forged/binding", node.binding("forged", 0, 1))
+    assert "held by pod default/old" in node.failed("forged")
+    node.place("next", 2, 3)
+    node.check("next", 2, 3)
+    assert node.container("old").visible == (0, 1)
+    node.wait_until(lambda: node.notes("old", "NPUAllocationMismatch"), "it is told")
+    assert node.notes("old", "NPUAllocationMismatch")[0].startswith("it keeps Ascend910-0,Ascend910-1")
+    assert not node.notes("old", "NPURunsWithoutChips")
+    node.delete("old")
+    node.place("last", 0, 1)
+    node.check("last", 0, 1)
+
+
+def test_a_forged_annotation_on_a_running_pod_changes_nothing_and_is_put_right(node: PluginNode) -> None:
+    node.place("tenant", 0)
+    node.check("tenant", 0)
+    forged = {ALLOCATED: ",".join(f"Ascend910-{chip}" for chip in range(8)), PREDICATE_TIME: "1"}
+    for change in (forged, {ALLOCATED: None}, {ALLOCATED: "nonsense", REAL: None}):
+        node.cluster.api.patch(f"{PODS}/tenant", {"metadata": {"annotations": change}})
+        node.wait_until(lambda: node.annotations("tenant").get(ALLOCATED) == "Ascend910-0", "it is put right")
+        assert node.report().free == ALL & ~0b1
+        node.check("tenant", 0)
+    node.wait_until(lambda: node.notes("tenant", "NPUAnnotationRepaired"), "it is told")
+    node.place("large", *range(1, 8))
+    node.check("large", *range(1, 8))

@@ -580,6 +580,18 @@ async def test_each_container_gets_its_slice_and_the_first_claim_has_all_chips()
     assert second.matches_kubelet
 
 
+@pytest.mark.parametrize("written", [(6, 7), (0, 1, 2, 3, 4, 5, 6, 7), ()], ids=["others", "all", "none"])
+async def test_what_is_written_between_the_calls_for_its_containers_gives_a_pod_nothing(
+    written: tuple[int, ...],
+) -> None:
+    node = Node()
+    node.pods.applied(pod("one", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
+    await node.admit(1)
+    node.pods.applied(pod("one", 0, *written, time=1, asks={"left": 1, "right": 1}))
+    second = await node.admit(1, ids(*range(1, 8)))
+    assert [part.chips for part in second.parts] == [(0,), (1,)]
+
+
 async def test_chips_the_kubelet_reuses_for_a_container_are_given_as_they_are() -> None:
     node = Node()
     node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
