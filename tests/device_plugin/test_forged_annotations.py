@@ -12,6 +12,7 @@ from ascend.kube.objects import PODS, Pod
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
 from device_plugin.ledger.node_pods import NodePods, read_pod
 from device_plugin.metrics import Metrics
@@ -57,35 +58,36 @@ async def forge(whole: Whole, name: str, change: Mapping[str, str | None]) -> Po
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 async def test_a_running_pods_forged_annotations_are_put_right_and_told(
-    folder: Path, change: Mapping[str, str | None]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: Mapping[str, str | None]
 ) -> None:
     async with whole_node(folder) as whole, whole.plugin(hot_reset="dry-run") as plugin:
         await whole.bind("one", 0, 1)
         await whole.claimed("one")
         free = await seen(whole.report, lambda report: report.free == 0xFC)
-        used = _uses(plugin)
+        used = _uses(plugin, monkeypatch)
         forged = await forge(whole, "one", change)
         await until(lambda: _is_after(whole.find("one"), forged) and is_right(whole.find("one"), change))
         check_hand_over(whole, await whole.claimed("one"))
         assert used == {0b11}
         assert (await whole.report()).free == free.free
-        (note,) = await seen(lambda: whole.notes("NPUAnnotationRepaired"), lambda notes: notes)
+        (note,) = await seen(lambda: whole.notes("NPUAnnotationRepaired"), bool)
         assert all(key in note for key in change.keys() - {PREDICATE_TIME, REAL})
         assert note.isprintable()
         assert plugin.metrics.registry.get_sample_value("ascend_dp_annotation_repairs_total") == 1
 
 
-def _uses(plugin: Plugin) -> set[int]:
+def _uses(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The sets of used chips of all judgements from now on."""
     found: set[int] = set()
     receive = plugin.snapshots.set
 
-    def record(snapshot) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        found.add(snapshot.used)
-        receive(snapshot)
+    def record(judged: Snapshot | None) -> None:
+        assert judged is not None
+        found.add(judged.used)
+        receive(judged)
 
-    found.add(plugin.snapshots.value.used)  # type: ignore[union-attr]
-    plugin.snapshots.set = record  # type: ignore[method-assign]
+    record(plugin.snapshots.value)
+    monkeypatch.setattr(plugin.snapshots, "set", record)
     return found
 
 
