@@ -80,6 +80,9 @@ FENCE = "ascend-affinity.io/allocator"
 OURS = frozenset({ALLOCATED, RESOURCE_CORES, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, REQUEUED})
 """On pods: written by the two programs only (an admission policy enforces it), because chips are counted by them."""
 
+POD_STATUS = "huawei.com/pod-status"
+"""On a faulty pod that another program deletes, by the allocator: ``Unhealthy-`` and the kind of the fault."""
+
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
 
@@ -87,6 +90,13 @@ SUPER_POD_ID = "superPodID"
 SERVER_INDEX = "serverIndex"
 RACK_ID = "rackID"
 SERVER_TYPE = "serverType"
+
+RESET_INFO = "ResetInfo"
+"""On a node, by the device plugin: which chips people have to reset (docs/spec/faults.md#resetinfo)."""
+
+RESETS = "ascend-affinity.io/hot-resets"
+"""On a node, by the device plugin: when each group of chips was reset within the last hour, so that a restart does not
+forget the limit: by the lowest physical id of the group, Unix seconds."""
 
 CLAIMED = (1 << 64) - 1
 """The predicate-time of a pod that has been handed its chips (docs/spec/affinity-rules.md#after-the-hand-over)."""

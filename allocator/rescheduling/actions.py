@@ -7,6 +7,7 @@ import structlog
 
 from allocator.rescheduling import memory as memories
 from allocator.rescheduling.memory import Memory
+from ascend.annotations import POD_STATUS
 from ascend.errors import ApiError, Conflict, NotFound
 from ascend.kube import config_maps
 from ascend.kube.client import KubeClient
@@ -17,8 +18,6 @@ log = structlog.get_logger()
 
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 CONDITION_REASON: Final = "DeletionByAscendAffinity"
-POD_STATUS: Final = "huawei.com/pod-status"
-"""An annotation of faulty pods that another program deletes: ``Unhealthy-`` and the kind of the fault."""
 
 
 class Actions:

@@ -9,15 +9,11 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
+from ascend.annotations import RESET_INFO, RESETS
 from ascend.chips import MAX_CHIP_ID, ChipSet, chip_set
 from device_plugin.driver import ChipFacts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-RESET_INFO = "ResetInfo"
-RESETS = "ascend-affinity.io/hot-resets"
-"""When each group was reset within the last hour, so that a restart does not forget the limit: by the lowest physical
-id of the group, Unix seconds."""
 
 
 class ResetDevice(msgspec.Struct, frozen=True, rename={"card_id": "CardId", "device_id": "DeviceId"}):

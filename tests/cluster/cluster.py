@@ -177,13 +177,25 @@ class Cluster:
         """Restart the scheduler: with one extender in the default configuration, with `extenders`, or without any."""
         self.control_plane.start_scheduler([extender(extender_url)] if extender_url else extenders)
 
-    def service_account_token(self, name: str, *, namespace: str = "default") -> str:
+    def service_account_token(self, name: str, *, namespace: str = "default", pod: str = "", node: str = "") -> str:
         """Return a token of a ServiceAccount, which has the rights of that account.
 
+        Args:
+            name: the name of the ServiceAccount.
+            namespace: its namespace.
+            pod: a pod of the ServiceAccount to which the token is bound, as a kubelet gives it to the pod: the token
+                then names the node of the pod too.
+            node: a node to which the token is bound, which it then names.
+
         Raises:
-            HTTPError: the ServiceAccount does not exist.
+            HTTPError: the ServiceAccount, the pod or the node does not exist.
         """
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        spec: dict[str, Any] = {}
+        if pod or node:
+            kind, path = ("Pod", f"namespaces/{quote(namespace)}/pods/{pod}") if pod else ("Node", f"nodes/{node}")
+            uid = self.api.get(f"/api/v1/{path}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": kind, "name": pod or node, "uid": uid}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = f"/api/v1/namespaces/{quote(namespace)}/serviceaccounts/{quote(name)}/token"
         answer = json.loads(self.api.request("POST", path, request))
         return str(answer["status"]["token"])

@@ -108,11 +108,18 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Running:
-    """The running programs of the chart; the first allocator is the leader."""
+    """The running programs of the chart; the first allocator is the leader.
+
+    Attributes:
+        allocators: the allocators.
+        device_plugins: the plugin of each node.
+        plugin_tokens: their tokens, each of which names its node.
+        allocator_token: the token of both allocators.
+    """
 
     allocators: tuple[Allocator, Allocator]
     device_plugins: Mapping[str, Process]
-    plugin_token: str
+    plugin_tokens: Mapping[str, str]
     allocator_token: str
 
     @property
@@ -148,16 +155,20 @@ def programs_of_chart(cluster: Cluster, installed: Installed, folder: Path, *, e
         (folder / name).write_bytes(base64.b64decode(content))
     with ExitStack() as clean_up:
         clean_up.callback(_restore_cluster, cluster)
-        plugin_token, allocator_token = (
-            cluster.service_account_token(pod_spec(each)["serviceAccountName"], namespace=helm.NAMESPACE)
-            for each in (installed.device_plugin, installed.allocator)
-        )
+        accounts = (pod_spec(each)["serviceAccountName"] for each in (installed.device_plugin, installed.allocator))
+        plugin_account, allocator_account = accounts
+        allocator_token = cluster.service_account_token(allocator_account, namespace=helm.NAMESPACE)
+        # As a kubelet gives them to pods of the DaemonSet: each names its node, and is admitted for that only.
+        plugin_tokens = {
+            node.name: cluster.service_account_token(plugin_account, namespace=helm.NAMESPACE, node=node.name)
+            for node in cluster.nodes
+        }
         first, second = (_allocator(cluster, installed, folder, allocator_token, number) for number in (1, 2))
         clean_up.callback(first.process.stop)
         first.process.start()
         device_plugins = {}
         for node in cluster.nodes:
-            plugin = _plugin(cluster, node, installed, plugin_token, folder)
+            plugin = _plugin(cluster, node, installed, plugin_tokens[node.name], folder)
             clean_up.callback(plugin.stop)
             plugin.start()
             device_plugins[node.name] = plugin
@@ -173,7 +184,7 @@ def programs_of_chart(cluster: Cluster, installed: Installed, folder: Path, *, e
         second.process.wait_until(partial(second.answers, "/standbyz"), timeout_s=READY_S)
         point_webhooks_to(cluster, first)
         clean_up.callback(cluster.delete_pod, "two-chips")
-        yield Running((first, second), device_plugins, plugin_token, allocator_token)
+        yield Running((first, second), device_plugins, plugin_tokens, allocator_token)
 
 
 def point_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
@@ -216,7 +227,7 @@ def _plugin(cluster: Cluster, node: Node, installed: Installed, token: str, moun
     (port,) = free_ports(1)
     command = command_of(
         installed.device_plugin,
-        kubeconfig=cluster.write_kubeconfig("deployed-device-plugin", token),
+        kubeconfig=cluster.write_kubeconfig(f"deployed-device-plugin-{node.name}", token),
         driver="simulated",
         config=mounted / "settings.yaml",
         simulated_state=mounted / "simulated.json",

@@ -113,15 +113,21 @@ def test_only_configured_writers_may_write_chip_annotations(
         assert said in refusal(lambda where=where: cluster.api.patch(where, {"metadata": {"annotations": FORGED}}))  # type: ignore[misc]
     vnpu: dict[str, Any] = {"metadata": {"annotations": {"huawei.com/Ascend910-2c": "Ascend910-2c-100-1"}}}
     assert f"{said} huawei.com/Ascend910-2c, by which" in refusal(lambda: cluster.api.patch(path, vnpu))
-    written = {"metadata": {"annotations": FORGED}}
     for posted_to in (pod_path(kube_namespace, "plain", "binding"), f"/api/v1/namespaces/{kube_namespace}/bindings"):
         call = lambda to=posted_to: cluster.api.request("POST", to, binding("plain", "n1", FORGED))  # noqa: E731
         assert said in refusal(call)
-    cluster.server(running.plugin_token).patch(path, written)
-    cluster.server(running.plugin_token).patch(path, vnpu)
+    by = cluster.api.get(HOLDER)["spec"]["holderIdentity"]
+    part = {**vnpu["metadata"]["annotations"], FENCE: by}
+    allocator = cluster.server(running.allocator_token)
+    allocator.request("POST", pod_path(kube_namespace, "plain", "binding"), binding("plain", "n1", part))
+    claim = {"metadata": {"annotations": {REAL: "Ascend910-0", PREDICATE_TIME: "1"}}}
+    cluster.server(running.plugin_tokens["n1"]).patch(path, claim)
+    assert "of node n2 may change only" in refusal(
+        lambda: cluster.server(running.plugin_tokens["n2"]).patch(path, claim)
+    )
     vnpu["metadata"]["annotations"] = dict.fromkeys(vnpu["metadata"]["annotations"])
     assert f"{said} huawei.com/Ascend910-2c, by which" in refusal(lambda: cluster.api.patch(path, vnpu))
-    assert said in refusal(lambda: cluster.api.patch(path, {"metadata": {"annotations": {ALLOCATED: None}}}))
+    assert said in refusal(lambda: cluster.api.patch(path, {"metadata": {"annotations": {REAL: None}}}))
     cluster.api.patch(path, {"metadata": {"annotations": {"note": None}}})
     # In a namespace with the webhook's label such annotations are replaced, because schedulers copy those of the pod.
     label(cluster, kube_namespace)

@@ -280,8 +280,8 @@ def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple
     items = helm.render(*options)
     kinds = Counter(item["kind"] for item in items)
     assert kinds["ConfigMap"] == (2 if options in (SIMULATED, VARIANTS["simulated, cut"]) else 1)
-    assert kinds["ValidatingAdmissionPolicy"] == 2
-    assert kinds["ValidatingAdmissionPolicyBinding"] == 3
+    assert kinds["ValidatingAdmissionPolicy"] == 4
+    assert kinds["ValidatingAdmissionPolicyBinding"] == 5
     for item in items:
         # Strict: an unknown or repeated field is an error.
         cluster.api.request("POST", f"{collection(item)}?dryRun=All&fieldValidation=Strict", item)
@@ -571,7 +571,9 @@ def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_others(t
     selector = helm.find(items, "DaemonSet", "device-plugin")["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"accelerator": "huawei-Ascend910", "npu-plugin": "ascend-affinity"}
     # Volcano places pods on all nodes meanwhile, and it and MindCluster's plugin write the annotations.
-    assert not {item["kind"] for item in items} & {"Deployment", "ValidatingAdmissionPolicy"}
+    assert "Deployment" not in {item["kind"] for item in items}
+    policies = {item["metadata"]["name"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"}
+    assert policies == {"ascend-affinity-device-plugin-own-node"}
 
 
 def test_every_value_that_keeps_what_mindclusters_plugin_does_is_accepted(tmp_path: Path) -> None:
@@ -932,6 +934,27 @@ def test_the_records_of_other_programs_may_be_written_only_if_they_are_wanted() 
         "volcano-system": [None, ["vcjob-fault-npu-cm"]],
     }
     assert not [item for item in helm.render(*given[:2]) if item["metadata"]["name"].endswith("-records")]
+
+
+@pytest.mark.parametrize(
+    ("options", "policies", "warns"),
+    [
+        ((), {"own-node", "account"}, False),
+        (("--set", "allocator.enabled=false"), {"own-node"}, False),
+        (("--set", "allocator.policies.enabled=false"), {"own-node"}, False),
+        (("--set", "devicePlugin.policies.enabled=false"), {"account"}, True),
+        (("--kube-version", "1.29.9"), set(), True),
+    ],
+)
+def test_the_accounts_are_restricted_unless_that_is_refused_or_impossible(
+    tmp_path: Path,
+    options: tuple[str, ...],
+    policies: set[str],
+    warns: bool,  # noqa: FBT001 - pytest passes parameters by name
+) -> None:
+    names = [item["metadata"]["name"] for item in helm.render(*options) if item["kind"] == "ValidatingAdmissionPolicy"]
+    assert {each for each in ("own-node", "account") if any(name.endswith(each) for name in names)} == policies
+    assert ("no admission policy ties the device plugin of a node" in helm.notes(tmp_path, *options)) == warns
 
 
 @pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])

@@ -92,7 +92,7 @@ def test_the_plugin_may_list_its_kubelets_pods_but_not_exec(cluster: Cluster, ru
     adapt_to_cluster(pod)
     cluster.api.create(pod)
     node = cluster.node(cluster.wait_for_pod("two-chips")["spec"]["nodeName"])
-    kubelet = Server(node.kubelet_url, running.plugin_token)
+    kubelet = Server(node.kubelet_url, running.plugin_tokens[node.name])
     assert "two-chips" in {item["metadata"]["name"] for item in kubelet.get("/pods")["items"]}
     assert b"kubelet_device_plugin_registration_total{" in kubelet.request("GET", "/metrics")
     for method, path in (

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from ascend.annotations import RESET_INFO, RESETS
 from ascend.chips import RESOURCE
 from ascend.kube.objects import EVENTS, NODES, PODS
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.reset import group_reset
-from device_plugin.reset.reset_info import RESET_INFO, RESETS
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node
 

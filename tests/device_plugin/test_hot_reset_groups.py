@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 import structlog
 
+from ascend.annotations import RESET_INFO, RESETS
 from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from ascend.errors import AscendError, DriverError
@@ -26,7 +27,6 @@ from device_plugin.metrics import Metrics
 from device_plugin.reset import hot_reset
 from device_plugin.reset.hot_reset import HotReset, Knowledge
 from device_plugin.reset.muting import Muting
-from device_plugin.reset.reset_info import RESET_INFO, RESETS
 from device_plugin.reset.steps import ResetOptions
 from tests.device_plugin.api import running
 from tests.device_plugin.builders import fault, judged_chip, pod, snapshot

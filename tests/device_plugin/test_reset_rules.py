@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascend.annotations import RESET_INFO, RESETS
 from ascend.chips import ChipSet, chip_set
 from ascend.errors import DriverError, Unreachable
 from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory
@@ -23,7 +24,7 @@ from device_plugin.ledger.node_pods import NodePods
 from device_plugin.reset import users
 from device_plugin.reset.budget import Budget
 from device_plugin.reset.muting import Muting
-from device_plugin.reset.reset_info import RESET_INFO, RESETS, read_resets, write_resets
+from device_plugin.reset.reset_info import read_resets, write_resets
 from device_plugin.reset.rules import lasting, obstacles, wanting
 from device_plugin.reset.users import Users
 from tests.device_plugin.builders import fault, judged_chip, pod, server, snapshot

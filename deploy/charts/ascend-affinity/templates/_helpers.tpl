@@ -219,7 +219,12 @@ annotations:
 ascend-affinity.io/bindings
 {{- end }}
 
-{{/* Whether admission policies are installed: enabled in the values, and supported by the cluster. */}}
+{{/* Whether the cluster has admission policies. */}}
+{{- define "ascend-affinity.supportsPolicies" -}}
+{{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
+{{- end }}
+
+{{/* Whether the allocator's admission policies are installed: enabled in the values, and supported by the cluster. */}}
 {{- define "ascend-affinity.hasPolicies" -}}
-{{- if and .Values.allocator.enabled .Values.allocator.policies.enabled (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
+{{- if and .Values.allocator.enabled .Values.allocator.policies.enabled (include "ascend-affinity.supportsPolicies" .) }}yes{{ end }}
 {{- end }}
