@@ -3,27 +3,27 @@
 #   deploy/image/build.sh registry.example/ascend-affinity:0.1.0      (docs/install.md#the-image)
 #   docker build -t registry.example/ascend-affinity:0.1.0 .          (the same without labels of the commit)
 
-# The base has Python 3.11 on its PATH and nothing else is used of it; deploy/image/base.sh makes a small one. Releases
+# The base has Python 3.13 on its PATH and nothing else is used of it; deploy/image/base.sh makes a small one. Releases
 # name it by its digest, which build.sh demands of them. BUILD_BASE has the same Python at the same path, and venv.
-ARG BASE=docker.io/library/python:3.11-slim
-ARG BUILD_BASE=docker.io/library/python:3.11-slim
+ARG BASE=docker.io/library/python:3.13-slim
+ARG BUILD_BASE=docker.io/library/python:3.13-slim
 ARG BUILDPLATFORM
 
 # On the platform of the machine that builds, also for another one: nothing is compiled, wheels are only unpacked.
 FROM --platform=${BUILDPLATFORM} ${BUILD_BASE} AS build
 ARG UV_VERSION=0.13.9
-RUN python3.11 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv==${UV_VERSION}"
+RUN python3.13 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv==${UV_VERSION}"
 # Only the interpreter of the image: the final stage has it at the same path. Byte code is found valid by its name, not
 # by its source's time: builders may set all times to one.
 ENV UV_PROJECT_ENVIRONMENT=/opt/ascend-affinity \
-    UV_PYTHON=python3.11 \
+    UV_PYTHON=python3.13 \
     UV_PYTHON_DOWNLOADS=never \
     UV_LINK_MODE=copy \
     UV_COMPILE_BYTECODE=1 \
     PYC_INVALIDATION_MODE=UNCHECKED_HASH \
     PATH=/opt/uv/bin:$PATH
 WORKDIR /src
-COPY deploy/image/prune.sh deploy/image/
+COPY deploy/image/prune.sh deploy/image/notices.py deploy/image/
 # The dependencies are a layer of their own, which changes only with the lock file: an upgrade pulls a few MB.
 COPY pyproject.toml uv.lock ./
 # The lock file covers the sandbox too, so uv needs its metadata. The sandbox itself is not in the image.
@@ -37,9 +37,12 @@ RUN case "${TARGETARCH:-$(uname -m)}" in \
 RUN uv sync --locked --no-dev --no-editable --no-install-project --python-platform "$(cat /tmp/platform)" \
  && sh deploy/image/prune.sh /opt/ascend-affinity
 # What the image contains, from the lock file (CycloneDX); without serial number and time, so that it is reproducible.
+# Beside it the licences of these packages.
 RUN mkdir -p /opt/ascend-affinity/share \
  && uv export --quiet --locked --no-dev --no-editable --preview-features sbom-export --format cyclonedx1.5 \
-  | grep -v -e '^  "serialNumber":' -e '^    "timestamp":' > /opt/ascend-affinity/share/sbom.cdx.json
+  | grep -v -e '^  "serialNumber":' -e '^    "timestamp":' > /opt/ascend-affinity/share/sbom.cdx.json \
+ && python3.13 deploy/image/notices.py /opt/ascend-affinity/lib/python3.13/site-packages \
+  > /opt/ascend-affinity/share/THIRD-PARTY-NOTICES.txt
 COPY README.md LICENSE ./
 COPY protos/ protos/
 COPY ascend/ ascend/

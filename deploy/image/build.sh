@@ -4,14 +4,14 @@
 #   deploy/image/build.sh registry.example/ascend-affinity:0.1.0 [option of the builder, as --platform linux/arm64 ...]
 #
 # BUILDER            docker (default), podman or buildah, with options
-# BASE               the image with Python 3.11 (default: python:3.11-slim)
+# BASE               the image with Python 3.13 (default: python:3.13-slim)
 # BUILD_BASE         the one that also has venv, for the build stage (default: BASE)
 # RELEASE=1          refuses a base without digest, and changes that are not committed
 set -eu
 cd "$(dirname "$0")/../.."
 name=${1:?usage: deploy/image/build.sh NAME:TAG [option ...]}
 shift
-base=${BASE:-docker.io/library/python:3.11-slim}
+base=${BASE:-docker.io/library/python:3.13-slim}
 build_base=${BUILD_BASE:-$base}
 revision=$(git rev-parse HEAD)
 changed=$(git status --porcelain)

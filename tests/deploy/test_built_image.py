@@ -22,7 +22,7 @@ def script(folder: Path, text: str) -> Path:
     "said",
     [
         "E: apt-get update --error-on=any -oAPT::Status-Fd=<fd> -oDpkg::Use-Pty=false failed",  # mmdebstrap --quiet
-        "E: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease",
+        "E: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease",
         "Err: Could not resolve 'deb.debian.org'",
     ],
 )

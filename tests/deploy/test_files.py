@@ -57,7 +57,7 @@ def test_the_image_contains_the_default_wheel_and_no_sandbox() -> None:
     lines = [line.split() for line in (REPOSITORY / "Dockerfile").read_text().splitlines()]
     copied = [line[1:-1] for line in lines if line[:1] == ["COPY"]]
     into_the_build = [word.rstrip("/") for words in copied if words[0] != "--from=build" for word in words]
-    files += ["deploy/image/prune.sh"]
+    files += ["deploy/image/notices.py", "deploy/image/prune.sh"]
     assert sorted(into_the_build) == sorted([*packages, *files])
     into_the_image = [words[1] for words in copied if words[0] == "--from=build"]
     assert into_the_image == ["/opt/dependencies", "/opt/programs"]

@@ -90,6 +90,17 @@ def test_the_bill_of_materials_lists_exactly_the_installed_packages(root: Path) 
     assert all(each["purl"] == f"pkg:pypi/{name}@{each['version']}" for name, each in bill.items())
 
 
+def test_the_licences_of_all_packages_are_beside_it(root: Path) -> None:
+    text = (root / ENVIRONMENT / "share" / "THIRD-PARTY-NOTICES.txt").read_text()
+    packages = next((root / ENVIRONMENT).glob("lib/python3.*/site-packages"))
+    names = [path.name.removesuffix(".dist-info").rsplit("-", 1) for path in packages.glob("*.dist-info")]
+    stated = {re.sub(r"[-_.]+", "-", line.split()[0]).lower() for line in re.findall(r"={80}\n(.*)", text)}
+    assert stated == {re.sub(r"[-_.]+", "-", name).lower() for name, _ in names if name != "ascend_affinity"}
+    assert "Copyright 2014 gRPC authors" in text or "Apache License" in text
+    # The base's own, for which the text refers to them.
+    assert (root / "usr/share/doc/libc6/copyright").stat().st_size
+
+
 def _marker(component: dict[str, Any]) -> str:
     properties = {each["name"]: each["value"] for each in component.get("properties", ())}
     return str(properties.get("uv:package:marker", ""))
@@ -98,6 +109,11 @@ def _marker(component: dict[str, Any]) -> str:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_programs_run_as_the_unprivileged_user(root: Path, program: str) -> None:
     assert "usage" in run(root, program, "--help").lower()
+
+
+def test_the_images_python_is_one_that_gets_bug_fixes(root: Path) -> None:
+    version = json.loads(run(root, "python", "-c", "import sys; print(list(sys.version_info[:2]))"))
+    assert version >= [3, 13]  # Debian 13 mends its own until 2028
 
 
 def test_all_modules_of_the_programs_can_be_imported(root: Path) -> None:
