@@ -21,7 +21,7 @@ endif
 # More test files run in parallel than there are cores, because those on a real cluster mostly wait.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
 
-.PHONY: help setup demo test test-long lint format bench soak docs protos cluster-up cluster-down
+.PHONY: help setup demo test test-long lint format bench soak release docs protos cluster-up cluster-down
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -78,6 +78,10 @@ bench: setup ## run all benches and print their tables
 
 soak: setup ## thousands of restarts and races on the sandbox, 20 minutes; `make test` runs a hundredth of it
 	@$(RUN) python -m tests.soak
+
+# Variables: docs/install.md#a-release.
+release: setup ## make the files of a release from the commit, in dist/
+	@$(RUN) python -m deploy.release build
 
 docs: setup ## generate the tables and command outputs in README.md and docs/
 	@$(RUN) python -m docs.generate

@@ -167,6 +167,18 @@ def _build(source: Path, name: str, archive: Path, platform: str) -> None:
     base, build_base = _base(source, "base", platform), _base(source, "build", "")
     if len(buildah("images", "--filter", "dangling=true", "--quiet").split()) > _KEPT:
         buildah("rmi", "--prune")  # layers of earlier builds
+    options = [*_options(), "--timestamp", "0", "--build-arg", f"TARGETARCH={platform or _architecture()}"]
+    environment = {"BUILDER": " ".join(_BUILDAH), "BASE": base, "BUILD_BASE": build_base}
+    _run([str(source / "deploy" / "image" / "build.sh"), name, *options], **environment)
+    unfinished = archive.with_suffix(".unfinished")
+    unfinished.unlink(missing_ok=True)
+    buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
+    buildah("rmi", name)
+    unfinished.rename(archive)
+
+
+def _options() -> list[str]:
+    """Return the options of builds on this machine; the folders that they mount exist then."""
     mounts = [f"{_CERTIFICATES}:{_CERTIFICATES}:ro"] if _CERTIFICATES.is_dir() else []
     for path, content in _SETTINGS.items() if mounts else ():
         file = _FOLDER / Path(path).name
@@ -175,18 +187,23 @@ def _build(source: Path, name: str, archive: Path, platform: str) -> None:
     for folder in ("uv", "pip"):
         (_FOLDER / folder).mkdir(exist_ok=True)
         mounts.append(f"{_FOLDER / folder}:/root/.cache/{folder}")
-    options = ["--isolation", "chroot", "--layers", "--pull-never", "--timestamp", "0", "--quiet"]
+    options = ["--isolation", "chroot", "--layers", "--pull-never", "--quiet"]
     options += [part for mount in mounts for part in ("--volume", mount)]
     # buildah of Debian 12 does not set it by itself.
-    options += ["--build-arg", f"BUILDPLATFORM=linux/{_architecture()}"]
-    options += ["--build-arg", f"TARGETARCH={platform or _architecture()}"]
-    environment = {"BUILDER": " ".join(_BUILDAH), "BASE": base, "BUILD_BASE": build_base}
-    _run([str(source / "deploy" / "image" / "build.sh"), name, *options], **environment)
-    unfinished = archive.with_suffix(".unfinished")
-    unfinished.unlink(missing_ok=True)
-    buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
-    buildah("rmi", name)
-    unfinished.rename(archive)
+    return [*options, "--build-arg", f"BUILDPLATFORM=linux/{_architecture()}"]
+
+
+def release_variables() -> dict[str, str]:
+    """Return the variables of `make release` for builds of both platforms on this machine. Call it with the lock."""
+    remove_unfinished()
+    bases = {f"BASE_{platform.upper()}": _base(REPOSITORY, "base", platform) for platform in ("amd64", "arm64")}
+    named = {**bases, "BUILD_BASE": _base(REPOSITORY, "build", "")}
+    digest = "{{.FromImageDigest}}"
+    pinned = {
+        variable: f"{name.rpartition(':')[0]}@{buildah('inspect', '--type', 'image', '--format', digest, name).strip()}"
+        for variable, name in named.items()
+    }
+    return {**pinned, "BUILDER": " ".join(_BUILDAH), "BUILD_OPTIONS": " ".join(_options()), "STORAGE_DRIVER": "vfs"}
 
 
 def remove_unfinished() -> None:
@@ -206,7 +223,8 @@ def _base(source: Path, kind: str, platform: str) -> str:
         make_base(script, *(["--build"] if kind == "build" else []), archive, *([platform] if platform else []))
         container = buildah("from", "scratch").strip()
         buildah("add", "--quiet", container, archive, "/")
-        buildah("config", "--env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin", container)
+        path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
+        buildah("config", "--arch", platform or _architecture(), "--env", path, container)
         buildah("commit", "--quiet", "--rm", container, name)
     return name
 

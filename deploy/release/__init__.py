@@ -1,0 +1,1 @@
+"""Makes the files of a release from a commit: wheels, chart, image, bills of materials, checksums, provenance."""
