@@ -6,6 +6,8 @@ docs/spec/scheduling.md#pod-annotations).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
@@ -77,8 +79,43 @@ MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
 FENCE = "ascend-affinity.io/allocator"
 """On a pod, by the allocator: which of several allocators bound it; admitted only while that allocator leads."""
 
-OURS = frozenset({ALLOCATED, RESOURCE_CORES, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, REQUEUED})
-"""On pods: written by the two programs only (an admission policy enforces it), because chips are counted by them."""
+POD_STATUS = "huawei.com/pod-status"
+"""On a faulty pod that another program deletes, by the allocator: ``Unhealthy-`` and the kind of the fault."""
+
+
+class Writer(StrEnum):
+    """Who may write an annotation of a pod; an admission policy of the chart enforces it."""
+
+    PROGRAMS = "the two programs"
+    CREATOR = "who creates the pod, and the two programs"
+    OTHERS = "the programs of other Ascend devices"
+
+
+WRITERS: Mapping[str, Writer] = MappingProxyType(
+    {
+        # Chips, servers and leaf switches are counted by these, and jobs are placed and rescheduled by them.
+        **dict.fromkeys(
+            (ALLOCATED, RESOURCE_CORES, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, REQUEUED, NOMINATED),
+            Writer.PROGRAMS,
+        ),
+        **dict.fromkeys(
+            (DISTRIBUTED, BLOCK, BLOCK_SUPER_POD, SHARED_SWITCH, SWITCH_HEALTH, SHARED_SWITCH_IP, POD_STATUS),
+            Writer.PROGRAMS,
+        ),
+        # Operators create pods with their ranks, and so may a pod's author. Later it says where a pod is in its job.
+        RANK: Writer.CREATOR,
+        # As ALLOCATED, for devices that these programs do not serve: MindCluster's plugin and scheduler write them, and
+        # containers may take ASCEND_VISIBLE_DEVICES from them.
+        **dict.fromkeys(
+            ("huawei.com/npu", "huawei.com/Ascend310", "huawei.com/Ascend310B", "huawei.com/Ascend310P"), Writer.OTHERS
+        ),
+    }
+)
+"""The annotations of pods that not everybody may write, without those of vNPUs (``VNPU_PREFIX``), which only the two
+programs write. All others are those of the pod's author."""
+
+OURS = frozenset(key for key, writer in WRITERS.items() if writer is Writer.PROGRAMS)
+"""On pods: written by the two programs only, besides the keys of vNPUs."""
 
 POD_STATUS = "huawei.com/pod-status"
 """On a faulty pod that another program deletes, by the allocator: ``Unhealthy-`` and the kind of the fault."""

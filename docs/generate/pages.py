@@ -19,6 +19,7 @@ from docs.generate.console import with_output
 from docs.generate.support import functions_table, support_table, ways_table
 from docs.generate.tables import (
     allocator_registry,
+    authors_table,
     checks_table,
     controllers_table,
     jobs_table,
@@ -28,6 +29,7 @@ from docs.generate.tables import (
     settings_table,
     telemetry_table,
     unsupported_table,
+    writers_table,
 )
 
 ROOT: Final = Path(__file__).parents[2]
@@ -45,6 +47,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "telemetry": telemetry_table,
         "rights": rights_table,
     },
+    "security.md": {"writers": writers_table, "authors": authors_table},
     "npuctl.md": {"node-checks": checks_table},
     "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},
     "support.md": {"products": support_table, "functions": functions_table, "ways": ways_table},

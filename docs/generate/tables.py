@@ -12,12 +12,17 @@ from prometheus_client.metrics_core import Metric
 
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.cluster_gauges import ClusterGauges
-from allocator.rules.job_kinds import JOB_KINDS
+from allocator.rescheduling.faults import FAULT_TYPE
+from allocator.rules.job_kinds import JOB_KINDS, MARKS
+from allocator.rules.job_settings import DECIDING
+from allocator.rules.switches import FAULT_SCHEDULING
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
+from ascend.annotations import BACKUP_SOURCE, MIN_AVAILABLE, RANK, VNPU_PREFIX, WRITERS, Writer
 from ascend.daemon.observable import Observable
 from ascend.daemon.setting import Setting, settings_of
 from ascend.daemon.settings import ProgramSettings, fixed_settings
+from ascend.kube.workloads import NETWORK_TOPOLOGY
 from ascend.reasons import Category, Reason
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.metrics import Metrics
@@ -131,6 +136,31 @@ def rights_table() -> Iterator[str]:
     for right in RIGHTS:
         yield f"| `{right}`{f' (only `{right.setting}`)' if right.setting else ''} | {_text(right.why)} |"
     yield f"| one of {', '.join(f'`{right}`' for right in KUBELET_PODS)} | {KUBELET_PODS[0].why} |"
+
+
+def writers_table() -> Iterator[str]:
+    """Yield the lines of the table of the annotations of pods that not everybody may write."""
+    yield "| annotation of a pod | written by |"
+    yield "|---|---|"
+    for writer in Writer:
+        keys = [key for key, by in WRITERS.items() if by is writer]
+        if writer is Writer.PROGRAMS:
+            keys.append(f"{VNPU_PREFIX}<size>")
+        yield f"| {', '.join(f'`{_text(key)}`' for key in keys)} | {writer.value} |"
+
+
+def authors_table() -> Iterator[str]:
+    """Yield the lines of the table of what a pod's author writes for the programs to read."""
+    yield "| what | labels and annotations of a pod |"
+    yield "|---|---|"
+    stated = {key for kind in JOB_KINDS for key in kind.stated}
+    for what, keys in {
+        "how its job is placed": DECIDING - {NETWORK_TOPOLOGY} | {MIN_AVAILABLE},  # that is a field of a PodGroup
+        "to which job it belongs, and how large that is (usually written by the controller of the job)": MARKS | stated,
+        "its rank, at creation": {RANK},
+        "what happens after a fault": {FAULT_SCHEDULING, FAULT_TYPE, BACKUP_SOURCE},
+    }.items():
+        yield f"| {what} | {', '.join(f'`{key}`' for key in sorted(keys))} |"
 
 
 def reasons_table(category: Category) -> Iterator[str]:

@@ -24,7 +24,7 @@ from allocator.rules.job import JobKey, writes_rank
 from allocator.rules.switches import Mode, Reach, Switches
 from allocator.settings import Settings
 from allocator.superpods.repair import Verdict
-from ascend.annotations import BLOCK, BLOCK_SUPER_POD, DISTRIBUTED, RANK, is_ours, read_block
+from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK, is_ours, read_block
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod, PodStatus
 from npuctl.plan.placement import BlockAfter, Planning, Rescheduled, position
@@ -215,8 +215,7 @@ class _Preview:
 def _anew(pod: Pod) -> Pod:
     """The pod as its controller creates it anew."""
     metadata = pod.metadata
-    written = {BLOCK, BLOCK_SUPER_POD, DISTRIBUTED, _HOT_SWITCH}
-    annotations = {key: text for key, text in metadata.annotations.items() if not (is_ours(key) or key in written)}
+    annotations = {key: text for key, text in metadata.annotations.items() if not is_ours(key) and key != _HOT_SWITCH}
     ranked = {key: value for key, value in annotations.items() if key != RANK}
     labels = {key: value for key, value in metadata.labels.items() if key != FAULT_TYPE}
     new = replace(
