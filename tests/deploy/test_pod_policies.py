@@ -11,11 +11,11 @@ from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
 from tests.cluster.processes import wait_until
-from tests.deploy.chart_programs import READY_S, Installed
+from tests.deploy.chart_programs import READY_S
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.usefixtures("built_helm"),
+    pytest.mark.usefixtures("built_helm", "installed"),
     pytest.mark.timeout(600),
     # The allocator does not run, so its webhook would only cost time.
     pytest.mark.parametrize("installed", ["allocator.webhooks.pods.enabled=false"], indirect=True),
@@ -104,10 +104,7 @@ def wait_for_policies(server: Server, namespace: str) -> None:
         wait_until(lambda t=text: refuses(t), timeout_s=READY_S, what=f"the API server says {text!r}")  # type: ignore[misc]
 
 
-def test_what_only_the_programs_write_is_protected_on_every_way_to_a_pod(
-    cluster: Cluster, installed: Installed, kube_namespace: str
-) -> None:
-    assert installed
+def test_what_only_the_programs_write_is_protected_on_every_way_to_a_pod(cluster: Cluster, kube_namespace: str) -> None:
     api = cluster.api
     wait_for_policies(api, kube_namespace)
     api.create(pod("plain", 1, namespace=kube_namespace, schedulerName="none", annotations={RANK: "3", "note": "a"}))
@@ -132,10 +129,7 @@ def test_what_only_the_programs_write_is_protected_on_every_way_to_a_pod(
     patch(api, where, "note")()
 
 
-def test_pods_are_bound_before_the_first_allocator_leads(
-    cluster: Cluster, installed: Installed, kube_namespace: str
-) -> None:
-    assert installed
+def test_pods_are_bound_before_the_first_allocator_leads(cluster: Cluster, kube_namespace: str) -> None:
     wait_for_policies(cluster.api, kube_namespace)
     # The pods of the allocator itself are such pods.
     cluster.api.create(pod("plain", namespace=kube_namespace))
@@ -143,9 +137,8 @@ def test_pods_are_bound_before_the_first_allocator_leads(
 
 
 def test_who_changes_something_else_of_a_pod_with_protected_annotations_is_not_hindered(
-    cluster: Cluster, installed: Installed, kube_namespace: str
+    cluster: Cluster, kube_namespace: str
 ) -> None:
-    assert installed
     wait_for_policies(cluster.api, kube_namespace)
     written = pod("written", namespace=kube_namespace, schedulerName="none", annotations=dict.fromkeys(PROTECTED, "2"))
     account = "system:serviceaccount:kube-system:ascend-affinity-device-plugin"
@@ -157,10 +150,7 @@ def test_who_changes_something_else_of_a_pod_with_protected_annotations_is_not_h
         cluster.api.patch(each, {"metadata": {"labels": {"a": "b"}}, "status": {"message": "c"}})
 
 
-def test_a_pod_with_thousands_of_annotations_can_be_created_and_changed(
-    cluster: Cluster, installed: Installed, kube_namespace: str
-) -> None:
-    assert installed
+def test_a_pod_with_thousands_of_annotations_can_be_created_and_changed(cluster: Cluster, kube_namespace: str) -> None:
     wait_for_policies(cluster.api, kube_namespace)
     annotations = {f"{number:x}": "" for number in range(8_000)}
     cluster.api.create(pod("fat", namespace=kube_namespace, schedulerName="none", annotations=annotations))
@@ -203,10 +193,7 @@ GOOD: list[dict[str, Any]] = [
 ]
 
 
-def test_no_container_names_its_chips_by_its_environment(
-    cluster: Cluster, installed: Installed, kube_namespace: str
-) -> None:
-    assert installed
+def test_no_container_names_its_chips_by_its_environment(cluster: Cluster, kube_namespace: str) -> None:
     api = cluster.api
     wait_for_policies(api, kube_namespace)
     for container in BAD:
@@ -231,10 +218,7 @@ def test_no_container_names_its_chips_by_its_environment(
         api.patch(where, {"spec": {"ephemeralContainers": [*others, added]}})
 
 
-def test_no_new_config_map_or_secret_becomes_such_a_variable(
-    cluster: Cluster, installed: Installed, kube_namespace: str
-) -> None:
-    assert installed
+def test_no_new_config_map_or_secret_becomes_such_a_variable(cluster: Cluster, kube_namespace: str) -> None:
     api = cluster.api
     wait_for_policies(api, kube_namespace)
     for kind in ("ConfigMap", "Secret"):
@@ -249,8 +233,7 @@ def test_no_new_config_map_or_secret_becomes_such_a_variable(
     assert BY_KEY in refusal(dry_run(api, text))
 
 
-def test_a_pod_with_chips_names_no_node(cluster: Cluster, installed: Installed, kube_namespace: str) -> None:
-    assert installed
+def test_a_pod_with_chips_names_no_node(cluster: Cluster, kube_namespace: str) -> None:
     api = cluster.api
     wait_for_policies(api, kube_namespace)
     pinned = pod("probe", 1, namespace=kube_namespace, node="n1")
