@@ -7,6 +7,7 @@ write these keys of that node and its pods, and nothing else. ``tests/deploy`` c
 from typing import Final
 
 from ascend.annotations import (
+    ALLOCATED,
     BASE_DEVICE_INFOS,
     CONFIGURATION,
     KUBELET_IDS,
@@ -21,6 +22,7 @@ from ascend.annotations import (
 from ascend.deviceinfo import DESCRIPTION, DEVICE_INFO, LABELS, MANUALLY_SEPARATED, SWITCH_INFO, UPGRADE_REASONS
 from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
 from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
+from ascend.templates import RESOURCE_CORES
 from device_plugin.publish.device_info_configmap import LAST_UPDATE, SIGNATURE
 from device_plugin.publish.node_object import CHIP_MEMORY, DRIVER_VERSION
 from device_plugin.publish.readmission_labels import CHIPS, PORTS
@@ -41,8 +43,9 @@ NODE_LABELS: Final = (
 NODE_ANNOTATIONS: Final = (BASE_DEVICE_INFOS, SUPER_POD_ID, SERVER_INDEX, SERVER_TYPE, RESET_INFO, RESETS)
 """Annotations of the plugin's own Node."""
 
-POD_ANNOTATIONS: Final = (PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION)
-"""Annotations of the pods of its node: the claim."""
+POD_ANNOTATIONS: Final = (PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, ALLOCATED, RESOURCE_CORES)
+"""Annotations of the pods of its node, together with those of vNPUs, whose keys begin with ``VNPU_PREFIX``: the claim,
+and the chips that somebody else has changed since (``device_plugin/pods/annotation_repairs.py``)."""
 
 REPORT_LABELS: Final = tuple(LABELS)
 """Labels of the node's report."""

@@ -69,7 +69,7 @@ def meta(**fields: Any) -> dict[str, Any]:
 
 PLUGIN_MAY: Final = {
     "patch pods": [
-        change(MINE, **meta(annotations=keys(*of_plugin.POD_ANNOTATIONS))),
+        change(MINE, **meta(annotations=keys(*of_plugin.POD_ANNOTATIONS, f"{VNPU_PREFIX}2c"))),
         change(core("pods", f"on-{OWN}", "kube-system"), **meta(annotations=keys(*of_plugin.POD_ANNOTATIONS))),
         change(MINE, **meta(annotations=dict.fromkeys(of_plugin.POD_ANNOTATIONS))),
     ],
@@ -163,7 +163,8 @@ def plugin_forgeries() -> dict[str, Ask]:
         "finalizer of a pod": change(MINE, **meta(finalizers=["a.b/c"])),
         "owner of a pod": change(MINE, **meta(ownerReferences=owner)),
         "other annotation": change(MINE, **meta(annotations=keys("note"))),
-        "chips of the allocator": change(MINE, **meta(annotations=keys("huawei.com/Ascend910-2"))),
+        "chips of another node's pod": change(FOREIGN, **meta(annotations=keys("huawei.com/Ascend910"))),
+        "mark of a requeued pod": change(MINE, **meta(annotations=keys(REQUEUED))),
         "fence": change(MINE, **meta(annotations=keys(FENCE))),
         "status of a pod": change(f"{MINE}/status", status={"podIP": "10.0.0.1"}),
         "status of a pod, as a claim": change(f"{MINE}/status", **chips),
@@ -602,7 +603,7 @@ def _listed(policy: str) -> dict[str, set[str]]:
     for rule in found["spec"]["validations"]:
         text = rule["expression"]
         kind = re.search(r'"(?:UPDATE|CREATE) ([a-z/]+)"', text)
-        pattern = r"variables\.(\w+)\.all\(k, [^\[]*k in (\[[^\]]*\])"
+        pattern = r"variables\.(\w+)\.all\(k, (?:k\.startsWith\(\S+\) \|\| )?k in (\[[^\]]*\])"
         for variable, names in re.findall(pattern, text):
             if kind is not None:
                 listed.setdefault(f"{variable} of {kind[1]}", set()).update(json.loads(names))
@@ -619,7 +620,6 @@ def test_the_policies_list_exactly_the_keys_that_the_programs_write() -> None:
         "labelKeys of configmaps": set(of_plugin.REPORT_LABELS),
         "annotationKeys of configmaps": set(of_plugin.REPORT_ANNOTATIONS),
         "dataKeys of configmaps": set(of_plugin.REPORT_KEYS),
-        "fields of configmaps": {"kind", "apiVersion"},
     }
     allocator = _listed("account")
     assert allocator["annotationKeys of pods"] == set(of_allocator.ON_PODS)
