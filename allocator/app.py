@@ -3,13 +3,12 @@
 import asyncio
 import platform
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 import structlog
-from aiohttp import web
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
@@ -33,10 +32,11 @@ from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
-from allocator.serving.clients import AllowedClients, guards
+from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
+from allocator.serving.ports import CALLS, INSECURE_VOLCANO, PROBES, WEBHOOKS, Ports
 from allocator.serving.requeue import Requeuer
 from allocator.serving.volcano import VolcanoExtender
 from allocator.serving.webhook import Webhook
@@ -57,10 +57,7 @@ from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
 from ascend.observe.probes import add_probes
 from ascend.reasons import Reason
-from ascend.serving.bodies import Bodies
 from ascend.serving.counts import Refusals
-from ascend.serving.http import serve_http
-from ascend.serving.limits import CALLS, OPEN_CALLS
 
 log = structlog.get_logger()
 
@@ -123,10 +120,7 @@ class AllocatorApp:
         self._barrier = Barrier(
             self.cluster, self.ledger, self.engine.gangs, monotonic=monotonic, hold_s=settings.gang_hold_s
         )
-        self.extender_address = ""
-        """Where the extender, probes and metrics listen."""
-        self.volcano_address = ""
-        """Where Volcano's extender plugin is answered; empty if it is not."""
+        self._addresses: dict[str, str] = {}
         self.grpc_address = ""
         """Where ``ascend.allocator.v1`` listens."""
 
@@ -155,6 +149,31 @@ class AllocatorApp:
         """What it waits for before it answers calls, a sentence; None once it answers them."""
         closed = self._leadership.closed()
         return closed.message if closed is not None else None
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Where it listens, by what is served there."""
+        return {**self._addresses, "grpc": self.grpc_address}
+
+    @property
+    def extender_address(self) -> str:
+        """Where the extender is answered, and Volcano's extender plugin."""
+        return self._addresses.get(CALLS, "")
+
+    @property
+    def webhook_address(self) -> str:
+        """Where the webhooks are answered."""
+        return self._addresses.get(WEBHOOKS, self.extender_address)
+
+    @property
+    def probe_address(self) -> str:
+        """Where the probes and metrics are."""
+        return self._addresses.get(PROBES, self.extender_address)
+
+    @property
+    def insecure_volcano_address(self) -> str:
+        """Where Volcano's extender plugin is answered without protection; empty if it is not."""
+        return self._addresses.get(INSECURE_VOLCANO, "")
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -209,9 +228,9 @@ class AllocatorApp:
             stack.push_async_callback(leadership.leave, binder.drain)
             certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
             clients = AllowedClients(frozenset(names)) if (names := self._settings.client_names) else None
-            http = web.Application(middlewares=guards(self._settings, clients))
+            ports = Ports(self._settings, certificates, clients)
             add_probes(
-                http,
+                ports.probes,
                 registry=metrics.registry,
                 ready={"leader and informers": self.missing},
                 standby={"informers": informers.missing},
@@ -255,7 +274,7 @@ class AllocatorApp:
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
             )
-            webhook.add_routes(http, self._settings.webhooks)
+            webhook.add_routes(ports.webhooks, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=self._settings.preemption_keep_s)
             self.extender = Extender(
                 engine=self.engine,
@@ -267,7 +286,7 @@ class AllocatorApp:
                 closed=leadership.closed,
                 known_nodes=lambda: len(self.cluster.nodes),
             )
-            self.extender.add_routes(http)
+            self.extender.add_routes(ports.calls)
             service = AllocatorService(
                 cluster=self.cluster,
                 ledger=self.ledger,
@@ -278,7 +297,7 @@ class AllocatorApp:
                 journal=journal,
                 closed=leadership.closed,
             )
-            await self._serve_http(stack, http, certificates, journal, metrics.http)
+            await self._serve_http(stack, ports, journal, metrics.http)
             # A unix socket needs no certificates: its file mode restricts access.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
@@ -332,40 +351,19 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
-    async def _serve_http(
-        self,
-        stack: AsyncExitStack,
-        http: web.Application,
-        certificates: Certificates | None,
-        journal: Journal,
-        refusals: Refusals,
-    ) -> None:
-        """Serve HTTP; what Volcano's extender plugin calls has an address of its own, because the plugin has no TLS."""
-        bodies = Bodies()
-        self.extender_address = await stack.enter_async_context(
-            serve_http(
-                http,
-                self._settings.extender_address,
-                tls=certificates.http if certificates else None,
-                limits=CALLS if self._settings.client_names else OPEN_CALLS,
-                refusals=refusals,
-                bodies=bodies,
+    async def _serve_http(self, stack: AsyncExitStack, ports: Ports, journal: Journal, refusals: Refusals) -> None:
+        if self._settings.volcano:
+            volcano = VolcanoExtender(
+                cluster=self.cluster,
+                ledger=self.ledger,
+                engine=self.engine,
+                tentative=Tentative(self.cluster, self.ledger, self.engine),
+                journal=journal,
+                closed=self._leadership.closed,
             )
-        )
-        if not self._settings.volcano_address:
-            return
-        volcano = web.Application()
-        VolcanoExtender(
-            cluster=self.cluster,
-            ledger=self.ledger,
-            engine=self.engine,
-            tentative=Tentative(self.cluster, self.ledger, self.engine),
-            journal=journal,
-            closed=self._leadership.closed,
-        ).add_routes(volcano)
-        self.volcano_address = await stack.enter_async_context(
-            serve_http(volcano, self._settings.volcano_address, limits=CALLS, refusals=refusals, bodies=bodies)
-        )
+            for app in filter(None, (ports.calls, ports.insecure_volcano)):
+                volcano.add_routes(app)
+        self._addresses = dict(await ports.serve(stack, refusals))
 
     async def _lead(self, grpc_server: GrpcServer, preemption: Preemption, rescheduler: Rescheduler | None) -> None:
         await self._leadership.enter()
@@ -376,8 +374,7 @@ class AllocatorApp:
         preemption.resume()
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
-        addresses = {"http": self.extender_address, "grpc": self.grpc_address, "volcano": self.volcano_address}
-        await self._leadership.keep({port: address for port, address in addresses.items() if address})
+        await self._leadership.keep(self.addresses)
 
     async def _when_open(self, run: Callable[[], Awaitable[None]]) -> None:
         await self._leadership.opened()
@@ -433,7 +430,7 @@ async def serve(
         started: called once it listens; it may not be ready yet.
     """
     async with AllocatorApp(settings, source) as app:
-        log.info("listening", extender=app.extender_address, grpc=app.grpc_address, volcano=app.volcano_address or None)
+        log.info("listening", **app.addresses)
         if started is not None:
             started(app)
         await keep_collections_short(app.has_synced)

@@ -44,7 +44,20 @@ class Settings(DaemonSettings):
     extender_address: str = setting(
         default="127.0.0.1:8080",
         parse=checked_address,
-        description="the address of the extender, the webhooks, the probes and /metrics",
+        description="the address of the extender. With client_ca_file it demands a client's certificate in the"
+        " handshake, so that the next two have to be given",
+    )
+    webhook_address: str = setting(
+        default="",
+        parse=_address_or_none,
+        description="the address of the webhooks, to which the API server presents no certificate by default; empty:"
+        " extender_address",
+    )
+    probe_address: str = setting(
+        default="",
+        parse=_address_or_none,
+        description="the address of the probes and /metrics, to which a kubelet presents no certificate; empty:"
+        " extender_address",
     )
     grpc_address: str = setting(
         default="127.0.0.1:50051",
@@ -58,7 +71,7 @@ class Settings(DaemonSettings):
     tls_key_file: Path | None = setting(default=None, description="its key, PEM")
     client_ca_file: Path | None = setting(
         default=None,
-        description="the CA of the clients of gRPC and the extender, PEM; without it clients need no certificate",
+        description="the CA of the clients of gRPC, the extender and Volcano, PEM; without it they need no certificate",
     )
     client_names: list[str] = setting(
         default=[], description="the clients that are allowed: subject alternative names of their certificates"
@@ -69,20 +82,27 @@ class Settings(DaemonSettings):
         " scheduler binds; pods, at /webhook/pods, validates pods; gates, at /webhook/gates, adds the scheduling gate"
         " of nominate=gated; none if empty",
     )
-    volcano_address: str = setting(
+    volcano: bool = setting(
+        default=False,
+        description="answer Volcano's extender plugin, at /volcano/ of extender_address, beside the webhook for"
+        " bindings. The plugin knows neither TLS nor certificates: where the address demands them, a proxy beside"
+        " Volcano's scheduler presents one",
+    )
+    insecure_volcano_address: str = setting(
         default="",
         parse=_address_or_none,
-        description="the address at which Volcano's extender plugin is answered, at /volcano/, beside the webhook for"
-        " bindings; empty: it is not. The plugin knows neither TLS nor certificates: who reaches the address can have"
-        " chips reserved, so the network must restrict it to Volcano's scheduler",
+        description="answer it at this address too, without TLS and certificates: everyone who reaches the address can"
+        " have chips reserved",
     )
     webhook_client_names: list[str] = setting(
         default=[],
         description="the same as client_names for the webhooks: the API server's name, if it presents a certificate;"
         " empty: every client that can reach the webhooks is allowed",
     )
-    insecure: bool = setting(
-        default=False, description="serve other machines without TLS, and gRPC without client certificates"
+    insecure_anyone_may_bind_pods: bool = setting(
+        default=False,
+        description="serve other machines also without TLS or client_ca_file; with client_ca_file a client of the"
+        " extender needs no certificate, but one that it presents must be allowed, until its scheduler has one",
     )
     reservation_ttl_s: float = setting(
         default=30.0,
@@ -317,12 +337,15 @@ class Settings(DaemonSettings):
 
     def __post_init__(self) -> None:
         self._check_endpoint()
+        self._check_certificates()
         self._check_protection()
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.volcano_address and "bindings" not in self.webhooks:
-            raise InvalidValue("volcano_address: needs bindings in webhooks, which writes the chips on the pods")
+        if self.volcano and "bindings" not in self.webhooks:
+            raise InvalidValue("volcano: needs bindings in webhooks, which writes the chips on the pods")
+        if self.insecure_volcano_address and not self.volcano:
+            raise InvalidValue("insecure_volcano_address: needs volcano")
         if self.publish_switches and self.nslb_version != "2.0":
             raise InvalidValue("publish_switches: needs nslb_version 2.0: with 1.0 switches have no state")
 
@@ -333,7 +356,7 @@ class Settings(DaemonSettings):
             except ValueError as error:
                 raise InvalidValue(f"pod_ip: must be the address of the pod if service is set: {error}") from error
 
-    def _check_protection(self) -> None:
+    def _check_certificates(self) -> None:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise InvalidValue("tls_cert_file and tls_key_file: give both or neither")
         if self.client_ca_file is not None and self.tls_files is None:
@@ -342,19 +365,32 @@ class Settings(DaemonSettings):
             raise InvalidValue("client_ca_file and client_names: give both or neither")
         if self.webhook_client_names and not self.client_names:
             raise InvalidValue("webhook_client_names: needs client_ca_file and client_names")
-        if self.insecure:
+        if self.client_ca_file is None:
             return
-        remedy = "or set insecure if the network itself restricts access"
-        if _is_reachable(self.extender_address) and self.tls_files is None:
-            raise InvalidValue(
-                f"extender_address: {self.extender_address} is reachable from other machines, and every client that "
-                f"reaches it can bind pods: give tls_cert_file and tls_key_file, {remedy}"
-            )
-        if _is_reachable(self.grpc_address) and self.client_ca_file is None:
-            raise InvalidValue(
-                f"grpc_address: {self.grpc_address} is reachable from other machines, and every client that reaches it "
-                f"can bind pods: give tls_cert_file, tls_key_file, client_ca_file and client_names, {remedy}"
-            )
+        without = "extender_address demands certificates of its clients, which {} by default have not"
+        if self.webhooks and not self.webhook_address:
+            raise InvalidValue(f"webhook_address: must be given: {without.format('API servers')}")
+        if not self.probe_address:
+            raise InvalidValue(f"probe_address: must be given: {without.format('kubelets')}")
+
+    def _check_protection(self) -> None:
+        if self.insecure_anyone_may_bind_pods:
+            return
+        remedy = (
+            "give tls_cert_file, tls_key_file, client_ca_file and client_names, or set insecure_anyone_may_bind_pods if"
+            " the network itself restricts access"
+        )
+        for name, has_protection in (
+            ("extender_address", self.client_ca_file is not None),
+            ("webhook_address", self.tls_files is not None),
+            ("grpc_address", self.client_ca_file is not None),
+        ):
+            address: str = getattr(self, name)
+            if address and _is_reachable(address) and not has_protection:
+                raise InvalidValue(
+                    f"{name}: {address} is reachable from other machines, and every client that reaches it can have"
+                    f" pods bound or chips reserved: {remedy}"
+                )
 
 
 def _is_reachable(address: str) -> bool:

@@ -1,9 +1,10 @@
 """Restricts clients by the subject alternative names of their certificates.
 
-A client of the extender or of gRPC can have any pending pod bound, so with a CA for clients (``client_ca_file``) only
-the clients in ``client_names`` are allowed. A client of the webhook for Bindings can have chips reserved, but its
-caller, the API server, presents a certificate only if its operator has configured one; so there is a separate setting
-(``webhook_client_names``). Probes and metrics change nothing and are open to every client.
+A client of the extender or of gRPC can have pods bound, so with a CA for clients (``client_ca_file``) only the clients
+in ``client_names`` are allowed. A client of the webhook for Bindings can have chips reserved, but its caller, the API
+server, presents a certificate only if its operator has configured one; so there is a separate setting
+(``webhook_client_names``). Certificates are demanded in the handshake (``allocator.serving.ports``); here their names
+are checked.
 """
 
 import inspect
@@ -16,10 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 from grpc_health.v1 import health
 
 from allocator.serving.rpc_errors import Context, abort
-from allocator.serving.webhook import PREFIX as WEBHOOKS
-from allocator.settings import Settings
 from ascend.errors import Refusal
-from ascend.observe.probes import PATHS as PROBES
 from ascend.reasons import Reason
 
 ANONYMOUS_SERVICE = f"/{health.SERVICE_NAME}/"
@@ -41,17 +39,19 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         self._names = names
         self._setting = setting
 
-    def http(self, protects: Callable[[str], bool]) -> Middleware:
+    def http(self, *, also_anonymous: bool = False) -> Middleware:
         """A middleware that rejects all other clients.
 
         Args:
-            protects: whether a path may be called by these clients only.
+            also_anonymous: whether clients without any certificate are allowed too.
         """
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if protects(request.path):
-                refusal = self._refusal(_names(request))
+            certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
+            if certificate or not also_anonymous:
+                names = {name for _, name in (certificate or {}).get("subjectAltName", ())}
+                refusal = self._refusal(names)
                 if refusal is not None:
                     return web.Response(status=403, text=f"{refusal.reason}: {refusal}\n")
             return await handler(request)
@@ -107,23 +107,3 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         return Refusal(
             Reason.CLIENT_NOT_ALLOWED, f"the client presents {shown}; {self._setting} lists the allowed clients"
         )
-
-
-def _names(request: web.Request) -> set[str]:
-    certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
-    return {name for _, name in (certificate or {}).get("subjectAltName", ())}
-
-
-def guards(settings: Settings, clients: AllowedClients | None) -> list[Middleware]:
-    """The middlewares that reject clients; a path is open only if it is a probe's or a webhook's."""
-
-    def is_webhook(path: str) -> bool:
-        return path.startswith(WEBHOOKS)
-
-    found = []
-    if clients is not None:
-        found.append(clients.http(lambda path: path not in PROBES and not is_webhook(path)))
-    if settings.webhook_client_names:
-        callers = AllowedClients(frozenset(settings.webhook_client_names), "webhook_client_names")
-        found.append(callers.http(is_webhook))
-    return found

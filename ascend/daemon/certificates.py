@@ -51,10 +51,6 @@ class Certificates:
         files: their paths.
         poll_s: seconds between checks of the files; each costs one ``stat`` per file.
 
-    Attributes:
-        http: the context for an HTTP server. With an authority for clients, a client may present a certificate, and one
-            that can't be verified ends the connection; the application decides who must present one.
-
     Raises:
         InvalidValue: the files can't be used.
     """
@@ -64,7 +60,15 @@ class Certificates:
         self._poll_s = poll_s
         self._seen = self._identity()
         self._load()
-        self.http: ssl.SSLContext = _Newest(lambda: self._current)
+
+    def http(self, clients: ssl.VerifyMode) -> ssl.SSLContext:
+        """Return a context for an HTTP server.
+
+        Args:
+            clients: whether a client must present a certificate (``CERT_REQUIRED``), may (``CERT_OPTIONAL``), or is not
+                asked. Without an authority for clients none is asked. One that can't be verified ends the connection.
+        """
+        return _Newest(lambda: self._current[clients])
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Return credentials for a gRPC server; with an authority for clients, each must present a certificate."""
@@ -90,7 +94,7 @@ class Certificates:
                 log.info("loaded changed certificates", files=[str(path) for path in self._files.paths])
 
     def _load(self) -> None:
-        self._current = _context(self._files)
+        self._current = {clients: _context(self._files, clients) for clients in ssl.VerifyMode}
         files = self._files
         try:
             roots = files.client_ca.read_bytes() if files.client_ca is not None else None
@@ -122,7 +126,7 @@ class _Newest(ssl.SSLContext):
         return self._newest().wrap_bio(*args, **options)
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
+def _context(files: TlsFiles, clients: ssl.VerifyMode) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.num_tickets = 0
@@ -131,7 +135,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.cert, files.key)
         if files.client_ca is not None:
             context.load_verify_locations(files.client_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL
+            context.verify_mode = clients
     except OSError as error:  # an SSLError is one
         names = ", ".join(str(path) for path in files.paths)
         raise InvalidValue(f"the certificates can't be used ({names}): {error}") from error

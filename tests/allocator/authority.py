@@ -35,7 +35,7 @@ class Authority:
         self._days = str(days)
         self._folder = folder
         self._name = name
-        self._signed: dict[tuple[str, tuple[str, ...]], Pair] = {}
+        self._signed: dict[tuple[str, ...], Pair] = {}
         self.cert = folder / f"{name}.crt"
         self.key = folder / f"{name}.key"
         named = ("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}")
@@ -44,14 +44,16 @@ class Authority:
         if rsa:
             _openssl("rsa", "-in", self.key, "-traditional", "-out", self.key)
 
-    def sign(self, name: str, *alternatives: str) -> Pair:
-        """Make a certificate with subject alternative names such as ``DNS:localhost``."""
-        if (made := self._signed.get((name, alternatives))) is not None:
+    def sign(self, name: str, *alternatives: str, usage: str = "") -> Pair:
+        """Make a certificate with subject alternative names such as ``DNS:localhost``, perhaps for one usage alone."""
+        if (made := self._signed.get((name, usage, *alternatives))) is not None:
             return made
         stem = f"{self._name}-{name}-{len(self._signed)}"
-        pair = self._signed[name, alternatives] = Pair(self._folder / f"{stem}.crt", self._folder / f"{stem}.key")
+        pair = self._signed[name, usage, *alternatives] = Pair(
+            self._folder / f"{stem}.crt", self._folder / f"{stem}.key"
+        )
         request, more = pair.cert.with_suffix(".csr"), pair.cert.with_suffix(".ext")
-        more.write_text(f"subjectAltName={','.join(alternatives)}\n")
+        more.write_text(f"subjectAltName={','.join(alternatives)}\n{f'extendedKeyUsage={usage}' if usage else ''}\n")
         _openssl("req", *_KEY, "-keyout", pair.key, "-out", request, "-subj", f"/CN={name}")
         signer = ("-CA", self.cert, "-CAkey", self.key, "-CAcreateserial")
         _openssl("x509", "-req", "-in", request, *signer, "-days", self._days, "-extfile", more, "-out", pair.cert)
@@ -59,7 +61,7 @@ class Authority:
 
 
 def settings_for(folder: Path, authority: Authority) -> dict[str, Any]:
-    """The settings of an allocator with TLS; its files are in a directory."""
+    """The settings of an allocator that demands certificates of its clients; its files are in a directory."""
     served = authority.sign("served", "DNS:localhost", "IP:127.0.0.1")
     shutil.copy(served.cert, folder / "tls.crt")
     shutil.copy(served.key, folder / "tls.key")
@@ -69,6 +71,8 @@ def settings_for(folder: Path, authority: Authority) -> dict[str, Any]:
         "tls_key_file": folder / "tls.key",
         "client_ca_file": folder / "ca.crt",
         "client_names": [ALLOWED],
+        "webhook_address": "127.0.0.1:0",
+        "probe_address": "127.0.0.1:0",
     }
 
 

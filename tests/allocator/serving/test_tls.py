@@ -63,15 +63,27 @@ async def call_grpc(allocator: Allocator, authority: Authority, client: Pair | N
 async def call_http(
     allocator: Allocator, authority: Authority, client: Pair | None, path: str = "/scheduler/filter"
 ) -> tuple[int, str]:
-    """Status and text of a page."""
+    """Status and text of a page, at the address that serves it; status 0 if the handshake fails."""
+    app = allocator.app
+    address = {"/readyz": app.probe_address, "/metrics": app.probe_address}.get(path, app.extender_address)
+    if path.startswith("/webhook/"):
+        address = app.webhook_address
+    return await call_at(address, authority, client, path)
+
+
+async def call_at(address: str, authority: Authority, client: Pair | None, path: str) -> tuple[int, str]:
+    """Status and text of a page; status 0 if the handshake fails."""
     context = ssl.create_default_context(cafile=authority.cert)
     if client is not None:
         context.load_cert_chain(client.cert, client.key)
     connector = aiohttp.TCPConnector(ssl=context)
     async with aiohttp.ClientSession(connector=connector) as http:
-        method = "GET" if path == "/readyz" else "POST"
-        async with http.request(method, f"https://{allocator.app.extender_address}{path}", data=b"{}") as response:
-            return response.status, await response.text()
+        method = "GET" if path in {"/readyz", "/metrics"} else "POST"
+        try:
+            async with http.request(method, f"https://{address}{path}", data=b"{}") as response:
+                return response.status, await response.text()
+        except aiohttp.ClientError as error:
+            return 0, str(error)
 
 
 async def test_only_clients_with_an_allowed_name_are_answered(tmp_path: Path, authority: Authority) -> None:
@@ -87,20 +99,62 @@ async def test_only_clients_with_an_allowed_name_are_answered(tmp_path: Path, au
         assert (await call_http(allocator, authority, allowed))[0] == 200
         status, text = await call_http(allocator, authority, other)
         assert (status, "for other" in text) == (403, True)
-        status, text = await call_http(allocator, authority, None)
-        assert (status, "no certificate" in text) == (403, True)
+        assert (await call_http(allocator, authority, None))[0] == 0
         assert (await call_http(allocator, authority, None, "/readyz"))[0] == 200
         with pytest.raises(grpc.aio.AioRpcError):
             await allocator.stub.GetState(pb.GetStateRequest(), timeout=2)  # plaintext
 
 
-async def test_every_path_but_probes_and_webhooks_is_protected(tmp_path: Path, authority: Authority) -> None:
-    allowed = authority.sign("allowed", f"URI:{ALLOWED}")
+async def test_nothing_is_read_of_a_client_without_a_certificate(tmp_path: Path, authority: Authority) -> None:
+    allowed, unnamed = authority.sign("allowed", f"URI:{ALLOWED}"), authority.sign("other", "DNS:other")
     async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
-        for path in ("/scheduler/bind", "/scheduler", "/another", "/"):
-            assert (await call_http(allocator, authority, None, path))[0] == 403
-        assert (await call_http(allocator, authority, allowed, "/another"))[0] == 404
+        calls = allocator.app.extender_address
+        for path in ("/scheduler/bind", "/scheduler", "/another", "/", "/metrics", "/readyz", "/webhook/bindings"):
+            assert (await call_at(calls, authority, None, path))[0] == 0
+            assert (await call_at(calls, authority, unnamed, path))[0] == 403
+        for path in ("/another", "/metrics", "/readyz", "/webhook/bindings"):
+            assert (await call_at(calls, authority, allowed, path))[0] == 404
         assert (await call_http(allocator, authority, None, "/webhook/bindings"))[0] == 400
+        assert (await call_http(allocator, authority, None, "/metrics"))[0] == 200
+        for address in (allocator.app.webhook_address, allocator.app.probe_address):
+            assert (await call_at(address, authority, allowed, "/scheduler/bind"))[0] == 404
+
+
+async def test_a_certificate_for_servers_is_none_for_clients(tmp_path: Path, authority: Authority) -> None:
+    served = authority.sign("server-only", f"URI:{ALLOWED}", usage="serverAuth")
+    async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
+        assert (await call_http(allocator, authority, served))[0] == 0
+
+
+async def test_anyone_may_call_until_its_scheduler_has_a_certificate_if_that_is_set(
+    tmp_path: Path, authority: Authority, other_authority: Authority
+) -> None:
+    allowed, unnamed = authority.sign("allowed", f"URI:{ALLOWED}"), authority.sign("other", "DNS:other")
+    unknown = other_authority.sign("client", f"URI:{ALLOWED}")
+    files = {**settings_for(tmp_path, authority), "insecure_anyone_may_bind_pods": True}
+    async with ApiServer() as server, running(server, tmp_path, **files) as allocator:
+        answers = [(await call_http(allocator, authority, each))[0] for each in (None, allowed, unnamed, unknown)]
+        assert answers == [200, 200, 403, 0]
+        assert (await call_grpc(allocator, authority, None)).startswith("UNAVAILABLE")
+
+
+async def test_volcano_is_answered_where_certificates_are_demanded_or_at_an_insecure_address(
+    tmp_path: Path, authority: Authority
+) -> None:
+    allowed = authority.sign("allowed", f"URI:{ALLOWED}")
+    files = {**settings_for(tmp_path, authority), "volcano": True}
+    path = "/volcano/jobReady"
+    async with ApiServer() as server:
+        async with running(server, tmp_path, **files) as allocator:
+            assert (await call_http(allocator, authority, None, path))[0] == 0
+            assert (await call_http(allocator, authority, allowed, path))[0] == 200
+            assert allocator.app.insecure_volcano_address == ""
+        async with (
+            running(server, tmp_path, **files, insecure_volcano_address="127.0.0.1:0") as allocator,
+            aiohttp.ClientSession() as http,
+            http.post(f"http://{allocator.app.insecure_volcano_address}{path}", data=b"{}") as answer,
+        ):
+            assert answer.status == 200
 
 
 async def test_the_webhooks_have_client_names_of_their_own(tmp_path: Path, authority: Authority) -> None:
@@ -112,10 +166,11 @@ async def test_the_webhooks_have_client_names_of_their_own(tmp_path: Path, autho
             for name in WEBHOOKS:
                 path = f"/webhook/{name}"
                 assert (await call_http(allocator, authority, caller, path))[0] == 400  # {} is no AdmissionReview
-                for client, shown in ((scheduler, f"a certificate for {ALLOWED}"), (None, "no certificate")):
-                    status, text = await call_http(allocator, authority, client, path)
-                    assert status == 403
-                    assert all(word in text for word in ("ClientNotAllowed: ", shown, "webhook_client_names"))
+                assert (await call_http(allocator, authority, None, path))[0] == 0
+                status, text = await call_http(allocator, authority, scheduler, path)
+                shown = f"a certificate for {ALLOWED}"
+                assert status == 403
+                assert all(word in text for word in ("ClientNotAllowed: ", shown, "webhook_client_names"))
             assert (await call_http(allocator, authority, caller))[0] == 403  # the extender has other client names
         for served in ([], ["pods"], ["bindings"], ["bindings", "pods"]):
             async with running(server, tmp_path, **files, webhooks=served) as allocator:
@@ -130,8 +185,7 @@ async def test_a_certificate_of_an_unknown_authority_is_rejected(
     unknown = other_authority.sign("client", f"URI:{ALLOWED}")
     async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
         assert (await call_grpc(allocator, authority, unknown)).startswith("UNAVAILABLE")
-        with pytest.raises(aiohttp.ClientError):
-            await call_http(allocator, authority, unknown, "/readyz")
+        assert (await call_http(allocator, authority, unknown))[0] == 0
 
 
 async def until_true(check: Callable[[], Any]) -> None:
@@ -152,24 +206,20 @@ async def test_new_certificates_and_a_new_authority_are_reloaded(
         served = new.sign("served", "DNS:localhost", "IP:127.0.0.1")
         shutil.copy(served.cert, files["tls_cert_file"])
         await asyncio.sleep(5 * RELOAD_S)  # the files are read meanwhile, but half of them don't replace the old ones
-        assert (await call_http(allocator, authority, old_client, "/readyz"))[0] == 200
+        assert (await call_http(allocator, authority, old_client))[0] == 200
         assert await call_grpc(allocator, authority, old_client) == "OK"
         shutil.copy(served.key, files["tls_key_file"])
         shutil.copy(new.cert, files["client_ca_file"])
 
         async def reloaded() -> bool:
-            try:
-                return (await call_http(allocator, new, new_client))[0] == 200
-            except aiohttp.ClientError:
-                return False
+            return (await call_http(allocator, new, new_client))[0] == 200
 
         await until_true(reloaded)
         assert await call_grpc(allocator, new, new_client) == "OK"
         mixed = Authority.__new__(Authority)
         mixed.cert = new.cert
         assert (await call_grpc(allocator, mixed, old_client)).startswith("UNAVAILABLE")
-        with pytest.raises(aiohttp.ClientError):
-            await call_http(allocator, mixed, old_client)
+        assert (await call_http(allocator, mixed, old_client))[0] == 0
 
 
 def call_in_session(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession]:

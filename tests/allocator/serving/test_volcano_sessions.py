@@ -44,7 +44,7 @@ class Session:
         self._tasks: dict[str, dict[str, Json]] = {}
 
     async def ask(self, verb: str, body: Json) -> Json:
-        url = f"http://{self._allocator.app.volcano_address}/volcano/{verb}"
+        url = f"http://{self._allocator.app.extender_address}/volcano/{verb}"
         async with self._http.post(url, data=io.BytesIO(json.dumps(body).encode())) as response:
             assert response.status == 200, await response.text()
             found: Json = await response.json()
@@ -110,7 +110,7 @@ async def client(allocator: Allocator, tmp_path: Path) -> AsyncIterator[KubeClie
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def allocator(tmp_path: Path) -> AsyncIterator[Allocator]:
-    settings: dict[str, Any] = {"webhooks": ["bindings"], "volcano_address": "127.0.0.1:0"}
+    settings: dict[str, Any] = {"webhooks": ["bindings"], "volcano": True}
     async with ApiServer() as server, running(server, tmp_path, **settings) as made:
         register(server, made)
         yield made
