@@ -33,8 +33,13 @@ READY_S = 40.0
 LEASE = "ascend-affinity-allocator"
 HOLDER = f"/apis/coordination.k8s.io/v1/namespaces/{helm.NAMESPACE}/leases/{LEASE}"
 SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices/{LEASE}-leader"
-LEFT = (HOLDER, SLICE, f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAMESPACE}/leaders/{LEASE}")
-"""Objects that the allocators create; the cluster has no garbage collector."""
+LEFT = (
+    HOLDER,
+    SLICE,
+    f"/api/v1/namespaces/{helm.NAMESPACE}/secrets/{LEASE}-scheduler",
+    f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAMESPACE}/leaders/{LEASE}",
+)
+"""Objects that the allocators create, and the Secret that Helm keeps; the cluster has no garbage collector."""
 HEALTH_NAMESPACE = "kube-public"
 """The namespace for NodeD's ConfigMaps: one that exists."""
 SERVER_NAME = f"{LEASE}.{helm.NAMESPACE}.svc"
@@ -58,6 +63,16 @@ class Installed:
     settings: str
     simulated: str
     certificates: dict[str, str]
+    client: dict[str, str]
+    """The certificate that kube-scheduler presents."""
+
+    def write_certificates(self, folder: Path) -> None:
+        """Write the files that pods and kube-scheduler would have."""
+        files = {"ca.crt": self.certificates, "tls.crt": self.certificates, "tls.key": self.certificates}
+        for name, content in files.items():
+            (folder / name).write_bytes(base64.b64decode(content[name]))
+        for name, key in (("clients.crt", "ca.crt"), ("client.crt", "tls.crt"), ("client.key", "tls.key")):
+            (folder / name).write_bytes(base64.b64decode(self.client[key]))
 
 
 @pytest.fixture
@@ -80,7 +95,8 @@ def installed(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Inst
             device_plugin=cluster.api.get(f"{apps}/daemonsets/ascend-affinity-device-plugin"),
             settings=cluster.api.get(f"{maps}-settings")["data"]["settings.yaml"],
             simulated=cluster.api.get(f"{maps}-simulated")["data"]["simulated.json"],
-            certificates=cluster.api.get(f"{core}/secrets/ascend-affinity-allocator-tls")["data"],
+            certificates=cluster.api.get(f"{core}/secrets/{LEASE}-tls")["data"],
+            client=cluster.api.get(f"{core}/secrets/{LEASE}-scheduler")["data"],
         )
     finally:
         helm.run("uninstall", *where, kubeconfig=cluster.kubeconfig_path)
@@ -94,13 +110,12 @@ class Allocator:
 
     process: Process
     address: str
-
-    @property
-    def url(self) -> str:
-        return f"https://{self.address}"
+    """Where kube-scheduler calls it."""
+    webhooks: str
+    probes: str
 
     def answers(self, path: str) -> bool:
-        return Server(self.url).answers(path)
+        return Server(f"https://{self.probes}").answers(path)
 
     def wait_until_ready(self, timeout_s: float = READY_S) -> None:
         self.process.wait_until(partial(self.answers, "/readyz"), timeout_s=timeout_s)
@@ -151,8 +166,7 @@ def programs_of_chart(cluster: Cluster, installed: Installed, folder: Path, *, e
     """
     (folder / "simulated.json").write_text(installed.simulated)
     (folder / "settings.yaml").write_text(installed.settings)
-    for name, content in installed.certificates.items():
-        (folder / name).write_bytes(base64.b64decode(content))
+    installed.write_certificates(folder)
     with ExitStack() as clean_up:
         clean_up.callback(_restore_cluster, cluster)
         accounts = (pod_spec(each)["serviceAccountName"] for each in (installed.device_plugin, installed.allocator))
@@ -173,7 +187,7 @@ def programs_of_chart(cluster: Cluster, installed: Installed, folder: Path, *, e
             plugin.start()
             device_plugins[node.name] = plugin
         clean_up.callback(cluster.restart_scheduler)
-        cluster.restart_scheduler(extenders=[_extender(first.address, installed)] if extender else [])
+        cluster.restart_scheduler(extenders=[_extender(first.address, installed, folder)] if extender else [])
         for node in cluster.nodes:
             address = flags(device_plugins[node.name].command)["--http-address"]
             device_plugins[node.name].wait_until(partial(_is_ready, address), timeout_s=READY_S)
@@ -198,29 +212,35 @@ def point_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
                 continue
             raise
         called = webhook["clientConfig"].pop("service", {}).get("path") or f"/webhook/{kind}"
-        webhook["clientConfig"]["url"] = allocator.url + called
+        webhook["clientConfig"]["url"] = f"https://{allocator.webhooks}{called}"
         cluster.api.patch(path, {"webhooks": [webhook]})
 
 
-def _extender(address: str, installed: Installed) -> dict[str, Any]:
+def _extender(address: str, installed: Installed, folder: Path) -> dict[str, Any]:
     (extender,) = scheduler_configuration()["extenders"]
-    tls = {**extender["tlsConfig"], "serverName": SERVER_NAME, "caData": installed.certificates["ca.crt"]}
+    pair = {"certFile": str(folder / "client.crt"), "keyFile": str(folder / "client.key")}
+    tls = {**extender["tlsConfig"], "serverName": SERVER_NAME, "caData": installed.certificates["ca.crt"], **pair}
     return {**extender, "urlPrefix": f"https://{address}/scheduler", "tlsConfig": tls}
 
 
 def _allocator(cluster: Cluster, installed: Installed, mounted: Path, token: str, number: int) -> Allocator:
     name = f"deployed-allocator-{number}"
-    http, grpc = (f"127.0.0.1:{port}" for port in free_ports(2))
+    http, webhooks, probes, grpc = (f"127.0.0.1:{port}" for port in free_ports(4))
     command = command_of(
         installed.allocator,
         kubeconfig=cluster.write_kubeconfig(name, token),
         extender_address=http,
+        webhook_address=webhooks,
+        probe_address=probes,
         grpc_address=grpc,
         tls_cert_file=mounted / "tls.crt",
         tls_key_file=mounted / "tls.key",
+        client_ca_file=mounted / "clients.crt",
     )
     fields = {"status.podIP": f"10.1.0.{number}"}
-    return Allocator(cluster.process(name, command, **_environment(installed.allocator, fields)), http)
+    return Allocator(
+        cluster.process(name, command, **_environment(installed.allocator, fields)), http, webhooks, probes
+    )
 
 
 def _plugin(cluster: Cluster, node: Node, installed: Installed, token: str, mounted: Path) -> Process:

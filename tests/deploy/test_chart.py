@@ -1,5 +1,6 @@
 """The chart: which values it refuses, what it renders, and that a real API server accepts every object."""
 
+import base64
 import json
 import os
 import re
@@ -75,8 +76,11 @@ VARIANTS = {
             'devicePlugin.affinity={"podAffinity":{}}',
         ),
         *("--set", "allocator.nodeSelector.zone=a,allocator.nodeHealthNamespace=default"),
-        *("--set", "allocator.volcano.enabled=true"),
+        *("--set", "allocator.volcano.enabled=true,allocator.volcano.insecurePort=8888"),
+        *("--set-json", 'metricsFrom=[{"podSelector":{"matchLabels":{"app":"scraper"}}}]'),
+        *("--set-json", 'allocator.networkPolicy.webhooksFrom=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]'),
     ),
+    "open": ("--set", "allocator.tls.insecureAnyoneMayBindPods=true,allocator.networkPolicy.from=everyone"),
 }
 
 
@@ -121,7 +125,22 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("allocator.tls.source=magic", "/allocator/tls/source"),
         ("allocator.tls.source=secret", "/allocator/tls/secretName"),
         ("allocator.tls.clientNames[0]=scheduler", "/allocator/tls/clientNames"),
-        ("allocator.tls.webhookClientNames[0]=api", "/allocator/tls/clientNames"),
+        ("allocator.tls.webhookClientNames[0]=api", "/allocator/tls/webhookClientNames"),
+        ("allocator.tls.insecureAnyoneMayBindPods=yes", "/allocator/tls/insecureAnyoneMayBindPods"),
+        (
+            "allocator.tls.insecureAnyoneMayBindPods=true",
+            "allocator.networkPolicy.from: everyone-with-a-certificate, but allocator.tls.insecureAnyoneMayBindPods",
+        ),
+        ("allocator.networkPolicy.from=everyone", "everyone is only for allocator.tls.insecureAnyoneMayBindPods=true"),
+        ("allocator.networkPolicy.from=anyone", "/allocator/networkPolicy/from"),
+        ("allocator.networkPolicy.from=[{}]", "/allocator/networkPolicy/from"),
+        ("metricsFrom=everyone", "/metricsFrom"),
+        ('allocator.tls={"source":"secret","secretName":"mine"}', "allocator.tls.clientNames: with"),
+        (
+            'allocator.tls={"source":"secret","secretName":"a","insecureAnyoneMayBindPods":true,"webhookClientNames":["a"]}',
+            "allocator.tls.webhookClientNames: needs allocator.tls.clientNames",
+        ),
+        ("allocator.volcano.port=8888", "'port'"),
         ("allocator.webhooks.pods.invalid=shout", "/allocator/webhooks/pods/invalid"),
         ("allocator.policies.enabled=perhaps", "/allocator/policies/enabled"),
         ('allocator.volcano={"enabled":true,"from":[]}', "/allocator/volcano/from"),
@@ -130,8 +149,8 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
             "allocator.volcano.enabled: without allocator.webhooks.bindings.enabled",
         ),
         (
-            'allocator={"volcano":{"enabled":true},"networkPolicy":{"enabled":false}}',
-            "allocator.volcano.enabled: without allocator.networkPolicy.enabled",
+            'allocator={"volcano":{"enabled":true,"insecurePort":8888},"networkPolicy":{"enabled":false}}',
+            "allocator.volcano.insecurePort: without allocator.networkPolicy.enabled",
         ),
         ("allocator.nodeHealthNamespace=Mindx_dl", "/allocator/nodeHealthNamespace"),
         ("allocator.reservationTtlSeconds=0", "/allocator/reservationTtlSeconds"),
@@ -180,24 +199,98 @@ def test_pods_have_the_labels_by_which_they_are_recognized(kind: str, component:
     assert labels.items() <= item["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_only_volcanos_scheduler_may_reach_the_port_of_its_extender_plugin() -> None:
+EVERYONE = None
+
+
+def _peers(items: list[dict[str, Any]], component: str = "allocator") -> dict[str, list[dict[str, Any]] | None]:
+    """Who reaches each port by the NetworkPolicy."""
+    rules = helm.find(items, "NetworkPolicy", component)["spec"]["ingress"] or ()
+    return {port["port"]: rule.get("from", EVERYONE) for rule in rules for port in rule["ports"]}
+
+
+def test_each_port_of_the_allocator_admits_only_who_has_to_reach_it() -> None:
+    items = helm.render()
+    prometheus = [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+        }
+    ]
+    assert _peers(items) == {"http": EVERYONE, "webhooks": EVERYONE, "probes": prometheus}
+    assert _peers(items, "device-plugin") == {"http": prometheus}
+    arguments = _container(helm.find(items, "Deployment", "allocator"))["args"]
+    # So everyone is everyone with a certificate.
+    assert "--client-ca-file=/etc/ascend-affinity/clients/ca.crt" in arguments
+    assert not [each for each in arguments if "insecure" in each]
+
+
+def test_a_list_without_peers_admits_nobody() -> None:
+    empty = ("allocator.networkPolicy.from=[]", "allocator.networkPolicy.webhooksFrom=[]", "metricsFrom=[]")
+    items = helm.render(*(word for each in empty for word in ("--set-json", each)))
+    for component in ("allocator", "device-plugin"):
+        assert _peers(items, component) == {}
+        assert helm.find(items, "NetworkPolicy", component)["spec"]["policyTypes"] == ["Ingress"]
+    one = helm.render("--set-json", 'allocator.networkPolicy.from=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]')
+    assert _peers(one)["http"] == [{"ipBlock": {"cidr": "10.0.0.0/28"}}]
+
+
+def test_the_policy_of_the_plugins_selects_the_pods_of_every_pool() -> None:
+    items = helm.render("--set-json", f"devicePlugin.pools={json.dumps(POOLS)}")
+    selector = helm.find(items, "NetworkPolicy", "device-plugin")["spec"]["podSelector"]
+    for workload in (item for item in items if item["kind"] in {"DaemonSet", "Deployment"}):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert _selects(selector, labels) == (workload["kind"] == "DaemonSet")
+
+
+def _text(secret: dict[str, Any], key: str) -> bytes:
+    return base64.b64decode(secret["data"][key])
+
+
+def test_the_generated_certificates_are_for_two_years_and_do_not_verify_each_other(tmp_path: Path) -> None:
+    secrets = {item["metadata"]["name"]: item for item in helm.render() if item["kind"] == "Secret"}
+    served, scheduler = secrets[f"{LEASE}-tls"], secrets[f"{LEASE}-scheduler"]
+    for name, mine, other in (("served", served, scheduler), ("scheduler", scheduler, served)):
+        for key, secret in (("tls.crt", mine), ("own.crt", mine), ("other.crt", other)):
+            content = _text(secret, key if key == "tls.crt" else "ca.crt")
+            (tmp_path / f"{name}-{key}").write_bytes(content)
+
+        def openssl(*words: str, name: str = name) -> "subprocess.CompletedProcess[str]":
+            paths = [str(tmp_path / f"{name}-{word}") if word.endswith(".crt") else word for word in words]
+            return subprocess.run(["openssl", *paths], capture_output=True, text=True, check=False)
+
+        assert openssl("verify", "-CAfile", "own.crt", "tls.crt").returncode == 0
+        assert openssl("verify", "-CAfile", "other.crt", "tls.crt").returncode != 0
+        for days, status in ((729, 0), (731, 1)):
+            assert openssl("x509", "-noout", "-checkend", str(days * 86_400), "-in", "tls.crt").returncode == status
+        usages = openssl("x509", "-noout", "-ext", "extendedKeyUsage,subjectAltName", "-in", "tls.crt").stdout
+        assert "TLS Web Client Authentication" in usages
+        assert f"DNS:{LEASE}{'-scheduler.kube-system' if name == 'scheduler' else '.kube-system.svc'}" in usages
+    arguments = _container(helm.find(helm.render(), "Deployment", "allocator"))["args"]
+    assert f'--client-names=["{LEASE}-scheduler.{helm.NAMESPACE}"]' in arguments
+
+
+def test_the_allocator_is_not_given_the_key_of_its_client() -> None:
+    for source in ("generated", "cert-manager"):
+        workload = helm.find(helm.render("--set", f"allocator.tls.source={source}"), "Deployment", "allocator")
+        volumes = {each["name"]: each["secret"] for each in workload["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["clients"]["secretName"] == f"{LEASE}-scheduler"
+        assert volumes["clients"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
+def test_volcano_is_answered_with_kube_scheduler_unless_an_insecure_port_is_named() -> None:
     items = helm.render("--set", "allocator.volcano.enabled=true")
-    service = helm.find(items, "Service", "allocator")
-    ports = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
-    policy = helm.find(items, "NetworkPolicy", "allocator")
-    (rule,) = (each for each in policy["spec"]["ingress"] if each["ports"][0]["port"] == "volcano")
-    (peer,) = rule["from"]
+    assert "--volcano=true" in _container(helm.find(items, "Deployment", "allocator"))["args"]
+    assert "volcano" not in {port["name"] for port in helm.find(items, "Service", "allocator")["spec"]["ports"]}
+    assert "volcano" not in _peers(items)
+    items = helm.render("--set", "allocator.volcano.enabled=true,allocator.volcano.insecurePort=8888")
+    (peer,) = _peers(items)["volcano"] or [{}]
     assert peer["podSelector"]["matchLabels"] == {"app": "volcano-scheduler"}
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "volcano-system"}
+    service = helm.find(items, "Service", "allocator")
+    ports = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
     container = _container(helm.find(items, "Deployment", "allocator"))
-    assert (
-        {port["name"]: port["containerPort"] for port in container["ports"]}
-        == ports
-        == {
-            "http": 8443,
-            "volcano": 8888,
-        }
-    )
+    assert ports == {"http": 8443, "webhooks": 9443, "volcano": 8888}
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {**ports, "probes": 8081}
 
 
 @pytest.mark.parametrize(("address", "told"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])
@@ -207,32 +300,34 @@ def test_the_commands_in_the_notes_name_the_service(tmp_path: Path, address: str
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\ncase "$*" in *clusterIP*) echo {address} ;; *) echo Zm9v ;; esac\n')
     kubectl.chmod(0o755)
-    typed = subprocess.run(
+    (tmp_path / "deploy").symlink_to(helm.REPOSITORY / "deploy")
+    subprocess.run(
         ["sh", "-euc", "\n".join(lines[first : lines.index("", first)])],
-        cwd=helm.REPOSITORY,
+        cwd=tmp_path,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
-        text=True,
         check=True,
     )
-    (extender,) = yaml.safe_load(typed.stdout)["extenders"]
+    (extender,) = yaml.safe_load((tmp_path / "config.yaml").read_text())["extenders"]
     assert extender["urlPrefix"] == f"https://{told}/scheduler"
 
 
-def test_the_notes_warn_of_webhooks_without_client_names(tmp_path: Path) -> None:
-    secret = "allocator.tls.source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={scheduler}"
-    without = ("allocator.tls.webhookClientNames={api}", "allocator.webhooks.bindings.enabled=false")
-    said = "clientNames does not cover the webhook paths"
-    assert said in helm.notes(tmp_path, "--set", secret)
-    assert "does not authenticate its clients" in helm.notes(tmp_path)
-    for each in without:
-        assert said not in helm.notes(tmp_path, "--set", f"{secret},{each}")
+def test_the_notes_warn_of_what_is_open(tmp_path: Path) -> None:
+    said = "every client that reaches port 443 can have a pending pod bound to any node"
+    assert said in helm.notes(tmp_path, *VARIANTS["open"])
+    assert "WARNING" not in helm.notes(tmp_path)
+    volcano = "allocator.volcano.enabled=true"
+    assert "WARNING" not in helm.notes(tmp_path, "--set", volcano)
+    warned = helm.notes(tmp_path, "--set", f"{volcano},allocator.volcano.insecurePort=8888")
+    assert "WARNING: port 8888 of the allocator has neither TLS nor certificates" in warned
 
 
-def test_the_notes_have_the_address_for_volcano(tmp_path: Path) -> None:
-    said = helm.notes(tmp_path, "--set", "allocator.volcano.enabled=true")
-    assert "extender.urlPrefix: http://ascend-affinity-allocator.kube-system.svc:8888/volcano\n" in said
-    assert "urlPrefix" not in helm.notes(tmp_path)
+def test_the_notes_name_no_secret_that_the_operator_has_to_make(tmp_path: Path) -> None:
+    mine = "allocator.tls.source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={scheduler}"
+    said = helm.notes(tmp_path, "--set", mine)
+    assert f"{LEASE}-scheduler" not in said
+    assert "a certificate of its own, which your CA has to sign, with a name in allocator.tls.clientNames" in said
+    assert f"get secret {LEASE}-scheduler " in helm.notes(tmp_path)
 
 
 def test_the_notes_label_no_node_during_a_migration(tmp_path: Path) -> None:
@@ -342,14 +437,20 @@ def test_the_programs_accept_the_settings_of_the_chart(
     settings = SettingsSource(AllocatorSettings, "ascend-allocator", allocator["args"]).read()
     assert settings.leader_election
     assert settings.extender_address.endswith(f":{allocator['ports'][0]['containerPort']}")
-    (mount,) = allocator["volumeMounts"]
     assert settings.tls_files is not None
-    assert {str(path.parent) for path in settings.tls_files.paths} == {mount["mountPath"]}
+    folders = {str(path.parent) for path in settings.tls_files.paths}
+    assert folders == {mount["mountPath"] for mount in allocator["volumeMounts"]}
     with_clients = options == VARIANTS["everything set"]
-    assert settings.client_names == (["spiffe://cluster.local/ns/a/sa/b", "scheduler"] if with_clients else [])
+    named = ["spiffe://cluster.local/ns/a/sa/b", "scheduler"]
+    assert settings.client_names == (named if with_clients else [f"{LEASE}-scheduler.{helm.NAMESPACE}"])
+    assert settings.insecure_anyone_may_bind_pods == (options == VARIANTS["open"])
     assert settings.webhook_client_names == (["kube-apiserver", "it's: #1"] if with_clients else [])
-    assert settings.volcano_address == (":8888" if with_clients else "")
-    assert [port["name"] for port in allocator["ports"]] == ["http", *(["grpc", "volcano"] if with_clients else [])]
+    assert settings.volcano == with_clients
+    assert settings.insecure_volcano_address == (":8888" if with_clients else "")
+    names = ["http", "webhooks", "probes", *(["grpc", "volcano"] if with_clients else [])]
+    assert [port["name"] for port in allocator["ports"]] == names
+    ports = {port["name"]: f":{port['containerPort']}" for port in allocator["ports"]}
+    assert (settings.webhook_address, settings.probe_address) == (ports["webhooks"], ports["probes"])
     assert settings.node_health_namespace == ("default" if options == VARIANTS["everything set"] else "")
 
 
@@ -695,8 +796,18 @@ def test_with_cert_manager_each_rendering_is_the_same_and_has_no_key() -> None:
     issuers = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "Issuer"}
     assert issuers[served["issuerRef"]["name"]] == {"ca": {"secretName": authority["secretName"]}}
     assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}}
-    (volume,) = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["volumes"]
-    assert volume["secret"]["secretName"] == served["secretName"]
+    volumes = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["volumes"]
+    scheduler = certificates[f"{LEASE}-scheduler"]
+    assert [each["secret"]["secretName"] for each in volumes] == [served["secretName"], scheduler["secretName"]]
+    assert scheduler["issuerRef"] == served["issuerRef"]
+    assert ("client auth" in scheduler["usages"], "server auth" in scheduler["usages"]) == (True, False)
+    assert ("client auth" in served["usages"], "server auth" in served["usages"]) == (False, True)
+    (names,) = (
+        json.loads(each.partition("=")[2])
+        for each in _container(helm.find(items, "Deployment", "allocator"))["args"]
+        if each.startswith("--client-names=")
+    )
+    assert scheduler["dnsNames"] == names
     for item in items:
         for webhook in item.get("webhooks", ()):
             assert "caBundle" not in webhook["clientConfig"]
@@ -708,7 +819,7 @@ def test_with_cert_manager_each_rendering_is_the_same_and_has_no_key() -> None:
 def test_no_rendering_without_a_cluster_has_a_new_authority() -> None:
     with pytest.raises(helm.HelmError, match="every rendering would have another CA"):
         helm.run("template", helm.RELEASE, str(helm.CHART))
-    for source in ("cert-manager", "secret,allocator.tls.secretName=ours"):
+    for source in ("cert-manager", "secret,allocator.tls.secretName=ours,allocator.tls.clientNames={a}"):
         rendered = [
             helm.run("template", helm.RELEASE, str(helm.CHART), "--set", f"allocator.tls.source={source}")
             for _ in range(2)
@@ -720,8 +831,8 @@ def test_an_issuer_of_the_cluster_replaces_the_charts_own() -> None:
     issuer = "allocator.tls.source=cert-manager,allocator.tls.issuer.kind=ClusterIssuer,allocator.tls.issuer.name=ours"
     items = helm.render("--set", issuer)
     assert not [item for item in items if item["kind"] == "Issuer"]
-    (certificate,) = (item["spec"] for item in items if item["kind"] == "Certificate")
-    assert certificate["issuerRef"] == {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "ours"}
+    issuers = [item["spec"]["issuerRef"] for item in items if item["kind"] == "Certificate"]
+    assert issuers == 2 * [{"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "ours"}]
 
 
 EXPORTERS_METRICS = ("npu_chip_info_power", "npu_chip_link_up_num", "container_npu_used_memory", "machine_npu_nums")

@@ -5,8 +5,12 @@ with the same arguments, environment, identity and restrictions (chart_programs.
 """
 
 import asyncio
+import base64
+import json
 import os
+import ssl
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from tests.allocator.builders import noded_says
 from tests.cluster import binaries
 from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import pod as pod_manifest
 from tests.deploy import helm
 from tests.deploy.chart_programs import (
     HEALTH_NAMESPACE,
@@ -62,6 +67,32 @@ def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster
         assert BASE_DEVICE_INFOS in cluster.api.get(f"/api/v1/nodes/{node.name}")["metadata"]["annotations"]
     for program in (*(each.process for each in running.allocators), *running.device_plugins.values()):
         assert "forbidden" not in program.log.read_text().lower()
+
+
+def test_a_stranger_on_the_network_gets_nothing_from_the_allocator(
+    cluster: Cluster, running: Running, kube_namespace: str, tmp_path: Path
+) -> None:
+    victim = cluster.api.create(pod_manifest("victim", 1, namespace=kube_namespace, schedulerName="none"))
+    args = {"PodName": "victim", "PodNamespace": kube_namespace, "PodUID": victim["metadata"]["uid"], "Node": "n9"}
+
+    def call(name: str | None) -> str:
+        """The answer to a call with the certificate in the files of this name."""
+        context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        context.check_hostname = False
+        if name is not None:
+            context.load_cert_chain(tmp_path / f"{name}.crt", tmp_path / f"{name}.key")
+        url = f"https://{running.allocators[0].address}/scheduler/bind"
+        request = urllib.request.Request(url, json.dumps(args).encode())
+        with urllib.request.urlopen(request, context=context) as answer:
+            return str(answer.read())
+
+    # What the allocator itself presents does not verify as a client's.
+    for stranger in (None, "tls"):
+        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof"):
+            call(stranger)
+    unbound = cluster.api.get(f"/api/v1/namespaces/{kube_namespace}/pods/victim")
+    assert not unbound["spec"].get("nodeName")
+    assert "n9" in call("client")
 
 
 @pytest.mark.usefixtures("running")
@@ -180,9 +211,11 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
     (first,) = (number for number, line in enumerate(lines) if line.strip().startswith("address="))
     typed = lines[first : lines.index("", first)]
     assert typed[-1].split()[0] == "sed"
-    told = subprocess.run(
+    # As an operator types them, in a clone of this repository: so they name no path of the result.
+    (tmp_path / "deploy").symlink_to(helm.REPOSITORY / "deploy")
+    subprocess.run(
         ["sh", "-euc", "\n".join(typed)],
-        cwd=helm.REPOSITORY,
+        cwd=tmp_path,
         env={
             "PATH": f"{binaries.folder()}:{os.environ['PATH']}",
             "KUBECONFIG": str(cluster.kubeconfig_path),
@@ -191,11 +224,20 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
         capture_output=True,
         text=True,
         check=True,
-    ).stdout
+    )
+    for part in ("crt", "key"):
+        file = tmp_path / f"client.{part}"
+        assert base64.b64decode(installed.client[f"tls.{part}"]) == file.read_bytes()
+        assert file.stat().st_mode & 0o077 == 0
     address = cluster.api.get(f"/api/v1/namespaces/{helm.NAMESPACE}/services/{LEASE}")["spec"]["clusterIP"]
+    told = (tmp_path / "config.yaml").read_text()
     assert f"https://{address}:443/scheduler" in told
     given, taken = tmp_path / "given.yaml", tmp_path / "taken.yaml"
-    given.write_text(told.replace("/etc/kubernetes/scheduler.conf", str(cluster.kubeconfig_path)))
+    given.write_text(
+        told.replace("/etc/kubernetes/scheduler.conf", str(cluster.kubeconfig_path)).replace(
+            "/etc/kubernetes/ascend-affinity", str(tmp_path)
+        )
+    )
     # kube-scheduler checks its configuration strictly, writes it with all defaults, and exits.
     scheduler = [str(binaries.path("kube-scheduler")), f"--config={given}", f"--write-config-to={taken}"]
     subprocess.run([*scheduler, "--secure-port=0"], capture_output=True, check=True)
@@ -205,6 +247,8 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
         "insecure": False,
         "serverName": SERVER_NAME,
         "caData": installed.certificates["ca.crt"],
+        "certFile": str(tmp_path / "client.crt"),
+        "keyFile": str(tmp_path / "client.key"),
     }
     assert [extender[f"{verb}Verb"] for verb in ("filter", "preempt", "bind")] == ["filter", "preempt", "bind"]
     assert extender["nodeCacheCapable"]

@@ -4,10 +4,12 @@ Other tests of the chart start the programs themselves. Here everything is what 
 ServiceAccounts and RBAC, the security contexts, probes, the Service, an upgrade from the previous commit, the removal.
 """
 
+import base64
 import contextlib
 import http.client
 import json
 import re
+import ssl
 import subprocess
 import textwrap
 import threading
@@ -22,6 +24,7 @@ import pytest
 import yaml
 
 from ascend.chips import RESOURCE, parse_names
+from tests.allocator.authority import Pair
 from tests.cluster import binaries
 from tests.cluster.cluster import Cluster
 from tests.cluster.controller_manager import PODS, start_controller_manager
@@ -89,13 +92,43 @@ def waiting(*options: str) -> list[str]:
     return [*options, "--wait", f"--timeout={INSTALL_S:.0f}s"]
 
 
-def connect_scheduler(cluster: Cluster) -> None:
+CLOSED = "allocator.tls.insecureAnyoneMayBindPods=false,allocator.networkPolicy.from=everyone-with-a-certificate"
+OPEN = "allocator.tls.insecureAnyoneMayBindPods=true,allocator.networkPolicy.from=everyone"
+"""The values of the step in docs/install.md#upgrade."""
+
+
+def connect_scheduler(cluster: Cluster, *, certificate: bool = True) -> None:
     address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
     authority = cluster.api.get(f"{CORE}/secrets/{ALLOCATOR}-tls")["data"]["ca.crt"]
     (extender,) = scheduler_configuration()["extenders"]
-    tls = {**extender["tlsConfig"], "serverName": f"{ALLOCATOR}.{NAMESPACE}.svc", "caData": authority}
+    tls = {"serverName": f"{ALLOCATOR}.{NAMESPACE}.svc", "caData": authority}
+    if certificate:
+        pair = client_certificate(cluster)
+        tls |= {"certFile": str(pair.cert), "keyFile": str(pair.key)}
     url = f"https://{address}:443/scheduler"
     cluster.restart_scheduler(extenders=[{**extender, "urlPrefix": url, "tlsConfig": tls}])
+
+
+def client_certificate(cluster: Cluster) -> Pair:
+    """Write what kube-scheduler presents."""
+    content = cluster.api.get(f"{CORE}/secrets/{ALLOCATOR}-scheduler")["data"]
+    pair = Pair(cluster.folder / "client.crt", cluster.folder / "client.key")
+    pair.cert.write_bytes(base64.b64decode(content["tls.crt"]))
+    pair.key.write_bytes(base64.b64decode(content["tls.key"]))
+    return pair
+
+
+def call_allocator(cluster: Cluster, path: str, body: dict[str, Any], pair: Pair | None) -> Any:
+    """Call the leader by the Service; raises OSError if it is not answered."""
+    address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
+    authority = cluster.api.get(f"{CORE}/secrets/{ALLOCATOR}-tls")["data"]["ca.crt"]
+    context = ssl.create_default_context(cadata=base64.b64decode(authority).decode())
+    context.check_hostname = False  # the address is not in the certificate
+    if pair is not None:
+        context.load_cert_chain(pair.cert, pair.key)
+    request = urllib.request.Request(f"https://{address}:443{path}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=10, context=context) as response:
+        return json.load(response)
 
 
 def task(name: str, chips: int) -> dict[str, Any]:
@@ -106,18 +139,16 @@ def task(name: str, chips: int) -> dict[str, Any]:
 
 
 def ask_as_volcano(cluster: Cluster, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Call the leader as Volcano's extender plugin does: by the Service, without TLS.
+    """Call the leader as a proxy beside Volcano's scheduler does, with the certificate that the chart made.
 
     Just after a change of leaders the Service may still lead to the one that ends; Volcano asks again as well.
     """
-    address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
-    request = urllib.request.Request(f"http://{address}:8888/volcano/{verb}", json.dumps(body).encode())
+    pair = client_certificate(cluster)
     answers: list[dict[str, Any]] = []
 
     def is_answered() -> bool:
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
-                answers.append(json.load(response))
+            answers.append(call_allocator(cluster, f"/volcano/{verb}", body, pair))
         except (OSError, http.client.HTTPException):
             return False
         return True
@@ -213,6 +244,8 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
         )
         judged = ask_as_volcano(cluster, "predicate", {"task": task("asks", 8), "node": {"Name": node}})
         assert judged["status"].startswith("NotEnoughChips: "), judged
+        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof"):
+            call_allocator(cluster, "/volcano/predicate", {"task": task("asks", 8), "node": {"Name": node}}, None)
         for each in plugins:
             assert ": 0 problems" in run_in(cluster, each, "npuctl", "doctor")
         for each in (*pods_of(cluster, "allocator"), *plugins):
@@ -336,18 +369,23 @@ def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
         # Not a failure in CI either, whose checkout may have one commit; the end of the output says it once more.
         pytest.skip(f"NO UPGRADE IS TESTED HERE: {error}")
     provide(cluster, previous)
-    with installed(cluster, previous):
+    with installed(cluster, previous, connected=False):
+        # The previous commit may have demanded no certificate.
+        secrets = kubectl(cluster, "get", "secrets", f"--namespace={NAMESPACE}", "--output=name").split()
+        connect_scheduler(cluster, certificate=f"secret/{ALLOCATOR}-scheduler" in secrets)
         held = {name: place(cluster, name, 4) for name in ("held-1", "held-2")}
         uids = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")["metadata"]["uid"] for name in held}
         traffic = Traffic(cluster)
         with traffic.running():
             traffic.go_on(2)
             kubectl(cluster, "apply", "--filename", str(helm.CHART / "crds"))
-            options = waiting("--reset-then-reuse-values", "--set", f"image.tag={built_image.tag}")
-            helm.run("upgrade", *WHERE, str(helm.CHART), *options, kubeconfig=cluster.kubeconfig_path)
+            upgrade(cluster, f"image.tag={built_image.tag},{OPEN}")
+            connect_scheduler(cluster)
+            traffic.go_on(2)
+            upgrade(cluster, CLOSED)
             traffic.go_on(4)
             assert images(cluster) == {f"{image.NAME}:{built_image.tag}"}
-            helm.run("rollback", *WHERE, *waiting(), kubeconfig=cluster.kubeconfig_path)
+            helm.run("rollback", *WHERE, "1", *waiting(), kubeconfig=cluster.kubeconfig_path)
             traffic.go_on(4)
             assert images(cluster) == {f"{image.NAME}:{previous.tag}"}
         for name, (node, chips) in held.items():
@@ -358,6 +396,39 @@ def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
         assert traffic.refused == []
         for name in held:
             cluster.delete_pod(name)
+
+
+def upgrade(cluster: Cluster, values: str) -> None:
+    options = waiting("--reset-then-reuse-values", "--set", values)
+    helm.run("upgrade", *WHERE, str(helm.CHART), *options, kubeconfig=cluster.kubeconfig_path)
+
+
+@pytest.mark.shows("image", "910A")
+def test_an_open_installation_is_closed_while_pods_come_and_go(cluster: Cluster, built_image: image.Image) -> None:
+    before = everything(cluster)
+    with installed(cluster, built_image, "--set", OPEN, connected=False):
+        connect_scheduler(cluster, certificate=False)
+        node, chips = place(cluster, "held", 4)
+        traffic = Traffic(cluster)
+        with traffic.running():
+            traffic.go_on(2)
+            connect_scheduler(cluster)
+            traffic.go_on(2)
+            upgrade(cluster, CLOSED)
+            traffic.go_on(4)
+        assert traffic.refused == []
+        held = cluster.api.get("/api/v1/namespaces/default/pods/held")
+        assert held["spec"]["nodeName"] == node
+        assert set(parse_names(held["metadata"]["annotations"][REAL])) == chips
+        assert held["status"]["containerStatuses"][0]["restartCount"] == 0
+        bind = {"PodName": "victim", "PodNamespace": "default", "PodUID": "", "Node": node}
+        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof"):
+            call_allocator(cluster, "/scheduler/bind", bind, None)
+        assert "Error" in call_allocator(cluster, "/scheduler/bind", bind, client_certificate(cluster))
+        cluster.delete_pod("held")
+    wait_until(
+        lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
+    )
 
 
 def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict[str, Any]:

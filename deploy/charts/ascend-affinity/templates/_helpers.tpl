@@ -64,7 +64,7 @@ The values of the device plugin for each pool of nodes, by the name of its compo
 without the label ascend-affinity.io/pool, and `device-plugin-<pool>` with the pool's overrides.
 */}}
 {{- define "ascend-affinity.pluginPools" -}}
-{{- $common := omit .Values.devicePlugin "pools" "enabled" }}
+{{- $common := omit .Values.devicePlugin "pools" "enabled" "networkPolicy" }}
 {{- $found := dict }}
 {{- if .Values.devicePlugin.enabled }}
 {{- $_ := set $found "device-plugin" $common }}
@@ -164,28 +164,71 @@ http_address: ":{{ .httpPort }}"
 {{- end }}
 
 {{/*
-The generated certificate, made once per rendering for all templates that need it: a dictionary of base64 texts. An
-existing one is taken from the cluster, because an upgrade must not change the CA in kube-scheduler's configuration.
+The Secret with the certificate that kube-scheduler presents, and the name in it. The chart, or cert-manager, makes it; with
+tls.source=secret it is yours.
 */}}
-{{- define "ascend-affinity.certificate" -}}
-{{- if not (hasKey .Values.allocator.tls "made") }}
-{{- $found := lookup "v1" "Secret" .Release.Namespace (include "ascend-affinity.tlsSecretName" .) }}
-{{- if $found }}
-{{- $_ := set .Values.allocator.tls "made" $found.data }}
+{{- define "ascend-affinity.schedulerSecretName" -}}
+{{- printf "%s-scheduler" (include "ascend-affinity.componentName" (list . "allocator")) }}
+{{- end }}
+{{- define "ascend-affinity.schedulerName" -}}
+{{- printf "%s.%s" (include "ascend-affinity.schedulerSecretName" .) .Release.Namespace }}
+{{- end }}
+
+{{/* The names of the allowed clients; JSON. None: certificates are not asked for. */}}
+{{- define "ascend-affinity.clientNames" -}}
+{{- $made := ternary list (list (include "ascend-affinity.schedulerName" .)) (eq .Values.allocator.tls.source "secret") }}
+{{- concat $made .Values.allocator.tls.clientNames | toJson }}
+{{- end }}
+
+{{/* The Secret whose ca.crt verifies clients. */}}
+{{- define "ascend-affinity.clientAuthoritySecret" -}}
+{{- if eq .Values.allocator.tls.source "secret" }}
+{{- .Values.allocator.tls.secretName }}
 {{- else }}
-{{- if not (or .Values.allocator.tls.ephemeral (lookup "v1" "Service" "default" "kubernetes")) }}
+{{- include "ascend-affinity.schedulerSecretName" . }}
+{{- end }}
+{{- end }}
+
+{{/* The webhooks that are served; with commas. */}}
+{{- define "ascend-affinity.webhooks" -}}
+{{- with .Values.allocator }}
+{{- concat (ternary (list "bindings") list .webhooks.bindings.enabled) (ternary (list "pods") list .webhooks.pods.enabled) (ternary (list "gates") list (eq .nominate "gated")) | join "," }}
+{{- end }}
+{{- end }}
+
+{{/*
+The content of a Secret with a generated certificate; takes (list $ name-of-the-secret names-in-it addresses-in-it). JSON of
+base64 texts. Each has a CA of its own, whose key is not kept. It is made once per rendering for all templates that need it.
+An existing one is taken from the cluster, because an upgrade must not change what kube-scheduler trusts or presents.
+*/}}
+{{- define "ascend-affinity.generated" -}}
+{{- $root := index . 0 }}
+{{- $secret := index . 1 }}
+{{- $names := index . 2 }}
+{{- $tls := $root.Values.allocator.tls }}
+{{- if not (hasKey $tls "made") }}{{ $_ := set $tls "made" dict }}{{ end }}
+{{- if not (hasKey $tls.made $secret) }}
+{{- $found := lookup "v1" "Secret" $root.Release.Namespace $secret }}
+{{- if $found }}
+{{- $_ := set $tls.made $secret $found.data }}
+{{- else }}
+{{- if not (or $tls.ephemeral (lookup "v1" "Service" "default" "kubernetes")) }}
 {{- fail "allocator.tls.source=generated needs a cluster: rendered without one (GitOps, helm template), every rendering would have another CA, and kube-scheduler would no longer trust the allocator. Use cert-manager or secret, or set allocator.tls.ephemeral=true only to look at the objects" }}
 {{- end }}
+{{- $days := 730 }}
+{{- $authority := genCA (printf "%s-authority" $secret) $days }}
+{{- $pair := genSignedCert (first $names) (index . 3) $names $days $authority }}
+{{- $_ := set $tls.made $secret (dict "ca.crt" (b64enc $authority.Cert) "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key)) }}
+{{- end }}
+{{- end }}
+{{- toJson (index $tls.made $secret) }}
+{{- end }}
+
+{{/* The generated certificate of the allocator; JSON. */}}
+{{- define "ascend-affinity.certificate" -}}
 {{- $name := include "ascend-affinity.serverName" . }}
-{{- $short := trimSuffix ".svc" $name }}
-{{- $authority := genCA (printf "%s-authority" (include "ascend-affinity.fullname" .)) 3650 }}
-{{- $names := list $name $short (printf "%s.cluster.local" $name) "localhost" }}
-{{- $pair := genSignedCert $name (list "127.0.0.1") $names 3650 $authority }}
-{{- $made := dict "ca.crt" (b64enc $authority.Cert) "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key) }}
-{{- $_ := set .Values.allocator.tls "made" $made }}
-{{- end }}
-{{- end }}
-{{- toJson .Values.allocator.tls.made }}
+{{- $names := list $name (trimSuffix ".svc" $name) (printf "%s.cluster.local" $name) "localhost" }}
+{{- include "ascend-affinity.generated" (list . (include "ascend-affinity.tlsSecretName" .) $names (list "127.0.0.1")) }}
 {{- end }}
 
 {{/* The CA with which the API server verifies the allocator's certificate; base64, empty if cert-manager injects it. */}}
@@ -227,4 +270,12 @@ ascend-affinity.io/bindings
 {{/* Whether the allocator's admission policies are installed: enabled in the values, and supported by the cluster. */}}
 {{- define "ascend-affinity.hasPolicies" -}}
 {{- if and .Values.allocator.enabled .Values.allocator.policies.enabled (include "ascend-affinity.supportsPolicies" .) }}yes{{ end }}
+{{- end }}
+
+{{/* The peers of a rule of a NetworkPolicy; takes what the value says: a list, or a word for all. */}}
+{{- define "ascend-affinity.peers" -}}
+{{- if kindIs "slice" . }}
+from:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
