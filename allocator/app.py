@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -26,13 +27,13 @@ from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
 from allocator.observe.advice import advice
 from allocator.observe.cluster_gauges import ClusterGauges
+from allocator.observe.expiry import Expiry
 from allocator.observe.journal import Journal
 from allocator.observe.notices import log_ignored, log_switches, log_unreadable, notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
-from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
@@ -47,7 +48,6 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
 from allocator.watch.pod_group_queue import PodGroupQueue
 from ascend.chips import chip_ids, join_names
-from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
 from ascend.daemon.reload import SettingsReload
 from ascend.daemon.settings import SettingsSource
@@ -198,11 +198,22 @@ class AllocatorApp:
                 now_ns=self._now_ns,
             )
             self._leadership = leadership
-            metrics = AllocatorMetrics(self.ledger, lambda: informers.age_s, self.cluster.index, leadership.leads)
+            ports = Ports(self._settings)
+            metrics = AllocatorMetrics(
+                self.ledger, lambda: informers.age_s, self.cluster.index, leadership.leads, ports.validities
+            )
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
             posts = (
                 notices(self.cluster, events.publish, leadership.leads).post,
                 advice(self.cluster, self.engine.advice, events.publish, leadership.leads).post,
+                Expiry(
+                    ports.validities,
+                    partial(events.publish, once=True),
+                    leadership.leads,
+                    leadership.regarding,
+                    now_s=lambda: self._now_ns() / 1e9,
+                    monotonic=self._monotonic,
+                ).post,
             )
             journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
             volumes = VolumeWaits(
@@ -226,9 +237,6 @@ class AllocatorApp:
                 lease=leadership.lease,
             )
             stack.push_async_callback(leadership.leave, binder.drain)
-            certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
-            clients = AllowedClients(frozenset(names)) if (names := self._settings.client_names) else None
-            ports = Ports(self._settings, certificates, clients)
             add_probes(
                 ports.probes,
                 registry=metrics.registry,
@@ -304,8 +312,8 @@ class AllocatorApp:
                 serve_grpc(
                     service,
                     self._settings.grpc_address,
-                    credentials=certificates.grpc_credentials() if certificates and over_tcp else None,
-                    interceptors=(clients,) if clients is not None and over_tcp else (),
+                    credentials=ports.certificates.grpc_credentials() if ports.certificates and over_tcp else None,
+                    interceptors=(ports.clients,) if ports.clients is not None and over_tcp else (),
                 )
             )
             self.grpc_address = grpc_server.address
@@ -339,8 +347,8 @@ class AllocatorApp:
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                     tasks.create_task(self._publish_switches(client), name="publication of switches"),
                 ]
-                if certificates is not None:
-                    background.append(tasks.create_task(certificates.run(), name="certificates"))
+                if ports.certificates is not None:
+                    background.append(tasks.create_task(ports.certificates.run(), name="certificates"))
                 try:
                     yield
                 except Exception as error:  # noqa: BLE001 - raised again below, outside the exception group

@@ -1,6 +1,6 @@
 """The allocator's metrics (docs/spec/kube-api.md#metric-names)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
+from ascend.daemon.validity import Validity
 from ascend.serving.counts import Refusals
 
 # From half a millisecond (a decision in memory) to the timeout of a scheduler (a Binding with a slow API server).
@@ -25,6 +26,7 @@ class AllocatorMetrics(Collector):
         age_s: seconds since the last contact with the API server; None before the informers have synced.
         index: its unusable nodes are counted at each scrape.
         leads: whether this allocator leads.
+        validities: the lifetimes of certificates, by what they are.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class AllocatorMetrics(Collector):
         age_s: Callable[[], float | None],
         index: NodeIndex,
         leads: Callable[[], bool] = lambda: True,
+        validities: Callable[[], Mapping[str, Validity]] = dict,
     ) -> None:
+        self._validities = validities
         self._ledger = ledger
         self._age_s = age_s
         self._index = index
@@ -116,6 +120,22 @@ class AllocatorMetrics(Collector):
         for reason, count in sorted(self._index.refusals().items()):
             unusable.add_metric([reason], count)
         yield unusable
+        expiry = GaugeMetricFamily(
+            "ascend_allocator_certificate_expiry_timestamp_seconds",
+            "When a certificate expires: server, client_ca, or by its name in client_names what a client of HTTP has"
+            " presented",
+            labels=["certificate"],
+        )
+        renewal = GaugeMetricFamily(
+            "ascend_allocator_certificate_renewal_timestamp_seconds",
+            "When it should have been renewed at the latest: 30 days, or a quarter of its lifetime, before it expires",
+            labels=["certificate"],
+        )
+        for what, validity in sorted(self._validities().items()):
+            expiry.add_metric([what], validity.ends_s)
+            renewal.add_metric([what], validity.renewal_s)
+        yield expiry
+        yield renewal
         yield GaugeMetricFamily("ascend_allocator_leader", "1 if this allocator leads", value=int(self._leads()))
         build = GaugeMetricFamily("ascend_allocator_build_info", "1, with the version as label", labels=["version"])
         build.add_metric([version("ascend-affinity")], 1)

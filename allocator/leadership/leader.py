@@ -34,6 +34,7 @@ from collections.abc import Awaitable, Callable
 from allocator.binding.binding import BindingLease
 from ascend.annotations import FENCE
 from ascend.errors import Refusal
+from ascend.kube.events import Regarding
 from ascend.kube.lease import Election
 from ascend.reasons import Reason
 
@@ -63,6 +64,11 @@ class Leader:
     def leads(self) -> bool:
         """Whether it holds the lease, as far as it can know."""
         return self._election.leads
+
+    @property
+    def regarding(self) -> Regarding | None:
+        """The lease, for Events on it; None before it was read."""
+        return self._election.regarding
 
     def lease(self, wanted_s: float) -> BindingLease:
         """Permission to post a Binding; request it right before posting.

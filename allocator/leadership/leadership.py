@@ -16,6 +16,7 @@ from allocator.watch.informers import Informers
 from ascend.addresses import split_address
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
+from ascend.kube.events import Regarding
 from ascend.kube.lease import Election, LeaseName, new_identity
 from ascend.reasons import Reason
 
@@ -71,6 +72,10 @@ class Leadership:
     def leads(self) -> bool:
         """Whether it is the only allocator that binds."""
         return self._leader is None or self._leader.leads
+
+    def regarding(self) -> Regarding | None:
+        """The lease, for Events on it; None without leader election, or before it was read."""
+        return self._leader.regarding if self._leader is not None else None
 
     def closed(self) -> Refusal | None:
         """Why it answers no calls: ``NotLeader`` or ``ViewIncomplete``; None if it does."""

@@ -8,7 +8,7 @@ are checked.
 """
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 import grpc
@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 from grpc_health.v1 import health
 
 from allocator.serving.rpc_errors import Context, abort
+from ascend.daemon.validity import Validity
 from ascend.errors import Refusal
 from ascend.reasons import Reason
 
@@ -38,6 +39,12 @@ class AllowedClients(grpc.aio.ServerInterceptor):
     def __init__(self, names: frozenset[str], setting: str = "client_names") -> None:
         self._names = names
         self._setting = setting
+        self._presented: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def validities(self) -> Mapping[str, Validity]:
+        """The lifetimes of the certificates that allowed clients of HTTP have last presented, by their names."""
+        return {name: Validity.of_peer(certificate) for name, certificate in self._presented.items()}
 
     def http(self, *, also_anonymous: bool = False) -> Middleware:
         """A middleware that rejects all other clients.
@@ -52,7 +59,9 @@ class AllowedClients(grpc.aio.ServerInterceptor):
             if certificate or not also_anonymous:
                 names = {name for _, name in (certificate or {}).get("subjectAltName", ())}
                 refusal = self._refusal(names)
-                if refusal is not None:
+                if refusal is None:
+                    self._presented.update(dict.fromkeys(names & self._names, certificate))
+                else:
                     return web.Response(status=403, text=f"{refusal.reason}: {refusal}\n")
             return await handler(request)
 

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Middleware
 from allocator.serving.clients import AllowedClients
 from allocator.settings import Settings
 from ascend.daemon.certificates import Certificates
+from ascend.daemon.validity import Validity
 from ascend.serving import limits
 from ascend.serving.bodies import Bodies
 from ascend.serving.counts import Refusals
@@ -32,20 +33,25 @@ class Ports:
     """The applications, to which routes are added before they are served.
 
     Args:
-        settings: the addresses, and the clients that are allowed.
-        certificates: of this server; None without TLS.
-        clients: the allowed clients of calls; None if all are.
+        settings: the addresses, the files of certificates, and the clients that are allowed.
 
     Attributes:
+        certificates: of this server; None without TLS.
+        clients: the allowed clients of calls; None if all are.
         calls: the extender's verbs, and Volcano's.
         webhooks: the admission webhooks.
         probes: the probes and metrics.
         insecure_volcano: Volcano's verbs, for everyone; None if that is not served.
+
+    Raises:
+        InvalidValue: the certificates can't be used.
     """
 
-    def __init__(self, settings: Settings, certificates: Certificates | None, clients: AllowedClients | None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._certificates = certificates
+        self.certificates = Certificates(tls) if (tls := settings.tls_files) is not None else None
+        clients = AllowedClients(frozenset(settings.client_names)) if settings.client_names else None
+        self.clients = clients
         is_open = settings.insecure_anyone_may_bind_pods
         self._calls_verify = ssl.CERT_OPTIONAL if is_open else ssl.CERT_REQUIRED
         self.calls = _application(clients.http(also_anonymous=is_open) if clients is not None else None)
@@ -58,6 +64,11 @@ class Ports:
         if settings.probe_address:
             self.probes = _application()
         self.insecure_volcano = _application() if settings.insecure_volcano_address else None
+
+    def validities(self) -> Mapping[str, Validity]:
+        """The lifetimes of the certificates, and of those that clients of calls have presented."""
+        own = self.certificates.validities if self.certificates is not None else {}
+        return {**own, **(self.clients.validities if self.clients is not None else {})}
 
     async def serve(self, stack: AsyncExitStack, refusals: Refusals) -> Mapping[str, str]:
         """Serve until the stack is closed; return the addresses, by name.
@@ -74,7 +85,7 @@ class Ports:
         async def add(
             name: str, app: web.Application, address: str, verify: ssl.VerifyMode | None, within: Limits
         ) -> None:
-            tls = self._certificates.http(verify) if self._certificates is not None and verify is not None else None
+            tls = self.certificates.http(verify) if self.certificates is not None and verify is not None else None
             served = serve_http(app, address, tls=tls, limits=within, refusals=refusals, bodies=bodies)
             found[name] = await stack.enter_async_context(served)
 

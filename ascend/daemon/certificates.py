@@ -10,7 +10,7 @@ own, whose session cache ends with it, and no session tickets, which would outli
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ import grpc
 import structlog
 
 from ascend.daemon.settings import POLL_S, FileIdentity, file_identity
+from ascend.daemon.validity import Validity, validity_in
 from ascend.errors import InvalidValue
 
 log = structlog.get_logger()
@@ -61,6 +62,11 @@ class Certificates:
         self._seen = self._identity()
         self._load()
 
+    @property
+    def validities(self) -> Mapping[str, Validity]:
+        """The lifetimes of the certificate (``server``) and of the authority for clients (``client_ca``)."""
+        return self._validities
+
     def http(self, clients: ssl.VerifyMode) -> ssl.SSLContext:
         """Return a context for an HTTP server.
 
@@ -101,10 +107,20 @@ class Certificates:
             pair = (files.key.read_bytes(), files.cert.read_bytes())
         except OSError as error:
             raise InvalidValue(f"the certificates can't be read: {error}") from error
+        self._validities = dict(_validities(files))
         self._grpc = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
     def _identity(self) -> tuple[FileIdentity, ...]:
         return tuple(map(file_identity, self._files.paths))
+
+
+def _validities(files: TlsFiles) -> Iterator[tuple[str, Validity]]:
+    for what, path in (("server", files.cert), ("client_ca", files.client_ca)):
+        if path is not None:
+            try:
+                yield what, validity_in(path)
+            except InvalidValue as error:  # OpenSSL can use it all the same
+                log.warning("it is not known when a certificate expires", certificate=what, error=error.message)
 
 
 class _Newest(ssl.SSLContext):

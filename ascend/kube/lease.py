@@ -30,6 +30,7 @@ import structlog
 
 from ascend.errors import AscendError, Conflict, LeadershipLost, NotFound
 from ascend.kube.client import KubeClient
+from ascend.kube.events import Regarding
 from ascend.kube.objects import JsonObject, KubeObject, Resource
 
 log = structlog.get_logger()
@@ -144,6 +145,13 @@ class Election:
     def leads(self) -> bool:
         """Whether this candidate leads: it holds the lease, and the renew deadline has not passed."""
         return self.term is not None and self._clock() < self._renewed_s + self._lease.renew_deadline_s
+
+    @property
+    def regarding(self) -> Regarding | None:
+        """The lease, for Events on it; None before it was read."""
+        if self._seen is None:
+            return None
+        return Regarding(LEASES.kind, self._lease.name, self._lease.namespace, self._seen.uid, LEASES.api_version)
 
     @property
     def remaining_s(self) -> float:

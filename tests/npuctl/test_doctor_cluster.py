@@ -229,7 +229,7 @@ async def test_an_allocators_certificate_is_verified_by_the_given_authority(*, c
     if not clients:
         del settings["client_ca_file"], settings["client_names"]
     async with ApiServer() as server, running(server, tmp_path, **settings) as allocator:
-        address = f"127.0.0.1:{allocator.app.extender_address.rpartition(':')[2]}"
+        address = f"127.0.0.1:{allocator.app.probe_address.rpartition(':')[2]}"
         for typed in (address, f"https://{address}/"):
             found = await check_allocator(typed, authority.cert)
             assert found[0].sentence == f"https://{address} is ready"

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
-from allocator import app as app_module
+from allocator.serving import ports
 from ascend.daemon.certificates import Certificates, TlsFiles
 from ascend.errors import InvalidValue
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
@@ -42,7 +42,7 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def fast_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changed files are read soon."""
-    monkeypatch.setattr(app_module, "Certificates", functools.partial(Certificates, poll_s=RELOAD_S))
+    monkeypatch.setattr(ports, "Certificates", functools.partial(Certificates, poll_s=RELOAD_S))
 
 
 async def call_grpc(allocator: Allocator, authority: Authority, client: Pair | None) -> str:
