@@ -88,7 +88,7 @@ def test_a_stranger_on_the_network_gets_nothing_from_the_allocator(
 
     # What the allocator itself presents does not verify as a client's.
     for stranger in (None, "tls"):
-        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof"):
+        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof|closed"):
             call(stranger)
     unbound = cluster.api.get(f"/api/v1/namespaces/{kube_namespace}/pods/victim")
     assert not unbound["spec"].get("nodeName")

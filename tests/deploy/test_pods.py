@@ -244,7 +244,7 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
         )
         judged = ask_as_volcano(cluster, "predicate", {"task": task("asks", 8), "node": {"Name": node}})
         assert judged["status"].startswith("NotEnoughChips: "), judged
-        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof"):
+        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof|closed"):
             call_allocator(cluster, "/volcano/predicate", {"task": task("asks", 8), "node": {"Name": node}}, None)
         for each in plugins:
             assert ": 0 problems" in run_in(cluster, each, "npuctl", "doctor")
@@ -422,7 +422,7 @@ def test_an_open_installation_is_closed_while_pods_come_and_go(cluster: Cluster,
         assert set(parse_names(held["metadata"]["annotations"][REAL])) == chips
         assert held["status"]["containerStatuses"][0]["restartCount"] == 0
         bind = {"PodName": "victim", "PodNamespace": "default", "PodUID": "", "Node": node}
-        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof"):
+        with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof|closed"):
             call_allocator(cluster, "/scheduler/bind", bind, None)
         assert "Error" in call_allocator(cluster, "/scheduler/bind", bind, client_certificate(cluster))
         cluster.delete_pod("held")
