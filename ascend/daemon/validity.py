@@ -61,7 +61,7 @@ def validity_in(path: Path) -> Validity:
 
 
 def _validity(der: bytes) -> Validity:
-    """The validity in a certificate (RFC 5280, 4.1): version (optional), serial, signature, issuer, validity, and more."""
+    """The validity in a certificate (RFC 5280, 4.1), after version (optional), serial number, signature and issuer."""
     _, certificate = next(_elements(der))
     _, signed = next(_elements(certificate))
     fields = [content for tag, content in _elements(signed) if tag != _VERSION]

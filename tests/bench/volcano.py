@@ -38,9 +38,9 @@ async def measure(run: Run) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="aa-") as folder:
         async with ApiServer() as server:
             await on_server(server, nodes, run.seed)
-            ours = running(server, Path(folder), volcano_address="127.0.0.1:0")
+            ours = running(server, Path(folder), volcano=True)
             async with ours as allocator, aiohttp.ClientSession() as http:
-                url = f"http://{allocator.app.volcano_address}/volcano/predicate"
+                url = f"http://{allocator.app.extender_address}/volcano/predicate"
                 for (kind, labels), others in product(_KINDS.items(), _OTHERS):
                     pod = await _gang(allocator, f"{kind.replace(' ', '-')}-{others}", labels)
                     bodies = [_body(pod, node_name(number), others) for number in range(nodes)]

@@ -350,7 +350,7 @@ def test_chips_of_pods_that_end_are_free_for_volcano(rig: Rig) -> None:
 def documented() -> Any:
     """Volcano's configuration that the documentation recommends."""
     text = (Path(__file__).parents[3] / "docs" / "volcano.md").read_text()
-    config_map = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    config_map = yaml.safe_load(text.partition("\n```yaml\n")[2].partition("```")[0])
     return yaml.safe_load(config_map["data"]["volcano-scheduler.conf"])
 
 
