@@ -85,29 +85,35 @@ class Certificates:
         )
 
     async def run(self) -> None:
-        """Load changed files until cancelled."""
+        """Load changed files until cancelled; those that can't be used are tried again."""
+        problem = ""
         while True:
             await asyncio.sleep(self._poll_s)
             seen = self._identity()
             if seen == self._seen:
                 continue
-            self._seen = seen
             try:
                 self._load()
             except InvalidValue as error:
-                log.warning("changed certificates can't be used, the old ones stay", error=error.message)
+                # Not only files that don't match: there may be no descriptor to read them with.
+                if problem != error.message:
+                    log.warning("changed certificates can't be used, the old ones stay", error=error.message)
+                problem = error.message
             else:
+                self._seen, problem = seen, ""
                 log.info("loaded changed certificates", files=[str(path) for path in self._files.paths])
 
     def _load(self) -> None:
-        self._current = {clients: _context(self._files, clients) for clients in ssl.VerifyMode}
         files = self._files
+        contexts = {clients: _context(files, clients) for clients in ssl.VerifyMode}
         try:
             roots = files.client_ca.read_bytes() if files.client_ca is not None else None
             pair = (files.key.read_bytes(), files.cert.read_bytes())
         except OSError as error:
             raise InvalidValue(f"the certificates can't be read: {error}") from error
-        self._validities = dict(_validities(files))
+        validities = dict(_validities(files))
+        # All at once: what can't be read as a whole is not used in parts.
+        self._current, self._validities = contexts, validities
         self._grpc = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
     def _identity(self) -> tuple[FileIdentity, ...]:

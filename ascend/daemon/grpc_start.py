@@ -1,8 +1,9 @@
-"""Starts gRPC servers so that the start can be cancelled."""
+"""Starts gRPC servers so that the start can be cancelled, and keeps gRPC from ending the process."""
 
 import asyncio
+import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -10,6 +11,27 @@ if TYPE_CHECKING:
     import grpc.aio
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+_DESCRIPTORS: Final = 16
+"""More than gRPC opens with a server or a channel: 6, if there was none before."""
+
+
+def require_descriptors() -> None:
+    """Make sure that a gRPC server or channel can be made.
+
+    gRPC aborts the process if it finds no file descriptor then.
+
+    Raises:
+        OSError: there are too few descriptors left.
+    """
+    opened = list[int]()
+    try:
+        for _ in range(_DESCRIPTORS):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        for each in opened:
+            os.close(each)
 
 
 async def start_server(server: "grpc.aio.Server") -> None:

@@ -48,8 +48,13 @@ class CallThread:
                 outcome.set_exception(DriverError(f"{type(error).__name__}: {error}"))
 
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the node, or the container, may have no more threads
+                outcome.set_exception(DriverError(str(error)))
+                return asyncio.wrap_future(outcome)
+            self._thread = thread
         self._calls.put(work)
         return asyncio.wrap_future(outcome)
 

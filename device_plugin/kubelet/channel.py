@@ -1,9 +1,13 @@
 """gRPC channels to the kubelet, and how the errors of calls differ from the cancellation of a task."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 
+from ascend.daemon.grpc_start import require_descriptors
 from ascend.errors import Unreachable
 
 CHANNEL_OPTIONS = (
@@ -14,6 +18,25 @@ CHANNEL_OPTIONS = (
     # Python has collected a failed call: a new kubelet would be treated as unreachable because of the old one.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+@asynccontextmanager
+async def open_channel(socket: Path, *options: tuple[str, int]) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a socket.
+
+    Args:
+        socket: its path.
+        options: those of gRPC, beside ``CHANNEL_OPTIONS``.
+
+    Raises:
+        Unreachable: there are no file descriptors for it.
+    """
+    try:
+        require_descriptors()
+    except OSError as error:
+        raise Unreachable(f"{socket}: {error}") from error
+    async with grpc.aio.insecure_channel(f"unix://{socket}", options=(*CHANNEL_OPTIONS, *options)) as channel:
+        yield channel
 
 
 def raise_if_cancelled() -> None:

@@ -12,7 +12,7 @@ import grpc
 
 from ascend.errors import InvalidValue, Unreachable
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType, type_of
-from device_plugin.kubelet.channel import CHANNEL_OPTIONS, unreachable
+from device_plugin.kubelet.channel import open_channel, unreachable
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as pb_grpc
 
@@ -92,8 +92,7 @@ async def _list(socket: Path) -> Iterable[pb.PodResources]:
 @asynccontextmanager
 async def _connected(socket: Path) -> AsyncIterator["pb_grpc.PodResourcesListerAsyncStub"]:
     """A connection to the kubelet; a call that fails within the block raises Unreachable."""
-    options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
-    async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:
+    async with open_channel(socket, ("grpc.max_receive_message_length", MAX_MESSAGE)) as channel:
         try:
             yield pb_grpc.PodResourcesListerStub(channel)
         except grpc.aio.AioRpcError as error:

@@ -31,12 +31,18 @@ class _File(msgspec.Struct):
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """Return the files in a folder, without subfolders; nothing if there is no such folder."""
+    """Return the files in a folder, without subfolders; nothing if there is no such folder.
+
+    Raises:
+        Refusal: it can't be read; a container would lack device nodes that are there.
+    """
     try:
         with os.scandir(folder) as entries:
             return [Path(entry.path) for entry in entries if not entry.is_dir()]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise Refusal(Reason.DEVICE_NODE_MISSING, f"{folder} can't be read: {error.strerror}") from error
 
 
 class Injector:
@@ -89,8 +95,10 @@ class Injector:
     def _read(self) -> bytes:
         try:
             return self._cdi_file.read_bytes()
-        except OSError:
+        except FileNotFoundError:
             return b""
+        except OSError as error:  # it may name chips that running containers need when they start again
+            raise Refusal(Reason.CDI_FILE_NOT_WRITTEN, f"{self._cdi_file} can't be read: {error.strerror}") from error
 
     def _write(self, content: bytes) -> None:
         # The suffix is not `.json`, so that a runtime does not take it for a second file of the same devices.

@@ -103,12 +103,13 @@ class InstanceLock:
 
         Raises:
             LockLost: another instance took it first; this one must end.
+            OSError: it can't be taken at present.
         """
         if self._file is None or self._is_in_place(self._file):
             return
         try:
             fresh = _take(self._path)
-        except OSError as error:
+        except BlockingIOError as error:
             raise LockLost(f"{self._path} was recreated and can't be locked: {error.strerror}") from error
         self._file.close()
         self._file = fresh
@@ -118,9 +119,10 @@ class InstanceLock:
         """Return whether no other instance has taken over; to be called while the lock is held."""
         try:
             self.renew()
-        except LockLost as lost:
-            # A missing folder belongs to no other instance.
-            return not isinstance(lost.__cause__, BlockingIOError)
+        except LockLost:
+            return False
+        except OSError:
+            return True  # a folder that is missing or can't be read belongs to no other instance
         return True
 
     async def _wait(self) -> bool:

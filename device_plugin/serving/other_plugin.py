@@ -9,6 +9,8 @@ ended.
 
 import asyncio
 import contextlib
+import errno
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +18,18 @@ import structlog
 
 from ascend.vnpus import suffix_of
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
+from device_plugin.serving.sockets import list_names
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 CONNECT_S = 1.0
 POLL_S = 1.0
 EVENT = "NPUOtherPlugin"
+
+_NOBODY = frozenset(
+    {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ENOENT, errno.ENOTDIR, errno.ENOTSOCK, errno.ELOOP}
+)
+"""The errors of a connection if nobody listens; others, as of a full table of descriptors, say nothing about that."""
 
 
 def socket_of(device_type: DeviceType) -> str:
@@ -62,19 +70,32 @@ class OtherPlugin:
         self._directory = directory
         self._device_type = device_type
         self._announce = announce
-        self._looked_s = 0.0
+        self._looked_s = float("-inf")
+        self._has_looked = False
+        self.unknown: str | None = None
+        """Why it is not known at present whether there is another plugin, a sentence; None if it is."""
         self.problem: str | None = None
         """The sentence about the other plugin; None if there is none."""
         self.takes_over = False
         """Whether it serves the very resource, so that the kubelet keeps having devices of it."""
 
     async def serves(self) -> bool:
-        """Return whether it serves; looks at most once in ``POLL_S``."""
+        """Return whether it serves; looks at most once in ``POLL_S``.
+
+        While that can't be told, it is as it was; before the first look it may serve, and this plugin waits.
+        """
         now_s = asyncio.get_running_loop().time()
         if now_s < self._looked_s + POLL_S:
-            return self.problem is not None
+            return self.problem is not None or not self._has_looked
         self._looked_s = now_s
-        served = await self._served()
+        try:
+            served = await self._served()
+        except OSError as error:
+            if self.unknown is None:
+                log.warning("can't look for other plugins, trying again", error=str(error))
+            self.unknown = f"can't look for other plugins: {error}"
+            return self.problem is not None or not self._has_looked
+        self._has_looked, self.unknown = True, None
         self.takes_over = served == self._device_type
         if served is not None:
             if self.problem is None:
@@ -91,8 +112,12 @@ class OtherPlugin:
         return self.problem is not None
 
     async def _served(self) -> DeviceType | None:
-        """Return a type of devices that the other plugin serves, our own if possible; None if it serves none."""
-        found = {served_on(path.name) for path in self._directory.glob(f"{WHOLE_CHIPS.name}*.sock")}
+        """Return a type of devices that the other plugin serves, our own if possible; None if it serves none.
+
+        Raises:
+            OSError: that can't be told.
+        """
+        found = {served_on(name) for name in list_names(self._directory)}
         for device_type in sorted(filter(None, found), key=lambda each: (each != self._device_type, each)):
             if await accepts_connections(self._directory / socket_of(device_type)):
                 return device_type
@@ -100,14 +125,22 @@ class OtherPlugin:
 
 
 async def accepts_connections(socket: Path) -> bool:
-    """Return whether a program listens on a socket; a file alone can be left over."""
-    if not socket.is_socket():
-        return False
+    """Return whether a program listens on a socket; a file alone can be left over.
+
+    Raises:
+        OSError: that can't be told.
+    """
     try:
+        if not stat.S_ISSOCK(socket.stat().st_mode):
+            return False
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_unix_connection(socket)
-    except (OSError, TimeoutError):
+    except TimeoutError:
         return False
+    except OSError as error:
+        if error.errno in _NOBODY:
+            return False
+        raise
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

@@ -28,16 +28,16 @@ from typing import TypeAlias
 import grpc
 import structlog
 
-from ascend.daemon.grpc_start import start_server
+from ascend.daemon.grpc_start import require_descriptors, start_server
 from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
-from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
+from device_plugin.kubelet.channel import open_channel, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.folder_watch import watch_folder
 from device_plugin.serving.servicer import DevicePluginServicer
-from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, socket_name
+from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, list_names, socket_name
 from device_plugin.serving.succession import Succession
 from device_plugin.serving.unknown_plugin import OtherPlugins
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -122,7 +122,7 @@ class Registration:
     def problem(self) -> str | None:
         """Why the kubelet does not see our devices; None while it does."""
         watched = self._servicer is not None and self._servicer.watched.is_set()
-        return self.others.unknown.problem if watched else self._problem
+        return (self.others.unknown.problem or self.others.uncertain) if watched else self._problem
 
     async def run(self) -> None:
         """Stay registered until cancelled. The instance lock is held."""
@@ -136,21 +136,22 @@ class Registration:
             gave_way = False
             while await self.others.mindcluster.serves():
                 gave_way = True
-                self._problem = self.others.mindcluster.problem or ""
+                self._problem = self.others.mindcluster.problem or self.others.uncertain or ""
                 self.others.unknown.forget()
                 await asyncio.sleep(POLL_S)
             kubelet = await self._present_kubelet()
-            if known is not None and kubelet != known:
-                backoff.reset()
-                self._watch_deadline_s = WATCH_DEADLINE_S
-                self._register_deadline_s = REGISTER_DEADLINE_S
-                self.others.unknown.meet_new_kubelet(others_count=not gave_way)
-                await self._on_new_kubelet()
-            known, started_s = kubelet, loop.time()
+            started_s = loop.time()
             try:
+                if known is not None and kubelet != known:
+                    backoff.reset()
+                    self._watch_deadline_s = WATCH_DEADLINE_S
+                    self._register_deadline_s = REGISTER_DEADLINE_S
+                    self.others.unknown.meet_new_kubelet(others_count=not gave_way)
+                    await self._on_new_kubelet()
+                known = kubelet
                 cause = await self._hold(kubelet)
-            except Unreachable as error:
-                cause = error.message
+            except (Unreachable, OSError) as error:  # descriptors, the disk or the folder may be back later
+                cause = str(error)
                 self._metrics.registrations.labels(result="failed").inc()
             if loop.time() - started_s > STEADY_S:
                 backoff.reset()
@@ -229,6 +230,7 @@ class Registration:
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
         self._generation += 1
         path = self._directory / socket_name(self._instance, self._device_type.suffix, self._generation)
+        require_descriptors()
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
         # The umask sets the mode of the socket; a later chmod would leave a gap
@@ -245,7 +247,8 @@ class Registration:
             yield path
         finally:
             await server.stop(STOP_GRACE_S)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a socket on which nobody listens harms nobody
+                path.unlink(missing_ok=True)
 
     async def _register_failing(self) -> None:
         servicer = self._make_servicer()
@@ -284,8 +287,7 @@ class Registration:
             await asyncio.gather(call, return_exceptions=True)
 
     async def _call_register(self, endpoint: str) -> None:
-        target = f"unix://{self._kubelet_socket}"
-        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(self._kubelet_socket) as channel:
             request = pb.RegisterRequest(
                 version=API_VERSION,
                 endpoint=endpoint,
@@ -304,9 +306,12 @@ class Registration:
 
     def _remove_stale_sockets(self) -> None:
         # This instance holds the lock, so the instances that made them have ended.
-        for path in self._directory.glob(f"{PREFIX}*.sock"):
-            if not path.name.startswith(f"{PREFIX}{self._instance}-"):
-                path.unlink(missing_ok=True)
+        try:
+            for name in list_names(self._directory):
+                if name.startswith(PREFIX) and not name.startswith(f"{PREFIX}{self._instance}-"):
+                    (self._directory / name).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("sockets of earlier instances can't be removed", error=str(error))
 
 
 async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
@@ -321,12 +326,12 @@ async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
 
 def _why_not(path: Path) -> str:
     """Return why there can't be a socket, which gRPC does not say; empty if there can."""
-    with socket.socket(socket.AF_UNIX) as trial:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX) as trial:
             trial.bind(str(path))
-        except OSError as error:
-            return error.strerror or str(error)
-    path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
     return ""
 
 

@@ -1,5 +1,7 @@
 """The names of the sockets in the kubelet's device-plugin folder."""
 
+from pathlib import Path
+
 KUBELET_SOCKET = "kubelet.sock"
 PREFIX = "ascend910-"
 """Begins the names of this plugin's sockets."""
@@ -25,3 +27,15 @@ def read_socket_name(name: str) -> tuple[str, str]:
     """The instance and the suffix in the name of one of this plugin's sockets."""
     instance, *suffix, _ = name.removeprefix(PREFIX).split("-")
     return instance, "-".join(suffix)
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder; none if there is no such folder.
+
+    Raises:
+        OSError: it can't be read, so nothing is known of its files.
+    """
+    try:
+        return [path.name for path in folder.iterdir()]  # glob hides errors from Python 3.13 on
+    except (FileNotFoundError, NotADirectoryError):
+        return []

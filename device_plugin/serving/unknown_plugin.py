@@ -12,7 +12,6 @@ one has ended, it registers again. It also does if the kubelet has no healthy de
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.pod_resources import count_healthy
 from device_plugin.kubelet.registrations import Registrations
 from device_plugin.serving.other_plugin import EVENT, OtherPlugin, accepts_connections, served_on
-from device_plugin.serving.sockets import is_own
+from device_plugin.serving.sockets import is_own, list_names
 from device_plugin.serving.watched_plugins import WatchedPlugins
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -78,6 +77,8 @@ class UnknownPlugin:
         self._looked_s = self._read_s = self._asked_s = float("-inf")
         self._failed = 0
         self._was_empty = False
+        self.unknown: str | None = None
+        """Why it is not known at present whether there is another plugin, a sentence; None if it is."""
 
     def count_own(self) -> None:
         """Note that this plugin has made a registration that the kubelet has received."""
@@ -109,6 +110,17 @@ class UnknownPlugin:
         if now_s < self._looked_s + LOOK_S:
             return False
         self._looked_s = now_s
+        try:
+            has_ended = await self._look(now_s, has_healthy=has_healthy)
+        except (OSError, Unreachable) as error:
+            if self.unknown is None:
+                log.warning("can't look for other plugins, trying again", error=str(error))
+            self.unknown = f"can't look for other plugins: {error}"
+            return False
+        self.unknown = None
+        return has_ended
+
+    async def _look(self, now_s: float, *, has_healthy: bool) -> bool:
         if self.problem is None and (watched := await self._watched.serving()):
             self._say(f"socket {' or '.join(watched)}")
         if self.problem is None:
@@ -173,10 +185,8 @@ class UnknownPlugin:
 
     async def _sockets(self) -> list[str]:
         """The names of the sockets that others serve in the folder."""
-        with contextlib.suppress(OSError):
-            paths = sorted(path for path in self._directory.glob("*") if not is_own(path.name))
-            return [path.name for path in paths if await accepts_connections(path)]
-        return []
+        names = sorted(name for name in list_names(self._directory) if not is_own(name))
+        return [name for name in names if await accepts_connections(self._directory / name)]
 
 
 class OtherPlugins:
@@ -201,6 +211,11 @@ class OtherPlugins:
     def problem(self) -> str | None:
         """The sentence about another plugin; None if none is known."""
         return self.mindcluster.problem or self.unknown.problem
+
+    @property
+    def uncertain(self) -> str | None:
+        """Why it is not known whether there is one; None if it is."""
+        return self.mindcluster.unknown or self.unknown.unknown
 
 
 def _named(sockets: list[str]) -> str:

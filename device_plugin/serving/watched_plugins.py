@@ -14,7 +14,7 @@ from typing import TypeAlias
 import grpc
 import structlog
 
-from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled
+from device_plugin.kubelet.channel import open_channel, raise_if_cancelled
 from device_plugin.serving.other_plugin import accepts_connections
 from protos.k8s.pluginregistration.v1 import pluginregistration_pb2 as pb
 from protos.k8s.pluginregistration.v1 import pluginregistration_pb2_grpc as pb_grpc
@@ -46,7 +46,12 @@ class WatchedPlugins:
         self._silent: dict[_Socket, float] = {}
 
     async def serving(self) -> list[str]:
-        """Return the paths of the sockets that serve this plugin's resource at present."""
+        """Return the paths of the sockets that serve this plugin's resource at present.
+
+        Raises:
+            OSError: that can't be told.
+            Unreachable: there are no descriptors to ask one that is new.
+        """
         found = set(_sockets(self._directory))
         self._asked = {each: is_ours for each, is_ours in self._asked.items() if each in found}
         self._silent = {each: until_s for each, until_s in self._silent.items() if each in found}
@@ -59,7 +64,7 @@ class WatchedPlugins:
         now_s = asyncio.get_running_loop().time()
         if now_s < self._silent.get(socket, now_s):
             return
-        async with grpc.aio.insecure_channel(f"unix://{socket[0]}", options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(Path(socket[0])) as channel:
             try:
                 info = await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=DEADLINE_S)
             except grpc.aio.AioRpcError as error:
@@ -72,13 +77,22 @@ class WatchedPlugins:
 
 
 def _sockets(folder: Path) -> Iterator[_Socket]:
-    """Yield the sockets that the kubelet looks at: in all subfolders, except names that begin with a dot."""
-    for parent, folders, names in os.walk(folder):
+    """Yield the sockets that the kubelet looks at: in all subfolders, except names that begin with a dot.
+
+    Raises:
+        OSError: a folder that is there can't be read.
+    """
+
+    def unless_gone(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    for parent, folders, names in os.walk(folder, onerror=unless_gone):
         folders[:] = [each for each in folders if not each.startswith(".")]
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
             try:
                 if path.is_socket():
                     status = path.stat()
                     yield str(path), status.st_ino, status.st_ctime_ns
-            except OSError:
+            except FileNotFoundError:
                 continue
