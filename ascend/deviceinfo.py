@@ -32,6 +32,10 @@ NAME_PREFIX = "mindx-dl-deviceinfo-"
 LABELS = {"mx-consumer-cim": "true"}
 """ClusterD and Volcano's plugin select the ConfigMap by this label (docs/spec/node-report.md#label-and-checkcode)."""
 
+WRITTEN_BY = "ascend-affinity.io/written-by"
+OUR_PLUGIN = "ascend-device-plugin"
+"""An annotation of the ConfigMap and its value, while this project's device plugin writes it: MindCluster's removes it."""
+
 DEVICE_INFO = "DeviceInfoCfg"
 SWITCH_INFO = "SwitchInfoCfg"
 MANUALLY_SEPARATED = "ManuallySeparateNPU"

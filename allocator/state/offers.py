@@ -1,6 +1,11 @@
 """What a node has left, from all that is known about it and the ledger; or why it can't be used.
 
 What is left beside its pods is remembered on the record: a reservation changes only the rest.
+
+A pod of which it is unknown what it has makes the node unusable, since its chips could be any: unless this project's
+device plugin serves the node. That gives a pod only what is written on it, so a pod without anything, as one that names
+its node itself, has what the plugin has reported as in use, or nothing. It takes no more than its own number from
+others, as the kubelet counts it until it has refused it; and the plugin gives nothing that it has given to another.
 """
 
 from collections import Counter
@@ -97,8 +102,10 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
     for holding in record.holdings.values():
         unreadable = holding.unreadable or (holding.unknown_cores if server.kind is None else None)
         if unreadable is not None:
-            sentence = f"the free chips of node {record.name} are unknown: {unreadable}"
-            return Refusal(Reason.UNREADABLE_POD, sentence), 0
+            if not report.is_ours:
+                sentence = f"the free chips of node {record.name} are unknown: {unreadable}"
+                return Refusal(Reason.UNREADABLE_POD, sentence), 0
+            taken |= ~report.free & server.product.all_chips
         taken |= holding.occupied
         room -= holding.counted
     healthy = server.reported & ~unhealthy
@@ -132,8 +139,14 @@ def _cores_left(record: NodeRecord, server: Server, excluded: ChipSet) -> CoresL
         excluded=excluded | ~server.reported,
         counted=sum(each.counted_cores for each in holdings),
         allocatable=server.allocatable_cores,
-        unknown=min((each.unknown_cores for each in holdings if each.unknown_cores is not None), default=""),
+        unknown=min((each.unknown_cores for each in holdings if each.unknown_cores is not None), default="")
+        if not _is_ours(record)
+        else "",
     )
+
+
+def _is_ours(record: NodeRecord) -> bool:
+    return isinstance(record.report, NodeReport) and record.report.is_ours
 
 
 def _vnpus_left(record: NodeRecord, server: Server, excluded: ChipSet) -> VnpusLeft:
@@ -144,7 +157,7 @@ def _vnpus_left(record: NodeRecord, server: Server, excluded: ChipSet) -> VnpusL
         excluded |= holding.chips
         held.update(holding.vnpus)
         counted.update(holding.counted_vnpus)
-        if holding.unknown_vnpus is not None:
+        if holding.unknown_vnpus is not None and not _is_ours(record):
             known = Counter(each.suffix for each in holding.vnpus)
             # A pod of a size that the node does not have runs without any: the kubelet ignores unknown resources.
             for suffix, number in holding.counted_vnpus.items():

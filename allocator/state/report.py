@@ -16,7 +16,7 @@ import msgspec
 
 from ascend.annotations import UNKNOWN
 from ascend.chips import ChipSet, chip_ids, parse_chip_name, parse_chip_or_vnpu
-from ascend.deviceinfo import DEVICE_INFO, SWITCH_INFO, DeviceReport, decode_report
+from ascend.deviceinfo import DEVICE_INFO, OUR_PLUGIN, SWITCH_INFO, WRITTEN_BY, DeviceReport, decode_report
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue, Refusal
 from ascend.faults import FAULT_LIST, read_pre_separate
 from ascend.kube.objects import ConfigMap
@@ -66,6 +66,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
         server_index: the node's index within it.
         rack: the id of the node's rack; negative if it is unknown.
         agent: the health that the node's agent reports, as far as ClusterD says it.
+        is_ours: whether this project's device plugin wrote it: that gives a pod nothing that is not written on it.
     """
 
     unhealthy: ChipSet
@@ -80,6 +81,7 @@ class NodeReport(msgspec.Struct, frozen=True, gc=False):
     server_index: int = UNKNOWN
     rack: int = UNKNOWN
     agent: NodeHealth = NodeHealth.HEALTHY
+    is_ours: bool = False
 
 
 NO_REPORT: Final = NodeReport(0, 0, None)
@@ -112,7 +114,8 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
     try:
         decoded = decode_report(config_map.data)
         switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_NodeStatus)
-        read = node_report(decoded, read_health(switches.NodeStatus))
+        is_ours = config_map.metadata.annotations.get(WRITTEN_BY) == OUR_PLUGIN
+        read = node_report(decoded, read_health(switches.NodeStatus), is_ours=is_ours)
         text = config_map.data[DEVICE_INFO]
         if _VNPU.search(text) is None:
             return read
@@ -135,8 +138,10 @@ def _named_whole(lists: Mapping[str, str]) -> ChipSet:
     return chips
 
 
-def node_report(decoded: DeviceReport, switches: NodeHealth = NodeHealth.HEALTHY) -> NodeReport:
-    """Return what counts of a report, with the health of the node's switches.
+def node_report(
+    decoded: DeviceReport, switches: NodeHealth = NodeHealth.HEALTHY, *, is_ours: bool = False
+) -> NodeReport:
+    """Return what counts of a report, with the health of the node's switches, and whether our device plugin wrote it.
 
     Raises:
         InvalidReport: its list of faults names something else than chips.
@@ -155,6 +160,7 @@ def node_report(decoded: DeviceReport, switches: NodeHealth = NodeHealth.HEALTHY
         decoded.super_pod_id,
         decoded.server_index,
         decoded.rack_id,
+        is_ours=is_ours,
     )
 
 

@@ -17,6 +17,8 @@ from ascend.deviceinfo import (
     LABELS,
     MANUALLY_SEPARATED,
     NAMESPACE,
+    OUR_PLUGIN,
+    WRITTEN_BY,
     config_map_name,
     read_manually_separated,
     read_update_time,
@@ -31,7 +33,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 REMEMBERED = 8
 """How many of our latest reports are remembered: if answers were lost, any of them may be the present one."""
 
-SIGNATURE = {"ascend-affinity.io/written-by": "ascend-device-plugin"}
+SIGNATURE = {WRITTEN_BY: OUR_PLUGIN}
 """An annotation on the ConfigMap. The reference plugin removes it when it writes; its reports are not trusted as ours,
 because it calls unknown codes found by polling harmless (docs/spec/faults.md#unknown-codes)."""
 

@@ -22,7 +22,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
 from ascend.chips import RESOURCE, chip_set
-from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
+from ascend.deviceinfo import LABELS, NAMESPACE, OUR_PLUGIN, WRITTEN_BY, DeviceReport, config_map_name, encode_report
 from ascend.errors import Refusal
 from ascend.kube.objects import (
     Condition,
@@ -146,15 +146,25 @@ def node(
 
 
 def report(
-    name: str, *, free: Iterable[int] = range(8), unhealthy: Iterable[int] = (), data: Mapping[str, str] | None = None
+    name: str,
+    *,
+    free: Iterable[int] = range(8),
+    unhealthy: Iterable[int] = (),
+    data: Mapping[str, str] | None = None,
+    ours: bool = False,
 ) -> ConfigMap:
-    """The device-info ConfigMap of a node."""
+    """The device-info ConfigMap of a node, written by this project's device plugin or by another one."""
     bad = chip_set(unhealthy)
     written = encode_report(
         DeviceReport(free=chip_set(free) & ~bad, unhealthy=bad, network_unhealthy=0, update_time_s=1)
     )
     return ConfigMap(
-        metadata=Metadata(name=config_map_name(name), namespace=NAMESPACE, labels=LABELS),
+        metadata=Metadata(
+            name=config_map_name(name),
+            namespace=NAMESPACE,
+            labels=LABELS,
+            annotations={WRITTEN_BY: OUR_PLUGIN} if ours else {},
+        ),
         data=dict(data) if data is not None else written,
     )
 

@@ -161,6 +161,15 @@ def test_a_pod_of_unknown_cores_closes_its_node(annotations: dict[str, str], wor
     assert world.node_refusal().reason is Reason.UNREADABLE_POD
 
 
+def test_a_pod_without_a_part_takes_no_more_than_its_cores_where_our_plugin_cuts() -> None:
+    world = World()
+    world.add(core_node("n1"), report("n1", ours=True), core_pod("foreign", 5, node="n1"))
+    vacancy = world.vacancy()
+    assert vacancy.cores is not None
+    assert (vacancy.cores.used, vacancy.cores.room) == (5, 20 * vacancy.free.bit_count() - 5)
+    assert place(world, "p", 5)[0] == "n1"
+
+
 def test_no_part_of_an_unhealthy_chip_is_given() -> None:
     world = World(vnpus_per_job=0)
     world.add(core_node("n1", chips=[0, 1], cores=20), core_pod("old", 5, has="0-vir05_1c_16g", node="n1"))

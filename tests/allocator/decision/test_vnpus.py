@@ -131,6 +131,14 @@ def test_a_pod_of_unknown_vnpu_closes_only_those_of_its_size() -> None:
     assert place(world, "r") == ("n1", "Ascend910-2c-101-0")
 
 
+def test_a_pod_without_a_vnpu_takes_no_more_than_one_where_our_plugin_serves() -> None:
+    world = World()
+    world.add(cut_node("n1", cut([1], "4c", parts=2, first=200)), report("n1", ours=True))
+    world.add(vnpu_pod("lost", "4c", node="n1", phase="Running"))
+    assert place(world, "p", "4c")[0] == "n1"
+    assert world.refusal(vnpu_pod("q", "4c"), ["n1"]).reason is not Reason.UNREADABLE_POD
+
+
 def test_a_chip_is_not_free_while_a_pod_has_a_part_of_it() -> None:
     # It was cut, and is whole again in the annotation.
     world = World()

@@ -13,7 +13,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.report import NodeReport, read_report
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
-from ascend.chips import RESOURCE, chip_set
+from ascend.chips import RESOURCE, chip_ids, chip_set
 from ascend.deviceinfo import DEVICE_INFO, DeviceReport, check_code, encode_report
 from ascend.faults import chip_fault
 from ascend.kube.objects import ConfigMap, Metadata, Node, NodeStatus, Pod
@@ -163,7 +163,7 @@ def test_an_invalid_report_makes_the_node_unusable(data: dict[str, str] | None) 
     world.vacancy()
 
 
-@pytest.mark.parametrize(
+UNREADABLE = pytest.mark.parametrize(
     ("holder", "words"),
     [
         (pod("bad", 1, node="n1", annotations={ALLOCATED: "Ascend910-0, Ascend910-1"}), "' Ascend910-1'"),
@@ -172,6 +172,9 @@ def test_an_invalid_report_makes_the_node_unusable(data: dict[str, str] | None) 
     ],
     ids=["malformed", "real-malformed", "without-chips"],
 )
+
+
+@UNREADABLE
 def test_a_pod_with_unreadable_chips_makes_its_node_unusable(holder: Pod, words: str) -> None:
     world = World()
     world.add(node("n1"), holder)
@@ -181,6 +184,21 @@ def test_a_pod_with_unreadable_chips_makes_its_node_unusable(holder: Pod, words:
     assert words in found.message
     world.cluster.pod_deleted(holder)
     assert free(world) == list(range(8))
+
+
+@UNREADABLE
+def test_with_our_plugin_such_a_pod_takes_no_more_than_its_own_number(holder: Pod, words: str) -> None:  # noqa: ARG001
+    world = World()
+    world.add(node("n1"), report("n1", ours=True), holder, pod("good", 2, node="n1", chips=[0, 1]))
+    vacancy = world.vacancy()
+    assert (tuple(chip_ids(vacancy.free)), vacancy.room) == ((2, 3, 4, 5, 6, 7), 5)
+    # What the plugin has given to it, as its report says, is nobody's.
+    world.add(report("n1", ours=True, free=[4, 5, 6, 7]))
+    vacancy = world.vacancy()
+    assert (tuple(chip_ids(vacancy.free)), vacancy.room) == ((4, 5, 6, 7), 5)
+    # Another plugin gives pods chips that are not written on them.
+    world.add(report("n1"))
+    assert world.node_refusal().reason is Reason.UNREADABLE_POD
 
 
 def test_a_manually_separated_chip_is_unhealthy() -> None:
