@@ -34,7 +34,7 @@ LABELS = {"mx-consumer-cim": "true"}
 
 WRITTEN_BY = "ascend-affinity.io/written-by"
 OUR_PLUGIN = "ascend-device-plugin"
-"""An annotation of the ConfigMap and its value, while this project's device plugin writes it: MindCluster's removes it."""
+"""An annotation of the ConfigMap and its value, while this project's plugin writes it: MindCluster's removes it."""
 
 DEVICE_INFO = "DeviceInfoCfg"
 SWITCH_INFO = "SwitchInfoCfg"
