@@ -15,6 +15,7 @@ from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.injection import Injector
+from allocator.binding.known_pods import FOR_ANYONE, FOR_SCHEDULERS, KnownPods, ReadLimit
 from allocator.binding.reserving import Reserver
 from allocator.binding.volumes import VolumeWaits
 from allocator.decision.engine import DecisionEngine
@@ -107,6 +108,7 @@ class AllocatorApp:
         self.cluster.reports.info.unreadable = log_unreadable
         self.cluster.switches.unreadable = log_switches
         self.cluster.jobs.reschedules = settings.reschedules
+        self.cluster.plain.schedulers = frozenset(settings.scheduler_names)
         self.engine = DecisionEngine(
             self.cluster,
             self.ledger,
@@ -225,8 +227,10 @@ class AllocatorApp:
                 monotonic=self._monotonic,
             )
             stamper = Stamper(self.cluster, self.ledger, self._now_ns)
+            pods = self._known_pods(client, FOR_SCHEDULERS)
             binder = Binder(
                 client=client,
+                pods=pods,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,
@@ -264,7 +268,7 @@ class AllocatorApp:
                 nominate=nominations.nominator.renominate,
             )
             injector = Injector(
-                client=client,
+                pods=self._known_pods(client, FOR_ANYONE),
                 cluster=self.cluster,
                 engine=self.engine,
                 barrier=self._barrier,
@@ -285,6 +289,7 @@ class AllocatorApp:
             webhook.add_routes(ports.webhooks, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=self._settings.preemption_keep_s)
             self.extender = Extender(
+                pods=pods,
                 engine=self.engine,
                 binder=binder,
                 preemption=preemption,
@@ -296,6 +301,7 @@ class AllocatorApp:
             )
             self.extender.add_routes(ports.calls)
             service = AllocatorService(
+                pods=pods,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,
@@ -305,7 +311,7 @@ class AllocatorApp:
                 journal=journal,
                 closed=leadership.closed,
             )
-            await self._serve_http(stack, ports, journal, metrics.http)
+            await self._serve_http(stack, ports, journal, metrics.http, pods)
             # A unix socket needs no certificates: its file mode restricts access.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
@@ -359,9 +365,16 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
-    async def _serve_http(self, stack: AsyncExitStack, ports: Ports, journal: Journal, refusals: Refusals) -> None:
+    def _known_pods(self, client: KubeClient, limit: ReadLimit) -> KnownPods:
+        names = self._settings.scheduler_names
+        return KnownPods(client, self.cluster, schedulers=names, limit=limit, monotonic=self._monotonic)
+
+    async def _serve_http(
+        self, stack: AsyncExitStack, ports: Ports, journal: Journal, refusals: Refusals, pods: KnownPods
+    ) -> None:
         if self._settings.volcano:
             volcano = VolcanoExtender(
+                pods=pods,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,

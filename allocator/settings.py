@@ -202,8 +202,8 @@ class Settings(DaemonSettings):
     scheduler_names: list[str] = setting(
         default=["default-scheduler"],
         min_length=1,
-        description="the schedulers that call the extender: only pods with one of these names in schedulerName are"
-        " nominated",
+        description="the schedulers that call the extender or gRPC: only pods with one of these names in schedulerName"
+        " are placed, bound and nominated; Volcano's extender plugin and the webhook for Bindings serve any scheduler",
     )
     nominate_from_nodes: int = setting(
         default=500,

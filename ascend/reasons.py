@@ -159,9 +159,6 @@ class Reason(StrEnum):
     POD_GONE = ("PodGone", Category.PLACEMENT, Actor.NOBODY,
         "the pod with this uid was deleted; a pod with the same name may exist",
         "nothing to do: its scheduler will notice")
-    POD_UNKNOWN = ("PodUnknown", Category.PLACEMENT, Actor.DEVELOPER,
-        "the allocator's informers have not seen this pod yet",
-        "call again in a moment")
 
     NOT_ENOUGH_CHIPS = ("NotEnoughChips", Category.OCCUPIED, Actor.NOBODY,
         "fewer chips are free than requested; for a job of several pods, chips whose network is unhealthy don't count",
@@ -271,6 +268,15 @@ class Reason(StrEnum):
         "the client shows no certificate, or one with none of the names in `client_names` (for the webhooks "
         "`webhook_client_names`)",
         "give it a certificate with an allowed name ([allocator.md](allocator.md))")
+    SCHEDULER_NOT_SERVED = ("SchedulerNotServed", Category.ALLOCATOR, Actor.ADMINISTRATOR,
+        "the pod's `schedulerName` is not in the setting `scheduler_names`: the extender and gRPC place and bind only "
+        "pods of these schedulers",
+        "if its scheduler calls this allocator, add the name to `scheduler_names` (in the chart "
+        "`allocator.schedulerNames`); else take the extender out of the configuration of the scheduler that called")
+    POD_UNKNOWN = ("PodUnknown", Category.ALLOCATOR, Actor.DEVELOPER,
+        "the API server has no pod with this namespace, name and uid; or Volcano asks for one that the allocator's "
+        "informers have not seen yet",
+        "nothing to do if the pod was deleted, or if Volcano asks: it asks again; else correct the caller")
     NOT_RESERVED = ("NotReserved", Category.ALLOCATOR, Actor.DEVELOPER,
         "gRPC Confirm: no chips are reserved for this pod; another pod may have them by now",
         "call Allocate again")

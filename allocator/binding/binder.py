@@ -24,6 +24,7 @@ from allocator.binding.binding import (
     read_assignment,
     recreated,
 )
+from allocator.binding.known_pods import KnownPods, unknown
 from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -54,6 +55,7 @@ class Binder:
 
     Args:
         client: the API server.
+        pods: finds the pods that are bound.
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         engine: chooses node and chips if nothing is reserved.
@@ -68,6 +70,7 @@ class Binder:
         self,
         *,
         client: KubeClient,
+        pods: KnownPods,
         cluster: Cluster,
         ledger: Ledger,
         engine: DecisionEngine,
@@ -78,6 +81,7 @@ class Binder:
         lease: Callable[[float], BindingLease] = BindingLease,
     ) -> None:
         self._client = client
+        self._pods = pods
         self._cluster = cluster
         self._ledger = ledger
         self._engine = engine
@@ -105,7 +109,8 @@ class Binder:
                 give up.
 
         Raises:
-            Refusal: the pod does not fit there, or is bound to another node, or its gang can't start.
+            Refusal: the pod does not fit there, or is bound to another node, or its gang can't start; or it does not
+                exist, or names a scheduler that is not served.
             ApiError: the API server refuses.
             Unreachable: the API server did not answer in time; the pod may be bound nevertheless.
         """
@@ -198,17 +203,13 @@ class Binder:
     async def _bind(self, ref: PodRef, node: str) -> Assignment:
         held = self._ledger.get(ref.uid)
         if held is not None and held.stage is Stage.ASSUMED:
+            if held.pod != ref.key:
+                raise unknown(ref)
             return Assignment(held.node, held.grant, repeated=True)
-        if ref.uid in self._cluster.plain:
-            try:
-                return await self._bind_plain(ref, node)
-            except Conflict:
-                pass  # another pod of that name, or it is bound already
-        pod = self._cluster.pods.get(ref.uid)
-        if pod is None:
-            # The scheduler's watch may be ahead of the informer.
-            pod = await self._read(ref)
-        ref = PodRef.of(pod)
+        if self._pods.is_served_plain(ref):
+            return await self._bind_plain(ref, node)
+        pod = self._pods.seen(ref) or await self._pods.read(ref)
+        self._pods.require_served(pod)
         if not pod.requests_chips:
             if pod.spec.node_name:
                 return Assignment(pod.spec.node_name, Grant((), None), repeated=True)
@@ -237,10 +238,22 @@ class Binder:
 
     async def _bind_plain(self, ref: PodRef, node: str) -> Assignment:
         """Bind a pod that requests no chips: it names the resource with 0, or all pods are bound by the extender."""
-        async with self._slots:
-            await self._client.bind(
-                namespace=ref.namespace, name=ref.name, uid=ref.uid, node=node, annotations={}, timeout_s=POST_TIMEOUT_S
-            )
+        try:
+            async with self._slots:
+                await self._client.bind(
+                    namespace=ref.namespace,
+                    name=ref.name,
+                    uid=ref.uid,
+                    node=node,
+                    annotations={},
+                    timeout_s=POST_TIMEOUT_S,
+                )
+        except Conflict:
+            # It is bound already; or there is another pod of that name, and the API server's sentence has its uid.
+            pod = await self._read(ref)
+            if not pod.spec.node_name:
+                raise
+            return Assignment(pod.spec.node_name, Grant((), None), repeated=True)
         return Assignment(node, Grant((), None))
 
     async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Assignment:
@@ -308,5 +321,5 @@ class Binder:
     async def _read(self, ref: PodRef) -> Pod:
         pod = await self._client.get(PODS, ref.name, ref.namespace)
         if pod.uid != ref.uid:
-            raise recreated(ref, pod.uid)
+            raise recreated(ref)
         return pod

@@ -100,6 +100,6 @@ def bound_elsewhere(pod: str, node: str) -> Refusal:
     return Refusal(Reason.ALREADY_PLACED, f"pod {pod} is bound to node {node}")
 
 
-def recreated(ref: PodRef, uid: str) -> Refusal:
-    """The refusal for a pod that was deleted and created again under its name; ``uid`` is that of the new one."""
-    return Refusal(Reason.POD_GONE, f"pod {ref.key} was recreated: its uid is {uid}, expected {ref.uid}")
+def recreated(ref: PodRef) -> Refusal:
+    """The refusal for a pod that was deleted and created again under its name; it does not tell the new uid."""
+    return Refusal(Reason.POD_GONE, f"pod {ref.key} was recreated: its uid is no longer {ref.uid}")

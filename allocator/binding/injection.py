@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
-from allocator.binding.binding import Assignment, BindingLease, PodRef, recreated
+from allocator.binding.binding import Assignment, BindingLease, PodRef
+from allocator.binding.known_pods import KnownPods
 from allocator.binding.precedence import Precedence
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import JobKey
@@ -27,17 +28,13 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
-from ascend.kube.client import KubeClient
-from ascend.kube.objects import PODS, Pod
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-
-READ_TIMEOUT_S = 2.0
-"""For a pod that the informer has not seen yet; the API server waits 5 s for a webhook."""
 
 ANSWER_S = 5.0
 
 HOLD_S = 2.0
-"""How long a Binding of a gang waits for the others; with READ_TIMEOUT_S less than the time the API server waits."""
+"""How long a Binding of a gang waits for the others; with the time to read a pod less than the time the API server waits."""
 
 REFUSED_S = 5.0
 """How long a gang whose Binding was refused does not start in part: schedulers try again within this time."""
@@ -47,7 +44,7 @@ class Injector:
     """Chooses chips for Bindings.
 
     Args:
-        client: the API server, for pods that the informer has not seen yet.
+        pods: finds the pods that are bound.
         cluster: nodes, pods and jobs.
         engine: chooses the chips.
         barrier: holds the Bindings of gangs.
@@ -60,7 +57,7 @@ class Injector:
     def __init__(
         self,
         *,
-        client: KubeClient,
+        pods: KnownPods,
         cluster: Cluster,
         engine: DecisionEngine,
         barrier: Barrier,
@@ -69,7 +66,7 @@ class Injector:
         lease: Callable[[float], BindingLease] = BindingLease,
         reserved: Callable[[Pod, Assignment], None] = lambda _pod, _assignment: None,
     ) -> None:
-        self._client = client
+        self._pods = pods
         self._cluster = cluster
         self._engine = engine
         self._barrier = barrier
@@ -92,13 +89,12 @@ class Injector:
         Raises:
             Refusal: the pod does not fit there, has a Binding to another node in flight, or is invalid on every node: a
                 job has one vNPU, whichever scheduler binds its pods.
-            ApiError: there is no such pod.
+                Or there is no such pod.
+            ApiError: the API server refuses to read the pod.
             Unreachable: the informer has not seen the pod, and it can't be read.
         """
-        if ref.uid in self._cluster.plain:
-            return {}
-        pod = await self._pod(ref)
-        if pod.spec.node_name or not pod.is_live:
+        pod = await self._pods.find(ref)
+        if pod is None or pod.spec.node_name or not pod.is_live:
             # The API server does not bind a pod that has a node or has ended, and says so itself.
             return {}
         if not pod.requests_chips:
@@ -189,12 +185,3 @@ class Injector:
         if is_new:
             self._reserved(pod, Assignment(reservation.node, reservation.grant))
         return reservation
-
-    async def _pod(self, ref: PodRef) -> Pod:
-        pod = self._cluster.pods.get(ref.uid)
-        if pod is not None and pod.key == ref.key:
-            return pod
-        pod = await self._client.get(PODS, ref.name, ref.namespace, timeout_s=READ_TIMEOUT_S)
-        if ref.uid and pod.uid != ref.uid:
-            raise recreated(ref, pod.uid)
-        return self._cluster.pods.get(pod.uid, pod)

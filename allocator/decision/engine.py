@@ -238,6 +238,7 @@ class DecisionEngine:
             return self.place(pod, [node])
         self._prune()
         resolved = self._reader.read(pod, [node])
+        _require_live(pod)
         return self.gangs.place_on(pod, resolved.chips, gang, node)
 
     def place_or_explain(self, pod: Pod, candidates: Collection[str]) -> Reservation | Filtered:
@@ -279,8 +280,7 @@ class DecisionEngine:
         held = self._ledger.get(pod.uid)
         if held is not None and held.stage not in (Stage.RESERVED, Stage.PLANNED):
             return held.node
-        seen = self._cluster.pods.get(pod.uid)
-        return seen.spec.node_name or None if seen is not None else None
+        return self._cluster.pods.get(pod.uid, pod).spec.node_name or None
 
     def may_fit(self, pod: Pod) -> bool:
         """Whether a pod that was refused could be placed now, on any node."""
@@ -313,6 +313,7 @@ class DecisionEngine:
         resolved = self._reader.read(pod, candidates)
         if pod.is_gated:
             raise Refusal(Reason.POD_GATED, f"pod {pod.key} has scheduling gates, so it can't be bound")
+        _require_live(pod)
         held, settled = self._ledger.get(pod.uid), self.settled_node(pod)
         if settled is not None:
             if held is None or (candidates is not None and settled not in candidates):
@@ -384,3 +385,13 @@ class DecisionEngine:
         elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
         others = [name for name in names if name != node]
         return Filtered([node], refused_with(self._cluster.index, request, others, elsewhere))
+
+
+def _require_live(pod: Pod) -> None:
+    """Accept a pod that still needs chips.
+
+    Raises:
+        Refusal: it has finished.
+    """
+    if not pod.is_live:
+        raise Refusal(Reason.POD_FINISHED, f"pod {pod.key} is {pod.status.phase}")

@@ -347,7 +347,7 @@ class Preemption:
             else:
                 # Without priority and age: the informers have not seen it yet.
                 plain = self._cluster.plain.get(uid) or PlainPod(0, "", terminating=False)
-                yield Occupant(uid, "", *plain, 0, 0)
+                yield Occupant(uid, "", plain.priority, plain.since, plain.terminating, 0, 0)
 
 
 def _first_nominated(pod: Pod) -> tuple[int, str, str]:

@@ -63,9 +63,13 @@ class Journal:
         outcome = "failed"
         if isinstance(result, Refusal):
             outcome = "refused"
-            self._events.refused(ref, result, action="Bind")
+            self._post_event(ref, result, "Bind")
         self._metrics.decisions.labels(outcome, result.reason).inc()
         line.warning("could not bind a pod", reason=result.reason, error=result.message)
+
+    def _post_event(self, ref: PodRef, refusal: Refusal, action: str) -> None:
+        if refusal.reason is not Reason.POD_UNKNOWN:  # a caller can invent any number of pods
+            self._events.refused(ref, refusal, action=action)
 
     def reserved(self, pod: Pod, assignment: Assignment) -> None:
         """Chips were reserved for a caller that binds the pod itself."""
@@ -78,7 +82,7 @@ class Journal:
         """The Binding of another scheduler was refused."""
         self._metrics.decisions.labels("refused" if isinstance(error, Refusal) else "failed", error.reason).inc()
         if isinstance(error, Refusal):
-            self._events.refused(ref, error, action="Binding")
+            self._post_event(ref, error, "Binding")
         log.info("refused a Binding", pod=ref.key, pod_uid=ref.uid, node=node, reason=error.reason, error=error.message)
 
     def refused(self, pod: Pod, refusal: Refusal, *, nodes: Mapping[Reason, int] = _NO_NODES) -> None:

@@ -5,7 +5,8 @@ See docs/spec/kube-api.md#scheduler-extender.
 kube-scheduler reads errors from the body only, so every answer to a call it may make is HTTP 200. Filter answers with
 one node, whose chips are reserved from that moment: there is nothing to score, and kube-scheduler filters the next pod
 before it binds this one. It has applied its own requirements for nodes (selectors, affinity, taints, spreading) before;
-its preferences have no effect.
+its preferences have no effect. Of the pod in a call only its name and uid are believed
+(``allocator/binding/known_pods.py``).
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from aiohttp import web
 
 from allocator.binding.binder import Binder
 from allocator.binding.binding import PodRef
+from allocator.binding.known_pods import KnownPods
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
 from allocator.decision.gang_victims import RetryError
@@ -68,6 +70,7 @@ class Extender:
     """Answers kube-scheduler.
 
     Args:
+        pods: finds the pods that calls name.
         engine: chooses node and chips.
         binder: binds pods.
         preemption: selects victims.
@@ -81,6 +84,7 @@ class Extender:
     def __init__(
         self,
         *,
+        pods: KnownPods,
         engine: DecisionEngine,
         binder: Binder,
         preemption: Preemption,
@@ -91,6 +95,7 @@ class Extender:
         known_nodes: Callable[[], int],
     ) -> None:
         self._known_nodes = known_nodes
+        self._pods = pods
         self._engine = engine
         self._binder = binder
         self._preemption = preemption
@@ -117,14 +122,13 @@ class Extender:
     async def filter(self, body: bytes) -> FilterResult:
         """Answer a filter call, also one that can't be decoded."""
         try:
-            pod, names = read_args(body)
+            named, names = read_args(body)
             self._require_open()
-            if not pod.uid:
-                raise InvalidValue(f"pod {pod.key} has no uid; chips are reserved by uid")
-            if not self._engine.handles(pod):
-                # It requests the resource with 0, or managedResources is not configured.
-                return FilterResult(node_names=list(names))
             with self._journal.timed("filter"):
+                pod = await self._pods.find(named.ref, version=named.version)
+                if pod is None or not self._engine.handles(pod):
+                    # It requests the resource with 0, or managedResources is not configured.
+                    return FilterResult(node_names=list(names))
                 await self._engine.prepare(pod, names)
                 self._require_open()
                 return self._filtered(pod, names)
@@ -137,10 +141,11 @@ class Extender:
         Raises:
             InvalidValue: the names can't be decoded.
         """
-        # kube-scheduler filters a pod again only after it has given up its Binding.
-        self._binder.give_up(pod.uid)
-        self._nominator.filtered(pod, names)
         try:
+            self._pods.require_served(pod)
+            # kube-scheduler filters a pod again only after it has given up its Binding.
+            self._binder.give_up(pod.uid)
+            self._nominator.filtered(pod, names)
             found = self._engine.place_or_explain(pod, names)
             if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):
                 found = self._engine.place_or_explain(pod, names)
@@ -167,8 +172,10 @@ class Extender:
             self._require_open()
             if args.victims is None:
                 raise InvalidValue(NODE_CACHE)
-            if not args.pod.requests_chips:
+            pod = await self._pods.find(args.pod.ref, version=args.pod.version)
+            if pod is None or not pod.requests_chips:
                 return _answer(PreemptionResult(args.victims))
+            self._pods.require_served(pod)
             with self._journal.timed("preempt"):
                 suggested: dict[str, Suggestion] = {}
                 for node, victims in args.victims.items():
@@ -176,7 +183,7 @@ class Extender:
                     uids = tuple(each.uid for each in victims.pods)
                     suggested[node] = Suggestion(uids, victims.pdb_violations)
                 await turn.share()
-                chosen = await self._improve(args.pod, suggested)
+                chosen = await self._improve(pod, suggested)
         except AscendError as error:
             # The answer has no field for an error; with this status kube-scheduler preempts nothing.
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=text(error))

@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from allocator.binding.binding import PodRef
 from allocator.decision.filtered import Filtered
 from allocator.decision.victim_set import VictimSet
 from ascend.errors import UNREADABLE, AscendError, InvalidValue
-from ascend.kube.objects import Pod
 
 NODE_CACHE: Final = "the extender has its own cache of nodes: set nodeCacheCapable: true in its configuration"
 
@@ -61,10 +61,42 @@ class NodeNames(Collection[str]):
         return self._names
 
 
+class PodMeta(msgspec.Struct, rename="camel", gc=False):
+    """What names a pod."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class NamedPod(msgspec.Struct, gc=False):
+    """A pod in a call; the caller sends all of it, but what the API server has of it counts."""
+
+    metadata: PodMeta
+
+    @property
+    def ref(self) -> PodRef:
+        """The pod.
+
+        Raises:
+            InvalidValue: it has no uid.
+        """
+        found = PodRef(self.metadata.namespace, self.metadata.name, self.metadata.uid)
+        if not found.uid:
+            raise InvalidValue(f"pod {found.key} has no uid; chips are reserved by uid")
+        return found
+
+    @property
+    def version(self) -> str:
+        """The resourceVersion that the caller has seen."""
+        return self.metadata.resource_version
+
+
 class Args(msgspec.Struct, rename="pascal"):
     """The arguments of filter."""
 
-    pod: Pod
+    pod: NamedPod
     node_names: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -93,7 +125,7 @@ class MetaVictims(msgspec.Struct, gc=False):
 class PreemptionArgs(msgspec.Struct):
     """The arguments of preempt: the victims kube-scheduler would choose, by node."""
 
-    pod: Pod = msgspec.field(name="Pod")
+    pod: NamedPod = msgspec.field(name="Pod")
     victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
@@ -130,7 +162,7 @@ def decode(body: bytes | msgspec.Raw, kind: type[_T]) -> _T:
         raise InvalidValue(f"the request can't be decoded: {error}") from error
 
 
-def read_args(body: bytes) -> tuple[Pod, NodeNames]:
+def read_args(body: bytes) -> tuple[NamedPod, NodeNames]:
     """Decode the arguments of filter.
 
     Raises:

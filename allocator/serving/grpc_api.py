@@ -6,6 +6,7 @@ from typing import Final
 
 from allocator.binding.binder import ANSWER_TIMEOUT_S, Binder
 from allocator.binding.binding import Assignment, PodRef
+from allocator.binding.known_pods import KnownPods, unknown
 from allocator.binding.reserving import Reserver
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
@@ -40,9 +41,10 @@ _EXAMPLES: Final = 5
 
 
 class AllocatorService(pb_grpc.AllocatorServicer):
-    """Answers the calls; pods are named by uid and must be known to the informers.
+    """Answers the calls; pods are named by namespace, name and uid.
 
     Args:
+        pods: finds the pods that calls name.
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         engine: chooses node and chips.
@@ -56,6 +58,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
     def __init__(
         self,
         *,
+        pods: KnownPods,
         cluster: Cluster,
         ledger: Ledger,
         engine: DecisionEngine,
@@ -65,6 +68,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         journal: Journal,
         closed: Callable[[], Refusal | None],
     ) -> None:
+        self._pods = pods
         self._cluster = cluster
         self._ledger = ledger
         self._engine = engine
@@ -145,13 +149,20 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """The caller has bound the pod."""
         await self._require_open(context)
         try:
+            self._require_served(request.pod)
             return pb.ConfirmResponse(seen=self._reserver.confirm(request.pod.uid, request.node))
         except Refusal as refusal:
-            await abort(context, refusal, pod=_key(request.pod), pod_uid=request.pod.uid)
+            await abort(context, refusal, pod=self._named(request.pod).key, pod_uid=request.pod.uid)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         """Release the chips reserved for a pod that was not bound."""
         await self._require_open(context)
+        try:
+            pod = self._cluster.pods.get(request.pod_uid)
+            if pod is not None:
+                self._pods.require_served(pod)
+        except Refusal as refusal:
+            await abort(context, refusal, pod_uid=request.pod_uid)
         return pb.ReleaseResponse(released=self._engine.release(request.pod_uid))
 
     async def SelectVictims(self, request: pb.SelectVictimsRequest, context: Context) -> pb.SelectVictimsResponse:
@@ -170,7 +181,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         """Where the pod is or would be placed, or why it fits on no node."""
-        pod = await self._pod(request.pod, context)
+        pod = await self._pod(request.pod, context, of_any_scheduler=True)
         candidates = list(request.nodes) or None
         ignored = self._engine.without_effect(pod)
         with self._journal.timed("explain"):
@@ -211,18 +222,41 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         seen = self._cluster.pods.get(uid)
         return seen is not None and bool(seen.spec.node_name)
 
-    async def _pod(self, ref: pb.PodRef, context: Context) -> Pod:
+    async def _pod(self, ref: pb.PodRef, context: Context, *, of_any_scheduler: bool = False) -> Pod:
         await self._require_open(context)
-        pod = self._cluster.pods.get(ref.uid)
-        if pod is None and ref.uid in self._cluster.plain:
-            # Every call refuses it for what it is: a pod that requests no chips.
-            return Pod(metadata=Metadata(name=ref.name, namespace=ref.namespace, uid=ref.uid))
-        if pod is None:
-            refusal = Refusal(
-                Reason.POD_UNKNOWN, f"the informers have not seen a pod with uid {ref.uid!r} ({_key(ref)})"
-            )
-            await abort(context, refusal, pod=_key(ref), pod_uid=ref.uid)
+        named = self._named(ref)
+        try:
+            pod = await self._pods.find(named) if named.uid else None
+            if pod is None:
+                if named.uid not in self._cluster.plain:
+                    raise unknown(named)
+                # Every call refuses it for what it is: a pod that requests no chips.
+                return Pod(metadata=Metadata(name=ref.name, namespace=ref.namespace, uid=ref.uid))
+            if not of_any_scheduler:
+                self._pods.require_served(pod)
+        except AscendError as error:
+            await abort(context, error, pod=named.key, pod_uid=ref.uid)
         return pod
+
+    def _named(self, ref: pb.PodRef) -> PodRef:
+        """The pod that a caller names; by its uid alone, if the informer has seen it."""
+        pod = self._cluster.pods.get(ref.uid)
+        if pod is not None and not ref.namespace and not ref.name:
+            return PodRef.of(pod)
+        return PodRef(ref.namespace, ref.name, ref.uid)
+
+    def _require_served(self, ref: pb.PodRef) -> None:
+        """Accept a pod of a scheduler that is served, or one that the informer has not seen.
+
+        Raises:
+            Refusal: it has another name, or names another scheduler.
+        """
+        named = self._named(ref)
+        pod, held = self._pods.seen(named), self._ledger.get(ref.uid)
+        if pod is not None:
+            self._pods.require_served(pod)
+        elif held is not None and held.pod != named.key:
+            raise unknown(named)
 
     async def _require_open(self, context: Context) -> None:
         closed = self._closed()
@@ -230,8 +264,6 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             await abort(context, closed)
 
 
-def _key(ref: pb.PodRef) -> str:
-    return f"{ref.namespace}/{ref.name}"
 
 
 def _bind_timeout_s(pod: Pod, context: Context) -> float:

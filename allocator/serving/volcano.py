@@ -5,7 +5,9 @@ that the session has placed there. The chips are assigned when Volcano posts the
 (``webhook.py``), in the same step. From the moment a pod is placed, its chips are reserved, so that no other session or
 scheduler takes them; a placement that Volcano undoes gives them back.
 
-Volcano accepts a node if a call fails while the plugin's ``ignorable`` is set; so it must not be.
+Volcano accepts a node if a call fails while the plugin's ``ignorable`` is set; so it must not be. Of a pod in a call
+only its name and uid are believed. One that the informer has not seen is refused, and not read from the API server:
+this port has no TLS, and Volcano asks again in its next session, a second later.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +16,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 from aiohttp import web
-from msgspec.structs import replace
 
+from allocator.binding.known_pods import KnownPods
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
@@ -47,7 +49,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
-from ascend.reasons import Category
+from ascend.reasons import Category, Reason
 from ascend.serving.bodies import BodyRefused
 from ascend.serving.http import read_body
 
@@ -76,6 +78,7 @@ class VolcanoExtender:
     """Answers Volcano's extender plugin.
 
     Args:
+        pods: finds the pods that calls name.
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         engine: chooses chips.
@@ -87,6 +90,7 @@ class VolcanoExtender:
     def __init__(
         self,
         *,
+        pods: KnownPods,
         cluster: Cluster,
         ledger: Ledger,
         engine: DecisionEngine,
@@ -94,6 +98,7 @@ class VolcanoExtender:
         journal: Journal,
         closed: Callable[[], Refusal | None],
     ) -> None:
+        self._pods = pods
         self._cluster = cluster
         self._ledger = ledger
         self._engine = engine
@@ -133,8 +138,8 @@ class VolcanoExtender:
         """Whether a pod fits on a node."""
         try:
             args = decode(body, PredicateArgs)
-            pod = self._pod(args.task)
-            if self._engine.handles(pod):
+            pod = self._judged(args.task)
+            if pod is not None:
                 self._require_open()
                 self._give_back(pod.uid)  # what is asked about is not placed
                 self._tentative.fit(pod, args.node.name, self._beside(args.node))
@@ -152,8 +157,8 @@ class VolcanoExtender:
             return PrioritizeAnswer()
         try:
             args = decode(body, PrioritizeArgs)
-            pod, nodes = self._pod(args.task), args.nodes or []
-            if not self._engine.handles(pod):
+            pod, nodes = self._judged(args.task), args.nodes or []
+            if pod is None:
                 return PrioritizeAnswer({node.name: 0.0 for node in nodes})
             self._require_open()
             keys = {}
@@ -172,14 +177,14 @@ class VolcanoExtender:
         """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible."""
         try:
             args = decode(body, EvictArgs)
-            pod = self._pod(args.evictor)
-            if not self._engine.handles(pod):
+            pod = self._judged(args.evictor)
+            if pod is None:
                 return VictimsAnswer()
             self._require_open()
             candidates = [(raw, decode(raw, Task)) for raw in args.evictees or []]
             chosen = set()
             for node in {task.node_name for _, task in candidates}:
-                own = [self._pod(task) for _, task in candidates if task.node_name == node]
+                own = self._known(task for _, task in candidates if task.node_name == node)
                 chosen |= set(self._tentative.victims(pod, node, own))
         except AscendError as error:
             log.warning("a call of Volcano about pods to evict is answered with none", error=error.message)
@@ -189,8 +194,7 @@ class VolcanoExtender:
     def job_enqueueable(self, body: Body) -> StatusAnswer:
         """Whether a job may be scheduled at all: no, if the request of a pod is invalid on every node."""
         try:
-            for task in (decode(body, JobArgs).job.tasks or {}).values():
-                pod = self._pod(task)
+            for pod in self._known((decode(body, JobArgs).job.tasks or {}).values()):
                 try:
                     self._engine.validate(pod)
                 except Refusal as refusal:
@@ -252,22 +256,34 @@ class VolcanoExtender:
         if closed is not None:
             raise Refusal(closed.reason, closed.message)
 
-    def _pod(self, task: Task) -> Pod:
-        """The pod of a task as the informers know it, else as Volcano, which writes a node on it early."""
-        known = self._cluster.pods.get(task.uid)
-        return known if known is not None else replace(task.pod, spec=replace(task.pod.spec, node_name=""))
+    def _judged(self, task: Task) -> Pod | None:
+        """The pod of a task; None if the allocator does not judge it.
+
+        Raises:
+            Refusal: the informer has not seen it, or it has another name.
+        """
+        pod = self._pods.seen(task.ref)
+        if pod is None and task.uid not in self._cluster.plain:
+            self._require_open()
+            raise Refusal(Reason.POD_UNKNOWN, f"the informers have not seen pod {task.ref.key} with uid {task.uid!r}")
+        return pod if pod is not None and self._engine.handles(pod) else None
+
+    def _known(self, tasks: Iterable[Task]) -> list[Pod]:
+        """The pods of tasks, without those that the informer has not seen: these have nothing yet."""
+        found = (self._cluster.pods.get(task.uid) for task in tasks)
+        return [pod for pod in found if pod is not None]
 
     def _beside(self, node: Node) -> Iterable[Pod]:
-        return (self._pod(task) for task in (node.tasks or {}).values() if task.status in PLACED)
+        return self._known(task for task in (node.tasks or {}).values() if task.status in PLACED)
 
     def _reserve(self, task: Task) -> None:
         """Reserve the chips of a pod that is placed.
 
         Raises:
-            Refusal: it does not fit there, or no call is answered now.
+            Refusal: it does not fit there, the informer has not seen it, or no call is answered now.
         """
-        pod, node = self._pod(task), task.node_name
-        if not self._engine.handles(pod):
+        pod, node = self._judged(task), task.node_name
+        if pod is None:
             return
         self._require_open()
         held = self._ledger.get(pod.uid)

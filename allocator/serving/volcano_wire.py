@@ -9,8 +9,9 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from allocator.binding.binding import PodRef
+from allocator.serving.extender_wire import NamedPod
 from ascend.errors import UNREADABLE, InvalidValue
-from ascend.kube.objects import Pod
 
 _T = TypeVar("_T")
 
@@ -37,13 +38,18 @@ class Task(msgspec.Struct, gc=False):
         uid: its uid.
         node_name: the node on which it is, or is placed; a pod keeps its name there also after that was undone.
         status: its status.
-        pod: the pod.
+        pod: what names the pod.
     """
 
     uid: str = msgspec.field(name="UID")
-    pod: Pod = msgspec.field(name="Pod")
+    pod: NamedPod = msgspec.field(name="Pod")
     node_name: str = msgspec.field(name="NodeName", default="")
     status: int = msgspec.field(name="Status", default=0)
+
+    @property
+    def ref(self) -> PodRef:
+        """The pod."""
+        return PodRef(self.pod.metadata.namespace, self.pod.metadata.name, self.uid)
 
 
 class Node(msgspec.Struct, gc=False):

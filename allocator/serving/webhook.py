@@ -20,7 +20,7 @@ from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
 from allocator.serving.extender_wire import text
 from ascend.annotations import PLACEMENT_GATE, is_ours
-from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
+from ascend.errors import UNREADABLE, ApiError, AscendError, InvalidValue, Refusal
 from ascend.kube.objects import KubeObject, Pod
 from ascend.reasons import Reason
 from ascend.serving.bodies import BodyRefused
@@ -28,7 +28,13 @@ from ascend.serving.http import read_body
 
 _VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403
+_NOT_FOUND = 404
 _UNAVAILABLE = 503
+_REFUSED: Final[Mapping[Reason, int]] = {
+    Reason.NOT_LEADER: _UNAVAILABLE,
+    Reason.POD_UNKNOWN: _NOT_FOUND,
+    Reason.POD_GONE: _NOT_FOUND,
+}
 
 POD_BYTES: Final = (3 << 20) + (64 << 10)
 """An AdmissionReview of a pod: the API server takes objects of up to 3 MiB, before they are validated."""
@@ -108,8 +114,10 @@ class Webhook:
             return _not_read(error.status, text(error))
         except UNREADABLE as error:
             return _unreadable(error)
-        name = binding.name or review.name
-        ref = PodRef(review.namespace or binding.metadata.namespace, name, binding.uid)
+        ref = PodRef(review.namespace or binding.metadata.namespace, review.name or binding.name, binding.uid)
+        if binding.name not in {"", ref.name} or binding.metadata.namespace not in {"", ref.namespace}:
+            # The API server would not make it: chips would be reserved for nothing.
+            return _refused(review, InvalidValue(f"a Binding of pod {ref.key} names another pod"))
         with self._journal.timed("webhook"):
             closed = self._closed()
             if closed is not None:
@@ -203,7 +211,7 @@ def _refused(review: _Request, error: AscendError, code: int = _FORBIDDEN) -> we
 
 def _code(error: AscendError) -> int:
     if isinstance(error, Refusal):
-        return _UNAVAILABLE if error.reason == Reason.NOT_LEADER else _FORBIDDEN
+        return _REFUSED.get(error.reason, _FORBIDDEN)
     return error.status if isinstance(error, ApiError) else _UNAVAILABLE
 
 

@@ -4,7 +4,7 @@ They count only where a scheduler preempts them for another resource, as CPU: th
 node is chosen. With 100,000 of them a whole object each would take 600 MB.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -19,6 +19,8 @@ _ALIKE: Final = frozenset({SINGLE, STATEFUL_SET, INDEXED_JOB, JOB, "ReplicaSet",
 
 _UID_LENGTH: Final = 36
 _TIME_BITS: Final = 35
+_SERVED: Final = 1 << _TIME_BITS
+_POSITION: Final = _TIME_BITS + 1
 
 
 class PlainPod(NamedTuple):
@@ -28,11 +30,13 @@ class PlainPod(NamedTuple):
         priority: its priority.
         since: when it was created, RFC 3339; empty if that is unknown.
         terminating: whether it is terminating.
+        served: whether it names one of ``PlainPods.schedulers``.
     """
 
     priority: int
     since: str
     terminating: bool
+    served: bool = False
 
 
 def is_plain(pod: Pod) -> bool:
@@ -56,9 +60,13 @@ class PlainPods:
     """The plain pods, by uid; about 130 bytes each, and some for gaps in the memory.
 
     They are passed to it by a reflector that keeps no copy of them (``ascend.kube.handler.Unkept``).
+
+    Attributes:
+        schedulers: the names of the schedulers that are served.
     """
 
     def __init__(self) -> None:
+        self.schedulers: Collection[str] = ()
         # A uid as a number takes half the memory of its text, and numbers don't concern the garbage collector.
         self._pods: dict[int | str, int] = {}
         self._listed: dict[int | str, int] | None = None
@@ -109,12 +117,14 @@ class PlainPods:
         position = self._position.setdefault(pod.priority, len(self._priorities))
         if position == len(self._priorities):
             self._priorities.append(pod.priority)
-        return position << _TIME_BITS | _created_s(pod) << 1 | pod.is_terminating
+        served = _SERVED if pod.spec.scheduler_name in self.schedulers else 0
+        return position << _POSITION | served | _created_s(pod) << 1 | pod.is_terminating
 
     def _unpack(self, packed: int) -> PlainPod:
         created_s = (packed & (1 << _TIME_BITS) - 1) >> 1
         since = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if created_s else ""
-        return PlainPod(self._priorities[packed >> _TIME_BITS], since, bool(packed & 1))
+        priority = self._priorities[packed >> _POSITION]
+        return PlainPod(priority, since, bool(packed & 1), bool(packed & _SERVED))
 
 
 def _key(uid: str) -> int | str:

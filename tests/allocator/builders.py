@@ -85,6 +85,7 @@ def pod(
         ),
         spec=PodSpec(
             node_name=node,
+            scheduler_name="default-scheduler",  # as the API server writes it
             node_selector=dict(selector or {}),
             priority=priority,
             preemption_policy=preemption_policy,

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
+from allocator.binding.known_pods import FOR_SCHEDULERS, KnownPods
 from allocator.binding.reserving import Reserver
 from allocator.rules.job import JobKey
 from allocator.rules.job_kinds import VOLCANO
@@ -310,8 +311,16 @@ class Consistency(RuleBasedStateMachine):
         )
         stamper = Stamper(world.cluster, world.ledger, lambda: 1)
         self.reserver = Reserver(world.cluster, world.ledger, world.engine, stamper)
+        pods = KnownPods(
+            cast("KubeClient", self),
+            world.cluster,
+            schedulers=["default-scheduler"],
+            limit=FOR_SCHEDULERS,
+            monotonic=lambda: world.now_s,
+        )
         return Binder(
             client=cast("KubeClient", self),
+            pods=pods,
             cluster=world.cluster,
             ledger=world.ledger,
             engine=world.engine,
@@ -321,7 +330,7 @@ class Consistency(RuleBasedStateMachine):
             outcome=lambda _ref, _node, _result, _duration_s: None,
         )
 
-    async def get(self, _resource: object, name: str, _namespace: str = "") -> Pod:
+    async def get(self, _resource: object, name: str, _namespace: str = "", **_more: object) -> Pod:
         """Answer the binder: the pod as the API server has it."""
         found = self.api.get(f"pod {name}")
         if not isinstance(found, Pod):

@@ -12,7 +12,9 @@ from ascend.kube.objects import Pod
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from tests.e2e.test_main_job import LEFT, REAL, RIGHT, check_hand_over
-from tests.e2e.world import World, annotated
+from tests.e2e.world import Setup, World, annotated
+
+SETUP = Setup(schedulers=("default-scheduler", "my-scheduler"))
 
 R = TypeVar("R")
 

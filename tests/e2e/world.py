@@ -51,6 +51,7 @@ class Setup:
         nslb_version: the allocators' setting.
         shared_tor_num: the allocators' setting.
         node_status_period_s: how often the sandbox's kubelets update their Nodes at most; real ones do once a second.
+        schedulers: the schedulers that the allocators serve.
         mindclusters_plugin: the nodes have stand-ins of MindCluster's device plugin in place of this project's.
     """
 
@@ -63,6 +64,7 @@ class Setup:
     nslb_version: str = "1.0"
     shared_tor_num: int = 2
     node_status_period_s: float = 0.0
+    schedulers: tuple[str, ...] = ("default-scheduler",)
     mindclusters_plugin: bool = False
 
     @property
@@ -324,6 +326,7 @@ class World(ABC):
                 **({"webhooks": "gates"} if self.setup.gates else {}),
             }
             flags |= {"reservation_ttl_s": str(self.setup.reservation_ttl_s)}
+            flags |= {"scheduler_names": json.dumps(self.setup.schedulers)}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
                 flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "bindings"}

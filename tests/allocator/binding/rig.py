@@ -8,6 +8,7 @@ from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.binding import Assignment, BindingLease, PodRef
+from allocator.binding.known_pods import FOR_SCHEDULERS, KnownPods
 from allocator.binding.reserving import Reserver
 from allocator.state.reservation import Stage
 from ascend.errors import AscendError, Conflict, NotFound, Refusal, Unreachable
@@ -56,7 +57,8 @@ class Server:
         if self.after:
             raise self.after.pop(0)
 
-    async def get(self, resource: Resource[Pod], name: str, namespace: str = "") -> Pod:
+    async def get(self, resource: Resource[Pod], name: str, namespace: str = "", *, timeout_s: float = 15.0) -> Pod:
+        assert timeout_s > 0
         assert resource.plural == "pods"
         assert namespace == "default"
         self.reads += 1
@@ -72,6 +74,7 @@ class BinderWorld:
 
     def __init__(self, *pods: Pod, server: Server | None = None, earmark_share: float = 0.0) -> None:
         self.world = World(earmark_share=earmark_share)
+        self.world.cluster.plain.schedulers = ["default-scheduler"]
         self.world.add(node("n1"), node("n2"), *pods)
         self.server = server or Server(*pods)
         self.outcomes: list[Assignment | AscendError] = []
@@ -84,8 +87,16 @@ class BinderWorld:
         )
         stamper = Stamper(self.world.cluster, self.world.ledger, lambda: NOW_NS)
         self.reserver = Reserver(self.world.cluster, self.world.ledger, self.world.engine, stamper)
+        self.pods = KnownPods(
+            cast("KubeClient", self.server),
+            self.world.cluster,
+            schedulers=["default-scheduler"],
+            limit=FOR_SCHEDULERS,
+            monotonic=lambda: self.world.now_s,
+        )
         self.binder = Binder(
             client=cast("KubeClient", self.server),
+            pods=self.pods,
             cluster=self.world.cluster,
             ledger=self.world.ledger,
             engine=self.world.engine,

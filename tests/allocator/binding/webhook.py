@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import cast
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.binding import PodRef
 from allocator.binding.injection import Injector
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
-from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod
 from tests.allocator.binding.rig import NOW_NS, BinderWorld
 from tests.allocator.builders import GROUP, node, pod
@@ -31,7 +29,7 @@ class Webhook:
         self.rig = BinderWorld(*pods)
         self.rig.world.add(node("n3"), node("n4"))
         self.injector = Injector(
-            client=cast("KubeClient", self.rig.server),
+            pods=self.rig.pods,
             cluster=self.rig.world.cluster,
             engine=self.rig.world.engine,
             barrier=self.rig.barrier,

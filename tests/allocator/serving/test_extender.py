@@ -90,11 +90,11 @@ async def test_a_nominated_pod_waits_for_terminating_pods_on_its_node(allocator:
     terminating = await allocator.delete("n1-0", grace_s=30)
     await until(lambda: allocator.app.cluster.pods[terminating].is_terminating)
     pod = await allocator.pod("b", 4)
-    pod["status"] = {"nominatedNodeName": "n1"}
+    pod = await allocator.patch("b", {"status": {"nominatedNodeName": "n1"}}, subresource="status")
     answer = await allocator.filter(pod, NODES)
     assert list(answer["FailedNodes"]) == ["n1"]
     assert list(answer["FailedAndUnresolvableNodes"]) == ["n2"]
-    pod["status"] = {"nominatedNodeName": "n2"}
+    pod = await allocator.patch("b", {"status": {"nominatedNodeName": "n2"}}, subresource="status")
     assert (await allocator.filter(pod, NODES))["FailedNodes"] == {}
 
 
@@ -251,8 +251,8 @@ async def test_nothing_is_reserved_for_a_deleted_pod(allocator: Allocator) -> No
     uid = await allocator.delete("gone")
     await until(lambda: uid not in allocator.app.cluster.pods)
     answer = await allocator.filter(gone, ["n1"])
-    assert answer["NodeNames"] == []
-    assert answer["FailedAndUnresolvableNodes"]["n1"].startswith("PodGone: pod default/gone ")
+    assert answer["NodeNames"] is None
+    assert answer["Error"].startswith("PodGone: pod default/gone ")
     assert (await allocator.filter(await allocator.pod("next", 8), ["n1"]))["NodeNames"] == ["n1"]
 
 

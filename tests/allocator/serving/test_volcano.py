@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from allocator.binding.known_pods import FOR_SCHEDULERS, KnownPods
 from allocator.decision.tentative import Tentative
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.journal import Journal
@@ -22,6 +23,7 @@ from allocator.state.promises import Promise
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.kube.client import KubeClient
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
@@ -49,7 +51,15 @@ class Rig:
         self.world = world if world is not None else World()
         self.closed: Refusal | None = None
         metrics = AllocatorMetrics(self.world.ledger, lambda: 0.0, self.world.cluster.index, lambda: True)
+        pods = KnownPods(
+            cast("KubeClient", None),
+            self.world.cluster,
+            schedulers=["default-scheduler"],
+            limit=FOR_SCHEDULERS,
+            monotonic=lambda: 0.0,
+        )
         self.volcano = VolcanoExtender(
+            pods=pods,
             cluster=self.world.cluster,
             ledger=self.world.ledger,
             engine=self.world.engine,
@@ -114,6 +124,7 @@ def test_recorded_predicates_are_answered(recorded: Rig, name: str) -> None:
     call = payload(name)
     for each in (call["node"]["Tasks"] or {}).values():
         recorded.world.add(msgspec.convert(each["Pod"], Pod))
+    recorded.world.add(unbound(call["task"]))
     answer = recorded.volcano.predicate(json.dumps(call).encode())
     if name == "predicate":
         assert (answer.status, answer.code) == ("", 0)
@@ -123,6 +134,7 @@ def test_recorded_predicates_are_answered(recorded: Rig, name: str) -> None:
 
 
 def test_recorded_nodes_are_scored(recorded: Rig) -> None:
+    recorded.world.add(unbound(payload("prioritize")["task"]))
     answer = recorded.volcano.prioritize(json.dumps(payload("prioritize")).encode())
     assert not answer.error_message
     assert set(answer.node_score.values()) <= {0.0, 100.0}
@@ -134,6 +146,7 @@ def test_recorded_pods_are_chosen_to_be_evicted(recorded: Rig, name: str) -> Non
     call = payload(name)
     for each in call["evictees"] or []:
         recorded.world.add(msgspec.convert(each["Pod"], Pod))
+    recorded.world.add(unbound(call["evictor"]))
     answer = recorded.volcano.evictable(json.dumps(call).encode())
     assert answer.status == 1
     uids = [msgspec.json.decode(each)["UID"] for each in answer.victims or []]
@@ -298,6 +311,7 @@ def test_the_fewest_pods_whose_chips_help_are_evicted(rig: Rig) -> None:
     rig.world.add(*low, high)
     assert rig.victims(high, *low) in ({"uid-low0", "uid-low1"}, {"uid-low2", "uid-low3"})  # a whole ring
     plain = pod("plain", None)
+    rig.world.add(plain)
     assert rig.volcano.evictable(msgspec.json.encode({"evictor": task(plain), "evictees": None})).status == 0
 
 
