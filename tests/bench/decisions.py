@@ -20,7 +20,7 @@ from ascend.products import ASCEND_910A
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import World, pod
 from tests.allocator.cores import core_node, core_pod
-from tests.allocator.harness import pod_manifest, running
+from tests.allocator.harness import running
 from tests.bench.free_sets import in_memory, node_name, on_server
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table, us
 
@@ -151,7 +151,7 @@ async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Ou
             await on_server(server, count, run.seed)
             async with running(server, Path(folder)) as allocator:
                 engine, names = allocator.app.engine, [node_name(number) for number in range(count)]
-                pods = [pod_manifest(f"asks-{request}", request, uid=f"uid-{request}") for request in REQUESTS]
+                pods = [await allocator.pod(f"asks-{request}", request) for request in REQUESTS]
                 questions = [_question(each, names) for each in pods]
                 in_use = sorted(engine.filter(pod("whole", 8), names).refused)
                 hopeless = _question(pods[-1], in_use)

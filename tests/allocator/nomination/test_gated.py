@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from allocator.nomination.gates import THROUGH_AT_ONCE
-from ascend.annotations import MIN_AVAILABLE, NOMINATED, PLACEMENT_GATE
+from ascend.annotations import MIN_AVAILABLE, NOMINATED, PLACEMENT_GATE, Grant
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.resources import Json, Resource
@@ -79,7 +79,8 @@ async def fill(allocator: Allocator, node: str, *, priority: int = 0) -> Json:
     manifest["spec"]["schedulerName"] = "other"
     pod = await allocator.server.create(manifest)
     await until(lambda: pod["metadata"]["uid"] in allocator.app.cluster.pods)
-    assert await allocator.bind(pod, node) == ""
+    held = Grant(tuple(range(8)), time.time_ns()).annotations()
+    await allocator.bind_as_another(pod["metadata"]["name"], pod["metadata"]["uid"], node, held)
     await until(lambda: allocator.app.cluster.pods[pod["metadata"]["uid"]].spec.node_name)
     return pod
 
