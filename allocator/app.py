@@ -277,7 +277,7 @@ class AllocatorApp:
                 lease=leadership.lease,
                 reserved=journal.reserved,
             )
-            webhook = Webhook(
+            Webhook(
                 injector,
                 journal,
                 leadership.closed,
@@ -285,8 +285,7 @@ class AllocatorApp:
                 warnings=self.engine.warnings,
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
-            )
-            webhook.add_routes(ports.webhooks, self._settings.webhooks)
+            ).add_routes(ports.webhooks, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=self._settings.preemption_keep_s)
             self.extender = Extender(
                 pods=pods,

@@ -34,7 +34,7 @@ from ascend.reasons import Reason
 ANSWER_S = 5.0
 
 HOLD_S = 2.0
-"""How long a Binding of a gang waits for the others; with the time to read a pod less than the time the API server waits."""
+"""How long a Binding of a gang waits for the others; with the time to read a pod less than the API server waits."""
 
 REFUSED_S = 5.0
 """How long a gang whose Binding was refused does not start in part: schedulers try again within this time."""

@@ -264,8 +264,6 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             await abort(context, closed)
 
 
-
-
 def _bind_timeout_s(pod: Pod, context: Context) -> float:
     """How long to wait for a Binding within the caller's deadline.
 

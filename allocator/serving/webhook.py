@@ -20,7 +20,7 @@ from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
 from allocator.serving.extender_wire import text
 from ascend.annotations import PLACEMENT_GATE, is_ours
-from ascend.errors import UNREADABLE, ApiError, AscendError, InvalidValue, Refusal
+from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
 from ascend.reasons import Reason
 from ascend.serving.bodies import BodyRefused
@@ -110,14 +110,11 @@ class Webhook:
         try:
             review = await _read(request, BINDING_BYTES)
             binding = msgspec.json.decode(review.object, type=_Binding)
+            ref = _pod_of(binding, review)
         except BodyRefused as error:
             return _not_read(error.status, text(error))
         except UNREADABLE as error:
             return _unreadable(error)
-        ref = PodRef(review.namespace or binding.metadata.namespace, review.name or binding.name, binding.uid)
-        if binding.name not in {"", ref.name} or binding.metadata.namespace not in {"", ref.namespace}:
-            # The API server would not make it: chips would be reserved for nothing.
-            return _refused(review, InvalidValue(f"a Binding of pod {ref.key} names another pod"))
         with self._journal.timed("webhook"):
             closed = self._closed()
             if closed is not None:
@@ -167,6 +164,18 @@ class Webhook:
 
 async def _read(request: web.Request, most: int) -> _Request:
     return msgspec.json.decode(await read_body(request, most), type=_Review).request
+
+
+def _pod_of(binding: _Binding, review: _Request) -> PodRef:
+    """The pod of a Binding.
+
+    Raises:
+        ValueError: Binding and request name different ones, which the API server does not accept from a scheduler.
+    """
+    ref = PodRef(review.namespace or binding.metadata.namespace, review.name or binding.name, binding.uid)
+    if binding.name not in {"", ref.name} or binding.metadata.namespace not in {"", ref.namespace}:
+        raise ValueError(f"the Binding for pod {ref.key} names another one")
+    return ref
 
 
 def _with_name(pod: Pod, review: _Request) -> Pod:
