@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(loop_scope="module")
 async def allocator(tmp_path: Path) -> AsyncIterator[Allocator]:
     """An allocator with four servers."""
-    async with ApiServer() as server, running(server, tmp_path, volcano_address="127.0.0.1:0") as made:
+    async with ApiServer() as server, running(server, tmp_path, volcano=True) as made:
         for name in NODES:
             await made.node(name)
         yield made
@@ -49,7 +49,7 @@ async def victims(allocator: Allocator, pod: Json, of: Json) -> tuple[int, str]:
 
 async def ask_volcanos(allocator: Allocator, verb: str, pod: Json, node: str) -> Json:
     task = {"UID": pod["metadata"]["uid"], "NodeName": node, "Status": 2, "Pod": pod}
-    url = f"http://{allocator.app.volcano_address}/volcano/{verb}"
+    url = f"http://{allocator.app.extender_address}/volcano/{verb}"
     call = {"task": task, "node": {"Name": node, "Tasks": None}, "job": {"Tasks": {task["UID"]: task}}}
     async with aiohttp.ClientSession() as http, http.post(url, json=call) as response:
         assert response.status == 200
