@@ -219,6 +219,7 @@ def test_a_kubelet_that_lost_its_checkpoint_gives_no_pod_the_chips_of_a_running_
 def test_a_forged_annotation_on_a_running_pod_changes_nothing_and_is_put_right(node: PluginNode) -> None:
     node.place("tenant", 0)
     node.check("tenant", 0)
+    node.wait_until(lambda: node.report().free == ALL & ~0b1, "its chip is used")
     forged = {ALLOCATED: ",".join(f"Ascend910-{chip}" for chip in range(8)), PREDICATE_TIME: "1"}
     for change in (forged, {ALLOCATED: None}, {ALLOCATED: "nonsense", REAL: None}):
         node.cluster.api.patch(f"{PODS}/tenant", {"metadata": {"annotations": change}})
