@@ -14,10 +14,10 @@ from aiohttp import web
 
 from ascend.chips import chip_ids
 from ascend.daemon.lean import trim_heap_after
-from ascend.daemon.observable import Observable
+from ascend.daemon.observable import Observable, wait_for_change
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
-from ascend.errors import InvalidValue, Refusal
+from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.objects import PODS, Node
@@ -35,6 +35,7 @@ from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
+from device_plugin.kubelet.node_info import NodeInfo, read_node_info
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.chip_choice import ChipChooser, VnpuChooser
 from device_plugin.ledger.cores import kind_of
@@ -46,7 +47,7 @@ from device_plugin.offers import Offer, OfferMaker, Surroundings
 from device_plugin.parts import ChipSide, PodSide, Probes
 from device_plugin.pods.cdi_file import Injector
 from device_plugin.pods.claims import ClaimWriter
-from device_plugin.pods.container_edits import ContainerEdits, detect
+from device_plugin.pods.container_edits import ContainerEdits, detect, offers_cdi
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
@@ -70,6 +71,12 @@ COMPONENT = "ascend-device-plugin"
 FINISH_CLAIMS_S = 3.0
 """How long claims delay the end, with ``STOP_GRACE_S`` and ``SIGN_OFF_S`` less than a pod's grace period of 10 s."""
 
+NODE_INFO_LIMIT_S = 1.0
+NODE_INFO_S = 300.0
+"""How often the versions of the node's software are read, and how long after a start of the kubelet: it writes them
+within seconds."""
+NEW_KUBELET_S = 10.0
+
 
 class Plugin:
     """The device plugin of one node.
@@ -87,7 +94,9 @@ class Plugin:
         self._driver = settings.make_driver(
             lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
         )
-        self._injector = _make_injector(settings)
+        self._node_info = NodeInfo()
+        self._new_kubelets: Observable[None] = Observable(None)
+        self._injector = self._injectors()[-1]
         self._serves = False
         """Until then the CDI file is another instance's."""
         self.snapshots: Observable[Snapshot | None] = Observable(None)
@@ -187,7 +196,9 @@ class Plugin:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             self._serves = True
+            await self._read_node_info(client)
             self._renew_injector()
+            start("node info", self._follow_node_info(client))
             if settings.choose_chips:
                 pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
             for device_type in self.ledgers.types.value:
@@ -276,8 +287,38 @@ class Plugin:
 
     def _renew_injector(self) -> None:
         # During an upgrade to CDI this pod still lacks the mounted folder of CDI files: its way goes on.
-        if self._prepare(injector := _make_injector(self._settings)):
-            self._injector = injector
+        if (found := next(filter(self._prepare, self._injectors()), None)) is not None:
+            if found.injection != self._injector.injection:
+                log.info("containers get their chips in another way", injection=found.injection)
+            self._injector = found
+
+    def _injectors(self) -> list[Injector]:
+        """Return how containers can get chips by the settings, the best way first."""
+        settings, info = self._settings, self._node_info
+        # Without the node's folder the file would be written where no container runtime looks.
+        cdi = settings.cdi_dir.is_dir() and offers_cdi(info.container_runtime_version, info.kubelet_version)
+        ways = (detect(settings.injection, os.environ, cdi=each) for each in ((True, False) if cdi else (False,)))
+        return [Injector(way, settings.device_root, settings.cdi_dir) for way in dict.fromkeys(ways)]
+
+    async def _read_node_info(self, client: KubeClient) -> None:
+        """Read the versions of kubelet and container runtime; what can't be read stays as it was."""
+        try:
+            async with asyncio.timeout(NODE_INFO_LIMIT_S):
+                self._node_info = await read_node_info(client, self._settings.node_name)
+        except (AscendError, TimeoutError) as error:
+            log.warning("can't read the versions of the node's software", error=str(error))
+
+    async def _follow_node_info(self, client: KubeClient) -> None:
+        """Renew the way in which containers get chips after an upgrade of kubelet or container runtime."""
+        while True:
+            version = self._new_kubelets.version
+            is_new = await wait_for_change((self._new_kubelets,), (version,), within_s=NODE_INFO_S)
+            if is_new:
+                await asyncio.sleep(NEW_KUBELET_S)
+            before = self._node_info
+            await self._read_node_info(client)
+            if self._node_info != before:
+                self._renew_injector()
 
     def _prepare(self, injector: Injector) -> bool:
         """Return whether containers can get chips this way; until they can, each is refused with the same sentence."""
@@ -372,6 +413,7 @@ class Plugin:
             refresh=watch.refresh,
             inject=self._inject,
             host_ip=lambda: self._host_ip,
+            new_kubelets=self._new_kubelets,
         )
         maker = OfferMaker(surroundings, self.order)
         cores = maker.make_cores(self._driver) if settings.dynamic_vnpus else None
@@ -384,7 +426,3 @@ class Plugin:
 def _of(offer: Offer) -> str:
     """Return the name of what is offered, for the names of tasks; empty for whole chips."""
     return f" of {offer.device_type.name}" if offer.device_type != WHOLE_CHIPS else ""
-
-
-def _make_injector(settings: Settings) -> Injector:
-    return Injector(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)

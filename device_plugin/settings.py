@@ -152,7 +152,7 @@ class Settings(DriverSettings, DaemonSettings):
         default="auto",
         description="what containers get: runtime (environment variables for ascend-docker-runtime), devices (device "
         "nodes), both, cdi (names of CDI devices), or auto: runtime if ascend-docker-runtime runs this program, else "
-        "devices",
+        "cdi where the node's kubelet and container runtime support it by default, else devices",
         reloaded=True,
     )
     choose_chips: bool = setting(

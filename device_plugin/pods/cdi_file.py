@@ -55,7 +55,7 @@ class Injector:
     """
 
     def __init__(self, injection: Injection, device_root: Path, cdi_dir: Path) -> None:
-        self._injection = injection
+        self.injection = injection
         self._device_root = device_root
         self._cdi_file = cdi_dir / CDI_FILE
 
@@ -69,7 +69,7 @@ class Injector:
         Raises:
             Refusal: a required device node is missing, or the file can't be written.
         """
-        if self._injection != "cdi":
+        if self.injection != "cdi":
             return
         before = self._read()
         names = _names(before)
@@ -90,7 +90,7 @@ class Injector:
             self.prepare((), map(device_type.vnpu, chips))
         else:
             self.prepare(chips)
-        return make_edits(chips, self._injection, self._device_root, list_folder, device_type=device_type)
+        return make_edits(chips, self.injection, self._device_root, list_folder, device_type=device_type)
 
     def _read(self) -> bytes:
         try:

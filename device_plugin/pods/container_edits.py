@@ -9,10 +9,11 @@ The kubelet stores the answer and uses it again at every restart of the containe
 (docs/spec/kubelet.md#using-the-response): so nothing in it may change between two starts of the node or the plugin.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ascend.errors import Refusal
 from ascend.reasons import Reason
@@ -52,6 +53,12 @@ CDI_VERSION = "0.5.0"
 CDI_KIND = "huawei.com/npu"
 CDI_FILE = "huawei.com-npu.json"
 
+CDI_KUBELET: Final = (1, 29)
+"""The first version of the kubelet that passes CDI devices of device plugins on by default."""
+
+CDI_RUNTIMES: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
+"""The first version of each container runtime that takes CDI devices from the kubelet by default."""
+
 HOST_ROOT = Path("/dev")
 """Where a container runtime finds the device nodes, and where containers see them."""
 
@@ -71,11 +78,40 @@ class ContainerEdits:
     cdi_devices: tuple[str, ...] = ()
 
 
-def detect(setting: InjectionSetting, environment: Mapping[str, str]) -> Injection:
-    """Return the way to use; ``auto`` depends on whether ascend-docker-runtime runs the plugin itself."""
+def detect(setting: InjectionSetting, environment: Mapping[str, str], *, cdi: bool = False) -> Injection:
+    """Return the way to use.
+
+    Args:
+        setting: the setting.
+        environment: shows whether ascend-docker-runtime runs the plugin itself. It runs the node's other containers
+            then, too, and ``auto`` leaves the chips to it: CDI would take from them the files of the driver that it
+            mounts, and not keep it from obeying a container's own environment.
+        cdi: whether containers of this node can get CDI devices.
+    """
     if setting != "auto":
         return setting
-    return "runtime" if environment.get(RUNTIME_MARK) == "True" else "devices"
+    if environment.get(RUNTIME_MARK) == "True":
+        return "runtime"
+    return "cdi" if cdi else "devices"
+
+
+def offers_cdi(container_runtime_version: str, kubelet_version: str) -> bool:
+    """Return whether containers of a node can get CDI devices without a configuration of the node for that.
+
+    See docs/spec/kubelet.md#using-the-response. What is unknown does not offer any.
+
+    Args:
+        container_runtime_version: as in the Node's status, such as ``containerd://2.1.4``.
+        kubelet_version: likewise, such as ``v1.34.4``.
+    """
+    runtime, _, version = container_runtime_version.partition("://")
+    first = CDI_RUNTIMES.get(runtime)
+    return first is not None and _is_since(version, first) and _is_since(kubelet_version, CDI_KUBELET)
+
+
+def _is_since(version: str, first: tuple[int, int]) -> bool:
+    found = re.match(r"v?([0-9]{1,4})\.([0-9]{1,4})", version)
+    return found is not None and (int(found[1]), int(found[2])) >= first
 
 
 def shared_nodes(device_root: Path, list_folder: Callable[[Path], Iterable[Path]]) -> tuple[str, ...]:

@@ -20,12 +20,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from ascend.errors import AscendError
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import NODES, KubeObject, Resource
+from device_plugin.kubelet.node_info import read_node_info
 from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.servicer import DevicePluginServicer
@@ -54,24 +53,6 @@ async def _end_stream(servicer: DevicePluginServicer) -> None:
     await asyncio.sleep(SETTLE_S)
 
 
-class NodeInfo(msgspec.Struct, rename="camel", frozen=True):
-    """What a node reports about its software."""
-
-    kubelet_version: str = ""
-
-
-class StatusWithVersion(msgspec.Struct, rename="camel", frozen=True):
-    """The part of a node's status that has the version of its kubelet."""
-
-    node_info: NodeInfo = NodeInfo()
-
-
-class NodeWithVersion(KubeObject, frozen=True, kw_only=True):
-    """A node, with the version of its kubelet only."""
-
-    status: StatusWithVersion = StatusWithVersion()
-
-
 async def kubelet_version(client: KubeClient, node: str) -> str:
     """Read the version of a node's kubelet, such as ``v1.34.4``.
 
@@ -79,8 +60,7 @@ async def kubelet_version(client: KubeClient, node: str) -> str:
         ApiError: the API server refuses.
         Unreachable: it does not answer.
     """
-    found = await client.get(Resource(NodeWithVersion, NODES.kind, NODES.prefix, NODES.plural, NODES.namespaced), node)
-    return found.status.node_info.kubelet_version
+    return (await read_node_info(client, node)).kubelet_version
 
 
 def distinguishes_plugins(kubelet_version: str) -> bool:

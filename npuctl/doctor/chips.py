@@ -14,7 +14,7 @@ from device_plugin.driver.dcmi.file_permissions import resolve_protected
 from device_plugin.driver.dcmi.library import find
 from device_plugin.inventory.entries import Scan
 from device_plugin.inventory.inspector import CHIP_S, DISCOVER_S, Inspector
-from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
+from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, Injection, detect
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 from npuctl.doctor.resets import check_resets
@@ -118,7 +118,7 @@ async def check_chips(settings: Settings, driver: Driver, found: Callable[[Scan]
 def check_device_nodes(settings: Settings, chips: Sequence[int], environment: Mapping[str, str]) -> Sequence[Finding]:
     """Check the device nodes, which the driver opens and containers get."""
     root = settings.device_root
-    way = detect(settings.injection, environment)
+    way = _way(settings, environment)
     if settings.driver == "simulated" and way == "runtime":
         return [ok("none are needed: the chips are simulated")]
     wanted = [MANAGER_NODE, *(f"davinci{chip}" for chip in chips)]
@@ -136,9 +136,14 @@ def check_device_nodes(settings: Settings, chips: Sequence[int], environment: Ma
     return [ok(f"{len(wanted)} in {root}")]
 
 
+def _way(settings: Settings, environment: Mapping[str, str]) -> Injection:
+    """Return how containers get their chips: the plugin has written the CDI file if it has detected CDI."""
+    return detect(settings.injection, environment, cdi=(settings.cdi_dir / CDI_FILE).exists())
+
+
 def check_injection(settings: Settings, environment: Mapping[str, str]) -> Sequence[Finding]:
     """Check that the way containers get their chips works here."""
-    way = detect(settings.injection, environment)
+    way = _way(settings, environment)
     said = f"containers get their chips by {way}" + (" (detected)" if settings.injection == "auto" else "")
     wraps = environment.get(RUNTIME_MARK) == "True"
     if way in {"runtime", "both"} and not wraps and not RUNTIME.exists():

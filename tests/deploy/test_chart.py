@@ -425,7 +425,7 @@ def test_the_programs_accept_the_settings_of_the_chart(
         wanted.add(str(read.device_root))
         if read.dynamic_vnpus:
             wanted |= {"/etc/vnpu.cfg", "/run/vnpu_cfg_lock"}
-    if read.injection == "cdi":
+    if read.injection == "cdi" or read.driver == "dcmi":
         wanted.add(str(read.cdi_dir))
     if read.job_files:
         wanted |= {str(read.reset_config_dir), str(read.data_trace_dir)}
@@ -1133,11 +1133,11 @@ def test_the_containers_have_a_restrictive_security_context(options: tuple[str, 
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_only_the_kubelets_folder_and_dev_are_mounted_writable() -> None:
+def test_only_the_kubelets_folder_cdi_files_and_dev_are_mounted_writable() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     writable = {mount["name"] for mount in _container(workload)["volumeMounts"] if not mount.get("readOnly")}
-    assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins", "dev"}
+    assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins", "dev", "cdi"}
     # The kubelet would write the termination message into the node's /dev.
     assert not _container(workload)["terminationMessagePath"].startswith("/dev/")
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"

@@ -9,7 +9,7 @@ from ascend.errors import Refusal
 from ascend.vnpus import parse_vnpu
 from device_plugin.device_types import DeviceType
 from device_plugin.pods.cdi_file import Injector, list_folder
-from device_plugin.pods.container_edits import CDI_FILE, Injection, InjectionSetting, detect, make_edits
+from device_plugin.pods.container_edits import CDI_FILE, Injection, InjectionSetting, detect, make_edits, offers_cdi
 
 
 @pytest.fixture
@@ -75,18 +75,43 @@ def test_without_a_required_device_node_the_container_is_refused(dev: Path, inje
 
 
 @pytest.mark.parametrize(
-    ("setting", "mark", "way"),
+    ("setting", "mark", "cdi", "way"),
     [
-        ("auto", {"ASCEND_DOCKER_RUNTIME": "True"}, "runtime"),
-        ("auto", {"ASCEND_DOCKER_RUNTIME": "true"}, "devices"),
-        ("auto", {}, "devices"),
-        ("cdi", {"ASCEND_DOCKER_RUNTIME": "True"}, "cdi"),
+        ("auto", {"ASCEND_DOCKER_RUNTIME": "True"}, True, "runtime"),
+        ("auto", {"ASCEND_DOCKER_RUNTIME": "true"}, False, "devices"),
+        ("auto", {}, False, "devices"),
+        ("auto", {}, True, "cdi"),
+        ("cdi", {"ASCEND_DOCKER_RUNTIME": "True"}, False, "cdi"),
+        ("devices", {}, True, "devices"),
     ],
 )
 def test_by_default_the_way_is_that_of_the_runtime_that_runs_the_plugin(
-    setting: InjectionSetting, mark: dict[str, str], way: Injection
+    setting: InjectionSetting, mark: dict[str, str], *, cdi: bool, way: Injection
 ) -> None:
-    assert detect(setting, mark) == way
+    assert detect(setting, mark, cdi=cdi) == way
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kubelet", "offers"),
+    [
+        ("containerd://2.0.0", "v1.29.0", True),
+        ("containerd://v2.1.4-k3s1", "v1.34.1+k3s1", True),
+        ("containerd://10.0.1", "v2.0.0", True),
+        ("cri-o://1.34.0", "v1.34.4", True),
+        ("containerd://1.7.28", "v1.34.4", False),
+        ("containerd://1.6.20~ds1", "v1.34.4", False),
+        ("containerd://2.1.4", "v1.28.9", False),
+        ("cri-o://1.27.4", "v1.29.0", False),
+        ("docker://27.0.1", "v1.34.4", False),
+        ("containerd://", "v1.34.4", False),
+        ("containerd://two", "v1.34.4", False),
+        ("containerd://2.1.4", "", False),
+        ("Unknown", "Unknown", False),
+        ("", "", False),
+    ],
+)
+def test_cdi_is_offered_by_the_versions_that_have_it_on_by_default(runtime: str, kubelet: str, *, offers: bool) -> None:
+    assert offers_cdi(runtime, kubelet) == offers
 
 
 def test_the_cdi_file_has_every_chip_and_the_shared_device_nodes(dev: Path, tmp_path: Path) -> None:
