@@ -97,6 +97,10 @@ class TimedOut(Unreachable):
     """A server has not answered in time; it may answer when it is asked again."""
 
 
+class TooLarge(Unreachable):
+    """An answer is larger than the caller accepts; asked for less, the server may answer."""
+
+
 class LeadershipLost(AscendError):
     """The lease was taken by another process, or could not be renewed in time."""
 

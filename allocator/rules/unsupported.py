@@ -27,8 +27,8 @@ from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.kube.job_objects import JobFacts
+from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.kube.objects import Pod
-from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.printable import printable
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES

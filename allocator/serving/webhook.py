@@ -21,7 +21,7 @@ from allocator.observe.journal import Journal
 from allocator.serving.extender_wire import text
 from ascend.annotations import PLACEMENT_GATE, is_ours
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
-from ascend.kube.objects import KubeObject, Pod
+from ascend.kube.objects import KubeObject, Pod, SchedulingGate
 from ascend.reasons import Reason
 from ascend.serving.bodies import BodyRefused
 from ascend.serving.http import read_body
@@ -64,6 +64,16 @@ class _Target(msgspec.Struct, frozen=True):
 
 class _Binding(KubeObject, frozen=True, kw_only=True):
     target: _Target = _Target()
+
+
+class _Gates(msgspec.Struct, rename="camel", frozen=True):
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+
+
+class _Gated(msgspec.Struct, frozen=True):
+    """All gates of a pod, which are written back, however many there are."""
+
+    spec: _Gates = _Gates()
 
 
 class Webhook:
@@ -150,13 +160,14 @@ class Webhook:
         try:
             review = await _read(request, POD_BYTES)
             pod = _with_name(msgspec.json.decode(review.object, type=Pod), review)
+            written = msgspec.json.decode(review.object, type=_Gated).spec.scheduling_gates
         except BodyRefused as error:
             return _not_read(error.status, text(error))
         except UNREADABLE as error:
             return _unreadable(error)
         if not self._wants_gate(pod):
             return _answer(review, {"allowed": True})
-        gates = [{"name": gate.name} for gate in pod.spec.scheduling_gates if gate.name != PLACEMENT_GATE]
+        gates = [{"name": gate.name} for gate in written if gate.name != PLACEMENT_GATE]
         gated = [*gates, {"name": PLACEMENT_GATE}]
         steps = [{"op": "add", "path": "/spec/schedulingGates", "value": gated}]
         return _answer(review, {"allowed": True, **_json_patch(steps)})

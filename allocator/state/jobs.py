@@ -17,8 +17,9 @@ from allocator.state.job import Job
 from allocator.state.owned import Owned, end_of
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.job_objects import JobFacts, JobObject
+from ascend.kube.kept import NETWORK_TOPOLOGY, settings_among
 from ascend.kube.objects import Pod
-from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet, settings_among, task_minima
+from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet, task_minima
 
 SETTINGS: Final = DECIDING | KNOWN_VALUES.keys() | {MIN_AVAILABLE, RETRY_TIMES}
 """The labels and annotations that count on the pods of a job, its PodGroup and the object of its operator only."""

@@ -19,6 +19,7 @@ from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Unreachabl
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import JsonObject, KubeObject, OwnerReference, Resource
 from ascend.kube.reflector import Reflector
+from ascend.kube.workloads import OfJob
 
 log = structlog.get_logger()
 
@@ -35,7 +36,7 @@ class PodGroupStatus(msgspec.Struct, frozen=True):
     phase: str = ""
 
 
-class QueuedPodGroup(KubeObject, frozen=True, kw_only=True):
+class QueuedPodGroup(OfJob, frozen=True, kw_only=True):
     """A pod group of Volcano, with its phase."""
 
     status: PodGroupStatus = PodGroupStatus()

@@ -20,7 +20,7 @@ from weakref import WeakSet
 import aiohttp
 import msgspec
 
-from ascend.errors import InvalidValue, Unreachable
+from ascend.errors import InvalidValue, TooLarge, Unreachable
 from ascend.kube.answers import decode, read_error
 from ascend.kube.identity import Access, load_access
 from ascend.kube.objects import PODS, JsonObject, Resource, T
@@ -123,11 +123,15 @@ class KubeClient:
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
         limits_server: bool = False,
+        most_bytes: int | None = None,
     ) -> bytes:
         """Send a request and return the whole response body; ``timeout_s`` is for both together, and for a retry.
 
         The body is sent as JSON; for patches its media type selects the type of patch. With ``limits_server`` the
         server does not execute the request after that time either.
+
+        Raises:
+            TooLarge: the body has more than ``most_bytes``; no more of it was read.
         """
         try:
             async with (
@@ -140,9 +144,10 @@ class KubeClient:
                     body=body,
                     content_type=content_type,
                     server_limit=limit if limits_server else None,
+                    compressed=most_bytes is None,  # a small packet may have become a large chunk
                 ) as response,
             ):
-                return await response.read()
+                return await (response.read() if most_bytes is None else _read_limited(response, most_bytes))
         except TimeoutError as error:
             raise Unreachable(f"{method} {self.url}{path}: no answer within {timeout_s:.3g} s") from error
 
@@ -177,9 +182,11 @@ class KubeClient:
         body: JsonObject | list[JsonObject] | None = None,
         content_type: str = "application/json",
         server_limit: asyncio.Timeout | None = None,
+        compressed: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async def send() -> aiohttp.ClientResponse:
             headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
+            headers |= {} if compressed else {"Accept-Encoding": "identity"}
             headers |= await self._headers()
             asked = {**(query or {}), **_left(server_limit)}  # what is left of the time right before it is sent
             return await self._session.request(
@@ -330,6 +337,16 @@ def _left(limit: asyncio.Timeout | None) -> dict[str, str]:
     if left_s <= 0:
         raise TimeoutError
     return {"timeout": f"{math.ceil(left_s * 1000)}ms"}
+
+
+async def _read_limited(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > most_bytes:
+            response.close()
+            raise TooLarge(f"GET {response.url.path}: the answer has more than {most_bytes} bytes")
+    return bytes(body)
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

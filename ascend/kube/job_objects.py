@@ -9,8 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from ascend.chips import RESOURCE
-from ascend.kube.objects import KubeObject, Metadata, Resource
-from ascend.kube.workloads import NETWORK_TOPOLOGY, RAY_GANG, NetworkTopology, settings_among, task_minima
+from ascend.kube.kept import NETWORK_TOPOLOGY, short
+from ascend.kube.objects import Resource
+from ascend.kube.workloads import RAY_GANG, NetworkTopology, OfJob, task_minima
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import suffix_of
 
@@ -78,7 +79,13 @@ class _PodSpec(msgspec.Struct, rename="camel", frozen=True):
 
 
 class _Template(msgspec.Struct, frozen=True):
+    """A template of pods, of which only the devices that it requests are kept."""
+
     spec: _PodSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec is not None:
+            msgspec.structs.force_setattr(self, "spec", _WITH_CHIPS if self.requests_chips else None)
 
     @property
     def requests_chips(self) -> bool:
@@ -92,6 +99,9 @@ class _Template(msgspec.Struct, frozen=True):
             if quantities
             for name, quantity in quantities.items()
         )
+
+
+_WITH_CHIPS: Final = _PodSpec([_Container(_Resources({RESOURCE: "1"}))])
 
 
 class _Replicas(msgspec.Struct, rename="camel", frozen=True):
@@ -110,23 +120,8 @@ class _Replicas(msgspec.Struct, rename="camel", frozen=True):
         return 1 if self.replicas is None else self.replicas
 
 
-class JobObject(KubeObject, frozen=True, kw_only=True):
-    """An object from which an operator creates the pods of a job; of its metadata only what is read is kept."""
-
-    def __post_init__(self) -> None:
-        full = self.metadata
-        msgspec.structs.force_setattr(
-            self,
-            "metadata",
-            Metadata(
-                full.name,
-                full.namespace,
-                full.uid,
-                full.resource_version,
-                labels=settings_among(full.labels),
-                annotations=settings_among(full.annotations),
-            ),
-        )
+class JobObject(OfJob, frozen=True, kw_only=True):
+    """An object from which an operator creates the pods of a job."""
 
     @property
     def facts(self) -> JobFacts:
@@ -322,7 +317,7 @@ def ray_replicas(replicas: int | None, least: int | None, most: int | None, *, s
 
 def _part(name: str, replicas: _Replicas, pods: int | None = None) -> JobPart:
     pods = replicas.number if pods is None else pods
-    return JobPart(name.lower(), pods, 0, pods, replicas.template.requests_chips)
+    return JobPart(short(name).lower(), pods, 0, pods, replicas.template.requests_chips)
 
 
 PYTORCH_JOBS = Resource(KubeflowJob, "PyTorchJob", "apis/kubeflow.org/v1", "pytorchjobs")

@@ -2,7 +2,7 @@
 
 Decoding into them is about a hundred times faster than into the client library's models
 (docs/spec/kube-api.md#client-cost). The fields they leave out can't be lost, because the programs never write a whole
-object back.
+object back. Of pods, whose authors share the memory of the programs, only so much is kept as ``ascend.kube.kept`` says.
 """
 
 import sys
@@ -16,6 +16,18 @@ import msgspec
 from ascend.annotations import PLACEMENT_GATE
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
+from ascend.kube.kept import (
+    LONGEST,
+    LONGEST_NAME,
+    MOST_CONTAINERS,
+    MOST_ENTRIES,
+    kept_annotations,
+    kept_labels,
+    kept_quantities,
+    kept_selector,
+    short,
+    short_json,
+)
 from ascend.kube.volumes import Volume
 from ascend.slices import ContainerKind, ContainerRequest
 from ascend.templates import RESOURCE_CORES
@@ -31,6 +43,12 @@ def whole_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
+def _keep(struct: msgspec.Struct, field: str, value: object) -> None:
+    """Set a field of a new object, unless it has this value."""
+    if getattr(struct, field) is not value:
+        msgspec.structs.force_setattr(struct, field, value)
+
+
 class OwnerReference(msgspec.Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
     """An owner reference with all of its fields, so that it can be copied to another object."""
 
@@ -40,6 +58,20 @@ class OwnerReference(msgspec.Struct, rename="camel", frozen=True, gc=False, omit
     uid: str = ""
     controller: bool = False
     block_owner_deletion: bool = False
+
+    @property
+    def kept(self) -> "OwnerReference":
+        """The same with names of limited length: the API server does not limit them."""
+        if len(self.api_version) + len(self.kind) + len(self.name) + len(self.uid) <= LONGEST_NAME:
+            return self
+        return OwnerReference(
+            short(self.api_version),
+            short(self.kind),
+            short(self.name),
+            short(self.uid),
+            self.controller,
+            self.block_owner_deletion,
+        )
 
 
 class Metadata(msgspec.Struct, rename="camel", frozen=True, gc=False):
@@ -86,10 +118,16 @@ class KubeObject(msgspec.Struct, rename="camel", frozen=True, gc=False, kw_only=
 
 
 class Resources(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """A container's resources; quantities as the API server formats them."""
+    """A container's resources of the maker; quantities as the API server formats them."""
 
     limits: dict[str, str] = {}
     requests: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if self.limits:
+            _keep(self, "limits", kept_quantities(self.limits))
+        if self.requests:
+            _keep(self, "requests", kept_quantities(self.requests))
 
 
 INDEX_VARIABLES = ("VC_TASK_INDEX", "JOB_COMPLETION_INDEX")
@@ -113,7 +151,8 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         if self.env:
-            msgspec.structs.force_setattr(self, "env", tuple(each for each in self.env if each.name in INDEX_VARIABLES))
+            indexes = [EnvVar(each.name, short(each.value)) for each in self.env if each.name in INDEX_VARIABLES]
+            msgspec.structs.force_setattr(self, "env", tuple(indexes[:MOST_ENTRIES]))
 
     @property
     def chips(self) -> int:
@@ -138,6 +177,11 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
                     number = whole_number(quantity)
                     found[suffix] = 1 if number is None else number
         return {suffix: number for suffix, number in found.items() if number} if found else found
+
+    @property
+    def requests_devices(self) -> bool:
+        """Whether it requests devices of the maker, of whatever kind."""
+        return bool(self.resources.limits or self.resources.requests)
 
     @property
     def cores(self) -> int:
@@ -186,14 +230,30 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     tolerations: Any = None
 
     def __post_init__(self) -> None:
-        for field in ("affinity", "tolerations"):
-            value = getattr(self, field)
+        for field, value in (("affinity", self.affinity), ("tolerations", self.tolerations)):
             if value is not None and not isinstance(value, str):
-                msgspec.structs.force_setattr(self, field, sys.intern(msgspec.json.encode(value).decode()))
+                text = short_json(msgspec.json.encode(value).decode(), is_list=field == "tolerations")
+                msgspec.structs.force_setattr(self, field, sys.intern(text))
         if self.scheduler_name:
-            msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(self.scheduler_name))
+            msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(short(self.scheduler_name)))
         if self.volumes:
-            msgspec.structs.force_setattr(self, "volumes", tuple(each for each in self.volumes if each.claim("")))
+            claimed = [each for each in self.volumes if each.claim("")]
+            msgspec.structs.force_setattr(self, "volumes", tuple(claimed[:MOST_ENTRIES]))
+        if self.node_selector:
+            _keep(self, "node_selector", kept_selector(self.node_selector))
+        if len(self.scheduling_gates) > MOST_ENTRIES:
+            # Another gate is enough to know; the allocator's own is looked for.
+            gates = sorted(self.scheduling_gates, key=lambda gate: gate.name != PLACEMENT_GATE)
+            msgspec.structs.force_setattr(self, "scheduling_gates", tuple(gates[:MOST_ENTRIES]))
+        if len(self.containers) + len(self.init_containers) > MOST_CONTAINERS:
+            msgspec.structs.force_setattr(self, "containers", _first(self.containers))
+            msgspec.structs.force_setattr(self, "init_containers", _first(self.init_containers))
+
+
+def _first(containers: tuple[Container, ...]) -> tuple[Container, ...]:
+    """Of too many containers the first ones, and all that request devices."""
+    kept = (each for at, each in enumerate(containers) if at < MOST_CONTAINERS or each.requests_devices)
+    return tuple(kept)
 
 
 class ContainerStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
@@ -210,6 +270,11 @@ class Condition(msgspec.Struct, rename="camel", frozen=True, gc=False):
     reason: str = ""
     message: str = ""
 
+    def __post_init__(self) -> None:
+        if len(self.message) > LONGEST or len(self.reason) > LONGEST or len(self.type) + len(self.status) > LONGEST:
+            for field in ("type", "status", "reason", "message"):
+                _keep(self, field, short(getattr(self, field), LONGEST))
+
 
 class PodStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod's status."""
@@ -223,12 +288,32 @@ class PodStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
 
+    def __post_init__(self) -> None:
+        written = len(self.phase) + len(self.reason) + len(self.message) + len(self.nominated_node_name)
+        if written > LONGEST:
+            for field in ("phase", "reason", "message", "nominated_node_name"):
+                _keep(self, field, short(getattr(self, field), LONGEST_NAME))
+        entries = len(self.conditions) + len(self.container_statuses) + len(self.init_container_statuses)
+        if entries > MOST_ENTRIES:
+            for field in ("conditions", "container_statuses", "init_container_statuses"):
+                msgspec.structs.force_setattr(self, field, getattr(self, field)[:MOST_ENTRIES])
+
 
 class Pod(KubeObject, frozen=True, kw_only=True):
-    """A pod."""
+    """A pod; of its labels, annotations and owners only what is read (``ascend.kube.kept``)."""
 
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+    def __post_init__(self) -> None:
+        metadata = self.metadata
+        labels, annotations = kept_labels(metadata.labels), kept_annotations(metadata.annotations)
+        written = owners = metadata.owner_references
+        if written and (len(written) > 1 or written[0].kept is not written[0]):
+            owners = (controller.kept,) if (controller := metadata.controller) is not None else ()
+        if labels is not metadata.labels or annotations is not metadata.annotations or owners is not written:
+            kept = msgspec.structs.replace(metadata, labels=labels, annotations=annotations, owner_references=owners)
+            msgspec.structs.force_setattr(self, "metadata", kept)
 
     @property
     def is_live(self) -> bool:

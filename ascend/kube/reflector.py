@@ -1,7 +1,7 @@
 """Keeps a local copy of a collection of the API server current: list, then watch.
 
-One task per reflector. It lists (in pages), passes every object to its handler, and watches from the list's
-resourceVersion. A watch can end for many reasons:
+One task per reflector. It lists (in pages, smaller ones of large objects), passes every object to its handler, and
+watches from the list's resourceVersion. A watch can end for many reasons:
 
 * the server's time limit, or a broken connection: watch again from the last resourceVersion seen (bookmarks keep it
   recent on a quiet collection);
@@ -26,7 +26,7 @@ from typing import Generic
 
 import msgspec
 
-from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
+from ascend.errors import UNREADABLE, ApiError, Expired, TooLarge, Unreachable
 from ascend.kube.answers import Status, decode, error_of
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
@@ -37,6 +37,9 @@ from ascend.turn import Turn
 log = logging.getLogger(__name__)
 
 PAGE_SIZE = 500
+PAGE_BYTES = 16 * 1024 * 1024
+"""The most that is read of a page; one with more, of objects of up to 1.5 MB each, is asked for again in parts."""
+_SMALLER, _LARGER = 8, 2
 WATCH_TIMEOUT_S = (240, 480)
 """The server ends each watch after a random time within these bounds, which spreads the load."""
 IDLE_TIMEOUT_S = 150.0
@@ -185,14 +188,12 @@ class Reflector(Generic[T]):
         present: set[str] = set()
         changed: list[T] = []
         version = token = ""
+        size = PAGE_SIZE
         turn = Turn()
         if self._unkept is not None:
             self._unkept.list_started()
         while True:
-            query = {**self._selectors, "limit": str(PAGE_SIZE)}
-            if token:
-                query["continue"] = token
-            body = await self._client.request("GET", self._path, query=query, timeout_s=60.0)
+            body, size = await self._read_page(token, size)
             self._contacted()
             await turn.share()
             page = decode(body, _List, "answer")
@@ -215,6 +216,20 @@ class Reflector(Generic[T]):
             self._unkept.list_ended()
         self._version = version
         self.synced.set()
+
+    async def _read_page(self, token: str, size: int) -> tuple[bytes, int]:
+        """The next page, with at most so many objects, and how many the one after it may have."""
+        while True:
+            query = {**self._selectors, "limit": str(size)}
+            if token:
+                query["continue"] = token
+            limit = PAGE_BYTES if size > 1 else None
+            try:
+                body = await self._client.request("GET", self._path, query=query, timeout_s=60.0, most_bytes=limit)
+            except TooLarge:
+                size = max(size // _SMALLER, 1)
+            else:
+                return body, min(size * _LARGER, PAGE_SIZE)
 
     async def _replace(self, present: Collection[str], changed: list[T], turn: Turn) -> None:
         # In the order of their creation, as on a watch.

@@ -2,11 +2,16 @@
 
 import msgspec
 
+from ascend.kube.kept import short
+
 
 class ClaimSource(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The name of a PersistentVolumeClaim."""
 
     claim_name: str = ""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "claim_name", short(self.claim_name))
 
 
 class EphemeralSource(msgspec.Struct, frozen=True, gc=False):

@@ -5,13 +5,8 @@ from typing import Final
 
 import msgspec
 
+from ascend.kube.kept import LONGEST, MOST_ENTRIES, TASK_MINIMA, settings_among, short
 from ascend.kube.objects import KubeObject, Metadata, Resource
-
-NETWORK_TOPOLOGY = "spec.networkTopology"
-"""Stands for this field of a pod group or a Volcano Job among its annotations, with the mode as value."""
-
-TASK_MINIMA = "spec.minTaskMember"
-"""Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
 
 DISRUPTION_TARGET: Final = "DisruptionTarget"
 """The condition of a pod that is ended by something other than itself, as the eviction API sets it."""
@@ -20,19 +15,6 @@ _SIGNALLED: Final = (137, 143)
 _BACKOFF_LIMIT: Final = 6
 
 RAY_GANG: Final = "ray.io/gang-scheduling-enabled"
-
-_PREFIX: Final = "huawei.com/"
-_SETTINGS: Final = frozenset({
-    "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity", RAY_GANG,
-    "fault-scheduling", "fault-retry-times", "pod-rescheduling", "process-recover-enable", "elastic-scheduling",
-    "ProcessRecoverStrategy", "ome.io/inferenceservice", "inferserviceid", "app", "jobID", "podgroup-sched-enable",
-})  # fmt: skip
-"""Labels and annotations without a prefix that decide how a job is placed, or would where that is supported."""
-
-
-def settings_among(values: dict[str, str]) -> dict[str, str]:
-    """The labels or annotations that may decide how a job is placed."""
-    return {key: value for key, value in values.items() if key in _SETTINGS or key.startswith(_PREFIX)}
 
 
 def task_minima(tasks: Mapping[str, int], minimum: int) -> dict[str, str]:
@@ -50,6 +32,29 @@ class NetworkTopology(msgspec.Struct, frozen=True, gc=False):
 
     mode: str = "hard"
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "mode", short(self.mode, LONGEST))
+
+
+class OfJob(KubeObject, frozen=True, kw_only=True):
+    """An object of a job; of its metadata only what identifies it, its controller and settings of its job are kept."""
+
+    def __post_init__(self) -> None:
+        full = self.metadata
+        controller = full.controller
+        bare = Metadata(
+            full.name,
+            full.namespace,
+            full.uid,
+            full.resource_version,
+            full.creation_timestamp,
+            full.deletion_timestamp,
+            labels=settings_among(full.labels),
+            annotations=settings_among(full.annotations),
+            owner_references=(controller.kept,) if controller is not None else (),
+        )
+        msgspec.structs.force_setattr(self, "metadata", bare)
+
 
 class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod group's spec."""
@@ -58,8 +63,14 @@ class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     network_topology: NetworkTopology | None = None
     min_task_member: dict[str, int] | None = None
 
+    def __post_init__(self) -> None:
+        if self.min_task_member:
+            first = dict(list(self.min_task_member.items())[:MOST_ENTRIES])
+            kept = {short(name): number for name, number in first.items()}
+            msgspec.structs.force_setattr(self, "min_task_member", kept)
 
-class PodGroup(KubeObject, frozen=True, kw_only=True):
+
+class PodGroup(OfJob, frozen=True, kw_only=True):
     """A pod group of Volcano or of the coscheduling plugin."""
 
     spec: PodGroupSpec = PodGroupSpec()
@@ -72,23 +83,7 @@ class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     pod_management_policy: str = "OrderedReady"
 
 
-class PodOwner(KubeObject, frozen=True, kw_only=True):
-    """An owner of pods; of its metadata only what identifies it and settings of its job are kept, to save memory."""
-
-    def __post_init__(self) -> None:
-        full = self.metadata
-        bare = Metadata(
-            full.name,
-            full.namespace,
-            full.uid,
-            full.resource_version,
-            labels=settings_among(full.labels),
-            annotations=settings_among(full.annotations),
-        )
-        msgspec.structs.force_setattr(self, "metadata", bare)
-
-
-class StatefulSet(PodOwner, frozen=True, kw_only=True):
+class StatefulSet(OfJob, frozen=True, kw_only=True):
     """A StatefulSet."""
 
     spec: StatefulSetSpec = StatefulSetSpec()
@@ -160,7 +155,7 @@ class BatchJobStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
     failed: int = 0
 
 
-class BatchJob(PodOwner, frozen=True, kw_only=True):
+class BatchJob(OfJob, frozen=True, kw_only=True):
     """A Job."""
 
     spec: BatchJobSpec = BatchJobSpec()

@@ -22,7 +22,7 @@ from ascend.annotations import BACKUP_SOURCE, MIN_AVAILABLE, RANK, VNPU_PREFIX, 
 from ascend.daemon.observable import Observable
 from ascend.daemon.setting import Setting, settings_of
 from ascend.daemon.settings import ProgramSettings, fixed_settings
-from ascend.kube.workloads import NETWORK_TOPOLOGY
+from ascend.kube.kept import NETWORK_TOPOLOGY
 from ascend.reasons import Category, Reason
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.metrics import Metrics

@@ -73,6 +73,7 @@ class RecordingClient(KubeClient):
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
         limits_server: bool = False,
+        most_bytes: int | None = None,
     ) -> bytes:
         self.sent.append(Request(method, path, body, content_type, asyncio.get_running_loop().time()))
         self.__dict__["_in_flight"] = self.in_flight + 1
@@ -85,6 +86,7 @@ class RecordingClient(KubeClient):
                 content_type=content_type,
                 timeout_s=timeout_s,
                 limits_server=limits_server,
+                most_bytes=most_bytes,
             )
         finally:
             self.__dict__["_in_flight"] -= 1

@@ -157,12 +157,14 @@ def test_a_volcano_job_is_a_gang(tmp_path: Path, minimum: int | None, nodes: int
 
 def test_a_volcano_jobs_group_has_its_labels_and_annotations(tmp_path: Path) -> None:
     tasks = [{"name": "w", "replicas": 2, "template": template(4)}]
-    made = workload("Job", "batch.volcano.sh/v1alpha1", {"tasks": tasks}, annotations={"a": "b"}, labels={"c": "d"})
+    made = workload(
+        "Job", "batch.volcano.sh/v1alpha1", {"tasks": tasks}, annotations={"sp-fit": "b"}, labels={"app": "d"}
+    )
     path = tmp_path / "job.json"
     path.write_text(json.dumps(made))
     reading = read_manifests([str(path)])
     (group,) = expand(reading.unsubmitted, reading.objects).objects.by_kind[VOLCANO]
-    assert (group.metadata.annotations, group.metadata.labels) == ({"a": "b"}, {"c": "d"})
+    assert (group.metadata.annotations, group.metadata.labels) == ({"sp-fit": "b"}, {"app": "d"})
 
 
 def test_a_volcano_job_with_a_required_network_topology_waits(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from allocator.state.location import Level
 from allocator.state.reservation import InBlock, Seat, Stage
 from ascend.annotations import BLOCK, MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.kube import kept
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.identity import RACK_LABEL
@@ -74,7 +75,8 @@ def read(asked: Asked) -> RackBlocks | None:
 
 
 @pytest.fixture(autouse=True)
-def rack_blocks() -> Iterator[None]:
+def rack_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kept, "POD_KEYS", kept.POD_KEYS | {SIZE})
     policies.POLICIES.insert(0, read)
     yield
     policies.POLICIES.remove(read)

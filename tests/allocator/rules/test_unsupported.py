@@ -20,8 +20,9 @@ from allocator.rules.unsupported import (
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.kube.job_objects import JobFacts
+from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, settings_among
 from ascend.kube.objects import Container, OwnerReference, Pod, Resources
-from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA, NetworkTopology, PodGroupSpec, settings_among
+from ascend.kube.workloads import NetworkTopology, PodGroupSpec
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
 from tests.allocator.jobs.manifests import job_object

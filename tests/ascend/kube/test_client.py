@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from ascend.annotations import RANK
 from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled, Unauthorized, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.identity import Access
@@ -79,13 +80,13 @@ async def test_a_lost_answer_is_not_an_error_of_the_server(server: ApiServer, cl
 
 
 async def test_a_binding_writes_node_and_annotations_in_one_step(client: KubeClient) -> None:
-    created = await client.create(PODS, pod("one", kept="yes"), "default")
+    created = await client.create(PODS, pod("one", app="yes"), "default")
     with pytest.raises(Conflict):
-        await client.bind(namespace="default", name="one", uid="another", node="n1", annotations={"a": "b"})
+        await client.bind(namespace="default", name="one", uid="another", node="n1", annotations={RANK: "1"})
     assert not (await client.get(PODS, "one", "default")).spec.node_name
-    await client.bind(namespace="default", name="one", uid=created.uid, node="n1", annotations={"a": "b"})
+    await client.bind(namespace="default", name="one", uid=created.uid, node="n1", annotations={RANK: "1"})
     bound = await client.get(PODS, "one", "default")
-    assert (bound.spec.node_name, bound.metadata.annotations) == ("n1", {"kept": "yes", "a": "b"})
+    assert (bound.spec.node_name, bound.metadata.annotations) == ("n1", {"app": "yes", RANK: "1"})
 
 
 @pytest.mark.parametrize(
@@ -109,9 +110,9 @@ async def test_a_patch_with_a_uid_does_not_change_a_recreated_pod(client: KubeCl
 
 async def test_a_json_patch_is_sent_with_its_content_type(client: KubeClient) -> None:
     await client.create(PODS, pod("one"), "default")
-    patch = [{"op": "add", "path": "/metadata/annotations", "value": {"huawei.com/a": "b"}}]
+    patch = [{"op": "add", "path": "/metadata/annotations", "value": {RANK: "1"}}]
     patched = await client.patch(PODS, "one", patch, namespace="default", content_type="application/json-patch+json")
-    assert patched.metadata.annotations == {"huawei.com/a": "b"}
+    assert patched.metadata.annotations == {RANK: "1"}
 
 
 async def test_a_rejected_identity_is_reloaded(server: ApiServer, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,28 @@ async def test_a_list_is_read_in_pages(server: ApiServer, client: KubeClient, mo
         assert len(reflector.objects) == 10
 
 
+async def test_a_page_of_large_objects_is_read_in_parts(
+    server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ascend.kube.reflector.PAGE_BYTES", 20_000)
+    for number in range(20):
+        await server.create(pod(f"thin{number}"))
+        await server.create(pod(f"fat{number}", other="x" * 9_000))
+    await server.create(pod("larger", other="x" * 50_000))
+    answers: list[int] = []
+    request = client.request
+
+    async def recorded(*arguments: Any, **options: Any) -> bytes:
+        answers.append(len(body := await request(*arguments, **options)))
+        return body
+
+    monkeypatch.setattr(client, "request", recorded)
+    async with watching(client, RecordingHandler()) as reflector:
+        assert len(reflector.objects) == 41
+    # Only an object that is larger itself, and is asked for alone.
+    assert [size for size in answers if size > 20_000] == [pytest.approx(50_000, abs=2_000)]
+
+
 async def test_only_objects_that_match_the_selectors_are_watched(server: ApiServer, client: KubeClient) -> None:
     await server.create(pod("elsewhere"))
     on_n1 = pod("here")
@@ -150,13 +173,13 @@ async def test_after_expired_history_missing_objects_are_deleted(server: ApiServ
 
 
 class UnkeptPods:
-    """The pods whose annotation ``kept`` is "no" are not kept."""
+    """The pods whose annotation ``app`` is "no" are not kept."""
 
     def __init__(self, calls: list[tuple[str, str]]) -> None:
         self._calls = calls
 
     def unkept(self, obj: Pod, /) -> bool:
-        return obj.metadata.annotations.get("kept") == "no"
+        return obj.metadata.annotations.get("app") == "no"
 
     def list_started(self) -> None:
         self._calls.append(("list", "started"))
@@ -167,7 +190,7 @@ class UnkeptPods:
 
 async def test_of_unkept_objects_the_handler_gets_every_change_and_list(server: ApiServer, client: KubeClient) -> None:
     await server.create(pod("kept"))
-    await server.create(pod("unkept", kept="no"))
+    await server.create(pod("unkept", app="no"))
     handler = RecordingHandler()
     calls = handler.calls
     async with watching(client, handler, unkept=UnkeptPods(calls)) as reflector:
@@ -188,7 +211,7 @@ async def test_an_object_may_become_unkept_and_kept_again(server: ApiServer, cli
     async with watching(client, handler, unkept=UnkeptPods([])) as reflector:
         await server.watches.wait_for_count(1)
         for times, (value, kept) in enumerate((("no", False), ("yes", True), ("no", False)), start=2):
-            body = {"metadata": {"annotations": {"kept": value}}}
+            body = {"metadata": {"annotations": {"app": value}}}
             await client.patch(PODS, "changes", body, namespace="default")
             await handler.until(lambda times=times: len(handler.calls) == times)  # type: ignore[misc]  # bound
             assert bool(reflector.objects) is kept
@@ -207,7 +230,7 @@ async def test_a_list_shows_an_unkept_object_deleted_and_created_again(
         await server.watches.wait_for_count(1)
         server.pause_watches()
         await client.delete(PODS, "again", "default")
-        await server.create(pod("again", kept=recreated))
+        await server.create(pod("again", app=recreated))
         await reflector.refresh()
         assert handler.calls == [("applied", "again"), ("deleted", "again"), ("applied", "again")]
         assert bool(reflector.objects) is (recreated == "yes")

@@ -1,0 +1,153 @@
+"""What is kept of objects that tenants write: keys that are read, a limited number of labels, values of limited length.
+
+An object may have 1.5 MB, and a namespace thousands of objects, but all of them share the memory of one process. What
+is longer than its limit ends in ``…``, so it is no valid value of anything, and whoever reads it says whose it is.
+"""
+
+import hashlib
+from typing import Final
+
+from ascend.annotations import (
+    BACKUP_SOURCE,
+    BLOCK,
+    BLOCK_SUPER_POD,
+    DISTRIBUTED,
+    FENCE,
+    KUBELET_IDS,
+    MIN_AVAILABLE,
+    NOMINATED,
+    OURS,
+    PREDICATE_TIME,
+    RANK,
+    REAL,
+    SHARED_SWITCH,
+    SHARED_SWITCH_IP,
+    SWITCH_HEALTH,
+    VNPU_PREFIX,
+)
+from ascend.chips import RESOURCE
+from ascend.templates import RESOURCE_CORES
+
+LONGEST: Final = 1024
+"""Characters of a value, and of a sentence in a status."""
+LONGEST_LIST: Final = 4096
+"""Characters of a list of chips: 100 entries and more, which is invalid."""
+LONGEST_NAME: Final = 253
+"""Characters of a name: no object has a longer one."""
+LONGEST_JSON: Final = 16 * 1024
+"""Characters of affinity and tolerations."""
+MOST_LABELS: Final = 64
+"""Labels of a pod; beyond it only those that are read by their keys count."""
+MOST_ENTRIES: Final = 64
+"""Entries of node selectors, volumes, conditions, statuses, environments and resources of the maker."""
+MOST_CONTAINERS: Final = 256
+"""Containers of a pod; beyond it only those that request devices count."""
+
+_SHOWN: Final = 100
+_VENDOR: Final = "huawei.com/"
+
+SETTINGS: Final = frozenset({
+    "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity",
+    "ray.io/gang-scheduling-enabled", "fault-scheduling", "fault-retry-times", "pod-rescheduling",
+    "process-recover-enable", "elastic-scheduling", "ProcessRecoverStrategy", "ome.io/inferenceservice",
+    "inferserviceid", "app", "jobID", "podgroup-sched-enable", "huawei.com/schedule_policy", MIN_AVAILABLE,
+    "huawei.com/recover_policy_path", "huawei.com/infer_service_schedule", "huawei.com/affinity-config",
+    "huawei.com/scheduler.softShareDev.policy", "huawei.com/scheduler.softShareDev.aicoreQuota",
+    "huawei.com/scheduler.softShareDev.hbmQuota",
+})  # fmt: skip
+"""Labels and annotations that decide how a job is placed, or would where that is supported."""
+
+_MARKS: Final = frozenset({
+    "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name", "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io", "pod-group.scheduling.sigs.k8s.io/name",
+    "pod-group.scheduling.sigs.k8s.io/min-available",
+    *(f"leaderworkerset.sigs.k8s.io/{key}" for key in ("name", "group-index", "size", "worker-index")),
+    *(f"training.kubeflow.org/{key}"
+      for key in ("operator-name", "job-name", "replica-type", "job-role", "replica-index")),
+    *(f"jobset.sigs.k8s.io/{key}" for key in (
+        "jobset-name", "job-index", "global-replicas", "replicatedjob-name", "replicatedjob-replicas")),
+    *(f"kueue.x-k8s.io/pod-group-{key}" for key in ("name", "serving", "total-count", "pod-index", "pod-index-label")),
+    *(f"ray.io/{key}" for key in ("cluster", "group", "node-type")),
+    "batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index", "statefulset.kubernetes.io/pod-name",
+    "volcano.sh/task-spec", "volcano.sh/task-index", "volcano.sh/job-name", "deploy-name", "pod-template-hash",
+})  # fmt: skip
+"""Labels and annotations by which controllers say to which job a pod belongs, and its position in it."""
+
+_WRITTEN: Final = frozenset({
+    RESOURCE, RESOURCE_CORES, PREDICATE_TIME, REAL, KUBELET_IDS, FENCE, NOMINATED, DISTRIBUTED, RANK, BLOCK,
+    BLOCK_SUPER_POD, SHARED_SWITCH, SWITCH_HEALTH, SHARED_SWITCH_IP, BACKUP_SOURCE,
+    "backupNewPodName", "needVolcanoOpe", "fault-type", "kubernetes.io/config.source", "kubernetes.io/config.mirror",
+    "vnpu-dvpp", "vnpu-level",
+})  # fmt: skip
+"""Labels and annotations that the two programs, MindCluster or the kubelet write on pods."""
+
+NETWORK_TOPOLOGY: Final = "spec.networkTopology"
+"""Stands for this field of a pod group or a Volcano Job among its annotations, with the mode as value."""
+TASK_MINIMA: Final = "spec.minTaskMember"
+"""Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
+
+POD_KEYS: Final = SETTINGS | _MARKS | _WRITTEN | {NETWORK_TOPOLOGY, TASK_MINIMA}
+"""The labels and annotations of pods that are read. A new reader needs a new key here: tests use the same pods."""
+
+
+def short(text: str, limit: int = LONGEST_NAME) -> str:
+    """A text, or its beginning if it is longer than a limit."""
+    return text if len(text) <= limit else f"{text[:_SHOWN]}…"
+
+
+def short_json(text: str, *, is_list: bool) -> str:
+    """JSON of a limited length. A longer one is replaced by one that says nothing, other for each content."""
+    if len(text) <= LONGEST_JSON:
+        return text
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    return f'[{{"key":"too-long/{digest}"}}]' if is_list else f'{{"tooLong":"{digest}"}}'
+
+
+def kept_annotations(values: dict[str, str]) -> dict[str, str]:
+    """The annotations of a pod that are read; the same object if these are all."""
+    if values.keys() <= POD_KEYS and all(len(value) <= LONGEST for value in values.values()):
+        return values
+    kept, parts = {}, 0
+    for key, value in values.items():
+        if key in POD_KEYS:
+            kept[key] = value if len(value) <= LONGEST else _value(key, value)
+        elif key.startswith(VNPU_PREFIX) and parts < MOST_ENTRIES:
+            parts += 1
+            kept[short(key)] = _value(key, value)
+    return kept
+
+
+def kept_labels(values: dict[str, str]) -> dict[str, str]:
+    """The labels of a pod: all that it normally has, since selectors may name any; the same object if these are all."""
+    if len(values) <= MOST_LABELS:  # the API server limits their lengths
+        return values
+    others = [key for key in values if key not in POD_KEYS][:MOST_LABELS]
+    return {key: value for key, value in values.items() if key in POD_KEYS} | {key: values[key] for key in others}
+
+
+def settings_among(values: dict[str, str]) -> dict[str, str]:
+    """The labels or annotations that may decide how a job is placed."""
+    if len(values) > len(SETTINGS):
+        return {key: short(values[key], LONGEST) for key in SETTINGS if key in values}
+    return {key: short(value, LONGEST) for key, value in values.items() if key in SETTINGS}
+
+
+def kept_quantities(values: dict[str, str]) -> dict[str, str]:
+    """The resources of the maker that a container requests."""
+    if len(values) <= MOST_ENTRIES:
+        return {key: short(value, _SHOWN) for key, value in values.items() if key.startswith(_VENDOR)} or _NOTHING
+    ours = [key for key in values if key.startswith(_VENDOR)]
+    first = sorted(ours, key=lambda key: (key not in {RESOURCE, RESOURCE_CORES}, not key.startswith(VNPU_PREFIX)))
+    return {key: short(values[key], _SHOWN) for key in first[:MOST_ENTRIES]} or _NOTHING
+
+
+def kept_selector(values: dict[str, str]) -> dict[str, str]:
+    """A node selector; one with too many labels is replaced by one that no node matches, so that none is left out."""
+    return values if len(values) <= MOST_ENTRIES else {"nodeSelector": f"more than {MOST_ENTRIES} labels"}
+
+
+_NOTHING: Final[dict[str, str]] = {}
+
+
+def _value(key: str, value: str) -> str:
+    return short(value, LONGEST_LIST if key in OURS else LONGEST)
