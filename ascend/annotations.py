@@ -117,9 +117,6 @@ programs write. All others are those of the pod's author."""
 OURS = frozenset(key for key, writer in WRITERS.items() if writer is Writer.PROGRAMS)
 """On pods: written by the two programs only, besides the keys of vNPUs."""
 
-POD_STATUS = "huawei.com/pod-status"
-"""On a faulty pod that another program deletes, by the allocator: ``Unhealthy-`` and the kind of the fault."""
-
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
 
