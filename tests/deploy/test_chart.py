@@ -1164,22 +1164,6 @@ def test_each_probe_has_its_endpoint_and_a_standby_is_available() -> None:
     assert workload["spec"]["template"]["spec"]["priorityClassName"] == "system-node-critical"
 
 
-def test_the_allocator_passes_the_restricted_pod_security_standard(cluster: Cluster) -> None:
-    # The API server itself enforces it in such a namespace; for a Deployment it only warns, so a pod is created.
-    name = "restricted-deploy-test"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    try:
-        template = helm.find(helm.render(), "Deployment", "allocator")["spec"]["template"]
-        pod = {"apiVersion": "v1", "kind": "Pod", **template}
-        pod["metadata"] = {**template["metadata"], "name": "allocator", "namespace": name}
-        del pod["spec"]["priorityClassName"]
-        answer = _dry_run(cluster.api, pod)
-        assert answer["metadata"]["name"] == "allocator"
-    finally:
-        cluster.api.delete(f"/api/v1/namespaces/{name}")
-
-
 def _dry_run(api: Server, item: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(api.request("POST", f"{collection(item)}?dryRun=All", item))
     return answer
