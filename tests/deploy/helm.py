@@ -17,6 +17,7 @@ from tests.cluster.errors import ClusterError
 
 REPOSITORY: Final = Path(__file__).parents[2]
 CHART: Final = REPOSITORY / "deploy" / "charts" / "ascend-affinity"
+HARDENED: Final = CHART / "hardened-values.yaml"
 RELEASE: Final = "ascend-affinity"
 NAMESPACE: Final = "kube-system"
 
