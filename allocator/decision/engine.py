@@ -19,6 +19,7 @@ from allocator.gangs.gradual import MANY, GradualPlans
 from allocator.gangs.resuming import resume_gangs
 from allocator.gangs.super_pods import SuperPods
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
+from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
@@ -108,8 +109,12 @@ class DecisionEngine:
         return advise(policy.demand, super_pods) if isinstance(policy, SuperPods) else ()
 
     def warnings(self, pod: Pod) -> tuple[str, ...]:
-        """What the author of a pod is told when it is created: what has no effect, and what is advised against."""
-        return (*self.without_effect(pod), *(self.advice(pod) if self.handles(pod) else ()))
+        """What the author of a pod is told when it is created.
+
+        What has no effect, what is advised against, and with what it takes devices without the allocator.
+        """
+        by_hand = (*named_devices(pod), *filter(None, [named_node(pod)]))
+        return (*self.without_effect(pod), *(self.advice(pod) if self.handles(pod) else ()), *by_hand)
 
     def request_of(self, pod: Pod) -> ChipRequest:
         """The properties of a pod's request that rules depend on.

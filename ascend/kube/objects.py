@@ -31,6 +31,7 @@ from ascend.kube.kept import (
 from ascend.kube.volumes import Volume
 from ascend.slices import ContainerKind, ContainerRequest
 from ascend.templates import RESOURCE_CORES
+from ascend.visible_devices import is_granted, is_reserved, may_begin_reserved
 from ascend.vnpus import suffix_of
 
 _VNPUS = f"{RESOURCE}-"
@@ -134,22 +135,60 @@ INDEX_VARIABLES = ("VC_TASK_INDEX", "JOB_COMPLETION_INDEX")
 """The environment variables with the index of a pod in its job: Volcano's and that of an Indexed Job."""
 
 
+class FieldRef(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """A field of the pod itself."""
+
+    field_path: str = ""
+
+
+class ValueFrom(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """Where an environment variable has its value from, if that is a field of the pod."""
+
+    field_ref: FieldRef | None = None
+
+
 class EnvVar(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """An environment variable with a literal value."""
+    """An environment variable with a literal value, or one of a field of the pod."""
 
     name: str = ""
     value: str = ""
+    value_from: ValueFrom | None = None
+
+    @property
+    def names_devices(self) -> bool:
+        """Whether ascend-docker-runtime would give the container what it names, whoever has written it."""
+        if not is_reserved(self.name):
+            return False
+        field = self.value_from.field_ref if self.value_from is not None else None
+        return field is None or not is_granted(self.name, field.field_path)
+
+
+class EnvFrom(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """All keys of a ConfigMap or Secret as environment variables, with this prefix."""
+
+    prefix: str = ""
 
 
 class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """A container of a pod spec; of its environment only ``INDEX_VARIABLES`` are kept, to save memory."""
+    """A container of a pod spec; of its environment only ``INDEX_VARIABLES`` are kept, to save memory.
+
+    ``own_devices`` are the variables by which it names devices of its own: ascend-docker-runtime would give it these.
+    """
 
     name: str = ""
     resources: Resources = Resources()
     restart_policy: str = ""
     env: tuple[EnvVar, ...] = ()
+    env_from: tuple[EnvFrom, ...] = ()
+    own_devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.env or self.env_from:
+            named = [each.name.strip() for each in self.env if each.names_devices]
+            named += [f"{each.prefix}…" for each in self.env_from if may_begin_reserved(each.prefix)]
+            # An object that was read keeps what was found, although its variables are gone.
+            msgspec.structs.force_setattr(self, "own_devices", tuple(dict.fromkeys(named)) or self.own_devices)
+            msgspec.structs.force_setattr(self, "env_from", ())
         if self.env:
             indexes = [EnvVar(each.name, short(each.value)) for each in self.env if each.name in INDEX_VARIABLES]
             msgspec.structs.force_setattr(self, "env", tuple(indexes[:MOST_ENTRIES]))
@@ -226,6 +265,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     volumes: tuple[Volume, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
+    ephemeral_containers: tuple[Container, ...] = ()
     affinity: Any = None
     tolerations: Any = None
 

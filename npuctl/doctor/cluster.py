@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Final
 
 from allocator.binding.binding import grant_of
+from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import counted_vnpus
 from allocator.settings import Settings
 from allocator.state.holding import Holding
@@ -203,6 +204,8 @@ def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
     right = 0
     theirs = nodes_of_mindclusters_plugin(pods)
     for pod in pods:
+        for sentence in named_devices(pod) if pod.is_live else ():
+            yield warning(f"pod {pod.key}: {sentence}", "docs/security.md#isolation")
         if pod.spec.node_name and pod.is_live and pod.requests_chips:
             found = _check_pod(pod, is_theirs=pod.spec.node_name in theirs)
             if found is None:
@@ -237,6 +240,8 @@ def _without_chips(pod: Pod, where: str, *, is_theirs: bool) -> Finding:
     if is_theirs and counted_vnpus(pod):
         advice = f"until this project's device plugin runs there, no other pod gets a vNPU of that size ({PAGE})"
         return warning(f"{where}: MindCluster's device plugin does not say which vNPU it has", advice)
+    if (sentence := named_node(pod)) is not None:
+        return problem(f"{where} has no chips: {sentence}", "docs/security.md#a-node-by-name")
     advice = (
         "its scheduler neither asked the allocator nor chose them itself; use one that asks, and list the resource "
         "in managedResources (deploy/kube-scheduler.yaml)"

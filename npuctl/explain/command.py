@@ -128,6 +128,7 @@ def render(answer: Explanation) -> RenderableType:
     if answer.without_effect:
         parts.append(Text("\nwithout effect here:", style="bold"))
         parts += [Text(f"  {sentence}") for sentence in answer.without_effect]
+    parts += [Text(f"\n{sentence}", style="yellow") for sentence in answer.warnings]
     return Stack(*parts)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import structs
 
 from allocator.rules.job import find_job
+from allocator.rules.own_devices import NODE_CURE, named_devices, named_node
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
 from allocator.settings import Settings
 from allocator.state.job import Job
@@ -65,6 +66,7 @@ class Explanation(msgspec.Struct, frozen=True):
         examined: the number of nodes on which remedies were searched.
         advice: what to do if there is no remedy, and for what chips are kept that it could use: sentences for people.
         without_effect: what it requests without effect, a sentence for each.
+        warnings: by what its containers get chips of others, a sentence for each.
         block: the id of its block, if it fits and its job has blocks.
         blocks: the SuperPods of the blocks of its job, or what room there is for them; a sentence for each.
         switches: which pods of its job are below which leaf switch, a sentence for each; none without switch affinity.
@@ -94,6 +96,7 @@ class Explanation(msgspec.Struct, frozen=True):
     examined: int = 0
     advice: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     block: int | None = None
     blocks: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
@@ -121,7 +124,8 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         scheduler=printable(says),
     )
     if pod.is_live:
-        explanation = structs.replace(explanation, without_effect=allocator.engine.without_effect(pod))
+        told = allocator.engine.without_effect(pod)
+        explanation = structs.replace(explanation, without_effect=told, warnings=tuple(named_devices(pod)))
     if not pod.requests_chips and not allocator.waits(pod):
         return explanation
     if not pod.is_live:
@@ -196,6 +200,9 @@ def _of_peers(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int
 
 
 def _placed(explanation: Explanation, pod: Pod) -> Explanation:
+    if (by_hand := named_node(pod)) is not None:
+        reason, advice = Reason.NOT_PLACED, (NODE_CURE,)
+        return structs.replace(explanation, state="waits", reason=reason, message=by_hand, advice=advice)
     placed = structs.replace(explanation, state="placed", node=pod.spec.node_name)
     try:
         held = read_held(pod.metadata.annotations)

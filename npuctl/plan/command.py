@@ -111,6 +111,10 @@ def _render(plan: PlacementPlan) -> RenderableType:
         Text(f"job {each.job}, without effect here: {each.message} (pod {each.namespace}/{each.name})", "dim")
         for each in plan.without_effect
     ]
+    parts += [
+        Text(f"job {each.job}, pod {each.namespace}/{each.name}: {each.message}", "yellow")
+        for each in plan.warnings or ()
+    ]
     return Stack(*parts)
 
 

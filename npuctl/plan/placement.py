@@ -5,7 +5,7 @@ expires, and the clock stands still, so the same objects give the same answer by
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import structs
 
 from allocator.binding.annotations import Stamper
 from allocator.rules.job import JobKey, own_rank
+from allocator.rules.own_devices import named_devices, named_node
 from allocator.settings import Settings
 from allocator.state.location import Level
 from allocator.state.reservation import Stage
@@ -22,6 +23,7 @@ from allocator.superpods.repair import Verdict
 from ascend.annotations import BLOCK_SUPER_POD, read_block
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from ascend.takes import Take
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import NodeRefusal, as_values
@@ -81,8 +83,8 @@ class UnplannedWorkload(msgspec.Struct, frozen=True):
     message: str
 
 
-class WithoutEffect(msgspec.Struct, frozen=True):
-    """What a job requests without effect, and the first of its pods that does."""
+class Told(msgspec.Struct, frozen=True):
+    """A sentence about a job, and the first of its pods that it is about."""
 
     namespace: str
     name: str
@@ -132,14 +134,18 @@ class Rescheduled(msgspec.Struct, frozen=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True):
-    """The answer; pods in the order in which they were decided on."""
+    """The answer; pods in the order in which they were decided on.
+
+    ``without_effect`` is what jobs request without effect; ``warnings`` by what containers get chips of others.
+    """
 
     pods: tuple[Placement, ...]
     pending: tuple[PendingPod, ...]
     jobs: tuple[PlannedJob, ...] = ()
     rescheduled: tuple[Rescheduled, ...] = ()
     unplanned: tuple[UnplannedWorkload, ...] = ()
-    without_effect: tuple[WithoutEffect, ...] = ()
+    without_effect: tuple[Told, ...] = ()
+    warnings: tuple[Told, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Planning:
@@ -164,7 +170,7 @@ class Planning:
         self._candidates = candidates
         self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
         self._placed: dict[str, Placement] = {}
-        self._ignored: dict[tuple[str, str], WithoutEffect] = {}
+        self._ignored: dict[tuple[str, str], Told] = {}
         self._asked: dict[str, tuple[Demand, dict[int, int]]] = {}
         self._seen: list[Pod] = []
 
@@ -173,7 +179,7 @@ class Planning:
         allocator = self.allocator
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
         for sentence in allocator.engine.without_effect(pod):
-            self._ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
+            self._ignored.setdefault((job, sentence), Told(namespace, name, job, sentence))
         is_new = job not in self._asked and job not in self.returning
         if is_new and (found := allocator.free_for_blocks(pod)) is not None:
             self._asked[job] = found
@@ -207,7 +213,7 @@ class Planning:
 
     def rest(self) -> PlacementPlan:
         """Decide on all pods that wait, job after job."""
-        allocator, pending = self.allocator, list[PendingPod]()
+        allocator, pending = self.allocator, list(self._on_named_nodes())
         ordered = self.waiting()
         for pod in ordered:
             if (refusal := self.decide(pod)) is not None:
@@ -231,7 +237,22 @@ class Planning:
             _several((*self._seen, *ordered), allocator, blocks),
             unplanned=unplanned,
             without_effect=tuple(self._ignored.values()),
+            warnings=self._warnings() or msgspec.UNSET,
         )
+
+    def _on_named_nodes(self) -> Iterator[PendingPod]:
+        for pod in self._pods.values():
+            if (sentence := named_node(pod)) is not None:
+                job = str(self.allocator.job_of(pod).key)
+                yield PendingPod(pod.metadata.namespace, pod.name, job, Reason.NOT_PLACED, sentence, {})
+
+    def _warnings(self) -> tuple[Told, ...]:
+        found: dict[tuple[str, str], Told] = {}
+        for pod in self._pods.values():
+            for sentence in named_devices(pod) if pod.is_live else ():
+                job = str(self.allocator.job_of(pod).key)
+                found.setdefault((job, sentence), Told(pod.metadata.namespace, pod.name, job, sentence))
+        return tuple(found.values())
 
 
 def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:

@@ -346,6 +346,17 @@ async def test_what_has_no_effect_is_a_warning(allocator: Allocator, resource: s
     assert warning.startswith(f"resource {resource}: the allocator does not place it")
 
 
+async def test_devices_that_a_pod_names_itself_are_a_warning(allocator: Allocator) -> None:
+    manifest = pod_manifest("greedy", 1)
+    manifest["spec"]["nodeName"] = "n1"
+    manifest["spec"]["containers"][0]["env"] = [{"name": "ASCEND_VISIBLE_DEVICES", "value": "0-7"}]
+    answer = await review(allocator, "pods", manifest)
+    assert answer["allowed"]
+    by_environment, by_node = answer["warnings"]
+    assert "sets ASCEND_VISIBLE_DEVICES: where ascend-docker-runtime is the runtime" in by_environment
+    assert by_node.startswith("its node was named by hand (spec.nodeName: n1)")
+
+
 @pytest.mark.parametrize("path", ["bindings", "pods"])
 @pytest.mark.parametrize("body", ["", "{}", '{"request": {"uid": "a"}}', '{"request": {"uid": "a", "object": 7}}'])
 async def test_a_malformed_review_is_a_bad_request(allocator: Allocator, path: str, body: str) -> None:
