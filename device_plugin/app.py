@@ -117,12 +117,12 @@ class Plugin:
         page = web.Application()
         async with await KubeClient.connect(settings.kubeconfig) as client:
             url = self._kubelet_pods_url
-            async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
+            async with KubeletPods(url, client.identity_headers, settings.kubelet_identity) as kubelet_pods:
                 events = EventRecorder(client, COMPONENT, settings.node_name)
                 chips = self._chip_side(client, events)
                 pods = self._pod_side(client, kubelet_pods, events)
                 refresh = chips.meter.refresh if settings.telemetry else None
-                probes = Probes(chips, pods, self.snapshots)
+                probes = Probes(chips, pods, self.snapshots, kubelet=lambda: kubelet_pods.problem)
                 # The page is served from the start; it shows what is missing.
                 probes.add(page, self._live, self.metrics.registry, refresh)
                 async with serve_http(page, settings.http_address, refusals=self.metrics.http) as self.http_address:

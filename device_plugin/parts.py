@@ -113,9 +113,12 @@ class Probes:
         chips: reads, judges and reports the chips.
         pods: gives the chips to pods.
         snapshots: the chips as judged.
+        kubelet: why the kubelet could not be verified; without it the plugin works, but guesses which pod is admitted.
     """
 
-    def __init__(self, chips: ChipSide, pods: PodSide, snapshots: Observable[Snapshot | None]) -> None:
+    def __init__(
+        self, chips: ChipSide, pods: PodSide, snapshots: Observable[Snapshot | None], *, kubelet: Check
+    ) -> None:
         def unless_on_standby(check: Check) -> Check:
             return lambda: None if pods.lock.stands_by else check()
 
@@ -130,7 +133,7 @@ class Probes:
             "kubelet": lambda: pods.problem,
             "report": lambda: chips.reporter.problem,
         }
-        self.ready = reads | works
+        self.ready = reads | works | {"kubelet's certificate": kubelet}
         self.standby = reads | {name: unless_on_standby(check) for name, check in works.items()}
         self.started: dict[str, Check] = {
             "node": lambda: chips.node_object.problem,

@@ -14,6 +14,7 @@ from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
 from device_plugin.driver.switches import SwitchDriver
 from device_plugin.driver.telemetry import MeasuringDriver
+from device_plugin.kubelet.identity import KubeletIdentity
 from device_plugin.pods.container_edits import InjectionSetting
 from device_plugin.reset.steps import ResetOptions
 
@@ -119,9 +120,18 @@ class Settings(DriverSettings, DaemonSettings):
         default=None,
         description="the URL at which the kubelet lists its pods; by default https://<host-ip>:10250/pods",
     )
+    kubelet_cert_dir: Path = setting(
+        default=Path("/var/lib/kubelet/pki"),
+        description="the kubelet's folder of certificates (its --cert-dir): it is verified by its own certificate for "
+        "serving there, or where there is none, by the cluster's CA; no token is sent to it otherwise",
+    )
     kubelet_ca_file: str | None = setting(
         default=None,
-        description="verifies the kubelet's certificate; not verified by default, because kubelets sign their own",
+        description="the CA that must have signed the kubelet's certificate for its address, instead of these",
+    )
+    kubelet_insecure_skip_tls_verify: bool = setting(
+        default=False,
+        description="whether the plugin's token is sent to whoever listens at the kubelet's port: nothing is verified",
     )
     scan_period_s: float = setting(
         default=1.0,
@@ -214,6 +224,13 @@ class Settings(DriverSettings, DaemonSettings):
     )
 
     @property
+    def kubelet_identity(self) -> KubeletIdentity:
+        """By what the kubelet is verified."""
+        return KubeletIdentity(
+            self.kubelet_cert_dir, self.kubelet_ca_file, insecure=self.kubelet_insecure_skip_tls_verify
+        )
+
+    @property
     def hot_reset_options(self) -> ResetOptions | None:
         """How chips are reset; None if they are not."""
         if self.hot_reset == "off":
@@ -225,6 +242,8 @@ class Settings(DriverSettings, DaemonSettings):
     def __post_init__(self) -> None:
         if self.dynamic_vnpus and self.choose_chips:
             raise InvalidValue("choose_chips: with dynamic_vnpus only an allocator chooses which chip is cut")
+        if self.kubelet_ca_file is not None and self.kubelet_insecure_skip_tls_verify:
+            raise InvalidValue("kubelet_ca_file: has no effect with kubelet_insecure_skip_tls_verify")
         if self.scan_period_s > self.stale_s / 2:
             raise InvalidValue(
                 f"scan_period_s: {self.scan_period_s:g} is more than half of stale_s ({self.stale_s:g}): healthy chips "

@@ -1,23 +1,28 @@
 """Lists the kubelet's own pods (``/pods`` on its port), and counts the registrations it has received (``/metrics``).
 
 The kubelet adds a pod to that list right before it admits it, one at a time
-(docs/spec/kubelet.md#which-pod-is-being-admitted). Rights: ``get`` on ``nodes/proxy``, or on ``nodes/pods`` with the
-kubelet's fine-grained authorisation; for the metrics on ``nodes/metrics``.
+(docs/spec/kubelet.md#which-pod-is-being-admitted). It is verified before the token goes to it (``identity``). Rights:
+``get`` on ``nodes/proxy``, or on ``nodes/pods`` with the kubelet's fine-grained authorisation; for the metrics on
+``nodes/metrics``.
 """
 
-import ssl
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 from urllib.parse import urljoin
 
 import aiohttp
 import msgspec
+import structlog
 
 from ascend.addresses import join_address
 from ascend.errors import TimedOut, Unreachable
 from ascend.kube.objects import Pod
+from device_plugin.kubelet.identity import REFUSALS, KubeletIdentity, Proof, Unverified
 from device_plugin.kubelet.registrations import Registrations, parse_registrations
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 DEADLINE_S = 0.8
 """Short enough for a preferred allocation to use the documented rule in time if the kubelet is silent."""
@@ -39,24 +44,22 @@ class KubeletPods:
     Args:
         url: returns the URL of the list, such as ``https://10.0.0.5:10250/pods``; called for every request.
         headers: returns the headers that authenticate us; called for every request.
-        ca_file: verifies the kubelet's certificate. Without it the certificate is not verified: by default kubelets
-            sign their own, and the address is this node's own.
+        identity: verifies the kubelet before they are sent.
     """
 
     def __init__(
         self,
         url: Callable[[], str],
         headers: Callable[[], Awaitable[Mapping[str, str]]],
-        *,
-        ca_file: str | None = None,
+        identity: KubeletIdentity,
     ) -> None:
         self._url = url
         self._headers = headers
-        self._ssl = _unverified() if ca_file is None else ssl.create_default_context(cafile=ca_file)
+        self._identity = identity
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl))
+        self._session = aiohttp.ClientSession()
         return self
 
     async def __aexit__(
@@ -65,12 +68,17 @@ class KubeletPods:
         if self._session is not None:
             await self._session.close()
 
+    @property
+    def problem(self) -> str | None:
+        """Why the kubelet could not be verified the last time; None if it was."""
+        return self._identity.problem
+
     async def list(self) -> list[Pod]:
         """Return the pods that the kubelet knows now.
 
         Raises:
             TimedOut: there is no answer in time.
-            Unreachable: there is no usable answer.
+            Unreachable: there is no usable answer, or the kubelet is not verified (``Unverified``).
         """
         url = self._url()
         try:
@@ -91,22 +99,55 @@ class KubeletPods:
     async def _read(self, url: str, deadline_s: float) -> bytes:
         if self._session is None:
             raise Unreachable("the session is not open")
-        limit = aiohttp.ClientTimeout(total=deadline_s)
         try:
-            async with self._session.get(url, headers=await self._headers(), timeout=limit) as response:
-                body = await response.read()
-                if response.status != 200:  # noqa: PLR2004 - OK
-                    raise Unreachable(f"{url} answered {response.status} {response.reason}")
-                return body
+            async with asyncio.timeout(deadline_s):
+                return await self._verified(self._session, url)
         except TimeoutError as error:
             raise TimedOut(f"{url} has not answered within {deadline_s} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
 
+    async def _verified(self, session: aiohttp.ClientSession, url: str) -> bytes:
+        """Read from the kubelet, if it proves who it is.
 
-def _unverified() -> ssl.SSLContext:
-    # Not from create_default_context, which would first read all authorities that the machine trusts.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+        Raises:
+            Unverified: it does not, and so nothing was sent.
+        """
+        identity = self._identity
+        if identity.insecure:
+            return await _body(session, url, await self._headers(), proof=False)
+        if not url.startswith("https:"):
+            return await _body(session, url, {}, proof=False)  # nobody can be verified there: without the token
+        refusal: Exception | None = None
+        for _ in ("as known", "as renewed meanwhile"):
+            try:
+                for proof in await identity.proofs():
+                    try:
+                        body = await _body(session, url, await self._headers(), proof=proof)
+                    except REFUSALS as error:
+                        refusal = refusal or error
+                    else:
+                        self._note(None)
+                        return body
+            except Unverified as error:
+                refusal = error
+            identity.forget()
+        sentence = f"no token is sent to {url}, which is not proved to be the kubelet: {refusal}"
+        self._note(sentence)
+        raise Unverified(sentence) from refusal
+
+    def _note(self, problem: str | None) -> None:
+        if problem is not None and self._identity.problem is None:
+            log.error("the kubelet can't be verified", error=problem)
+        self._identity.problem = problem
+
+
+async def _body(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, proof: Proof | Literal[False]
+) -> bytes:
+    # A kubelet redirects nobody, and what it would redirect to is not verified by its certificate.
+    async with session.get(url, headers=headers, ssl=proof, allow_redirects=False) as response:
+        body = await response.read()
+        if response.status != 200:  # noqa: PLR2004 - OK
+            raise Unreachable(f"{url} answered {response.status} {response.reason}")
+        return body

@@ -14,6 +14,7 @@ from ascend.errors import ApiError, AscendError, InvalidReport, InvalidValue, No
 from ascend.grammar import count
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node, Pod
+from device_plugin.kubelet.identity import Unverified
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
@@ -113,13 +114,23 @@ class ApiServerChecks:
         address = settings.host_ip or (self._node.internal_ip if self._node is not None else "")
         url = settings.kubelet_pods_url or pods_url(address)
         try:
-            async with KubeletPods(lambda: url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet:
+            async with KubeletPods(lambda: url, client.identity_headers, settings.kubelet_identity) as kubelet:
                 pods = await kubelet.list()
+        except Unverified as error:
+            advice = (
+                "set kubelet_cert_dir to the kubelet's --cert-dir, or kubelet_ca_file to the CA of its certificate (in "
+                "the chart devicePlugin.kubelet)"
+            )
+            sentence = f"{error}; pods of the same size can only be told apart by the order of their Bindings"
+            return [warning(sentence, advice)]
         except (Unreachable, OSError) as error:
             advice = "grant get on nodes/pods (nodes/proxy before Kubernetes 1.33), and let the node reach its own port"
             sentence = f"{error}; pods of the same size can only be told apart by the order of their Bindings"
             return [warning(sentence, advice)]
         self._pods = [each for each in pods if each.is_live]
+        if settings.kubelet_insecure_skip_tls_verify:
+            sentence = f"{url} lists {count(len(pods), 'pod')}; nothing proves that it is the kubelet"
+            return [warning(sentence, "unset kubelet_insecure_skip_tls_verify: who listens there gets the token")]
         return [ok(f"{url} lists {count(len(pods), 'pod')}")]
 
     async def _check_report(self, client: KubeClient) -> Sequence[Finding]:

@@ -597,6 +597,8 @@ def test_a_mode_of_resets_without_quotes_is_refused_with_the_reason(tmp_path: Pa
         ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
         ("devicePlugin.driver.dcmi.diePolicy=independent", True),
         ("devicePlugin.kubelet.caFile=/ca.crt", True),
+        ("devicePlugin.kubelet.certDir=/etc/kubelet/pki", True),
+        ("devicePlugin.kubelet.insecureSkipTLSVerify=true", True),
     ],
 )
 def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls: bool) -> None:
@@ -609,6 +611,8 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
         "driver.dcmi.library": "dcmi_library",
         "jobFiles.enabled": "job_files",
         "hangDetection.minutes": "hang_minutes",
+        "kubelet.certDir": "kubelet_cert_dir",
+        "kubelet.insecureSkipTLSVerify": "kubelet_insecure_skip_tls_verify",
         "hotReset.mode": "hot_reset",
         "hotReset.idleSeconds": "hot_reset_idle_s",
         "hotReset.perHour": "hot_resets_per_hour",
@@ -1141,6 +1145,22 @@ def test_only_the_kubelets_folder_cdi_files_and_dev_are_mounted_writable() -> No
     # The kubelet would write the termination message into the node's /dev.
     assert not _container(workload)["terminationMessagePath"].startswith("/dev/")
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"
+
+
+def test_the_kubelets_certificates_are_mounted_where_it_keeps_them_and_only_if_needed() -> None:
+    def mounted(*options: str) -> list[tuple[str, str, bool]]:
+        workload = helm.find(helm.render(*options), "DaemonSet", "device-plugin")
+        volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
+        mounts = [each for each in _container(workload)["volumeMounts"] if each["name"] == "kubelet-certificates"]
+        return [
+            (volumes[each["name"]]["hostPath"]["path"], each["mountPath"], each.get("readOnly", False))
+            for each in mounts
+        ]
+
+    assert mounted() == [("/var/lib/kubelet/pki", "/var/lib/kubelet/pki", True)]
+    assert mounted("--set", "devicePlugin.kubelet.certDir=/x") == [("/x", "/x", True)]
+    for without in ("caFile=/ca.crt", "insecureSkipTLSVerify=true"):
+        assert not mounted("--set", f"devicePlugin.kubelet.{without}")
 
 
 def test_an_upgrade_updates_a_tenth_of_the_nodes_at_a_time() -> None:

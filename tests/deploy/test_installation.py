@@ -11,6 +11,7 @@ import os
 import ssl
 import subprocess
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from ascend.annotations import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, parse_names
 from ascend.deviceinfo import LABELS, config_map_name
 from ascend.kube.client import KubeClient
+from device_plugin.kubelet.identity import KubeletIdentity, Unverified
+from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.publish.rights import rights
 from tests.allocator.builders import noded_says
 from tests.cluster import binaries
@@ -133,6 +136,24 @@ def test_the_plugin_may_list_its_kubelets_pods_but_not_exec(cluster: Cluster, ru
         with pytest.raises(HTTPError) as refused:
             kubelet.request(method, path)
         assert refused.value.status == 403
+
+
+def test_the_token_goes_only_to_the_real_kubelet_of_the_node(cluster: Cluster, running: Running) -> None:
+    first, second = cluster.nodes
+
+    async def token() -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {running.plugin_tokens[first.name]}"}
+
+    async def listed(by: Path) -> int:
+        async with KubeletPods(lambda: first.pods_url, token, KubeletIdentity(by)) as kubelet:
+            return len(await kubelet.list())
+
+    own, other = (node.folder / "kubelet" / "pki" for node in (first, second))
+    assert asyncio.run(listed(own)) >= 0
+    with pytest.raises(Unverified, match="no token is sent"):
+        asyncio.run(listed(other))
+    for process in running.device_plugins.values():
+        assert "can't be verified" not in process.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,13 @@ from ascend.kube.objects import PODS
 from ascend.slices import ContainerRequest
 from device_plugin.app import Plugin
 from device_plugin.kubelet import pods_api
+from device_plugin.kubelet.identity import KubeletIdentity
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.settings import Settings
 from sandbox.kubelet import Kubelet
 from tests.device_plugin.api import NODE, RecordingClient, bound_pod
+
+ANYBODY = KubeletIdentity(Path("/nonexistent"), insecure=True)
 
 
 async def identified() -> Mapping[str, str]:
@@ -33,7 +36,7 @@ async def kubelet(client: RecordingClient, folder: Path) -> AsyncIterator[Kubele
 
 @pytest.fixture
 async def pods(kubelet: Kubelet) -> AsyncIterator[KubeletPods]:
-    async with KubeletPods(lambda: kubelet.pods_url, identified) as listing:
+    async with KubeletPods(lambda: kubelet.pods_url, identified, ANYBODY) as listing:
         yield listing
 
 
@@ -68,7 +71,7 @@ async def test_a_kubelet_that_does_not_answer_in_time_is_unreachable(
 ) -> None:
     monkeypatch.setattr(pods_api, "DEADLINE_S", 0.05)
     kubelet.pods_answer.hold()
-    async with KubeletPods(lambda: kubelet.pods_url, identified) as pods:
+    async with KubeletPods(lambda: kubelet.pods_url, identified, ANYBODY) as pods:
         with pytest.raises(TimedOut, match=r"has not answered within 0.05 s"):
             await pods.list()
         kubelet.pods_answer.release()
@@ -85,18 +88,14 @@ async def test_an_unreadable_token_is_unreachable(kubelet: Kubelet) -> None:
     async def unreadable() -> Mapping[str, str]:
         raise PermissionError("token: permission denied")
 
-    async with KubeletPods(lambda: kubelet.pods_url, unreadable) as pods:
+    async with KubeletPods(lambda: kubelet.pods_url, unreadable, ANYBODY) as pods:
         with pytest.raises(Unreachable, match="permission denied"):
             await pods.list()
 
 
-async def test_the_system_authorities_are_not_loaded_without_verification() -> None:
-    assert KubeletPods(lambda: "", identified)._ssl.cert_store_stats()["x509"] == 0
-
-
 async def test_it_is_unreachable_before_it_is_opened(kubelet: Kubelet) -> None:
     with pytest.raises(Unreachable, match="not open"):
-        await KubeletPods(lambda: kubelet.pods_url, identified).list()
+        await KubeletPods(lambda: kubelet.pods_url, identified, ANYBODY).list()
 
 
 @asynccontextmanager
@@ -132,7 +131,7 @@ async def answering(body: bytes) -> AsyncIterator[str]:
     ids=lambda body: repr(body[:40]),
 )
 async def test_an_answer_other_than_a_list_of_pods_is_unreachable(body: bytes) -> None:
-    async with answering(body) as url, KubeletPods(lambda: url, identified) as pods:
+    async with answering(body) as url, KubeletPods(lambda: url, identified, ANYBODY) as pods:
         with pytest.raises(Unreachable, match=url):
             await pods.list()
 
@@ -147,5 +146,5 @@ async def test_the_pods_url_has_an_ipv4_or_ipv6_address(address: str, url: str) 
 
 
 async def test_an_empty_list_may_be_null() -> None:
-    async with answering(b'{"items": null}') as url, KubeletPods(lambda: url, identified) as pods:
+    async with answering(b'{"items": null}') as url, KubeletPods(lambda: url, identified, ANYBODY) as pods:
         assert await pods.list() == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ascend.annotations import REAL
 from ascend.observe.probes import GRACE_S, loop_is_turning
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedServer
@@ -61,6 +62,15 @@ async def settled(folder: Path, **changes: Any) -> AsyncIterator[tuple[Whole, Pl
 async def test_a_running_plugin_passes_all_probes(folder: Path) -> None:
     async with settled(folder) as (_, plugin):
         assert await statuses(plugin) == (200, 200, 200)
+
+
+async def test_an_unverified_kubelet_is_told_while_pods_start_by_the_order_of_their_bindings(folder: Path) -> None:
+    nothing = {"kubelet_pods_url": "https://127.0.0.1:1/pods", "kubelet_cert_dir": folder / "missing"}
+    async with whole_node(folder) as whole, whole.plugin(**nothing) as plugin:
+        await whole.bind("train", 0, 1)
+        assert (await whole.claimed("train")).metadata.annotations[REAL] == "Ascend910-0,Ascend910-1"
+        await answers(plugin, "/readyz", 503, "[-] kubelet's certificate: no token is sent to https://127.0.0.1:1/pods")
+        assert (await ask(plugin, "/standbyz"))[0] == 200
 
 
 async def test_an_unregistered_plugin_is_live_but_not_started(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
+from device_plugin.kubelet.identity import KubeletIdentity
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.kubelet.registrations import Registrations, parse_registrations
 from device_plugin.serving import other_plugin, unknown_plugin, watched_plugins
@@ -70,7 +71,9 @@ class Count:
 @asynccontextmanager
 async def counted(kubelet: Kubelet) -> AsyncIterator[tuple[Face, Count]]:
     """The plugin, registered, with the number of registrations so far read."""
-    async with KubeletPods(lambda: kubelet.pods_url, nobody) as port:
+    async with KubeletPods(
+        lambda: kubelet.pods_url, nobody, KubeletIdentity(Path("/nonexistent"), insecure=True)
+    ) as port:
         face = Face(kubelet.socket_dir)
         face.registrations = count = Count(port.registrations)
         async with running(face.registration.run()):

@@ -280,6 +280,16 @@ async def test_a_faulty_chip_that_may_be_in_use_is_no_problem_if_the_pods_are_un
     assert "kubelet and report agree: 7 of 8 chips healthy" in said(found, "report")
 
 
+async def test_a_kubelet_that_is_not_verified_is_a_warning_that_says_how(whole: Whole, tmp_path: Path) -> None:
+    unknown = whole.settings(kubelet_pods_url="https://127.0.0.1:1/pods", kubelet_cert_dir=tmp_path)
+    text = said(await doctor(unknown), "kubelet's pods")
+    assert "no token is sent to https://127.0.0.1:1/pods, which is not proved to be the kubelet" in text
+    assert f"there is no certificate of the kubelet in {tmp_path}" in text
+    assert "devicePlugin.kubelet" in text
+    anybody = whole.settings(kubelet_insecure_skip_tls_verify=True)
+    assert "nothing proves that it is the kubelet" in said(await doctor(anybody), "kubelet's pods")
+
+
 async def test_a_kubelet_that_offers_other_chips_than_reported_is_a_warning(whole: Whole) -> None:
     status = {"status": {"allocatable": {RESOURCE: "5"}}}
     await whole.client.patch(NODES, NODE, status, subresource="status")

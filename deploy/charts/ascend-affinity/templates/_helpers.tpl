@@ -144,9 +144,11 @@ telemetry: {{ .telemetry.enabled }}
 device_plugin_dir: {{ .kubelet.devicePluginDir }}
 pod_resources_socket: {{ .kubelet.rootDir }}/pod-resources/kubelet.sock
 plugins_registry_dir: {{ .kubelet.rootDir }}/plugins_registry
+kubelet_cert_dir: {{ .kubelet.certDir }}
 {{- with .kubelet.caFile }}
 kubelet_ca_file: {{ . }}
 {{- end }}
+kubelet_insecure_skip_tls_verify: {{ .kubelet.insecureSkipTLSVerify }}
 # On all addresses: the kubelet probes the pod's address, which may be an IPv6 one.
 http_address: ":{{ .httpPort }}"
 {{- end }}
