@@ -48,6 +48,7 @@ from device_plugin.parts import ChipSide, PodSide, Probes
 from device_plugin.pods.cdi_file import Injector
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.pods.container_edits import ContainerEdits, detect, offers_cdi
+from device_plugin.processes.watch import ProcessWatch
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
@@ -210,6 +211,7 @@ class Plugin:
                 reset = self._hot_reset(chips, pods, options, node)
                 await reset.prepare()
                 start("hot reset", reset.run())
+            start("processes", self._process_watch(chips, pods).run())
             start("report watch", chips.config_map.watch().run())
             for offer in pods.kept:
                 start(f"reconciler{_of(offer)}", offer.reconciler.run())
@@ -229,6 +231,17 @@ class Plugin:
             for offer in pods.offers:
                 start(f"registration{_of(offer)}", offer.registration.run())
             await self._offer_more(pods, start)
+
+    def _process_watch(self, chips: ChipSide, pods: PodSide) -> ProcessWatch:
+        return ProcessWatch(
+            self._driver,
+            self.snapshots,
+            self.ledgers,
+            chips.announce,
+            self.metrics,
+            off_limits=lambda: chips.muting.muted,
+            pauses=lambda: pods.other_plugin is not None,
+        )
 
     def _hot_reset(self, chips: ChipSide, pods: PodSide, options: ResetOptions, node: Node) -> HotReset:
         held = self.ledgers.cores if pods.cores is not None else self.ledgers.whole

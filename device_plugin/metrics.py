@@ -37,6 +37,11 @@ class Metrics:
             "ascend_dp_annotation_repairs",
             "Writes of annotations on pods that somebody had changed after the pods were given their chips",
         )
+        self.foreign_processes = gauge(
+            "ascend_dp_foreign_processes",
+            "Processes that have used a chip for a minute which their pod was not given, or nobody",
+            ["chip"],
+        )
         self.without_chips = gauge(
             "ascend_dp_pods_without_chips", "Running pods with a container that requests chips and has none"
         )

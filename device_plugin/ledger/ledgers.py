@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ascend.chips import ChipSet, chip_set
+from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from ascend.vnpus import SUFFIXES
@@ -125,6 +125,21 @@ class Ledgers:
         for device_type, ledger in self.vnpus.items():
             found |= device_type.chips(ledger.used)
         return found
+
+    @property
+    def holders(self) -> dict[int, frozenset[str]]:
+        """The uids of the pods that hold each chip, or parts of it, by physical id; also those that may have ended."""
+        found: dict[int, set[str]] = {}
+        for handover in (*self, *self.cores.handovers.kept.values()):
+            for chip in handover.chips:
+                found.setdefault(chip, set()).add(handover.uid)
+        books = [(ledger.pods, ledger.handovers) for ledger in (self.whole, *self.vnpus.values())]
+        for pods, handovers in (*books, (self.cores.pods, self.cores.handovers)):
+            for pod in pods:
+                if pod.live and pod.count and pod.uid not in handovers:
+                    for chip in chip_ids(pods.device_type.chips(pod.held)):
+                        found.setdefault(chip, set()).add(pod.uid)
+        return {chip: frozenset(uids) for chip, uids in found.items()}
 
     def __iter__(self) -> Iterator[HandOver]:
         """Iterate over all hand-overs, with the chips that the devices are, or are parts of."""

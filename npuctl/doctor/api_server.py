@@ -60,6 +60,11 @@ class ApiServerChecks:
             ),
         ]
 
+    @property
+    def pods(self) -> Sequence[Pod] | None:
+        """The kubelet's live pods; None if they are unknown."""
+        return self._pods
+
     async def close(self) -> None:
         """Close connections."""
         if self._client is not None:

@@ -27,10 +27,13 @@ from npuctl.doctor.api_server import ApiServerChecks
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.details import find_details, read_details
 from npuctl.doctor.finding import Check, Finding, named, run_check
+from npuctl.doctor.processes import check_processes
 from npuctl.output import Output, show
 from npuctl.reading.source import Source
 
 PROGRAM: Final = "npuctl doctor"
+
+PROCESSES_S: Final = 60.0
 
 _MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
@@ -92,7 +95,13 @@ async def check_node(
 
 def node_checks(settings: Settings, api_server: ApiServerChecks, environment: Mapping[str, str]) -> tuple[Check, ...]:
     """Return the checks of a node, in the order in which one explains the findings of the next."""
-    return (*chips.checks(settings, environment), *kubelet.checks(settings), *api_server.checks())
+    processes = Check(
+        "processes",
+        "processes use a chip that no pod holds, or another pod: their container took it by its environment or by hand",
+        lambda: check_processes(settings, lambda: api_server.pods),
+        deadline_s=PROCESSES_S,
+    )
+    return (*chips.checks(settings, environment), *kubelet.checks(settings), *api_server.checks(), processes)
 
 
 async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:

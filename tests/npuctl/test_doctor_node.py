@@ -24,9 +24,10 @@ from ascend.serving.http import serve_http
 from ascend.templates import RESOURCE_CORES
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
+from npuctl.doctor import processes
 from npuctl.doctor.chips import check_device_nodes, check_injection, check_library
 from npuctl.doctor.command import Diagnosis, check_node, render
-from npuctl.doctor.finding import Check, Finding, run_check
+from npuctl.doctor.finding import Check, Finding, ok, run_check
 from npuctl.doctor.kubelet import check_readiness
 from sandbox.simulated_chips import save_server
 from tests.device_plugin.api import NODE, seen, until
@@ -438,6 +439,30 @@ async def test_a_chip_that_needs_a_reset_is_named_with_what_prevents_it(whole: W
     assert "Ascend910-5 has a fault that the device plugin does not reset" in said(
         await doctor(whole.settings()), "resets"
     )
+
+
+async def test_processes_on_chips_that_nobody_was_given_are_named(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "AGAIN_S", 0.01)
+    await whole.bind("holder", 1)
+    await whole.claimed("holder")
+    whole.node.edit_chip(1, processes=[4710])
+    assert "among 8 chips" in said(await doctor(whole.settings()), "processes")
+    whole.node.edit_chip(5, processes=[4711, 4712])
+    found = said(await doctor(whole.settings()), "processes")
+    assert found.startswith("Ascend910-5: processes 4711, 4712 use it, and no pod that holds it is theirs")
+
+
+async def test_a_process_that_ends_between_two_looks_is_no_finding(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "AGAIN_S", 0.2)
+    whole.node.edit_chip(5, processes=[4711])
+    asyncio.get_running_loop().call_later(0.05, lambda: whole.node.edit_chip(5, processes=[4712]))
+    assert await processes.check_processes(whole.settings(), list) == [
+        ok("none uses a chip of another pod, or of nobody, among 8 chips")
+    ]
 
 
 async def test_a_missing_driver_is_said_once(tmp_path: Path) -> None:
