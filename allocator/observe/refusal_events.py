@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from allocator.binding.binding import PodRef
+from allocator.rules.told import told_in
 from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 
@@ -56,7 +57,8 @@ class RefusalEvents:
         if ref.uid in self._posted and self._posted[ref.uid][0] == refusal.reason:
             return True
         regarding = Regarding("Pod", ref.name, ref.namespace, ref.uid)
-        published = self._publish(regarding, refusal.reason, refusal.message, action=action)
+        note = told_in(ref.namespace, refusal.message)
+        published = self._publish(regarding, refusal.reason, note, action=action)
         if published:
             self._posted[ref.uid] = refusal.reason, now_s
             self._posted.move_to_end(ref.uid)

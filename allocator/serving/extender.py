@@ -151,7 +151,7 @@ class Extender:
                 found = self._engine.place_or_explain(pod, names)
         except Refusal as refusal:
             self._journal.refused(pod, refusal)
-            return refused_result(Filtered([], dict.fromkeys(names, refusal)), ())
+            return refused_result(Filtered([], dict.fromkeys(names, refusal)), (), pod.metadata.namespace)
         fitting = [found.node] if isinstance(found, Reservation) else found.fitting
         if fitting:
             self._journal.filtered(pod, Filtered(fitting, {}))
@@ -161,7 +161,7 @@ class Extender:
         self._journal.filtered(pod, found)
         self._requeuer.refused(pod)
         self._preemption.offered(pod, names)
-        return refused_result(found, self._preemption.waiting(pod, found.refused))
+        return refused_result(found, self._preemption.waiting(pod, found.refused), pod.metadata.namespace)
 
     async def _preempt(self, request: web.Request) -> web.Response:
         try:
@@ -206,15 +206,17 @@ class Extender:
         return chosen
 
     async def _bind(self, request: web.Request) -> web.Response:
+        namespace = None
         with self._journal.timed("bind"):
             try:
                 self._require_open()
                 args = decode(await read_body(request, BINDING_BYTES), BindingArgs)
                 self._require_open()
-                ref = PodRef(args.pod_namespace, args.pod_name, args.pod_uid)
+                namespace = args.pod_namespace
+                ref = PodRef(namespace, args.pod_name, args.pod_uid)
                 await self._binder.bind(ref, args.node)
             except AscendError as error:
-                return _answer(BindingResult(error=text(error)))
+                return _answer(BindingResult(error=text(error, namespace)))
         return _answer(BindingResult())
 
     async def _read(self, request: web.Request, node_bytes: int) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 from allocator.binding.binding import PodRef
 from allocator.decision.filtered import Filtered
 from allocator.decision.victim_set import VictimSet
+from allocator.rules.told import told_in
 from ascend.errors import UNREADABLE, AscendError, InvalidValue
 
 NODE_CACHE: Final = "the extender has its own cache of nodes: set nodeCacheCapable: true in its configuration"
@@ -177,9 +178,15 @@ def read_args(body: bytes) -> tuple[NamedPod, NodeNames]:
     return args.pod, NodeNames(raw)
 
 
-def text(error: Exception) -> str:
-    """An error as one sentence that begins with its reason."""
-    return f"{error.reason}: {error}" if isinstance(error, AscendError) else str(error)
+def text(error: Exception, namespace: str | None = None) -> str:
+    """An error as one sentence that begins with its reason.
+
+    Args:
+        error: the error.
+        namespace: that of the pod on which a scheduler will write the sentence; None if it is not about a pod.
+    """
+    sentence = f"{error.reason}: {error}" if isinstance(error, AscendError) else str(error)
+    return sentence if namespace is None else told_in(namespace, sentence)
 
 
 def preemption_result(chosen: VictimSet | None) -> PreemptionResult:
@@ -190,7 +197,7 @@ def preemption_result(chosen: VictimSet | None) -> PreemptionResult:
     return PreemptionResult({chosen.node: victims})
 
 
-def refused_result(filtered: Filtered, waiting: Collection[str]) -> FilterResult:
+def refused_result(filtered: Filtered, waiting: Collection[str], namespace: str) -> FilterResult:
     """The result of filter for a pod that fits on none of the nodes.
 
     kube-scheduler treats a node that is in neither list as one where preemption can't help, so of many such nodes one
@@ -199,19 +206,21 @@ def refused_result(filtered: Filtered, waiting: Collection[str]) -> FilterResult
     Args:
         filtered: the refusals, by node.
         waiting: the nodes where the pod only has to wait for terminating pods.
+        namespace: the pod's.
     """
     refused = filtered.refused
-    result = FilterResult(node_names=[], failed_nodes={name: text(refused[name]) for name in waiting})
+    result = FilterResult(node_names=[], failed_nodes={name: text(refused[name], namespace) for name in waiting})
     if waiting:
         filtered = Filtered([], {name: refusal for name, refusal in refused.items() if name not in waiting})
     if len(filtered.refused) <= _EACH:
-        result.failed_and_unresolvable_nodes = {name: text(refusal) for name, refusal in filtered.refused.items()}
+        sentences = {name: text(refusal, namespace) for name, refusal in filtered.refused.items()}
+        result.failed_and_unresolvable_nodes = sentences
     else:
-        result.failed_and_unresolvable_nodes = _one_per_reason(filtered)
+        result.failed_and_unresolvable_nodes = _one_per_reason(filtered, namespace)
     return result
 
 
-def _one_per_reason(filtered: Filtered) -> dict[str, str]:
+def _one_per_reason(filtered: Filtered, namespace: str) -> dict[str, str]:
     sentences: dict[str, str] = {}
     missing = dict(filtered.reasons)
     for name, refusal in filtered.refused.items():
@@ -219,5 +228,6 @@ def _one_per_reason(filtered: Filtered) -> dict[str, str]:
             break
         count = missing.pop(refusal.reason, 0)
         if count:
-            sentences[name] = f"{refusal.reason} on {count:,} nodes, here: {refusal}" if count > 1 else text(refusal)
+            on = f"{refusal.reason} on {count:,} nodes, here" if count > 1 else refusal.reason
+            sentences[name] = f"{on}: {told_in(namespace, refusal.message)}"
     return sentences

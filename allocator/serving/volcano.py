@@ -7,7 +7,7 @@ scheduler takes them; a placement that Volcano undoes gives them back.
 
 Volcano accepts a node if a call fails while the plugin's ``ignorable`` is set; so it must not be. Of a pod in a call
 only its name and uid are believed. One that the informer has not seen is refused, and not read from the API server:
-this port has no TLS, and Volcano asks again in its next session, a second later.
+a port without TLS may serve Volcano, which asks again in its next session, a second later.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -144,7 +144,8 @@ class VolcanoExtender:
                 self._give_back(pod.uid)  # what is asked about is not placed
                 self._tentative.fit(pod, args.node.name, self._beside(args.node))
         except Refusal as refusal:
-            return PredicateAnswer(text(refusal), _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
+            sentence = text(refusal, args.task.ref.namespace)
+            return PredicateAnswer(sentence, _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
         except AscendError as error:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()

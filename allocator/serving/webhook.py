@@ -150,7 +150,7 @@ class Webhook:
         except Refusal as refusal:
             if self._invalid == "deny":
                 return _refused(review, refusal)
-            return _answer(review, {"allowed": True, **_warnings([text(refusal), *self._tell(pod)])})
+            return _answer(review, {"allowed": True, **_warnings([text(refusal, review.namespace), *self._tell(pod)])})
         return _answer(review, {"allowed": True, **_warnings(self._tell(pod))})
 
     async def _gates(self, request: web.Request) -> web.Response:
@@ -226,7 +226,7 @@ def _warnings(sentences: Sequence[str]) -> dict[str, object]:
 
 def _refused(review: _Request, error: AscendError, code: int = _FORBIDDEN) -> web.Response:
     # The API server returns the message to its client; a scheduler writes it into the pod's Event.
-    return _answer(review, {"allowed": False, "status": {"code": code, "message": text(error)}})
+    return _answer(review, {"allowed": False, "status": {"code": code, "message": text(error, review.namespace)}})
 
 
 def _code(error: AscendError) -> int:

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from allocator.binding.known_pods import FOR_ANYONE
+from allocator.state.promises import Promise
 from ascend.annotations import ALLOCATED
 from ascend.chips import RESOURCE
 from ascend.reasons import Reason
@@ -313,3 +314,21 @@ async def test_no_event_is_posted_about_pods_that_do_not_exist(allocator: Alloca
     assert "nothing" not in await allocator.bind(await allocator.pod("invalid", 3), "n1")
     await until(lambda: allocator.server.requests["", "post events"])
     assert allocator.server.requests["", "post events"] == 1
+
+
+async def test_no_refusal_names_what_waits_in_other_namespaces(allocator: Allocator) -> None:
+    kept = dict.fromkeys(NODES, 255)
+    allocator.app.ledger.promises.keep(Promise("secret", "job team-a/merger", 5, kept, time.monotonic() + 600))
+    for namespace in ("team-a", "team-b"):
+        await allocator.server.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        pod = await allocator.server.create(pod_manifest("waits", 8, namespace=namespace))
+        await until(lambda uid=pod["metadata"]["uid"]: uid in allocator.app.cluster.pods)  # type: ignore[misc]  # bound
+        binding = {"metadata": pod["metadata"], "target": {"name": "n1"}}
+        texts = [
+            json.dumps(await allocator.filter(pod, NODES)),
+            await allocator.bind(pod, "n1"),
+            json.dumps(await review(allocator, "bindings", binding)),
+            json.dumps(await ask_volcanos(allocator, "predicate", pod, "n1")),
+        ]
+        assert all("ChipsKept" in text for text in texts)
+        assert [("merger" in text) for text in texts] == [namespace == "team-a"] * len(texts)

@@ -59,7 +59,7 @@ def test_a_name_that_is_no_string_is_refused_when_decoded() -> None:
 def test_many_refusals_are_summed_up_by_reason(reasons: list[Reason], *, waits: bool) -> None:
     refused = {f"n{number}": Refusal(reason, f"of n{number}") for number, reason in enumerate(reasons)}
     waiting = ("n0",) if waits else ()
-    result = refused_result(Filtered([], refused), waiting)
+    result = refused_result(Filtered([], refused), waiting, "default")
     assert list(result.failed_nodes) == list(waiting)
     sentences = list(result.failed_and_unresolvable_nodes.values())
     others = reasons[len(waiting) :]
