@@ -50,15 +50,19 @@ def test_a_pod_that_may_belong_to_a_gang_is_not_plain(each: Pod, expected: bool)
     priority=st.integers(-(1 << 31), (1 << 31) - 1),
     since=_TIMES,
     terminating=st.booleans(),
+    served=st.booleans(),
 )
-def test_what_preemption_needs_is_kept_exactly(uid: str, priority: int, since: str, *, terminating: bool) -> None:
+def test_what_is_needed_of_a_pod_is_kept_exactly(
+    uid: str, priority: int, since: str, *, terminating: bool, served: bool
+) -> None:
     each = pod("p", None, priority=priority, since=since, terminating=terminating)
     each = replace(each, metadata=replace(each.metadata, uid=uid, deletion_timestamp="now" if terminating else None))
     pods = PlainPods()
+    pods.schedulers = ["default-scheduler" if served else "another"]
     pods.put(each)
     assert uid in pods
     assert list(pods) == [uid]
-    assert pods.get(uid) == PlainPod(priority, since, terminating)
+    assert pods.get(uid) == PlainPod(priority, since, terminating, served)
     assert pods.discard(uid)
     assert pods.get(uid) is None
     assert not pods.discard(uid)
