@@ -1,4 +1,4 @@
-"""Calls of somebody who reached the extender: pods that do not exist, and pods of others (with a real API server too)."""
+"""Calls of somebody who reached the extender: pods that do not exist, and pods of other schedulers."""
 
 import asyncio
 from typing import Any
@@ -68,4 +68,3 @@ async def test_pods_that_do_not_exist_leave_all_chips_to_those_that_do(world: Wo
         await world.create(f"honest-{name}", 8)
     for name in names:
         await check_hand_over(world, f"honest-{name}", 8)
-

@@ -15,9 +15,8 @@ from allocator.rules.told import told_in
             "pod ours/a waits for a job of another namespace, which tries before it",
         ),
         (
-            "the free chips of node n1 are unknown: pod other/x: 3 is not a chip; pod other/y.",
-            "the free chips of node n1 are unknown: a pod of another namespace: 3 is not a chip; "
-            "a pod of another namespace.",
+            "the free chips of n1 are unknown: pod other/x: 3 is no chip; pod other/y.",
+            "the free chips of n1 are unknown: a pod of another namespace: 3 is no chip; a pod of another namespace.",
         ),
         ("job oursx/a and job ours/b", "a job of another namespace and job ours/b"),
         ("4 chips requested, 0 free of 8 healthy", "4 chips requested, 0 free of 8 healthy"),
