@@ -43,6 +43,9 @@ from ascend.kube.objects import Node, Pod
 
 DAY_NS: Final = 24 * 3600 * 10**9
 
+_OF_JOBS: Final = (BLOCK, BLOCK_SUPER_POD, SHARED_SWITCH, SWITCH_HEALTH, SHARED_SWITCH_IP)
+"""What only a Binding writes, and is counted for the jobs of others."""
+
 
 class Stamper:
     """Stamps reservations with a predicate time, and makes the annotations of their Bindings.
@@ -73,7 +76,9 @@ class Stamper:
     def annotations(self, pod: Pod, reservation: Reservation) -> dict[str, str]:
         """The annotations of the Binding that carries out a stamped reservation."""
         grant, job = reservation.grant, self._cluster.jobs.job_of(pod)
-        written = grant.annotations() | {DISTRIBUTED: "true" if job.is_distributed_with(pod) else "false"}
+        # A Binding can't remove what the pod's author wrote where no policy denies it, but replace it.
+        forged = {key: "" for key in _OF_JOBS if key in pod.metadata.annotations}
+        written = forged | grant.annotations() | {DISTRIBUTED: "true" if job.is_distributed_with(pod) else "false"}
         if writes_rank(pod):
             written[RANK] = str(job.rank_of(pod))
         if isinstance(reservation.part, InBlock):

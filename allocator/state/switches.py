@@ -198,8 +198,7 @@ class Switches:
         is_written = self.limits.version == Version.V2 and any(state.use for state in states.values())
         if len(states) <= 1 and not is_written:
             return None
-        schemas = (schema_of(with_settings(job.pods[uid], job.settings)) for uid in job.placed)
-        schema = next(schemas, None)
+        schema = self._schema(job)
         if schema is not None and self.limits.version == Version.V2:
             states = self._assumed(states)
         return Spanning(schema or Schema.NORMAL, states)
@@ -222,15 +221,28 @@ class Switches:
                 yield spot.switch, past.state
 
     def states_of(self, job: Job) -> dict[int, SwitchState]:
-        """How a job uses the switches of its pods, by number, as is or will be written on these."""
+        """How a job uses the switches of its pods, by number, as is or will be written on these.
+
+        What is written counts only if the job asks for switch affinity: the allocator writes it on no other pods, and
+        where no admission policy protects it, a pod's author could close the switches to others.
+        """
         found: dict[int, SwitchState] = {}
+        asks: bool | None = None
         for uid in job.placed:
             pod, held = job.pods[uid], self._ledger.get(uid)
             spot = self._spot(held.node if held is not None else pod.spec.node_name)
-            if spot is not None:
-                state = held.part.state if held is not None and isinstance(held.part, OnSwitch) else read_state(pod)
-                found[spot.switch] = _more(found.get(spot.switch, UNUSED), state or UNUSED)
+            if spot is None:
+                continue
+            state = held.part.state if held is not None and isinstance(held.part, OnSwitch) else read_state(pod)
+            if state is not None and state != UNUSED:
+                asks = self._schema(job) is not None if asks is None else asks
+                state = state if asks else UNUSED
+            found[spot.switch] = _more(found.get(spot.switch, UNUSED), state or UNUSED)
         return found
+
+    def _schema(self, job: Job) -> Schema | None:
+        """The schema of a job with placed pods; None if it does not ask for switch affinity."""
+        return next((schema_of(with_settings(job.pods[uid], job.settings)) for uid in job.placed), None)
 
 
 def _more(one: SwitchState, other: SwitchState) -> SwitchState:

@@ -18,7 +18,9 @@ pytestmark = [
     pytest.mark.usefixtures("built_helm", "installed"),
     pytest.mark.timeout(600),
     # The allocator does not run, so its webhook would only cost time.
-    pytest.mark.parametrize("installed", ["allocator.webhooks.pods.enabled=false"], indirect=True),
+    pytest.mark.parametrize(
+        "installed", ["allocator.webhooks.pods.enabled=false,allocator.policies.writers={writer}"], indirect=True
+    ),
 ]
 
 SAID = "only ascend-affinity writes the annotation"
@@ -141,8 +143,8 @@ def test_who_changes_something_else_of_a_pod_with_protected_annotations_is_not_h
 ) -> None:
     wait_for_policies(cluster.api, kube_namespace)
     written = pod("written", namespace=kube_namespace, schedulerName="none", annotations=dict.fromkeys(PROTECTED, "2"))
-    account = "system:serviceaccount:kube-system:ascend-affinity-device-plugin"
-    assert impersonated(cluster.api, written, account, "system:masters")[0] == 201
+    assert impersonated(cluster.api, written, "writer", "system:masters")[0] == 201
+    assert impersonated(cluster.api, written, "another", "system:masters")[0] in {403, 422}
     del written["metadata"]["annotations"]
     cluster.api.create(written)
     where = path_of(kube_namespace, "written")

@@ -205,3 +205,37 @@ def test_a_pod_that_is_placed_on_another_node_counts_there(version: str) -> None
     world.engine.gangs.place_on(pods[1], resolved.chips, gang, "t1-0")
     (found,) = world.cluster.switches.spanning().values()
     assert set(found.states) == {0, 1}
+
+
+def forged(world: World, label: str | None) -> None:
+    """Two gangs of two pods with one chip each, on two servers of each of two switches, whose authors close these."""
+    for number in range(2):
+        pods = [
+            replace(
+                each,
+                metadata=replace(
+                    each.metadata, annotations=each.metadata.annotations | {"isSharedTor": "2", "isHealthy": "0"}
+                ),
+            )
+            for each in job(2, label, name=f"forged-{number}", chips=1)
+        ]
+        world.add(*pods)
+        bind(world, pods)
+
+
+@pytest.mark.parametrize("label", [None, LARGE, "normal-schema"])
+def test_what_a_pods_author_writes_closes_no_switch_to_others(label: str | None) -> None:
+    world = switches(range(5), range(5), version="2.0")
+    forged(world, label)
+    world.add(*(pods := job(6, LARGE, name="honest")))
+    assert len(placed(world, pods)) == 6
+
+
+def test_a_state_of_a_job_that_does_not_ask_for_it_does_not_count() -> None:
+    before = switches(range(4), range(4), version="1.0")
+    before.add(*(pods := job(5, None)))
+    after = switches(range(4), range(4), version="2.0")
+    for each in bind(before, pods):
+        written_by_its_author = each.metadata.annotations | {"isSharedTor": "2"}
+        after.add(replace(each, metadata=replace(each.metadata, annotations=written_by_its_author)))
+    assert {use.state for use in after.cluster.switches.uses().values()} == {SwitchState()}
