@@ -394,7 +394,8 @@ class AllocatorApp:
         preemption.resume()
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
-        await self._leadership.keep(self.addresses)
+        # Probes are of each pod, not of the Service.
+        await self._leadership.keep({name: each for name, each in self.addresses.items() if name != PROBES})
 
     async def _when_open(self, run: Callable[[], Awaitable[None]]) -> None:
         await self._leadership.opened()

@@ -225,13 +225,23 @@ def test_each_port_of_the_allocator_admits_only_who_has_to_reach_it() -> None:
 
 
 def test_a_list_without_peers_admits_nobody() -> None:
-    empty = ("allocator.networkPolicy.from=[]", "allocator.networkPolicy.webhooksFrom=[]", "metricsFrom=[]")
+    empty = ("allocator.networkPolicy.from=[]", "metricsFrom=[]")
     items = helm.render(*(word for each in empty for word in ("--set-json", each)))
     for component in ("allocator", "device-plugin"):
         assert _peers(items, component) == {}
         assert helm.find(items, "NetworkPolicy", component)["spec"]["policyTypes"] == ["Ingress"]
-    one = helm.render("--set-json", 'allocator.networkPolicy.from=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]')
-    assert _peers(one)["http"] == [{"ipBlock": {"cidr": "10.0.0.0/28"}}]
+
+
+def test_who_may_call_may_call_the_webhooks_too_unless_others_are_named() -> None:
+    mine, others = ([{"ipBlock": {"cidr": f"10.0.{number}.0/28"}}] for number in (0, 1))
+    given = ("--set-json", f"allocator.networkPolicy.from={json.dumps(mine)}")
+    assert {**_peers(helm.render(*given)), "probes": None} == {"http": mine, "webhooks": mine, "probes": None}
+    more = ("--set-json", f"allocator.networkPolicy.webhooksFrom={json.dumps(others)}")
+    assert _peers(helm.render(*given, *more))["webhooks"] == others
+    assert _peers(helm.render(*given, "--set", "allocator.networkPolicy.webhooksFrom=everyone"))["webhooks"] is EVERYONE
+    nobody = "allocator.networkPolicy.{}=[]"
+    assert _peers(helm.render("--set-json", nobody.format("from"))).keys() == {"probes"}
+    assert _peers(helm.render("--set-json", nobody.format("webhooksFrom"))).keys() == {"http", "probes"}
 
 
 def test_the_policy_of_the_plugins_selects_the_pods_of_every_pool() -> None:
@@ -262,6 +272,7 @@ def test_the_generated_certificates_are_for_two_years_and_do_not_verify_each_oth
         assert openssl("verify", "-CAfile", "other.crt", "tls.crt").returncode != 0
         for days, status in ((729, 0), (731, 1)):
             assert openssl("x509", "-noout", "-checkend", str(days * 86_400), "-in", "tls.crt").returncode == status
+        assert "ASN1 OID: prime256v1" in openssl("x509", "-noout", "-text", "-in", "tls.crt").stdout
         usages = openssl("x509", "-noout", "-ext", "extendedKeyUsage,subjectAltName", "-in", "tls.crt").stdout
         assert "TLS Web Client Authentication" in usages
         assert f"DNS:{LEASE}{'-scheduler.kube-system' if name == 'scheduler' else '.kube-system.svc'}" in usages

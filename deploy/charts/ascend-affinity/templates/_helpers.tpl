@@ -218,8 +218,8 @@ An existing one is taken from the cluster, because an upgrade must not change wh
 {{- fail "allocator.tls.source=generated needs a cluster: rendered without one (GitOps, helm template), every rendering would have another CA, and kube-scheduler would no longer trust the allocator. Use cert-manager or secret, or set allocator.tls.ephemeral=true only to look at the objects" }}
 {{- end }}
 {{- $days := 730 }}
-{{- $authority := genCA (printf "%s-authority" $secret) $days }}
-{{- $pair := genSignedCert (first $names) (index . 3) $names $days $authority }}
+{{- $authority := genCAWithKey (printf "%s-authority" $secret) $days (genPrivateKey "ecdsa") }}
+{{- $pair := genSignedCertWithKey (first $names) (index . 3) $names $days $authority (genPrivateKey "ecdsa") }}
 {{- $_ := set $tls.made $secret (dict "ca.crt" (b64enc $authority.Cert) "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key)) }}
 {{- end }}
 {{- end }}
