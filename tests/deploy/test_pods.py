@@ -131,11 +131,9 @@ def call_allocator(cluster: Cluster, path: str, body: dict[str, Any], pair: Pair
         return json.load(response)
 
 
-def task(name: str, chips: int) -> dict[str, Any]:
+def task(made: dict[str, Any]) -> dict[str, Any]:
     """A pod as Volcano sends it."""
-    made = pod(name, chips)
-    made["metadata"] |= {"namespace": "default", "uid": name}
-    return {"UID": name, "Pod": made}
+    return {"UID": made["metadata"]["uid"], "Pod": made}
 
 
 def ask_as_volcano(cluster: Cluster, verb: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -242,10 +240,14 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
             timeout_s=PLACED_S,
             what="the other allocator leads",
         )
-        judged = ask_as_volcano(cluster, "predicate", {"task": task("asks", 8), "node": {"Name": node}})
-        assert judged["status"].startswith("NotEnoughChips: "), judged
+        asking = {"task": task(cluster.api.create(pod("asks", 8, schedulerName="volcano"))), "node": {"Name": node}}
+        wait_until(
+            lambda: ask_as_volcano(cluster, "predicate", asking)["status"].startswith("NotEnoughChips: "),
+            timeout_s=PLACED_S,
+            what="the pod that Volcano asks about is known and judged",
+        )
         with pytest.raises(OSError, match=r"(?i)certificate|alert|reset|eof|closed"):
-            call_allocator(cluster, "/volcano/predicate", {"task": task("asks", 8), "node": {"Name": node}}, None)
+            call_allocator(cluster, "/volcano/predicate", asking, None)
         for each in plugins:
             assert ": 0 problems" in run_in(cluster, each, "npuctl", "doctor")
         for each in (*pods_of(cluster, "allocator"), *plugins):
@@ -253,7 +255,7 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
             where = {"namespace": NAMESPACE, "container": container["name"]}
             log = node_of(cluster, each).container_logs(each["metadata"]["name"], **where)
             assert "forbidden" not in log.lower()
-        for name in ("first", "whole", "second"):
+        for name in ("asks", "first", "whole", "second"):
             cluster.delete_pod(name)
     wait_until(
         lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
