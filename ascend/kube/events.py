@@ -2,7 +2,8 @@
 
 Events are posted in the background: one that can't be written is logged and dropped. The same Event again within
 ``REPEAT_S`` becomes one series: its first repetition is posted at once, later ones together ``REPEAT_POST_S`` after it,
-and so on; a series whose Event was deleted is created again. A token bucket limits the rate of different Events.
+and so on; a series whose Event was deleted is created again. The rate of different Events is limited, of all and of
+those about objects of one namespace: the Events of others are not dropped for it.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
+from ascend.fair import FairRate
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, JsonObject
 from ascend.printable import printable
@@ -71,7 +73,7 @@ class EventRecorder:
         client: the API server.
         component: the program, written as ``reportingController``.
         instance: its process, written as ``reportingInstance``.
-        refill_s: seconds in which one more Event may be posted, after a burst of ``BURST``.
+        refill_s: seconds in which one more Event may be posted, after a burst of ``BURST``; a namespace has half.
         monotonic: clock for series and rates.
     """
 
@@ -90,9 +92,7 @@ class EventRecorder:
         self._monotonic = monotonic
         self._queue: asyncio.Queue[tuple[tuple[str, ...], JsonObject]] = asyncio.Queue(QUEUE_LENGTH)
         self._series: dict[tuple[str, ...], _Series] = {}
-        self._refill_s = refill_s
-        self._tokens = float(BURST)
-        self._filled_s = monotonic()
+        self._rate = FairRate(BURST, refill_s, monotonic)
         self._dropped = 0
         self._logged_s = -DROPPED_LOG_S
 
@@ -128,7 +128,7 @@ class EventRecorder:
             "note": _shortened(note),
             "type": "Warning" if warning else "Normal",
         }
-        if self._queue.full() or (key not in self._series and not self._take_token()):
+        if self._queue.full() or (key not in self._series and not self._rate.take(regarding.namespace)):
             self._log_dropped(reason, regarding.name)
             return False
         self._queue.put_nowait((key, body))
@@ -192,15 +192,6 @@ class EventRecorder:
         if now_s >= self._logged_s + DROPPED_LOG_S:
             log.warning("dropped Events", extra={"events": self._dropped, "reason": reason, "object": name})
             self._dropped, self._logged_s = 0, now_s
-
-    def _take_token(self) -> bool:
-        now_s = self._monotonic()
-        self._tokens = min(BURST, self._tokens + (now_s - self._filled_s) / self._refill_s)
-        self._filled_s = now_s
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 def _name_of(key: tuple[str, ...]) -> str:

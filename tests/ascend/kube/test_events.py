@@ -64,7 +64,7 @@ class Recorder:
         for _ in range(2):
             self.fences += 1
             fence = Regarding("Node", f"fence-{self.fences}")
-            self.recorder._tokens += 1  # a fence is not limited
+            self.recorder._rate._all.tokens += 1  # a fence is not limited
             self.publish("through", about=fence)
             async with asyncio.timeout(10):
                 while not await self.shown(fence.name):
@@ -213,3 +213,15 @@ async def test_a_note_has_no_control_characters(events: Recorder) -> None:
     events.publish("job tenant/\x1b]0;owned\x07\x1b[2J\u202e\nforged")
     (note,) = await events.posted()
     assert note == r"job tenant/\x1b]0;owned\x07\x1b[2J\u202e\nforged"
+
+
+async def test_a_namespace_can_not_take_the_events_of_others(events: Recorder) -> None:
+    for number in range(2_000):
+        for tenant in ("busy-1", "busy-2", "busy-3", "busy-4", "busy-5", "busy-6"):
+            pod = Regarding("Pod", f"p{number}", namespace=tenant)
+            events.recorder.publish(pod, "InsufficientChips", "no room", action="Filter")
+    quiet = Regarding("Pod", "mine", namespace="default")
+    assert events.recorder.publish(quiet, "InsufficientChips", "no room", action="Filter")
+    assert events.recorder.publish(NODE, "NPUUnhealthy", "chip 1", action="Watch")
+    assert await events.posted() == {"chip 1": 1}
+    assert await events.shown("mine") == {"no room": 1}

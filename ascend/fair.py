@@ -1,0 +1,89 @@
+"""Rates and turns that one namespace can't take from the others. No I/O.
+
+Whoever may create objects in one namespace can create thousands of them, and each may cost an Event, a line of the log
+or a request. So a namespace has a rate of its own below that of all, and what waits takes turns by namespace.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+_OWN: Final = 1 / 2
+"""The part of the rate and of the burst of all that one namespace may have."""
+_FOR_QUIET: Final = 1 / 5
+"""The part of the burst of all that is left for namespaces that have used at most one of theirs lately."""
+_REMEMBERED: Final = 1000
+"""Namespaces, before those are forgotten that have been quiet for long."""
+
+
+class _Bucket:
+    __slots__ = ("burst", "filled_s", "refill_s", "tokens")
+
+    def __init__(self, burst: float, refill_s: float, now_s: float) -> None:
+        self.burst, self.refill_s, self.tokens, self.filled_s = burst, refill_s, burst, now_s
+
+    def fill(self, now_s: float) -> float:
+        self.tokens = min(self.burst, self.tokens + (now_s - self.filled_s) / self.refill_s)
+        self.filled_s = now_s
+        return self.tokens
+
+
+class FairRate:
+    """A rate with a burst, of which each namespace may use half.
+
+    The last fifth of the burst of all is for namespaces that have not used theirs lately, so that even many busy ones
+    leave something to a quiet one. What concerns no namespace, as a node, is limited by the rate of all alone.
+
+    Args:
+        burst: how much may happen at once, of all namespaces.
+        refill_s: the seconds after which one more may happen.
+        monotonic: the clock.
+    """
+
+    def __init__(self, burst: int, refill_s: float, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._all = _Bucket(burst, refill_s, monotonic())
+        self._own: dict[str, _Bucket] = {}
+
+    def take(self, namespace: str) -> bool:
+        """Whether something may happen now on account of a namespace; empty for none. It counts if it may."""
+        now_s = self._monotonic()
+        left = self._all.fill(now_s)
+        if namespace:
+            own = self._bucket(namespace, now_s)
+            is_quiet = own.fill(now_s) >= own.burst - 1
+            if own.tokens < 1 or (not is_quiet and left < self._all.burst * _FOR_QUIET + 1):
+                return False
+        if left < 1:
+            return False
+        self._all.tokens -= 1
+        if namespace:
+            own.tokens -= 1
+        return True
+
+    def _bucket(self, namespace: str, now_s: float) -> _Bucket:
+        own = self._own.get(namespace)
+        if own is None:
+            if len(self._own) >= _REMEMBERED:
+                self._own = {name: each for name, each in self._own.items() if each.fill(now_s) < each.burst}
+            own = _Bucket(max(self._all.burst * _OWN, 1), self._all.refill_s / _OWN, now_s)
+            self._own[namespace] = own
+        return own
+
+
+def in_turn(items: Iterable[T], namespace_of: Callable[[T], str]) -> Iterator[T]:
+    """Items so that namespaces take turns: the first of each, then the second of each; in their order otherwise."""
+    waiting: defaultdict[str, list[T]] = defaultdict(list)
+    for item in items:
+        waiting[namespace_of(item)].append(item)
+    rows = [iter(each) for each in waiting.values()]
+    while rows:
+        left = []
+        for row in rows:
+            for item in row:
+                yield item
+                left.append(row)
+                break
+        rows = left
