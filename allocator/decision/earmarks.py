@@ -20,10 +20,12 @@ from typing import Final
 
 from msgspec.structs import replace as with_fields
 
+from allocator.decision.setbacks import Setbacks
 from allocator.decision.waiting_gangs import Need, WaitingGangs
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
 from allocator.gangs.progress import WAITING
+from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
 from allocator.state.cluster import Cluster
@@ -38,9 +40,8 @@ from ascend.kube.objects import Pod
 from ascend.turn import Steps, Turn, at_once
 
 PATIENCE_S: Final = 120.0
-"""How long nodes stay earmarked on which the gang fits, without being placed: it may lack something else."""
-ASIDE_S: Final = 600.0
-"""How long another gang comes first then."""
+"""How long nodes stay earmarked on which the gang fits, without being placed: it may lack something else. For how long
+other gangs come first then is in ``decision/setbacks.py``."""
 
 _PERIOD_S: Final = 10.0
 _STEP: Final = 32
@@ -79,10 +80,19 @@ class Earmarks:
         self._owner = ""
         self._seen: tuple[int, int, float] = (-1, 0, 0.0)
         self._drained_s: float | None = None
+        self._last: JobKey | None = None
+        self._measured_s = ledger.promises.monotonic()
+        self.kept_chip_s: defaultdict[str, float] = defaultdict(float)
+        """The time for which free chips were kept for the gangs of a namespace, in chip-seconds."""
         self._wake = asyncio.Event()
         self._prune = gangs.prune
         if share > 0:
             self._gangs.follow()
+
+    @property
+    def setbacks(self) -> Setbacks:
+        """For which gangs nothing is kept for some time."""
+        return self._gangs.setbacks
 
     def note(self, job: Job) -> None:
         """A gang was refused because it does not fit."""
@@ -137,7 +147,31 @@ class Earmarks:
         promise = self._ledger.promises.get(self._owner) if self._owner else None
         return promise if promise is not None and promise.drains else None
 
+    def measure(self) -> None:
+        """Count the time since the last call for the chips that are kept and free. Call it periodically."""
+        now_s, promise = self._now_s, self._promise
+        if promise is not None:
+            entries = self._cluster.index.entries
+            free = sum(
+                (chips & entry.vacancy.kept).bit_count()
+                for name, chips in promise.chips.items()
+                if isinstance(entry := entries.get(name), Bucket)
+            )
+            self.kept_chip_s[JobKey.of_plan(promise.owner).namespace] += free * (now_s - self._measured_s)
+        self._measured_s = now_s
+
+    def _note_use(self) -> None:
+        """Remember if the gang of the last earmark has started."""
+        job = self._cluster.jobs.by_key.get(self._last) if self._last is not None else None
+        if job is None:
+            self._last = None
+        elif sum(bool(pod.spec.node_name) for pod in job.pods.values()) >= job.min_available:
+            self.setbacks.used(job.key)
+            self._last = None
+
     def _update(self) -> Steps[None]:
+        self.measure()
+        self._note_use()
         promises = self._ledger.promises
         needs = yield from self._gangs.needs()
         for need in needs:
@@ -150,7 +184,7 @@ class Earmarks:
                 continue
             if self._owner != owner:
                 yield from self._drop()
-                self._owner, self._drained_s = owner, None
+                self._owner, self._drained_s, self._last = owner, None, need.order[2]
             yield from self._keep(need, chips)
             return
         yield from self._drop()
@@ -258,7 +292,7 @@ class Earmarks:
             self._drained_s = self._now_s
         if self._now_s - self._drained_s <= PATIENCE_S:
             return False
-        self._gangs.set_aside(need.order[2], self._now_s + ASIDE_S)
+        self.setbacks.in_vain(need.order[2])
         return True
 
     def _is_in_use(self, name: str) -> bool:

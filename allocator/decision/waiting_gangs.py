@@ -1,12 +1,14 @@
 """The gangs that wait for chips, and what each of them needs. No I/O."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from allocator.decision.setbacks import Setbacks
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
+from allocator.rules.scheduled import verdict_on
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -53,7 +55,8 @@ class WaitingGangs:
         self._gangs = gangs
         self._request_of = request_of
         self._waiting: dict[JobKey, Need | None] = {}
-        self._aside: dict[JobKey, float] = {}
+        self._asked: set[JobKey] = set()
+        self.setbacks = Setbacks(ledger.promises.monotonic)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,12 +66,9 @@ class WaitingGangs:
         self._cluster.waiting.subscribe(self._appeared)
 
     def note(self, job: Job) -> None:
-        """Note a gang that was refused because it does not fit."""
+        """Note a gang that was refused because it does not fit: its scheduler asks for it."""
+        self._asked.add(job.key)
         self._waiting.setdefault(job.key, None)
-
-    def set_aside(self, key: JobKey, until_s: float) -> None:
-        """Leave a gang out until a time on the clock of the promises."""
-        self._aside[key] = until_s
 
     @property
     def has_large(self) -> bool:
@@ -87,13 +87,13 @@ class WaitingGangs:
             job = self._cluster.jobs.by_key.get(key)
             if job is None or not job.is_gang:
                 del self._waiting[key]
-                self._aside.pop(key, None)
+                self._asked.discard(key)
                 continue
             need = known
             if known is None or known.version != self.version(key):
                 need = yield from self._read(job)
             self._waiting[key] = need
-            if need is not None and self._aside.get(key, 0.0) <= self._ledger.promises.monotonic():
+            if need is not None and not self.setbacks.is_aside(key):
                 found.append(need)
         return sorted(found, key=lambda each: each.order)
 
@@ -105,7 +105,7 @@ class WaitingGangs:
             yield
         version = self.version(job.key)
         waiting = [each.pod for each in read or () if self._ledger.get(each.pod.uid) is None]
-        if not waiting or self._gangs.incomplete(job, waiting[0]):
+        if not waiting or self._gangs.incomplete(job, waiting[0]) or not self._has_scheduler(job, waiting):
             return None
         setback = self._gangs.turns.get(job)
         if setback is not None and setback.tries:
@@ -121,6 +121,13 @@ class WaitingGangs:
         priority = min(each.priority for each in waiting)
         since = max(each.metadata.creation_timestamp or "" for each in waiting)
         return Need(version, (-priority, since, job.key), priority, request, needed, gang.candidates)
+
+    def _has_scheduler(self, job: Job, waiting: Sequence[Pod]) -> bool:
+        """Whether anybody would start a gang: its pods name a scheduler that is served, or one has tried them."""
+        served = self._cluster.plain.schedulers
+        if job.key in self._asked or not served or waiting[0].spec.scheduler_name in served:
+            return True
+        return any(verdict_on(pod) is not None for pod in waiting)
 
     def _appeared(self, pod: Pod) -> None:
         job = self._cluster.jobs.job_of(pod)

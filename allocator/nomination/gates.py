@@ -27,6 +27,7 @@ from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
 from ascend.errors import Refusal
+from ascend.fair import in_turn
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
 from ascend.turn import Turn
@@ -212,6 +213,9 @@ class Gates:
                 if not self._nominator.has_room:
                     self._is_cut_short = True
                     return wasted_s
+                if not self._nominator.has_room_for(pod.metadata.namespace):
+                    self._is_cut_short = True
+                    break  # others are behind it
                 await self._nominator.prepare(pod)
                 if self._head(group) is not pod:
                     continue  # it has changed meanwhile
@@ -237,11 +241,11 @@ class Gates:
             return self._nominator.nominate(pod)
 
     def _in_order(self) -> Iterator[_Key]:
-        """The groups in the order of their first pods."""
+        """The groups in the order of their first pods, of namespaces in turn: one may have thousands."""
         heads = [(key, self._head(group)) for key, group in self._groups.items()]
         waiting = [(key, pod) for key, pod in heads if pod is not None]
         waiting.sort(key=lambda each: (-each[1].priority, each[1].metadata.creation_timestamp or ""))
-        return (key for key, _ in waiting)
+        return (key for key, _ in in_turn(waiting, lambda each: each[1].metadata.namespace))
 
     def _head(self, group: _Group) -> Pod | None:
         while (uid := group.line.first) is not None:
@@ -260,12 +264,26 @@ class Gates:
                 self._let_through(group, "preempts", THROUGH_AT_ONCE)
             elif self._has_waited(pod):
                 self._let_through(group, "limit", len(group.line))
-        for uid in tuple(group.untold)[:TOLD_AT_ONCE]:
+        self._tell(group, pod, refusal)
+
+    def _tell(self, group: _Group, pod: Pod, refusal: Refusal) -> None:
+        """Tell pods of a group why they wait, of namespaces in turn: their Events are limited."""
+        told = 0
+        full: set[str] = set()
+        for uid in list(group.untold):
             seen = self._cluster.pods.get(uid)
-            if seen is None or uid not in group.line or self._waits(seen, self._why(seen, pod, refusal)):
+            if seen is None or uid not in group.line:
+                del group.untold[uid]
+                continue
+            if seen.metadata.namespace in full:
+                continue
+            told += 1
+            if self._waits(seen, self._why(seen, pod, refusal)):
                 del group.untold[uid]
             else:
-                break  # there are too many Events
+                full.add(seen.metadata.namespace)
+            if told >= TOLD_AT_ONCE:
+                return
 
     def _why(self, pod: Pod, first: Pod, refusal: Refusal) -> Refusal:
         # The sentence about the first pod of the group names it.

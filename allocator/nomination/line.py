@@ -1,6 +1,7 @@
 """The pods that the scheduler has not filtered yet, in the order of its queue; no I/O."""
 
 import heapq
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Final
 
@@ -11,12 +12,16 @@ _SWEEP: Final = 64
 
 
 class Line:
-    """Pods in the order of kube-scheduler's queue: the highest priority first, then the oldest."""
+    """Pods in the order of kube-scheduler's queue: the highest priority first, then the oldest.
 
-    def __init__(self) -> None:
+    Args:
+        numbers: tells pods apart that were created within one second; other lines may use the same.
+    """
+
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._heap: list[tuple[int, str, int, str]] = []
         self._uids: dict[str, int] = {}
-        self._numbers = count()
+        self._numbers = count() if numbers is None else numbers
 
     def __len__(self) -> int:
         return len(self._uids)
@@ -42,10 +47,16 @@ class Line:
     @property
     def first(self) -> str | None:
         """The uid of the first pod; None if there is none."""
+        head = self.head
+        return head[3] if head is not None else None
+
+    @property
+    def head(self) -> tuple[int, str, int, str] | None:
+        """The first pod, with what orders it; None if there is none."""
         while self._heap:
             _, _, number, uid = self._heap[0]
             if self._uids.get(uid) == number:
-                return uid
+                return self._heap[0]
             heapq.heappop(self._heap)
         return None
 
@@ -55,3 +66,39 @@ class Line:
         if uid is not None:
             self.remove(uid)
         return uid
+
+
+class Lines:
+    """A line for each namespace; of those that are admitted the pod comes first that would in one line of all."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        self._namespaces: dict[str, str] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._namespaces)
+
+    def add(self, pod: Pod) -> None:
+        """Add a pod; no effect if it is there."""
+        namespace = pod.metadata.namespace
+        if self._namespaces.setdefault(pod.uid, namespace) == namespace:
+            self._lines.setdefault(namespace, Line(self._numbers)).add(pod)
+
+    def remove(self, uid: str) -> None:
+        """Remove a pod; no effect if it is not there."""
+        namespace = self._namespaces.pop(uid, None)
+        if namespace is not None:
+            line = self._lines[namespace]
+            line.remove(uid)
+            if not line:
+                del self._lines[namespace]
+
+    def pop(self, admits: Callable[[str], bool]) -> str | None:
+        """Remove the first pod of the namespaces that are admitted and return its uid; None if there is none."""
+        heads = (line.head for namespace, line in self._lines.items() if admits(namespace))
+        first = min((head for head in heads if head is not None), default=None)
+        if first is None:
+            return None
+        self.remove(first[3])
+        return first[3]

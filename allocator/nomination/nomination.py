@@ -21,6 +21,7 @@ class Nomination:
         failure: why the scheduler could not place the pod before.
         written: whether the informer has seen it.
         filtered: whether the scheduler has called ``filter`` since.
+        namespace: the pod's namespace.
     """
 
     uid: str
@@ -29,6 +30,7 @@ class Nomination:
     failure: str
     written: bool = False
     filtered: bool = False
+    namespace: str = ""
 
 
 def is_ours(pod: Pod) -> bool:

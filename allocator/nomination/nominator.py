@@ -23,7 +23,7 @@ from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.candidates import Candidates
 from allocator.nomination.cleaner import Cleaner
-from allocator.nomination.line import Line
+from allocator.nomination.line import Lines
 from allocator.nomination.nomination import Nomination, failure_of, is_ours
 from allocator.nomination.options import NominationOptions
 from allocator.nomination.pace import Pace
@@ -74,7 +74,7 @@ class Nominator:
         self._metrics = metrics
         self._options = options
         self._monotonic = monotonic
-        self._line = Line()
+        self._line = Lines()
         self._taken: dict[str, float] = {}  # the pod that the scheduler is about to filter, and since when
         self._left: dict[str, bool] = {}  # pods left to the scheduler, and whether it has filtered them
         self._nominations: dict[str, Nomination] = {}
@@ -90,6 +90,10 @@ class Nominator:
     def has_room(self) -> bool:
         """Whether the window has room for another pod."""
         return self._unfiltered.has_room
+
+    def has_room_for(self, namespace: str) -> bool:
+        """Whether the window has room for a pod of a namespace, which must not fill it alone."""
+        return self._unfiltered.has_room_for(namespace)
 
     def pod_applied(self, pod: Pod) -> None:
         """A pod was added or has changed."""
@@ -210,7 +214,7 @@ class Nominator:
 
     async def _advance(self) -> None:
         turn = Turn()
-        while self.has_room and (uid := self._line.pop()) is not None:
+        while self.has_room and (uid := self._line.pop(self.has_room_for)) is not None:
             pod = self._cluster.pods.get(uid)
             if pod is not None and self._options.serves(pod) and not pod.status.nominated_node_name:
                 await self._decide(pod)
@@ -239,7 +243,8 @@ class Nominator:
             yield from self._cluster.jobs.job_of(pod).pods.values()
 
     def _write(self, pod: Pod, node: str) -> "asyncio.Task[bool]":
-        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod))
+        namespace = pod.metadata.namespace
+        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod), namespace=namespace)
         self._forget(pod.uid)
         self._cleaner.keep(pod.uid)
         self._nominations[pod.uid] = nomination
@@ -277,7 +282,8 @@ class Nominator:
         if held.node != node:
             self._write(pod, held.node)
             return
-        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod), written=True)
+        namespace = pod.metadata.namespace
+        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod), written=True, namespace=namespace)
         nomination.filtered = self._left.get(pod.uid, False)
         self._nominations[pod.uid] = nomination
         if not nomination.filtered:

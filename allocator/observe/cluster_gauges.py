@@ -6,12 +6,13 @@ and nodes. A measurement lets other tasks run, and the pause after it grows with
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
@@ -19,9 +20,12 @@ from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.supply import Supply, SupplyReader
+from ascend.kube.objects import kept_length
 from ascend.turn import Turn
 
 PERIOD_S: Final = 5.0
+_NAMESPACES: Final = 10
+_LEAST_BYTES: Final = 1 << 20
 _REST: Final = 19
 """The pause after a measurement, as a multiple of its duration: at most 5 % of a core."""
 
@@ -55,7 +59,9 @@ class ClusterGauges(Collector):
         self._backlog = Backlog()
         self._supply = Supply()
         self._cluster = cluster
+        self._earmarks = engine.earmarks
         self._disputed = 0
+        self._kept_bytes: Mapping[str, int] = {}
 
     async def run(self, registry: CollectorRegistry, synced: Callable[[], Awaitable[None]]) -> None:
         """Serve the gauges, and measure until cancelled.
@@ -75,6 +81,8 @@ class ClusterGauges(Collector):
         """Measure once."""
         self._supply = await self._supply_reader.read()
         self._disputed = await self._count_disputed()
+        self._earmarks.measure()
+        self._kept_bytes = await self._measure_kept()
         self._backlog = await self._backlog_reader.read()
 
     async def _count_disputed(self) -> int:
@@ -84,7 +92,15 @@ class ClusterGauges(Collector):
             disputed += record.disputed
         return disputed
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    async def _measure_kept(self) -> Mapping[str, int]:
+        """The length of the text of the pods of each namespace, of those with the most."""
+        turn, kept = Turn(), Counter[str]()
+        for pod in list(self._cluster.pods.values()):
+            await turn.share()
+            kept[pod.metadata.namespace] += kept_length(pod)
+        return {name: length for name, length in kept.most_common(_NAMESPACES) if length >= _LEAST_BYTES}
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Yield the gauges."""
         backlog, supply = self._backlog, self._supply
         yield _waiting("pods", "Pods that wait", backlog.pods)
@@ -116,6 +132,22 @@ class ClusterGauges(Collector):
         for (product, chips), number in sorted(supply.largest_gang.items()):
             gang.add_metric([product, str(chips)], number)
         yield gang
+        kept = GaugeMetricFamily(
+            "ascend_allocator_kept_bytes",
+            "Text that is kept of the pods of a namespace, of the 10 namespaces with the most, and above 1 MiB",
+            labels=["namespace"],
+        )
+        for namespace, length in self._kept_bytes.items():
+            kept.add_metric([namespace], length)
+        yield kept
+        earmarked = CounterMetricFamily(
+            "ascend_allocator_earmarked_chip_seconds_total",
+            "For how long free chips were kept for waiting gangs of a namespace, in chip-seconds",
+            labels=["namespace"],
+        )
+        for namespace, chip_s in self._earmarks.kept_chip_s.items():
+            earmarked.add_metric([namespace], chip_s)
+        yield earmarked
 
     def _age_s(self, created: str) -> float:
         try:

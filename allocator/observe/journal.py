@@ -1,6 +1,7 @@
 """Records decisions: a log line and a count for each, and an Event on refused pods."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -17,11 +18,18 @@ from allocator.rules.summary import sum_up_nodes
 from ascend.annotations import Grant
 from ascend.chips import join_names
 from ascend.errors import AscendError, Refusal
+from ascend.fair import FairRate
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 
 log = structlog.get_logger()
 
+_LINES: Final = 400
+_LINE_S: Final = 0.05
+"""Lines about refusals that are logged at once, and the time until one more is; those of a namespace are limited to
+half. A scheduler tries thousands of pods again and again."""
+_NAMESPACES: Final = 1000
+"""Namespaces of which lines that were left out are counted."""
 _NO_NODES: Final[Mapping[Reason, int]] = {}
 
 
@@ -40,6 +48,8 @@ class Journal:
         self._metrics = metrics
         self._events = events
         self._monotonic = monotonic
+        self._lines = FairRate(_LINES, _LINE_S, monotonic)
+        self._left_out: Counter[str] = Counter()
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:
@@ -95,8 +105,9 @@ class Journal:
         """
         self._metrics.decisions.labels("refused", refusal.reason).inc()
         self._events.refused(PodRef.of(pod), refusal, action="Filter")
-        line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or requested_part(pod))
-        line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes))
+        if (left_out := self._may_log(pod.metadata.namespace)) is not None:
+            line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or requested_part(pod))
+            line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes), **left_out)
 
     def gated(self, pod: Pod, refusal: Refusal) -> bool:
         """A gated pod has to wait; returns whether it has an Event that says why."""
@@ -113,14 +124,22 @@ class Journal:
 
     def preempts(self, pod: Pod, chosen: VictimSet | Refusal | None) -> None:
         """Victims were returned to a scheduler, which decides whether to preempt them; or there are none."""
-        if chosen is None:
-            log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid)
-            return
-        if isinstance(chosen, Refusal):
-            log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid, reason=chosen.reason, error=chosen.message)
+        if chosen is None or isinstance(chosen, Refusal):
+            if (left_out := self._may_log(pod.metadata.namespace)) is not None:
+                why = {} if chosen is None else {"reason": chosen.reason, "error": chosen.message}
+                log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid, **why, **left_out)
             return
         victims = [each.pod or each.uid for each in chosen.victims]
         log.info("chose victims for a pod", pod=pod.key, pod_uid=pod.uid, node=chosen.node, victims=victims)
+
+    def _may_log(self, namespace: str) -> dict[str, int] | None:
+        """What a line about a refused pod of a namespace says of lines that were left out; None if it is, too."""
+        if not self._lines.take(namespace):
+            if namespace in self._left_out or len(self._left_out) < _NAMESPACES:
+                self._left_out[namespace] += 1
+            return None
+        left_out = self._left_out.pop(namespace, 0)
+        return {"left_out": left_out} if left_out else {}
 
 
 def _chips(grant: Grant) -> dict[str, str | int]:

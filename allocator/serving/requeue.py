@@ -16,6 +16,7 @@ with a peer's, are retried in another way (``allocator/serving/retries.py``).
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -30,6 +31,7 @@ from allocator.serving.retries import NOWHERE, Retries, first_of
 from allocator.state.cluster import Cluster
 from ascend.annotations import REQUEUED
 from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
+from ascend.fair import in_turn
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 from ascend.turn import Turn
@@ -40,7 +42,7 @@ FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 300.0
 PERIOD_S: Final = 0.5
 AT_ONCE: Final = 16
-"""The most pods requeued in one period; each costs the scheduler a cycle."""
+"""The most pods requeued in one period, of namespaces in turn; each costs the scheduler a cycle."""
 FORGET_S: Final = 600.0
 """A pod that the informers never saw, and that was not retried for this time, is dropped."""
 
@@ -154,7 +156,8 @@ class Requeuer:
             rest_s = min(max(PERIOD_S, _REST * (self._monotonic() - started_s)), _REST_LIMIT_S)
             if preempting := [each for each in due if each.may_preempt]:
                 await self._retry(preempting)
-            for each in [each for each in due if not each.may_preempt][:AT_ONCE]:
+            fitting = [each for each in due if not each.may_preempt]
+            for each in islice(in_turn(fitting, lambda refused: refused.ref.namespace), AT_ONCE):
                 await self._annotate(each)
 
     async def _due(self) -> list[_Refused]:

@@ -418,6 +418,15 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         return False
 
 
+def kept_length(pod: Pod) -> int:
+    """About how much text is kept of a pod, in characters; what all pods have is left out."""
+    metadata, spec = pod.metadata, pod.spec
+    texts = (*metadata.labels.items(), *metadata.annotations.items(), *spec.node_selector.items())
+    conditions = sum(len(each.message) for each in pod.status.conditions)
+    affinity = len(spec.affinity or "") + len(spec.tolerations or "")
+    return sum(len(key) + len(value) for key, value in texts) + conditions + affinity + len(pod.status.message)
+
+
 class Taint(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A taint of a node."""
 
