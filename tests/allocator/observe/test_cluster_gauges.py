@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
+from allocator.decision.engine import DecisionEngine
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.rules.job_kinds import VOLCANO
 from allocator.state.supply import SIZES, Supply, SupplyReader
@@ -255,3 +256,31 @@ async def test_measuring_many_nodes_yields_to_the_event_loop(monkeypatch: pytest
         await asyncio.sleep(0)
         turns += 1
     assert turns >= 100
+
+
+def test_kept_text_is_measured_of_the_namespaces_with_the_most() -> None:
+    world = World()
+    for number in range(30):
+        long = pod(f"p{number}", annotations={"sp-fit": "x" * 1000, "hccl/rankIndex": "y" * 1000})
+        own = replace(long.metadata, namespace=f"tenant-{number % 20}", uid=f"u{number}")
+        for copy in range(600 if number % 20 < 12 else 1):
+            world.add(replace(long, metadata=replace(own, name=f"p{number}-{copy}", uid=f"u{number}-{copy}")))
+    gauges = ClusterGauges(world.cluster, world.ledger, world.engine)
+    asyncio.run(gauges.measure())
+    families = {family.name: family for family in gauges.collect()}
+    kept = {sample.labels["namespace"]: sample.value for sample in families["ascend_allocator_kept_bytes"].samples}
+    assert set(kept) == {f"tenant-{number}" for number in range(10)}
+    assert all(2 * 600 * 2000 <= value < 2 * 600 * 2100 for value in kept.values())
+
+
+def test_free_chips_that_are_kept_for_gangs_are_counted_by_namespace() -> None:
+    world = World()
+    world.engine = DecisionEngine(world.cluster, world.ledger, earmark_share=1.0)
+    world.add(*(node(f"n{number}") for number in range(2)), pod("held", 8, node="n1", chips=range(8)), *gang(2))
+    gauges = ClusterGauges(world.cluster, world.ledger, world.engine)
+    world.engine.earmarks.choose()
+    world.now_s += 30
+    asyncio.run(gauges.measure())
+    families = {family.name: family for family in gauges.collect()}
+    (sample,) = families["ascend_allocator_earmarked_chip_seconds"].samples
+    assert (sample.labels, sample.value) == ({"namespace": "default"}, 30 * 8)
