@@ -29,6 +29,7 @@ from npuctl.doctor.details import Details
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
 from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
+from npuctl.doctor.variables import check_taken
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import as_values, group
 from npuctl.plan.placement import PendingPod, plan_pods
@@ -57,6 +58,7 @@ def check_cluster(objects: ClusterObjects, details: Details, settings: Settings,
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
         *named("pods", _check_pods(objects.pods)),
+        *named("pods", check_taken(details.taken)),
         *named("waiting", _check_waiting(plan_pods(objects, settings, now_ns).pending, objects.pods)),
     ]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreacha
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
+from npuctl.doctor.variables import MOST_READ, PodVariables, Taken, taken, taken_in, wanted
 from npuctl.reading.files import documents_in
 from npuctl.reading.manifests import Manifest
 
@@ -116,6 +117,7 @@ class Details:
             not known.
         extender: the arguments of Volcano's extender plugin; None if it is not configured, or that is not known.
         policies: the conditions of this project's admission policies, which name the users that may write.
+        taken: the ConfigMaps from which pods take variables that name devices.
         unread: why something could not be read, by what it is.
     """
 
@@ -125,6 +127,7 @@ class Details:
     chooses_by_volcano: bool | None = None
     extender: Mapping[str, object] | None = None
     policies: tuple[str, ...] = ()
+    taken: tuple[Taken, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -144,13 +147,21 @@ async def read_details(client: KubeClient) -> Details:
             unread[what] = str(error)
             return None
 
-    plugins, volcanos, config, policies = await asyncio.gather(
+    plugins, volcanos, config, policies, pods = await asyncio.gather(
         get("pods of MindCluster's device plugin", PODS.path(), _List[_Pod], THEIR_PLUGIN),
         get("pods of Volcano", PODS.path(), _List[_Pod], VOLCANO),
         get("Volcano's configuration", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap),
         get("admission policies", _POLICIES, _List[_Policy], OURS),
+        get("variables of pods", PODS.path(), _List[PodVariables]),
     )
-    return _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
+    found, named = list[Taken](), wanted(_items(pods))
+    if len(named) > MOST_READ:
+        unread["ConfigMaps of variables"] = f"pods name {len(named)} of them; the first {MOST_READ} were read"
+    for (namespace, name), pod in list(named.items())[:MOST_READ]:
+        read = await get("ConfigMaps of variables", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap)
+        found += taken((namespace, name), pod, (read.data if read is not None else None) or {})
+    details = _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
+    return replace(details, taken=tuple(found))
 
 
 def find_details(manifests: Iterable[Manifest]) -> Details:
@@ -161,7 +172,8 @@ def find_details(manifests: Iterable[Manifest]) -> Details:
     """
     plugins, volcanos, policies = list[_Pod](), list[_Pod](), list[_Policy]()
     config: _ConfigMap | None = None
-    for each in manifests:
+    given = list(manifests)
+    for each in given:
         match each.origin.kind:
             case "Pod" if _has(each, THEIR_PLUGIN):
                 plugins.append(each.convert(_Pod))
@@ -171,7 +183,8 @@ def find_details(manifests: Iterable[Manifest]) -> Details:
                 config = each.convert(_ConfigMap)
             case kind if kind == _POLICY and _has(each, OURS):
                 policies.append(each.convert(_Policy))
-    return _details(plugins, volcanos, config, policies, {})
+    details = _details(plugins, volcanos, config, policies, {})
+    return replace(details, taken=tuple(taken_in(given)))
 
 
 def _has(manifest: Manifest, labels: Mapping[str, str]) -> bool:
@@ -196,7 +209,7 @@ def _details(
         None if configured is None else any(each.name.startswith(_THEIR_PLUGIN_IN_VOLCANO) for each in configured),
         next((each.arguments or {} for each in configured or () if each.name == "extender"), None),
         tuple(_writers_conditions(policies)),
-        unread,
+        unread=unread,
     )
 
 

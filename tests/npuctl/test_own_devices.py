@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, PODS
 from npuctl.cli import app
+from npuctl.doctor.details import read_details
+from npuctl.doctor.variables import Taken
+from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 
 NOW = "2026-01-01T00:00:00Z"
@@ -23,7 +28,7 @@ def npuctl(folder: Path, command: str, *objects: Json) -> tuple[int, dict[str, A
     return done.exit_code, json.loads(done.stdout), people.stdout
 
 
-def with_container(name: str, chips: int = 2, /, **container: Any) -> Json:
+def with_container(name: str, chips: int | None = 2, /, **container: Any) -> Json:
     made = pod(name, chips)
     made["spec"]["containers"][0] |= container
     return made
@@ -118,3 +123,32 @@ def test_a_container_that_names_its_devices_is_told(tmp_path: Path, container: J
 )
 def test_variables_that_name_no_devices_are_not_told(tmp_path: Path, variable: Json) -> None:
     assert npuctl(tmp_path, "plan", with_container("good", env=[variable]))[1].get("warnings") is None
+
+
+def config_map(*keys: str) -> Json:
+    metadata = {"name": "visible", "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict.fromkeys(keys, "0-7")}
+
+
+def taking(prefix: str = "") -> Json:
+    return with_container("taking", None, envFrom=[{"configMapRef": {"name": "visible"}, "prefix": prefix}])
+
+
+def test_doctor_finds_a_config_map_whose_keys_become_such_variables(tmp_path: Path) -> None:
+    _, answer, _ = npuctl(tmp_path, "doctor --cluster", taking(), config_map("A", "ASCEND_VISIBLE_DEVICES"))
+    (found,) = (each for each in answer["findings"] if "ConfigMap default/visible" in each["sentence"])
+    assert found["severity"] == "warning"
+    assert "sets ASCEND_VISIBLE_DEVICES in pod default/taking" in found["sentence"]
+    for objects in ((taking(), config_map("A")), (taking("APP_"), config_map("ASCEND_VISIBLE_DEVICES"))):
+        assert "default/visible" not in json.dumps(npuctl(tmp_path, "doctor --cluster", *objects)[1])
+
+
+async def test_doctor_finds_it_in_a_cluster(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(server.kubeconfig()))
+        async with await KubeClient.connect(str(path)) as client:
+            await client.create(CONFIG_MAPS, config_map("ASCEND_VISIBLE_DEVICES"), "default")
+            await client.create(PODS, taking(), "default")
+            details = await read_details(client)
+    assert details.taken == (Taken("default/visible", ("ASCEND_VISIBLE_DEVICES",), "default/taking"),)

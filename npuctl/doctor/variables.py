@@ -1,0 +1,111 @@
+"""ConfigMaps from which containers take the variables of ascend-docker-runtime (``envFrom``, without a prefix).
+
+An admission policy sees only the pod. Secrets are not read.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from ascend.visible_devices import RESERVED
+from npuctl.doctor.finding import Finding, warning
+from npuctl.reading.manifests import Manifest
+
+MOST_READ: Final = 200
+"""More ConfigMaps than this are not read one by one."""
+
+
+class _Reference(msgspec.Struct):
+    name: str = ""
+
+
+class _EnvFrom(msgspec.Struct, rename="camel"):
+    config_map_ref: _Reference | None = None
+    prefix: str = ""
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    env_from: list[_EnvFrom] | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    ephemeral_containers: list[_Container] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+    namespace: str = ""
+
+
+class PodVariables(msgspec.Struct):
+    """A pod, as far as it names ConfigMaps for its environment."""
+
+    metadata: _Metadata
+    spec: _Spec
+
+    @property
+    def config_maps(self) -> Iterator[tuple[str, str]]:
+        """The namespaces and names of the ConfigMaps whose keys become variables."""
+        spec = self.spec
+        for container in (*(spec.containers or ()), *(spec.init_containers or ()), *(spec.ephemeral_containers or ())):
+            for each in container.env_from or ():
+                if each.config_map_ref is not None and not each.prefix:
+                    yield self.metadata.namespace, each.config_map_ref.name
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A ConfigMap with variables of the runtime, and the first pod that takes them.
+
+    Attributes:
+        config_map: ``namespace/name``.
+        keys: the variables.
+        pod: ``namespace/name``.
+    """
+
+    config_map: str
+    keys: tuple[str, ...]
+    pod: str
+
+
+def wanted(pods: Iterable[PodVariables]) -> dict[tuple[str, str], str]:
+    """The ConfigMaps that pods name, each with the first of these pods."""
+    found: dict[tuple[str, str], str] = {}
+    for pod in pods:
+        for each in pod.config_maps:
+            found.setdefault(each, f"{pod.metadata.namespace}/{pod.metadata.name}")
+    return found
+
+
+def taken(where: tuple[str, str], pod: str, data: Mapping[str, str | None]) -> Iterator[Taken]:
+    """Yield what a pod takes from a ConfigMap, if that has such variables."""
+    if keys := tuple(key for key in RESERVED if key in data):
+        yield Taken("/".join(where), keys, pod)
+
+
+def taken_in(manifests: Iterable[Manifest]) -> Iterator[Taken]:
+    """Yield the same of the objects of files.
+
+    Raises:
+        InvalidValue: one of them is invalid.
+    """
+    pods, maps = list[PodVariables](), dict[str, Mapping[str, str | None]]()
+    for each in manifests:
+        if each.origin.kind == "Pod" and "envFrom" in str(each.body.get("spec")):
+            pods.append(each.convert(PodVariables))
+        elif each.origin.kind == "ConfigMap" and isinstance(data := each.body.get("data"), dict):
+            maps[each.origin.key] = data
+    for where, pod in wanted(pods).items():
+        yield from taken(where, pod, maps.get("/".join(where), {}))
+
+
+def check_taken(found: Iterable[Taken]) -> Iterator[Finding]:
+    """A warning for each."""
+    for each in found:
+        sentence = (
+            f"ConfigMap {each.config_map} sets {', '.join(each.keys)} in pod {each.pod}: where ascend-docker-runtime "
+            "is the runtime, its containers get the chips named there"
+        )
+        yield warning(sentence, "remove these keys (docs/security.md#isolation)")
