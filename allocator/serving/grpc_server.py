@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -13,6 +14,22 @@ from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Allocator"].full_name
+OPTIONS: Final = (
+    # Without this a second process could listen on the same port, and calls would be split between two ledgers.
+    ("grpc.so_reuseport", 0),
+    # A scheduler has one connection; those that say nothing are closed, and one without calls after a while.
+    ("grpc.max_allowed_incoming_connections", 64),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.http2.settings_timeout", 5_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    # The names of 8,000 nodes.
+    ("grpc.max_receive_message_length", 2 << 20),
+)
+"""The limits of connections and messages."""
+
+MOST_CALLS: Final = 4096
+"""The most calls at a time: each Binding of a gang that is held is one."""
+
 STOP_S = 2.0
 """The time that calls in progress get when the server stops."""
 
@@ -36,8 +53,7 @@ async def serve_grpc(
     Raises:
         InvalidValue: the server can't listen on the address.
     """
-    # Without this a second process could listen on the same port, and calls would be split between two ledgers.
-    server = grpc.aio.server(interceptors=interceptors, options=(("grpc.so_reuseport", 0),))
+    server = grpc.aio.server(interceptors=interceptors, options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
     pb_grpc.add_AllocatorServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

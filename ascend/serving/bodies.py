@@ -23,9 +23,10 @@ _STRANGERS: Final = 0.75
 LARGE_BYTES: Final = 256 << 10
 """A larger body waits for its turn before it is decoded, if decoding it may take long."""
 
-_PACE_S: Final = 1e-7
-"""The time for each byte of a large body until the next one is decoded: a third of it is the longest time of decoding
-it, which no thread can take from the event loop, because the decoder keeps the interpreter's lock."""
+_PACE_S: Final = 3e-7
+"""The time for each byte of a large body until the next one is decoded. The longest time of decoding it is a tenth of
+that, or a third on a busy machine; no thread can take it from the event loop, because the decoder keeps the
+interpreter's lock."""
 
 
 class BodyRefused(InvalidValue):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
@@ -43,12 +44,24 @@ class Connection(web.RequestHandler):
     Attributes:
         phase: what it waits for.
         ticks: for how many ticks of its port.
+        waits_for_client: whether the client has to act; an answer is not being worked out, or just being sent.
         verified: whether the client has a certificate that was verified.
         answered: how many requests were answered.
         body: the body of the present request; None before it is read.
     """
 
-    __slots__ = ("address", "answered", "body", "connecting", "phase", "port", "ticks", "verified", "wire")
+    __slots__ = (
+        "address",
+        "answered",
+        "body",
+        "connecting",
+        "phase",
+        "port",
+        "ticks",
+        "verified",
+        "waits_for_client",
+        "wire",
+    )
 
     def __init__(self, port: Port, address: str) -> None:
         limits = port.limits
@@ -68,8 +81,7 @@ class Connection(web.RequestHandler):
         )
         self.port = port
         self.address = address
-        self.phase = Phase.HANDSHAKE
-        self.ticks = 0
+        self.enter(Phase.HANDSHAKE)
         self.verified = False
         self.answered = 0
         self.body: Body | None = None
@@ -109,19 +121,27 @@ class Connection(web.RequestHandler):
         self.enter(Phase.HANDLER if self._request_count > self.answered else Phase.IDLE)
         return found
 
+    def handle_error(
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer what is no request without a traceback in the log, which strangers could fill."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return super().handle_error(request, status, exc, message)
+        self.port.refusals.count(Cause.HEADER, self.address)
+        answer = web.Response(status=status, text=HTTPStatus(status).phrase)
+        answer.force_close()
+        return answer
+
     def enter(self, phase: Phase) -> None:
         """Wait for something else from now on."""
         self.phase = phase
         self.ticks = 0
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether the client has to act; an answer is not being worked out or sent."""
-        return self.phase not in {Phase.HANDLER, Phase.ANSWER}
+        self.waits_for_client = phase is not Phase.HANDLER and phase is not Phase.ANSWER
 
     def tick(self) -> None:
         """Count a tick, and end if the client has taken too long."""
         self.ticks += 1
+        self.waits_for_client |= self.phase is Phase.ANSWER  # for so long it should have been taken
         limits = self.port.limits
         if self.wire is not None and self.wire.is_closing():
             if self.ticks * limits.tick_s > max(limits.closing_s, limits.write_s):

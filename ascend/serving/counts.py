@@ -26,7 +26,7 @@ class Cause(StrEnum):
     HANDSHAKE = "handshake"
     """The TLS handshake failed, or took too long."""
     HEADER = "header"
-    """The request did not arrive in time."""
+    """The request did not arrive in time, has too many headers, or is none."""
     WRITE = "write"
     """The client did not take the answer in time."""
     BODY_SIZE = "body_size"

@@ -21,6 +21,7 @@ class Limits:
         connections: the most connections of clients without a verified certificate.
         per_address: the most of these from one IPv4 address or one IPv6 network of 64 bits.
         verified: the most connections of clients with a verified certificate.
+        replaced: how many connections new ones of an address may replace in a tick; more cost too much time.
         spare_descriptors: the file descriptors that connections leave for other uses.
         handshake_s: the time for a TLS handshake, in seconds.
         header_s: the time until the first request, or a further one that has begun, has arrived up to its body.
@@ -34,6 +35,7 @@ class Limits:
     connections: int
     per_address: int
     verified: int = 4096
+    replaced: int = 100
     spare_descriptors: int = 256
     handshake_s: float = 5.0
     header_s: float = 5.0

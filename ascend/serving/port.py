@@ -2,7 +2,8 @@
 
 A new connection is more likely that of a probe or of a scheduler than one that waits for its client for long. So at a
 limit the connection gives way that has waited longest: of the client's own address, or of the address that has most of
-them. One whose request is being answered never does. Whoever has few connections is served, whatever others do.
+them. One whose request is being answered never does. Whoever has few connections is served, whatever others do. An
+address whose connections come too fast does not even get that.
 """
 
 import asyncio
@@ -11,7 +12,9 @@ import ipaddress
 import resource
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from aiohttp import web
@@ -21,11 +24,16 @@ from ascend.serving.connection import Connection, Phase
 from ascend.serving.counts import Cause, Refusals
 from ascend.serving.limits import Limits
 
-BACKLOG: Final = 256
-_AT_ONCE: Final = 16
+BACKLOG: Final = 4096
+"""So many connections wait to be accepted; in a flood one that finds no place tries again only after a second."""
+_AT_ONCE: Final = 32
 """How many connections are accepted in one turn of the event loop."""
 _RETRY_S: Final = 0.1
 """The time until connections are accepted again after descriptors were exhausted."""
+_FEW: Final = 2
+_KEPT: Final = 0.25
+"""The share of a port's connections that are kept, beyond the limit, for addresses that have few: a probe or a call has
+a place even if all others are being answered."""
 _NETWORK_BITS: Final = 64
 """Of an IPv6 address: one client has as many addresses as it likes in its network."""
 
@@ -53,6 +61,7 @@ class Port:
         self._listening: tuple[socket.socket, ...] = ()
         self._strangers: dict[str, dict[Connection, None]] = {}
         self._verified: dict[Connection, None] = {}
+        self._replaced: Counter[str] = Counter()
         self._tick: asyncio.TimerHandle | None = None
         self._paused: asyncio.TimerHandle | None = None
 
@@ -124,17 +133,23 @@ class Port:
 
     def _admit(self, taken: socket.socket, address: str) -> None:
         own = self._strangers.get(address, {})
-        fairly = [each for each in self._strangers.values() if each is own or len(each) > len(own)]
         full = None
         if taken.fileno() >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self.limits.spare_descriptors:
             full = Cause.DESCRIPTORS
         elif len(own) >= self.limits.per_address:
-            full, fairly = Cause.ADDRESS, [own]
-        elif sum(map(len, self._strangers.values())) >= self.limits.connections:
+            full = Cause.ADDRESS
+        elif self._number() >= self.limits.connections * (1 if len(own) > _FEW else 1 + _KEPT):
             full = Cause.CONNECTIONS
-        if full is not None and not self._make_room(full, address, fairly):
-            taken.close()
-            return
+        if full is not None:
+            self._replaced[address] += 1
+            fairly: Iterable[dict[Connection, None]] = (own,)
+            if self._replaced[address] > self.limits.replaced:
+                fairly = ()
+            elif full is not Cause.ADDRESS:
+                fairly = (each for each in self._strangers.values() if each is own or len(each) > len(own))
+            if not self._make_room(full, address, fairly):
+                taken.close()
+                return
         taken.setblocking(False)  # noqa: FBT003 - the name says it
         taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(self, address)
@@ -145,13 +160,18 @@ class Port:
         if self._tick is None:
             self._tick = self._loop.call_later(self.limits.tick_s, self._sweep)
 
+    def _number(self) -> int:
+        return sum(map(len, self._strangers.values()))
+
     def _make_room(self, cause: Cause, address: str, among: Iterable[dict[Connection, None]]) -> bool:
         """End the connection that has waited longest, of the address that has most; return whether there is one."""
         for own in sorted(among, key=len, reverse=True):
-            waiting = [each for each in own if each.waits_for_client]
-            if waiting:
-                # One that was answered before is more likely a client's that means well.
-                max(waiting, key=lambda each: (not each.answered, each.ticks)).end(cause)
+            # In the order in which they came. One that was answered before is more likely a client's that means well.
+            waiting = (each for each in own if each.waits_for_client)
+            if (found := next((each for each in own if each.waits_for_client and not each.answered), None)) or (
+                found := max(waiting, key=lambda each: each.ticks, default=None)
+            ):
+                found.end(cause)
                 return True
         self.refusals.count(cause, address)
         return False
@@ -172,12 +192,14 @@ class Port:
             taken.close()
 
     def _sweep(self) -> None:
+        self._replaced.clear()
         every = self._all()
         for connection in every:
             connection.tick()
         self._tick = self._loop.call_later(self.limits.tick_s, self._sweep) if every else None
 
 
+@lru_cache(4096)
 def _network(host: str) -> str:
     """The address by which a client is counted."""
     address = ipaddress.ip_address(host.partition("%")[0])

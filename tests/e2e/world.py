@@ -52,6 +52,7 @@ class Setup:
         shared_tor_num: the allocators' setting.
         node_status_period_s: how often the sandbox's kubelets update their Nodes at most; real ones do once a second.
         schedulers: the schedulers that the allocators serve.
+        webhooks: the allocators serve these beside the extender's calls; the API server does not call them.
         mindclusters_plugin: the nodes have stand-ins of MindCluster's device plugin in place of this project's.
     """
 
@@ -66,6 +67,7 @@ class Setup:
     node_status_period_s: float = 0.0
     schedulers: tuple[str, ...] = ("default-scheduler",)
     mindclusters_plugin: bool = False
+    webhooks: str = ""
 
     @property
     def gates(self) -> bool:
@@ -324,6 +326,7 @@ class World(ABC):
                 "nominate_from_nodes": "0",
                 "gate_from_nodes": "0",
                 **({"webhooks": "gates"} if self.setup.gates else {}),
+                **({"webhooks": self.setup.webhooks} if self.setup.webhooks else {}),
             }
             flags |= {"reservation_ttl_s": str(self.setup.reservation_ttl_s)}
             flags |= {"scheduler_names": json.dumps(self.setup.schedulers)}

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from ascend.serving.counts import Cause
 from tests.allocator.authority import Authority
 from tests.ascend.serving.callers import LOOPS, raw_connection, run, served, until
@@ -26,6 +28,24 @@ def test_a_request_that_never_ends_is_ended(new_loop: NewLoop) -> None:
             assert all([await caller.ended() for caller in (silent, slow, second)])
             assert port.refused(Cause.HEADER) == 3
             await until(lambda: port.connections == 0)
+
+    run(new_loop, test)
+
+
+@LOOPS
+def test_what_is_no_request_is_answered_and_fills_no_log(new_loop: NewLoop, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with served() as port:
+            for nonsense in (
+                "NONSENSE\r\n\r\n",
+                "GET /hi HTTP/1.1\r\n" + "X: y\r\n" * 200 + "\r\n",
+                "GET /" + "x" * 9999,
+            ):
+                caller = await port.connect()
+                caller.send(nonsense)
+                assert await caller.status() == 400
+            assert port.refused(Cause.HEADER) == 3
+            assert not caplog.records
 
     run(new_loop, test)
 
@@ -92,8 +112,23 @@ def test_whoever_has_few_connections_is_served_whatever_others_do(new_loop: NewL
             assert await probe.get() == 200
             flood += [await port.connect(f"127.0.0.{2 + number % 3}") for number in range(30)]
             assert await probe.get() == 200
-            assert port.refused(Cause.CONNECTIONS) > 0
-            assert port.connections <= 8
+            assert port.refused(Cause.ADDRESS) > 0
+            assert port.connections <= 10
+
+    run(new_loop, test)
+
+
+@LOOPS
+def test_a_probe_has_a_place_even_if_all_others_are_being_answered(new_loop: NewLoop) -> None:
+    async def test() -> None:
+        async with served() as port:
+            for number in range(8):
+                caller = await port.connect(f"127.0.0.{2 + number % 2}")
+                caller.post("/hold", 2, b"{}")
+            await until(lambda: len(port.held) == 8)
+            assert await (await port.connect("127.0.0.2")).get() == 0
+            assert await (await port.connect("127.0.0.9")).get() == 200
+            assert port.refused(Cause.ADDRESS) == 1
 
     run(new_loop, test)
 
@@ -131,7 +166,7 @@ def test_clients_with_a_certificate_do_not_count_among_strangers(new_loop: NewLo
     server, stranger, verified = contexts(tmp_path)
 
     async def test() -> None:
-        async with served(tls=server, verified=20) as port:
+        async with served(tls=server, verified=20, header_s=60) as port:
             gang = [await port.connect(tls=verified) for _ in range(12)]
             for caller in gang:
                 caller.post("/hold", 2, b"{}")
