@@ -17,7 +17,7 @@ from rich.text import Text
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.products import ASCEND_910A
-from tests.allocator.authority import Authority
+from tests.allocator.authority import Authority, Pair
 from tests.bench.audit import Audit, audit
 from tests.bench.fake_cluster import PodWatch, create_nodes, create_pods, delete_pods, watching_pods
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
@@ -86,6 +86,9 @@ class _Program:
 
     process: Process
     url: str
+    probes: str
+    pair: Pair | None
+    """What kube-scheduler presents; None if nothing is demanded."""
 
     @property
     def has_tls(self) -> bool:
@@ -155,9 +158,11 @@ class _Bench:
             return
         allocator = self.allocators[name]
         await asyncio.to_thread(allocator.process.start)
-        server = Server(allocator.url)
+        server = Server(allocator.probes)
         await asyncio.to_thread(allocator.process.wait_until, lambda: server.answers("/readyz"), timeout_s=_READY_S)
         tls: dict[str, Any] = {"enableHTTPS": True, "tlsConfig": {"insecure": True}} if allocator.has_tls else {}
+        if (pair := allocator.pair) is not None:
+            tls["tlsConfig"] |= {"certFile": str(pair.cert), "keyFile": str(pair.key)}
         ours = extender(f"{allocator.url}/scheduler", **tls)
         await asyncio.to_thread(self.cluster.restart_scheduler, extenders=[ours])
         if name == "gated":
@@ -222,20 +227,29 @@ async def _bench(run: Run, size: _Size, names: Sequence[str], *, tls: bool) -> A
         pair = authority.sign("allocator", "IP:127.0.0.1")
         allocators = {}
         for name in names[1:]:
-            (port,) = free_ports(1)
+            port, probes = free_ports(2)
             flags = {"nominate": name}
             if tls or name == "gated":
                 # The API server calls webhooks over TLS only, and both are served at one address.
                 flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key)}
             if name == "gated":
                 flags["webhooks"] = "gates"
+            elif tls:
+                flags |= {"client_ca_file": str(authority.cert), "client_names": "kube-scheduler"}
+                flags["probe_address"] = f"127.0.0.1:{probes}"
             program = Path(BIN / "ascend-allocator")
             command = allocator_command(
                 program, kubeconfig=cluster.kubeconfig_path, address=f"127.0.0.1:{port}", **flags
             )
             scheme = "https" if "tls_cert_file" in flags else "http"
             process = cluster.process(f"ascend-allocator-{name}", command)
-            allocators[name] = _Program(process, f"{scheme}://127.0.0.1:{port}")
+            demands = "client_ca_file" in flags
+            allocators[name] = _Program(
+                process,
+                f"{scheme}://127.0.0.1:{port}",
+                f"{scheme}://127.0.0.1:{probes if demands else port}",
+                authority.sign("kube-scheduler", "DNS:kube-scheduler") if demands else None,
+            )
         async with (
             await KubeClient.connect(str(cluster.kubeconfig_path)) as client,
             watching_pods(client) as watch,

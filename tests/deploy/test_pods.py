@@ -26,6 +26,7 @@ import yaml
 from ascend.chips import RESOURCE, parse_names
 from tests.allocator.authority import Pair
 from tests.cluster import binaries
+from tests.cluster.api import HTTPError
 from tests.cluster.cluster import Cluster
 from tests.cluster.controller_manager import PODS, start_controller_manager
 from tests.cluster.errors import ClusterError
@@ -231,6 +232,9 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
             has_no_rights_on_its_node(cluster, each)
         node, chips = place(cluster, "first")
         assert place(cluster, "whole", 8)[0] != node
+        # The API server reaches the webhooks, at their own port, by the Service.
+        with pytest.raises(HTTPError, match="denied the request: InvalidRequest"):
+            cluster.api.create(pod("invalid", 3))
         (leader,) = (each for each in allocators if holder(cluster).startswith(each["metadata"]["name"]))
         cluster.api.delete(f"{CORE}/pods/{leader['metadata']['name']}", grace_s=0)
         assert not place(cluster, "second")[1] & chips
@@ -269,6 +273,9 @@ def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Im
     with installed(cluster, built_image, "--values", hardened, "--set", here):
         node, chips = place(cluster, "first")
         assert place(cluster, "whole", 8)[0] != node
+        # The API server reaches the webhooks, at their own port, by the Service.
+        with pytest.raises(HTTPError, match="denied the request: InvalidRequest"):
+            cluster.api.create(pod("invalid", 3))
         assert len(chips) == 2
         for name in ("first", "whole"):
             cluster.delete_pod(name)
