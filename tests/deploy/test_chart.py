@@ -304,6 +304,21 @@ def test_volcano_is_answered_with_kube_scheduler_unless_an_insecure_port_is_name
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == {**ports, "probes": 8081}
 
 
+def test_the_documented_proxy_leads_from_volcano_to_the_port_of_calls() -> None:
+    page = (helm.REPOSITORY / "docs" / "volcano.md").read_text()
+    (block,) = re.findall(r"```yaml\n( *# sidecar\.yaml\n.*?)```", page, re.DOTALL)
+    pod = yaml.safe_load(textwrap.dedent(block))["spec"]["template"]["spec"]
+    (proxy,) = pod["containers"]
+    words = dict(word.split("=", 1) for word in proxy["args"] if "=" in word)
+    (prefix,) = re.findall(r"^ +extender\.urlPrefix: (\S+)", page, re.MULTILINE)
+    assert prefix == f"http://{words['--listen']}/volcano"
+    service = helm.find(helm.render("--namespace", "ascend-affinity"), "Service", "allocator")
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert words["--target"] == f"{service['metadata']['name']}.ascend-affinity.svc:{ports['http']}"
+    (volume,) = pod["volumes"]
+    assert f"create secret generic {volume['secret']['secretName']} " in page
+
+
 @pytest.mark.parametrize(("address", "told"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])
 def test_the_commands_in_the_notes_name_the_service(tmp_path: Path, address: str, told: str) -> None:
     lines = helm.notes(tmp_path).splitlines()
