@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from device_plugin.processes import accounting, watch
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import ascend_910b
+from tests.device_plugin.api import seen
 from tests.device_plugin.test_telemetry import by_chip, scrape, who
 from tests.device_plugin.whole import whole_node
 
@@ -48,3 +50,21 @@ async def test_pods_get_chips_while_scrapers_meet_a_driver_that_hangs(folder: Pa
                 assert snapshot.unhealthy == 0
             # It has ended although calls have not returned.
             assert fake.calls()["dcmi_get_device_network_health"] == 8
+
+
+async def test_a_foreign_process_is_told_while_the_driver_hangs_for_another_chip(
+    folder: Path, make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(accounting, "GRACE_S", 0.1)
+    fake = make_fake(ascend_910b(8))
+    fake.chip(5).processes = (2_000_000_001,)
+    async with whole_node(folder) as whole:
+        dcmi = {"driver": "dcmi", "dcmi_library": fake.library, "injection": "runtime"}
+        with fake.hang("dcmi_get_device_resource_info", card=3):
+            async with asyncio.timeout(60.0), whole.plugin(**dcmi):
+                (note,) = await seen(lambda: whole.notes("NPUForeignProcess"), bool)
+                assert note.startswith("Ascend910-5: process 2000000001")
+                await whole.bind("one", 3, 5)
+                await whole.claimed("one")
+                assert fake.calls()["dcmi_get_device_resource_info"] > 8
