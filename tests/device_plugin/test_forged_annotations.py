@@ -1,7 +1,7 @@
 """Annotations that a pod's author writes on a pod which was given its chips: they change nothing, and are put right."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -135,9 +135,11 @@ def books(*pods: Pod, given: Mapping[str, tuple[int, ...]]) -> tuple[NodePods, H
     return known, handovers
 
 
-def test_what_is_written_on_a_pod_with_a_hand_over_blocks_no_chip() -> None:
+@pytest.mark.parametrize("forged", [range(8), (5,)], ids=["more", "another"])
+def test_what_is_written_on_a_pod_with_a_hand_over_blocks_no_chip(forged: Sequence[int]) -> None:
+    real = {REAL: join_names(forged)}
     pods, handovers = books(
-        pod("given", 1, *range(8), started=True, annotations={REAL: ALL}), pod("waits", 1, 3), given={"given": (0,)}
+        pod("given", 1, *forged, started=True, annotations=real), pod("waits", 1, 3), given={"given": (0,)}
     )
     assert used_chips(pods, handovers) == 0b1001
     assert running_chips(pods, handovers) == 0b1
