@@ -111,7 +111,7 @@ async def test_two_slices_of_one_chip_in_two_pods(folder: Path) -> None:
             assert annotations[REAL] == f"Ascend910-{size}-{vnpu.vdev_id}-1_{vnpu.vfg_id}"
             assert set(annotations[KUBELET_IDS].split(",")) == whole.devices(pod.name)
             assert annotations[PREDICATE_TIME] == str(CLAIMED)
-            configuration = json.loads(annotations[CONFIGURATION])
+            configuration = json.loads((await whole.annotations(pod.name))[CONFIGURATION])
             assert configuration["devices"] == [{"device_id": "1", "device_ip": "127.0.0.1"}]
             container = whole.node.kubelet.container(f"default/{pod.name}", "main")
             assert container.env["ASCEND_VISIBLE_DEVICES"] == str(vnpu.vdev_id)

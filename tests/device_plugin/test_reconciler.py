@@ -98,7 +98,7 @@ async def test_a_missing_claim_is_written_after_the_restart(folder: Path) -> Non
         async with whole.plugin() as plugin:
             one = await whole.claimed("one")
             check_hand_over(whole, one)
-            assert one.metadata.annotations[CONFIGURATION].startswith('{"pod_name":"one"')
+            assert (await whole.annotations("one"))[CONFIGURATION].startswith('{"pod_name":"one"')
             (entry,) = plugin.handovers
             assert (entry.uid, entry.chips) == (one.uid, (5, 4))
 

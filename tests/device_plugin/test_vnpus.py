@@ -79,7 +79,7 @@ async def test_pods_get_the_vnpus_written_on_them_beside_whole_chips(folder: Pat
             annotations = claimed.metadata.annotations
             assert annotations[REAL] == annotations[KUBELET_IDS] == annotations[TWO] == "Ascend910-2c-101-1"
             assert annotations[PREDICATE_TIME] == str(CLAIMED)
-            configuration = json.loads(annotations[CONFIGURATION])
+            configuration = json.loads((await whole.annotations("first"))[CONFIGURATION])
             assert configuration["devices"] == [{"device_id": "1", "device_ip": "127.0.0.1"}]
             assert configuration["server_id"] == claimed.uid
             check_hand_over(whole, await whole.claimed("train"))
@@ -152,14 +152,15 @@ async def test_vnpus_are_adopted_after_restarts_of_plugin_and_kubelet(folder: Pa
         async with whole.plugin(WHOLE):
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
             await bind(whole, "first", TWO, "Ascend910-2c-101-1")
-            before = await whole.claimed("first")
+            await whole.claimed("first")
+            before = await whole.annotations("first")
         lost = dict.fromkeys((REAL, KUBELET_IDS, CONFIGURATION))
         await whole.client.patch(PODS, "first", {"metadata": {"annotations": lost}}, namespace="default")
         await until(lambda: (found := whole.find("first")) is not None and REAL not in found.metadata.annotations)
         async with whole.plugin(WHOLE):
-            again = await whole.claimed("first")
-            for key in lost:
-                assert again.metadata.annotations[key] == before.metadata.annotations[key]
+            await whole.claimed("first")
+            again = await whole.annotations("first")
+            assert {key: again[key] for key in lost} == {key: before[key] for key in lost}
             await whole.node.kubelet.restart()
             await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
             assert whole.devices("first") == {"Ascend910-2c-101-1"}

@@ -125,6 +125,11 @@ class Whole:
         answer = await self.client.request("GET", EVENTS.path())
         return [each["note"] for each in json.loads(answer)["items"] if each["reason"] == reason]
 
+    async def annotations(self, name: str) -> dict[str, str]:
+        """All annotations of a pod; the programs keep only those that they read."""
+        answer = await self.client.request("GET", PODS.path(namespace="default", name=name))
+        return dict(json.loads(answer)["metadata"]["annotations"])
+
     def devices(self, name: str) -> set[str]:
         """The devices of a pod in the kubelet's ledger, of any resource."""
         return set(self.node.kubelet.ledger().get((f"default/{name}", "main"), ()))

@@ -30,7 +30,7 @@ async def check_hand_over(world: World, name: str, count: int) -> Pod:
     assert chip_set(map(int, container.env["ASCEND_VISIBLE_DEVICES"].split(","))) == chips
     assert container.env["ASCEND_RUNTIME_OPTIONS"] == ""
     assert container.devices == {"davinci_manager", *(f"davinci{chip_id}" for chip_id in chip_ids(chips))}
-    configuration = json.loads(pod.metadata.annotations[CONFIGURATION])
+    configuration = json.loads((await world.annotations(pod.name))[CONFIGURATION])
     assert [int(device["device_id"]) for device in configuration["devices"]] == list(chip_ids(chips))
     assert configuration["server_id"] == pod.uid
     return pod

@@ -75,7 +75,7 @@ async def check_hand_over(world: World, name: str) -> Vnpu:
     vnpu = parse_vnpu(annotations[SIZE])
     assert annotations[REAL] == annotations[KUBELET_IDS] == vnpu.name
     assert annotations[PREDICATE_TIME] == str(CLAIMED)
-    (device,) = json.loads(annotations[CONFIGURATION])["devices"]
+    (device,) = json.loads((await world.annotations(name))[CONFIGURATION])["devices"]
     assert device == {"device_id": str(vnpu.chip), "device_ip": "127.0.0.1"}
     container = await world.node(pod.spec.node_name).container(pod)
     assert container.env["ASCEND_VISIBLE_DEVICES"] == str(vnpu.vdev_id)

@@ -192,6 +192,11 @@ class World(ABC):
 
         return await self.eventually(check, f"pod {name} runs and is claimed")
 
+    async def annotations(self, name: str) -> dict[str, str]:
+        """All annotations of a pod; the programs keep only those that they read."""
+        answer = await self.client.request("GET", PODS.path(namespace="default", name=name))
+        return dict(json.loads(answer)["metadata"]["annotations"])
+
     async def failed(self, name: str) -> Pod:
         """Wait until the kubelet has rejected a pod; return it."""
 
