@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from ascend.addresses import join_address
 from ascend.errors import InvalidValue
+from ascend.kube.trust import trusting
 
 if TYPE_CHECKING:
     from kubernetes.aio.client import Configuration
@@ -82,7 +83,7 @@ def _chosen(kubeconfig: str | None) -> str | None:
 def _service_account(folder: Path, monotonic: Callable[[], float]) -> Access:
     try:
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-        tls = ssl.create_default_context(cafile=folder / "ca.crt")
+        tls = trusting(cafile=folder / "ca.crt")
         token = _Token(folder / "token", monotonic)
     except KeyError as error:
         raise InvalidValue(f"no usable access to the API server from {folder}: {error} is not set") from error
@@ -168,7 +169,7 @@ def _not_a_kubeconfig(files: Sequence[Path]) -> str | None:
 
 
 def _tls(loaded: "Configuration") -> ssl.SSLContext:
-    tls = ssl.create_default_context(cafile=loaded.ssl_ca_cert, cadata=loaded.ca_cert_data)
+    tls = trusting(cafile=loaded.ssl_ca_cert, cadata=loaded.ca_cert_data)
     if loaded.cert_file:
         tls.load_cert_chain(loaded.cert_file, keyfile=loaded.key_file)
     if not loaded.verify_ssl:

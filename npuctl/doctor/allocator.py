@@ -1,6 +1,5 @@
 """The checks of a running allocator: whether it serves schedulers, and whether its informers reach the API server."""
 
-import ssl
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from ascend.errors import InvalidValue
+from ascend.kube.trust import trusting
 from npuctl.doctor.finding import Finding, ok, problem, warning
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=8.0)
@@ -44,7 +44,7 @@ async def check_allocator(address: str, authority: Path | None = None, *, now_s:
         InvalidValue: the authority can't be read.
     """
     try:
-        tls = ssl.create_default_context(cafile=authority) if authority is not None else True
+        tls = trusting(cafile=authority) if authority is not None else True
     except (OSError, ValueError) as error:
         raise InvalidValue(f"--allocator-ca: {authority} can't be used: {error}") from error
     scheme = "" if "://" in address else "http://" if authority is None else "https://"

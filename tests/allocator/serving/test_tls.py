@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 from allocator.serving import ports
 from ascend.daemon.certificates import Certificates, TlsFiles
 from ascend.errors import InvalidValue
+from ascend.kube.trust import trusting
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from sandbox.apiserver import ApiServer
@@ -73,7 +74,7 @@ async def call_http(
 
 async def call_at(address: str, authority: Authority, client: Pair | None, path: str) -> tuple[int, str]:
     """Status and text of a page; status 0 if the handshake fails."""
-    context = ssl.create_default_context(cafile=authority.cert)
+    context = trusting(authority.cert)
     if client is not None:
         context.load_cert_chain(client.cert, client.key)
     connector = aiohttp.TCPConnector(ssl=context)
@@ -242,7 +243,7 @@ async def test_a_session_is_not_resumed_after_its_authority_was_removed(
 ) -> None:
     files = settings_for(tmp_path, authority)
     client = authority.sign("client", f"URI:{ALLOWED}")
-    context = ssl.create_default_context(cafile=authority.cert)
+    context = trusting(authority.cert)
     context.minimum_version = context.maximum_version = version
     context.load_cert_chain(client.cert, client.key)
     async with ApiServer() as server, running(server, tmp_path, **files) as allocator:

@@ -17,6 +17,7 @@ from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled,
 from ascend.kube.client import KubeClient
 from ascend.kube.identity import Access
 from ascend.kube.objects import PODS
+from ascend.kube.trust import trusting
 from ascend.serving.http import serve_http
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import Authority
@@ -286,7 +287,7 @@ async def test_a_connection_over_tls_ends_without_the_server(
         listening.settimeout(10)
         serving = asyncio.create_task(asyncio.to_thread(serve, listening))
         url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-        access = Access(url, ssl.create_default_context(cafile=authority.cert), anonymous)
+        access = Access(url, trusting(authority.cert), anonymous)
         async with KubeClient(access, lambda: asyncio.sleep(0, access)) as client:
             asked = read_lines(client) if streams else client.request("GET", "/x", timeout_s=0.2)
             with pytest.raises(Unreachable):
