@@ -5,6 +5,16 @@ that turn the direction of text, characters of no width, separators of lines and
 written as in Python (``\x1b``, ``\u202e``), which neither YAML, nor JSON, nor a shell takes for the character.
 """
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 100
+
+
+def shown(value: object) -> str:
+    """Return a value as in Python for an error message, shortened: one of YAML may have a thousand million parts."""
+    return _SHORT.repr(value)
+
 
 def printable(text: str) -> str:
     """One line of text without control characters; line ends are escaped, too: a name must not begin a new line."""

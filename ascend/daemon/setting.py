@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from ascend.errors import InvalidValue
 from ascend.grammar import count
+from ascend.printable import shown
 
 
 def setting(
@@ -126,15 +127,15 @@ class Setting:
         try:
             given = self._parse(given)
         except InvalidValue as error:
-            raise InvalidValue(f"{self.name}: {error} (got {given!r})") from error
+            raise InvalidValue(f"{self.name}: {error} (got {shown(given)})") from error
         try:
             return msgspec.convert(given, self.annotation, strict=False, dec_hook=_convert_path)
         except msgspec.ValidationError as error:
             message = str(error)
         if isinstance(given, list) and (found := _PLACE.search(message)) is not None:
             wrong = given[int(found["index"])]
-            raise InvalidValue(f"{self.name}.{found['index']}: {self._must(self.item, message)} (got {wrong!r})")
-        raise InvalidValue(f"{self.name}: {self._must(self.kind, message)} (got {given!r})")
+            raise InvalidValue(f"{self.name}.{found['index']}: {self._must(self.item, message)} (got {shown(wrong)})")
+        raise InvalidValue(f"{self.name}: {self._must(self.kind, message)} (got {shown(given)})")
 
     def _parse(self, given: object) -> object:
         if self.parse is None:

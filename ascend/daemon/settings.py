@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from ascend.addresses import split_address
 from ascend.daemon.setting import setting, settings_of
-from ascend.errors import InvalidValue
+from ascend.errors import UNREADABLE, InvalidValue
+from ascend.printable import shown
 
 DISTRIBUTION: Final = "ascend-affinity"
 """The package whose version is the version of all programs."""
@@ -192,7 +193,7 @@ def _decoded(text: str, what: str) -> object:
     """Return what JSON says; in place of the value an error, which is reported unless another source has the value."""
     try:
         return json.loads(text)
-    except ValueError:
+    except UNREADABLE:
         return InvalidValue(f'{what} must be JSON, like ["a", "b"]')
 
 
@@ -209,7 +210,9 @@ def _checked(kind: type[S], given: Mapping[str, object]) -> S:
         elif each.default is MISSING:
             wrong.append(f"{name}: must be given")
     if not kind.ignores_unknown:
-        wrong += (f"{name}: {_unknown(name, settings)} (got {given[name]!r})" for name in given if name not in settings)
+        wrong += (
+            f"{name}: {_unknown(name, settings)} (got {shown(given[name])})" for name in given if name not in settings
+        )
     if not wrong:
         try:
             return kind(**values)
@@ -250,7 +253,7 @@ def _read_file(path: Path) -> dict[str, object]:
             content = _yaml(text)
     except OSError as error:
         raise InvalidValue(f"--config: {path}: {error.strerror}") from error
-    except ValueError as error:
+    except UNREADABLE as error:
         raise InvalidValue(f"--config: {path}: {error}") from error
     if content is None:
         return {}

@@ -39,7 +39,7 @@ def bill_of(image: Image, epoch: int) -> str:
 
 def _base(image: Image) -> Iterator[Component]:
     status = image.read(_STATUS)
-    if status is None:
+    if not status or not status.strip():
         raise ReleaseError(f"the base for {image.platform} has no {_STATUS}: what it contains is unknown")
     release = _variables(image.read("usr/lib/os-release") or image.read("etc/os-release") or "")
     system, version = release.get("ID", "debian"), release.get("VERSION_ID", "")

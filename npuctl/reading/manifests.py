@@ -18,8 +18,9 @@ from allocator.state.kinds import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.kube.objects import KubeObject, Resource, T
 from ascend.kube.workloads import BATCH_JOBS, STATEFUL_SETS, PodGroup
+from ascend.printable import shown
 from npuctl.reading.files import read_documents
-from npuctl.reading.normalizing import normalize, shown
+from npuctl.reading.normalizing import normalize
 from npuctl.reading.objects import ClusterObjects
 
 Json: TypeAlias = dict[str, Any]

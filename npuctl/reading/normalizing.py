@@ -1,13 +1,13 @@
 """Normalizes an object as the API server would: without nulls, and with quantities as strings."""
 
 import re
-import reprlib
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
+from ascend.printable import shown
 
 _QUANTITIES: Final = frozenset({"limits", "requests", "allocatable", "capacity"})
 _STRINGS: Final = frozenset({"labels", "annotations", "nodeSelector", "data"})
@@ -29,14 +29,6 @@ _MOST_LEVELS: Final = 100
 
 _MOST_BITS: Final = 64
 """The API server has no larger integers."""
-
-_REPR = reprlib.Repr()
-_REPR.maxstring = 100
-
-
-def shown(value: object) -> str:
-    """Return a value for an error message, shortened."""
-    return _REPR.repr(value)
 
 
 def normalize(manifest: dict[str, Any], error: Callable[[str, str], InvalidValue]) -> Any:

@@ -90,6 +90,15 @@ def test_the_bill_of_materials_lists_exactly_the_installed_packages(root: Path) 
     assert all(each["purl"] == f"pkg:pypi/{name}@{each['version']}" for name, each in bill.items())
 
 
+def test_the_base_lists_its_packages(root: Path) -> None:
+    status = (root / "var" / "lib" / "dpkg" / "status").read_text()
+    listed = set(re.findall(r"^Package: (\S+)$", status, re.MULTILINE))
+    assert listed >= {"libc6", "libssl3t64", "libstdc++6", "python3.13-minimal", "ca-certificates"}
+    folders = {path.name for path in (root / "usr" / "share" / "doc").iterdir() if (path / "copyright").exists()}
+    assert folders == listed
+    assert len(re.findall(r"^Version: \S+$", status, re.MULTILINE)) == len(listed)
+
+
 def test_the_licences_of_all_packages_are_beside_it(root: Path) -> None:
     text = (root / ENVIRONMENT / "share" / "THIRD-PARTY-NOTICES.txt").read_text()
     packages = next((root / ENVIRONMENT).glob("lib/python3.*/site-packages"))

@@ -1,0 +1,318 @@
+"""The readers that are fuzzed. Each takes any bytes: a value comes of them, or an error of the project."""
+
+import ctypes
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from allocator.rescheduling import memory
+from allocator.rules.taints import untolerated
+from allocator.serving import extender_wire, volcano_wire, webhook
+from allocator.settings import Settings as AllocatorSettings
+from allocator.state.cluster_info import ClusterInfo
+from allocator.state.kinds import KINDS
+from allocator.state.report import read_agent_health, read_report
+from allocator.switches.table import read_switches
+from ascend import annotations, deviceinfo, pod_devices
+from ascend.daemon.settings import fixed_settings
+from ascend.errors import UNREADABLE, AscendError
+from ascend.kube.objects import ConfigMap, Node, Pod, Taint
+from device_plugin.driver.dcmi.calls import Calls
+from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.health.fault_rules import default_rules, read_rules
+from device_plugin.kubelet.pods_api import _PodList
+from device_plugin.kubelet.registrations import parse_registrations
+from device_plugin.ledger.node_pods import is_static, read_pod, requested_types
+from device_plugin.pods import cdi_file
+from device_plugin.publish.restore import read_known
+from device_plugin.reset.reset_info import read_resets, write_resets
+from device_plugin.settings import Settings as PluginSettings
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.plan.placement import Planning
+from npuctl.plan.workloads import expand
+from npuctl.reading.manifests import read_manifests
+from npuctl.reading.objects import ClusterObjects
+
+NOW_NS: Final = 1_767_225_600 * 10**9
+_EXAMPLES: Final = Path(__file__).parents[2] / "deploy" / "examples"
+
+Target: TypeAlias = Callable[[bytes], None]
+
+
+def _object(data: bytes, kind: type[Any]) -> Any:
+    """Decode an object as the API server sends it; the reflector skips one that it can't decode."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNREADABLE:
+        return kind()
+
+
+def report(data: bytes) -> None:
+    """A node's report, and what else is in its ConfigMap."""
+    config_map = _object(data, ConfigMap)
+    for read in (deviceinfo.decode_report, deviceinfo.read_upgrades, deviceinfo.read_update_time):
+        with suppress(AscendError):
+            read(config_map.data)
+    deviceinfo.read_manually_separated(config_map.data)
+    read_report(config_map)
+    read_agent_health(config_map)
+
+
+def cluster_info(data: bytes) -> None:
+    """ClusterD's ConfigMaps: first one, then its successor."""
+    info = ClusterInfo()
+    for line in data.split(b"\n"):
+        for name in info.applied(_object(line, ConfigMap)):
+            info.combine(name, read_report(ConfigMap()))
+
+
+def pod_annotations(data: bytes) -> None:
+    """The annotations that tenants can write."""
+    pod = _object(data, Pod)
+    written = pod.metadata.annotations
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: annotations.read_grant(written),
+        lambda: annotations.read_predicate_time(written),
+        lambda: annotations.read_block(written),
+        lambda: annotations.read_switch_use(written),
+        lambda: annotations.held_chips(written),
+        lambda: annotations.read_base_device_infos(written.get(annotations.BASE_DEVICE_INFOS, "")),
+        lambda: pod_devices.read_vnpu_grant(written),
+        lambda: pod_devices.read_cores_grant(written, 8),
+        lambda: pod_devices.read_held(written),
+        lambda: untolerated([Taint(key="k", effect="NoSchedule")], pod.spec.tolerations),
+    )
+    for read in reads:
+        with suppress(AscendError):
+            read()
+
+
+def node(data: bytes) -> None:
+    """The annotations of a Node that an earlier plugin wrote."""
+    read = _object(data, Node)
+    read_known(read)
+    resets = read_resets(read.metadata.annotations)
+    write_resets([], resets.third_party, resets.times_s)
+
+
+@cache
+def _allocator() -> OfflineAllocator:
+    reading = read_manifests([str(_EXAMPLES / "cluster.yaml")])
+    return OfflineAllocator(reading.objects, AllocatorSettings(), NOW_NS)
+
+
+@contextmanager
+def _fresh() -> Iterator[OfflineAllocator]:
+    """An allocator with the nodes of the example; what it has reserved is given back at the end."""
+    allocator = _allocator()
+    try:
+        yield allocator
+    finally:
+        for plan in [*allocator.ledger.plans]:
+            allocator.ledger.drop_plan(plan)
+        for reservation in [*allocator.ledger]:
+            allocator.ledger.release(reservation.uid)
+
+
+def admission_review(data: bytes) -> None:
+    """What the API server asks of the webhooks: an author's pod, a scheduler's Binding."""
+    try:
+        review = msgspec.json.decode(data, type=webhook._Review).request
+        with suppress(*UNREADABLE):
+            binding = msgspec.json.decode(review.object, type=webhook._Binding)
+            webhook._patch(review.object, {annotations.ALLOCATED: "Ascend910-0", binding.name: binding.target.name})
+        pod = webhook._with_name(msgspec.json.decode(review.object, type=Pod), review)
+    except UNREADABLE:
+        return
+    with _fresh() as allocator, suppress(AscendError):
+        allocator.engine.validate(pod)
+        allocator.engine.warnings(pod)
+
+
+def extender_call(data: bytes) -> None:
+    """The bodies of filter, preempt and bind; a pod of the first is placed."""
+    for kind in (extender_wire.PreemptionArgs, extender_wire.BindingArgs):
+        with suppress(AscendError):
+            extender_wire.decode(data, kind)
+    pod, names = extender_wire.read_args(data)
+    list(names)
+    with _fresh() as allocator:
+        if allocator.engine.handles(pod):
+            allocator.engine.place_or_explain(pod, names)
+
+
+def volcano_call(data: bytes) -> None:
+    """The bodies of Volcano's extender plugin."""
+    for kind in (
+        volcano_wire.PredicateArgs,
+        volcano_wire.PrioritizeArgs,
+        volcano_wire.EvictArgs,
+        volcano_wire.JobArgs,
+        volcano_wire.TaskArgs,
+    ):
+        with suppress(AscendError):
+            volcano_wire.decode(data, kind)
+
+
+def fault_rules(data: bytes) -> None:
+    """The ConfigMap with which administrators change the rules of faults."""
+    read_rules(_object(data, ConfigMap).data, default_rules())
+
+
+def switch_table(data: bytes) -> None:
+    """The ConfigMap with the leaf switches and their servers."""
+    read_switches(_object(data, ConfigMap))
+
+
+def rescheduling_memory(data: bytes) -> None:
+    """What another leader has written of rescheduling."""
+    kept, _ = memory.decode(_object(data, ConfigMap).data, NOW_NS / 1e9)
+    memory.encode(kept)
+
+
+def _in_a_file(data: bytes) -> Path:
+    path = Path(tempfile.gettempdir()) / f"fuzzed-{_process()}"
+    path.write_bytes(data)
+    return path
+
+
+@cache
+def _process() -> int:
+    return os.getpid()
+
+
+def settings_file(data: bytes) -> None:
+    """The file with a program's settings."""
+    path = _in_a_file(data)
+    for kind in (AllocatorSettings, PluginSettings):
+        with suppress(AscendError):
+            fixed_settings(kind, path, {})
+
+
+def simulated_chips(data: bytes) -> None:
+    """The file with simulated chips."""
+    driver = SimulatedDriver(_in_a_file(data))
+    for chip in driver.discover().chips:
+        driver.read(chip)
+
+
+def manifests(data: bytes) -> None:
+    """The files of `npuctl plan`."""
+    reading = read_manifests([str(_in_a_file(data))])
+    # A job of a million pods is planned in its time; here only reading and expanding is tried for small ones.
+    if len(data) < _MOST_PLANNED and not _asks_for_many(data):
+        expansion = expand(reading.unsubmitted, reading.objects)
+        Planning(expansion.objects, AllocatorSettings(), NOW_NS).rest()
+
+
+_MOST_PLANNED: Final = 20_000
+
+
+def _asks_for_many(data: bytes) -> bool:
+    return re.search(rb"[0-9]{3}|[0-9][eEkMGTP]", data) is not None
+
+
+def watched_objects(data: bytes) -> None:
+    """All that the allocator watches: objects by kind, each as the API server sends it; then its waiting pods."""
+    try:
+        found = msgspec.json.decode(data, type=dict[str, list[msgspec.Raw]])
+    except UNREADABLE:
+        return
+    by_kind: dict[str, list[Any]] = {}
+    for kind in KINDS:
+        for raw in found.get(kind.name, [])[:8]:
+            with suppress(*UNREADABLE):
+                by_kind.setdefault(kind.name, []).append(msgspec.json.decode(raw, type=kind.resource.type))
+    objects = ClusterObjects(by_kind)
+    allocator = OfflineAllocator(objects, AllocatorSettings(), NOW_NS)
+    for pod in objects.pods:
+        with suppress(AscendError):
+            if allocator.waits(pod):
+                allocator.engine.without_effect(pod)
+                allocator.engine.place(pod)
+
+
+def kubelet_pods(data: bytes) -> None:
+    """The pods that the kubelet lists."""
+    try:
+        listed = msgspec.json.decode(data, type=_PodList).items or []
+    except UNREADABLE:
+        return
+    for order, pod in enumerate(listed):
+        is_static(pod)
+        for device_type in requested_types(pod):
+            read_pod(pod, order, device_type)
+
+
+def kubelet_metrics(data: bytes) -> None:
+    """The kubelet's page of metrics."""
+    parse_registrations(data.decode(errors="replace"), "huawei.com/Ascend910")
+
+
+def cdi(data: bytes) -> None:
+    """A file of CDI devices."""
+    cdi_file._names(data)
+
+
+class _Function:
+    """A function of the driver's library that fills what it is given with fuzzed bytes."""
+
+    argtypes: tuple[Any, ...] = ()
+    restype: Any = None
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __call__(self, *arguments: Any) -> int:
+        for argument in arguments:
+            target = getattr(argument, "_obj", argument)
+            if isinstance(target, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)):
+                size = ctypes.sizeof(target)
+                filled = (self._data * (size // max(len(self._data), 1) + 1))[:size]
+                ctypes.memmove(ctypes.addressof(target), filled, len(filled))
+                self._data = self._data[size:] or self._data
+        return 0
+
+
+class _Library:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __getattr__(self, name: str) -> _Function:
+        # Each function begins elsewhere, so that not all of them answer the same.
+        at = sum(name.encode()) % max(len(self._data), 1)
+        return _Function(self._data[at:] + self._data[:at])
+
+
+def dcmi(data: bytes) -> None:
+    """The answers of the driver's library."""
+    calls = Calls(_Library(data), lambda *_: None)  # type: ignore[arg-type] # its functions alone are used
+    for read in (
+        calls.version, calls.cards, lambda: calls.devices(0), lambda: calls.phy_id(0), lambda: calls.chip_info((0, 0)),
+        lambda: calls.roce_address((0, 0)), lambda: calls.super_pod((0, 0)), lambda: calls.resources((0, 0)),
+        lambda: calls.virtual_npu((0, 0), 1, 0), lambda: calls.cpu_affinity((0, 0)), lambda: calls.fault_codes((0, 0)),
+        lambda: calls.pci_address((0, 0)), lambda: calls.processes((0, 0)), lambda: calls.health((0, 0)),
+    ):  # fmt: skip
+        with suppress(AscendError):
+            read()
+
+
+_ALL: Final[tuple[Target, ...]] = (
+    report, cluster_info, pod_annotations, node, admission_review, extender_call, volcano_call, fault_rules,
+    switch_table, rescheduling_memory, settings_file, simulated_chips, manifests, watched_objects, kubelet_pods,
+    kubelet_metrics, cdi, dcmi,
+)  # fmt: skip
+TARGETS: Final = {target.__name__: target for target in _ALL}
+
+
+def run(name: str, data: bytes) -> None:
+    """Give bytes to a target; its errors of the project are its answers."""
+    with suppress(AscendError):
+        TARGETS[name](data)
