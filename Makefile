@@ -40,7 +40,7 @@ test: setup lint ## lint, type checks and all tests; real-cluster tests if the m
 	@$(RUN) python -m tests.cluster prepare
 	@$(RUN) pytest --numprocesses=$(WORKERS)
 
-test-long: setup ## long tests, 40 minutes: 1,000 examples per property, all benches, the soak
+test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, all benches, the soak
 	@$(RUN) python -m tests.cluster prepare --long
 	@$(RUN) pytest --numprocesses=$(WORKERS) -m 'hypothesis or long' --hypothesis-profile=long --timeout=1800
 	@$(RUN) python -m tests.soak

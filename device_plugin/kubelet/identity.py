@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 import aiohttp
 
 from ascend.errors import Unreachable
+from ascend.kube.trust import trusting
 
 CLUSTER_CA: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
 FILES: Final = ("kubelet-server-current.pem", "kubelet.crt")
@@ -121,8 +122,8 @@ def _own_certificate(file: Path) -> Iterable[bytes]:
 
 def _authorities(file: Path) -> Iterable[ssl.SSLContext]:
     """Yield what verifies certificates by the CAs of a file; nothing if it has none."""
-    # Not from create_default_context without a file, which would read all authorities that the machine trusts.
+    # Not without a file, which would read all authorities that the machine trusts.
     try:
-        yield ssl.create_default_context(cafile=str(file))
+        yield trusting(file)
     except (OSError, ssl.SSLError):
         return

@@ -283,6 +283,39 @@ def locked() -> Iterator[None]:
         yield
 
 
+def install_test_requirements(folder: Path, packages: Path) -> None:
+    """Install into a folder what the tests need besides the image's packages, for its Python, and openssl there too.
+
+    Args:
+        folder: of the image's root file system.
+        packages: the image's packages, inside it; its Python is named by that path.
+    """
+    version = packages.parent.name.removeprefix("python")
+    uv = shutil.which("uv") or str(REPOSITORY / ".tools" / "bin" / "uv")
+    locked = folder.with_name("test-requirements.txt")
+    export = ["export", "--quiet", "--locked", "--no-emit-workspace", "--format", "requirements-txt"]
+    locked.write_text(_run([uv, "--project", str(REPOSITORY), *export]))
+    target = ["--target", str(folder), "--python-version", version, "--only-binary", ":all:", "--no-deps"]
+    _run([uv, "--no-progress", "pip", "install", "--quiet", "--link-mode", "copy", *target, "-r", str(locked)])
+    suite = re.search(r"^suite=(\w+)$", (REPOSITORY / "deploy" / "image" / "base.sh").read_text(), re.MULTILINE)
+    assert suite is not None
+    with tempfile.NamedTemporaryFile(dir=_FOLDER) as archive:
+        extract = ["--quiet", "--variant=extract", "--include=openssl", "--format=tar", suite[1], archive.name]
+        _run(["mmdebstrap", *extract])
+        _run(["tar", "-x", "-f", archive.name, "-C", str(folder.parent), "./usr/bin/openssl", "./etc/ssl/openssl.cnf"])
+
+
+def run_mounted(root: Path, folder: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as root in a root file system that has devices, processes and a folder for temporary files."""
+    mounts = f'mount --bind /dev "{root}/dev"; mount -t proc proc "{root}/proc"; mount -t tmpfs tmpfs "{root}/tmp"'
+    for name in ("dev", "proc", "tmp"):
+        (root / name).mkdir(exist_ok=True)
+    script = f'set -e; {mounts}; exec chroot "{root}" /usr/bin/env -C {folder} "$@"'
+    environment = {"PATH": "/usr/bin:/usr/sbin:/bin:/sbin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+    words = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", *command]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     assert file is not None

@@ -17,6 +17,11 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 BUILD = REPOSITORY / "deploy" / "image" / "build.sh"
 MEGABYTE = 1_000_000
 ENVIRONMENT = Path("opt/ascend-affinity")
+ON_IT = (
+    *("tests/ascend", "tests/allocator/rules", "tests/allocator/decision", "tests/allocator/serving/test_tls.py"),
+    *("tests/allocator/leadership", "tests/device_plugin/health", "tests/fuzz"),
+)
+"""What runs on the image's Python: TLS, HTTP, gRPC, settings, decoders and rules, rather than all of it again."""
 PROGRAMS = ("ascend-allocator", "ascend-device-plugin", "npuctl", "kubectl-npu")
 
 
@@ -135,6 +140,22 @@ def test_all_modules_of_the_programs_can_be_imported(root: Path) -> None:
         "            importlib.import_module(module.name)\n"
     )
     run(root, "python", "-c", walk)
+
+
+def test_the_tests_pass_on_the_images_python(built_image: image.Image, tmp_path: Path) -> None:
+    # The image's own programs and packages are tested, not copies: beside them are only the tests and what they need.
+    root = tmp_path
+    built_image.unpack(root)
+    packages = next((root / ENVIRONMENT).glob("lib/python3.*/site-packages"))
+    image.install_test_requirements(root / "test-packages", Path("/") / packages.relative_to(root))
+    (packages / "zz-tests.pth").write_text("/test-packages\n/sources\n")
+    for folder in ("tests", "sandbox", "deploy", "docs"):
+        shutil.copytree(REPOSITORY / folder, root / "sources" / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", root / "sources")
+    pytest_options = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not real and not long")
+    done = image.run_mounted(root, "/sources", f"/{ENVIRONMENT}/bin/python", "-m", "pytest", *pytest_options, *ON_IT)
+    assert not done.returncode, done.stdout[-4000:] + done.stderr[-2000:]
+    assert re.search(r"^\d{3,} passed", done.stdout.splitlines()[-1]), done.stdout[-500:]
 
 
 def test_what_we_use_of_the_pruned_client_library_works(root: Path) -> None:

@@ -136,13 +136,18 @@ def admission_review(data: bytes) -> None:
         allocator.engine.warnings(pod)
 
 
+class _Call(msgspec.Struct):
+    pod: Pod = msgspec.field(name="Pod", default_factory=Pod)
+
+
 def extender_call(data: bytes) -> None:
     """The bodies of filter, preempt and bind; a pod of the first is placed."""
     for kind in (extender_wire.PreemptionArgs, extender_wire.BindingArgs):
         with suppress(AscendError):
             extender_wire.decode(data, kind)
-    pod, names = extender_wire.read_args(data)
+    _, names = extender_wire.read_args(data)
     list(names)
+    pod = _object(data, _Call).pod  # as if the API server had the same
     with _fresh() as allocator:
         if allocator.engine.handles(pod):
             allocator.engine.place_or_explain(pod, names)
@@ -230,7 +235,7 @@ def watched_objects(data: bytes) -> None:
         for raw in found.get(kind.name, [])[:8]:
             with suppress(*UNREADABLE):
                 by_kind.setdefault(kind.name, []).append(msgspec.json.decode(raw, type=kind.resource.type))
-    objects = ClusterObjects(by_kind)
+    objects = ClusterObjects({kind: tuple(read) for kind, read in by_kind.items()})
     allocator = OfflineAllocator(objects, AllocatorSettings(), NOW_NS)
     for pod in objects.pods:
         with suppress(AscendError):
