@@ -12,6 +12,9 @@ from ascend.kube.objects import Pod
 _REMEMBERED: Final = 10_000
 """Jobs that were told; beyond it the one that was told first is forgotten."""
 
+_DUE: Final = 1_000
+"""Jobs of a namespace that are still to be told; others are told when a pod of theirs appears later."""
+
 _AT_ONCE: Final = 2
 """Jobs that are judged in one call: that may take as long as a decision, and most of the rate of Events is left for
 refused pods."""
@@ -50,7 +53,8 @@ class JobEvents:
         self._topic = topic
         self._sentences = sentences
         self._led = False
-        self._due: OrderedDict[tuple[str, str], Pod] = OrderedDict()  # by job and topic
+        # By namespace, which take turns; then by job and topic.
+        self._due: OrderedDict[str, OrderedDict[tuple[str, str], Pod]] = OrderedDict()
         self._told: OrderedDict[str, dict[str, str]] = OrderedDict()  # by job and sentence: the uid of the pod
         cluster.waiting.subscribe(self._appeared)
 
@@ -63,11 +67,16 @@ class JobEvents:
         if not led:
             for pod in self._cluster.waiting:
                 self._appeared(pod)
-        for _ in range(min(len(self._due), _AT_ONCE)):
-            due, pod = next(iter(self._due.items()))
-            if not self._tell(due[0], pod):
+        for _ in range(_AT_ONCE):
+            if not self._due:
                 return
-            del self._due[due]
+            namespace, of_namespace = next(iter(self._due.items()))
+            self._due.move_to_end(namespace)
+            due, pod = next(iter(of_namespace.items()))
+            if self._tell(due[0], pod):
+                del of_namespace[due]
+                if not of_namespace:
+                    del self._due[namespace]
 
     def _tell(self, job: str, pod: Pod) -> bool:
         """Post what the job was not told yet; returns whether all of that will be posted."""
@@ -89,5 +98,7 @@ class JobEvents:
         key = str(job.key)
         if job.present + job.gated <= 1 and pod.uid not in self._told.get(key, {}).values():
             self._told.pop(key, None)
-        if topic not in self._told.get(key, ()) and len(self._due) < _REMEMBERED:
-            self._due.setdefault((key, topic), pod)
+        if topic not in self._told.get(key, ()):
+            due = self._due.setdefault(pod.metadata.namespace, OrderedDict())
+            if len(due) < _DUE:
+                due.setdefault((key, topic), pod)

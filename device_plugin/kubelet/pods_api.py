@@ -9,7 +9,7 @@ The kubelet adds a pod to that list right before it admits it, one at a time
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 from urllib.parse import urljoin
 
 import aiohttp
@@ -142,12 +142,22 @@ class KubeletPods:
         self._identity.problem = problem
 
 
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""The most that is read: pods of up to 1.5 MB each must not fill the plugin's memory, which is limited."""
+
+
 async def _body(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, proof: Proof | Literal[False]
 ) -> bytes:
     # A kubelet redirects nobody, and what it would redirect to is not verified by its certificate.
+    headers = {**headers, "Accept-Encoding": "identity"}  # a small packet may become a large chunk
     async with session.get(url, headers=headers, ssl=proof, allow_redirects=False) as response:
-        body = await response.read()
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > MOST_BYTES:
+                response.close()
+                raise Unreachable(f"{url} answers with more than {MOST_BYTES >> 20} MiB")
         if response.status != 200:  # noqa: PLR2004 - OK
             raise Unreachable(f"{url} answered {response.status} {response.reason}")
-        return body
+        return bytes(body)

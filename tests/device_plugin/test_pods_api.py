@@ -148,3 +148,15 @@ async def test_the_pods_url_has_an_ipv4_or_ipv6_address(address: str, url: str) 
 async def test_an_empty_list_may_be_null() -> None:
     async with answering(b'{"items": null}') as url, KubeletPods(lambda: url, identified, ANYBODY) as pods:
         assert await pods.list() == []
+
+
+async def test_a_list_that_would_fill_the_memory_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pods_api, "MOST_BYTES", 1_000_000)
+    for spaces, is_read in ((1_000_000, False), (900_000, True)):
+        body = b'{"items": [' + b" " * spaces + b"]}"
+        async with answering(body) as url, KubeletPods(lambda url=url: url, identified, ANYBODY) as pods:  # type: ignore[misc]  # bound
+            if is_read:
+                assert await pods.list() == []
+            else:
+                with pytest.raises(Unreachable, match="answers with more than 0 MiB"):
+                    await pods.list()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from allocator.observe.notices import REASON, notices
 from allocator.rules.job_kinds import VOLCANO
@@ -157,3 +158,21 @@ def test_a_setting_on_the_object_and_not_in_its_template_is_told(scene: Scene, *
             "annotation huawei.com/schedule_minAvailable on StatefulSet default/train: settings on a StatefulSet have "
             "no effect; write it in the metadata of its pod template"
         )
+
+
+def test_jobs_of_a_namespace_without_events_left_do_not_keep_others_from_being_told(scene: Scene) -> None:
+    def of(namespace: str, number: int) -> Pod:
+        made = member(f"{namespace}-{number}", f"job-{number}")
+        return replace(made, metadata=replace(made.metadata, namespace=namespace, uid=made.name))
+
+    post = scene._publish
+
+    def publish(regarding: Regarding, reason: str, note: str, *, action: str) -> bool:
+        return regarding.namespace != "busy" and post(regarding, reason, note, action=action)
+
+    scene.notices._publish = publish
+    scene.world.add(*(of("busy", number) for number in range(3_000)), *(of("quiet", number) for number in range(5)))
+    for _ in range(10):
+        scene.notices.post()
+    assert [name for name, _ in scene.posted] == [f"quiet-{number}" for number in range(5)]
+    assert sum(map(len, scene.notices._due.values())) <= 1_000
