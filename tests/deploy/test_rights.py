@@ -238,6 +238,7 @@ def plugin_forgeries() -> dict[str, Ask]:
         "report that is owned": new(config_maps, "ConfigMap", {**report, "ownerReferences": owner}),
         "report that can't be deleted": new(config_maps, "ConfigMap", {**report, "finalizers": ["a.b/c"]}),
         "report with another label": new(config_maps, "ConfigMap", {**report, "labels": keys("app")}),
+        "report with another annotation": new(config_maps, "ConfigMap", {**report, "annotations": keys("note")}),
         "report with other keys": new(config_maps, "ConfigMap", report, data=keys("Corefile")),
         "report that is immutable": new(config_maps, "ConfigMap", report, immutable=True),
         "report, applied to another node": Ask(
@@ -530,6 +531,32 @@ def allocator_forgeries() -> dict[str, Ask]:
             addressType="IPv4",
             endpoints=[],
         ),
+        "endpoint that something else owns": new(
+            slices,
+            "EndpointSlice",
+            {**slice_of, "ownerReferences": [{**SERVICE, "name": "kubernetes"}]},
+            version=SLICES,
+            addressType="IPv4",
+            endpoints=[],
+        ),
+        "endpoint that can't be deleted": new(
+            slices,
+            "EndpointSlice",
+            {**slice_of, "finalizers": ["a.b/c"]},
+            version=SLICES,
+            addressType="IPv4",
+            endpoints=[],
+        ),
+        "deletion of another endpoint": Ask("DELETE", f"{slices}/somebodys"),
+        "deletion of all endpoints": Ask("DELETE", slices),
+        "label of the Leader": change(api(LEADERS, "leaders", ALLOCATOR, NAMESPACE), **meta(labels=keys("a"))),
+        "Leader of another namespace": new(
+            api(LEADERS, "leaders", namespace=TENANT),
+            "Leader",
+            {"name": ALLOCATOR},
+            version=LEADERS,
+            spec={"holder": "x"},
+        ),
         "Endpoints": new(core("endpoints", namespace=NAMESPACE), "Endpoints", {"name": ALLOCATOR}),
         "ConfigMap of others": change(core("configmaps", "somebodys", TENANT), data=keys("reset.json")),
         "ConfigMap beside its own": change(core("configmaps", "somebodys", NAMESPACE), data=keys("a")),
@@ -537,6 +564,15 @@ def allocator_forgeries() -> dict[str, Ask]:
         "its ConfigMap elsewhere": new(
             core("configmaps", namespace="mindx-dl"), "ConfigMap", {"name": f"{ALLOCATOR}-faults"}
         ),
+        "its ConfigMap with an owner": new(
+            core("configmaps", namespace=NAMESPACE),
+            "ConfigMap",
+            {"name": f"{ALLOCATOR}-faults", "ownerReferences": owner},
+        ),
+        "its ConfigMap, immutable": new(
+            core("configmaps", namespace=NAMESPACE), "ConfigMap", {"name": f"{ALLOCATOR}-faults"}, immutable=True
+        ),
+        "immutable ConfigMap of a job": change(core("configmaps", "reset-config-job", TENANT), immutable=True),
         "ConfigMap by generateName": new(
             core("configmaps", namespace=NAMESPACE), "ConfigMap", {"generateName": f"{ALLOCATOR}-faults"}
         ),
@@ -544,6 +580,7 @@ def allocator_forgeries() -> dict[str, Ask]:
         "other key of a job's ConfigMap": change(core("configmaps", "reset-config-job", TENANT), data=keys("a")),
         "label of a job's ConfigMap": change(core("configmaps", "reset-config-job", TENANT), **meta(labels=keys("a"))),
         "report of a node": change(core("configmaps", config_map_name(OTHER), "kube-system"), data=keys("a")),
+        "label of a pod group": change(group, **meta(labels=keys("a"))),
         "members of a pod group": change(group, spec={"minMember": 1}),
         "phase of a pod group": change(f"{group}/status", status={"phase": "Running"}),
         "counts of a pod group": change(f"{group}/status", status={"phase": "Inqueue", "running": 2}),
