@@ -340,15 +340,15 @@ class Reconciler:
 
     def _take_from_others(self, pod: NodePod, truth: HandOver, settled: Collection[str]) -> None:
         """Drop what was given to other pods by the calls that were about this one, and what was only believed."""
-        # Ids that were given for this very pod say nothing about others: the kubelet may have lost that they had them.
+        # A kubelet that lost its checkpoint may give ids again: only the pod of the last answer for them was mistaken.
         answers = self._handovers.answers
         ids = {frozenset(part.kubelet_ids) for part in truth.parts if part.keeps}
-        ids = {each for each in ids if (answer := answers.get(each)) is None or answer.uid != pod.uid}
         for other in [each for each in self._handovers if each.uid not in settled]:
             if other.uid in self._believed:
                 is_wrong = bool(other.chip_set & truth.chip_set)
             else:
-                is_wrong = any(frozenset(part.kubelet_ids) in ids for part in other.parts)
+                same = (frozenset(part.kubelet_ids) for part in other.parts)
+                is_wrong = any(each in ids and answers.get(each, other).uid == other.uid for each in same)
             if is_wrong:
                 log.warning("a hand-over belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
                 self._handovers.drop(other.uid)

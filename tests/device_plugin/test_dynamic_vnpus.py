@@ -486,3 +486,22 @@ async def test_a_plugin_that_takes_over_leaves_what_the_one_before_it_is_giving(
                 claimed = await whole.claimed("first")
                 assert claimed.metadata.annotations[REAL].startswith(f"Ascend910-5c.1cpu.16g-{vnpu.vdev_id}-1_")
                 assert vnpus(whole) == [vnpu]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{RESOURCE_CORES: "0,1,2,3"}, {RESOURCE_CORES: None}, {RESOURCE_CORES: f"2-{LARGE}", REAL: "Ascend910-2"}],
+    ids=["whole chips", "removed", "another chip"],
+)
+async def test_forged_annotations_of_a_pod_with_a_part_of_a_chip_are_put_right(
+    folder: Path, change: dict[str, str | None]
+) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole):
+        await bind(whole, "small", 5, f"1-{SMALL}")
+        before = (await whole.claimed("small")).metadata.annotations
+        free = await seen(whole.report, lambda report: not report.free & 0b10)
+        await whole.client.patch(PODS, "small", {"metadata": {"annotations": change}}, namespace="default")
+        (note,) = await seen(lambda: whole.notes("NPUAnnotationRepaired"), bool)
+        assert RESOURCE_CORES in note
+        await until(lambda: (found := whole.find("small")) is not None and found.metadata.annotations == before)
+        assert (await whole.report()).free == free.free

@@ -155,8 +155,9 @@ async def test_ids_given_again_by_a_kubelet_that_lost_them_take_nothing_from_the
     books = Books(folder / "none.sock")
     books.handovers.add(HandOver.of_parts("uid-old", "default/old", (0,), (part(0, 0),)))
     books.pods.applied(running_pod("old", 1, 0, claims=(0,)))
-    books.handovers.give(HandOver.of_parts("uid-new", "default/new", (5,), (part(5, 0),)), (0,))
-    books.pods.applied(running_pod("new", 1, 5))
+    books.handovers.give(HandOver.of_parts("uid-guess", "default/guess", (5,), (part(5, 0),)), (0,))
+    books.pods.applied(pod("guess", 1, 5, time=1))
+    books.pods.applied(running_pod("new", 1, 6))
     await settled(books, monkeypatch, {"default/new": (0,)})
     assert {key: chips for key, (chips, _) in books.entries.items()} == {"default/old": (0,), "default/new": (5,)}
 
