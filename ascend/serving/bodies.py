@@ -7,7 +7,7 @@ few is read. Callers with a verified certificate come before all others, and hav
 import asyncio
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -51,20 +51,21 @@ class Body:
     Attributes:
         address: of the caller; empty for all that have a verified certificate.
         size: the bytes that have arrived.
-        deadline: ends the reading.
+        deadline: ends the reading; None before it has begun.
         refused: why it was ended; None if it was not.
     """
 
     address: str
     size: int = 0
-    deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    deadline: asyncio.Timeout | None = None
     refused: Cause | None = None
 
     def end(self, cause: Cause) -> None:
         """End the reading."""
         self.refused = self.refused or cause
-        with suppress(RuntimeError):  # it has not begun, or has ended already
-            self.deadline.reschedule(asyncio.get_running_loop().time())
+        if self.deadline is not None:
+            with suppress(RuntimeError):  # it has ended already
+                self.deadline.reschedule(asyncio.get_running_loop().time())
 
 
 class Bodies:
@@ -76,6 +77,7 @@ class Bodies:
 
     def __init__(self, most: int = BODIES_BYTES) -> None:
         self._most = most
+        self._total = 0
         self._held: Counter[str] = Counter()
         self._arriving: dict[Body, None] = {}
         self._next_s = 0.0
@@ -83,7 +85,7 @@ class Bodies:
     @property
     def held(self) -> int:
         """The bytes of all bodies now."""
-        return self._held.total()
+        return self._total
 
     async def read(self, body: Body, content: StreamReader) -> bytes:
         """Read a body to its end.
@@ -93,8 +95,9 @@ class Bodies:
         """
         read = bytearray()
         self._arriving[body] = None
+        content.set_read_chunk_size(LARGE_BYTES)  # else the connection pauses again and again
         try:
-            async with body.deadline:
+            async with asyncio.timeout(None) as body.deadline:
                 while True:
                     self._take(body, len(chunk := await content.readany()))
                     if not chunk:
@@ -118,6 +121,7 @@ class Bodies:
 
     def release(self, body: Body) -> None:
         """Count a body no longer."""
+        self._total -= body.size
         self._held[body.address] -= body.size
         if not self._held[body.address]:
             del self._held[body.address]
@@ -132,7 +136,7 @@ class Bodies:
 
     def _take(self, body: Body, size: int) -> None:
         most = self._most if not body.address else self._most * _STRANGERS
-        while self._held.total() + size > most:
+        while self._total + size > most:
             victim = self._victim(body, self._held[body.address] + size)
             if victim is None:
                 raise refused(Cause.BODY_BUDGET)
@@ -140,6 +144,7 @@ class Bodies:
             self.release(victim)
             victim.end(Cause.BODY_BUDGET)
         body.size += size
+        self._total += size
         self._held[body.address] += size
 
     def _victim(self, body: Body, wanted: int) -> Body | None:
