@@ -152,6 +152,13 @@ def test_who_changes_something_else_of_a_pod_with_protected_annotations_is_not_h
         cluster.api.patch(each, {"metadata": {"labels": {"a": "b"}}, "status": {"message": "c"}})
 
 
+def test_a_pod_with_thousands_of_variables_can_be_created(cluster: Cluster, kube_namespace: str) -> None:
+    wait_for_policies(cluster.api, kube_namespace)
+    many = [{"name": f"ASCEND_{number}", "value": "$(HOME)"} for number in range(5_000)]
+    dry_run(cluster.api, with_container(kube_namespace, 2, env=many))()
+    assert BY_ENVIRONMENT in refusal(dry_run(cluster.api, with_container(kube_namespace, 2, env=[*many, VISIBLE])))
+
+
 def test_a_pod_with_thousands_of_annotations_can_be_created_and_changed(cluster: Cluster, kube_namespace: str) -> None:
     wait_for_policies(cluster.api, kube_namespace)
     annotations = {f"{number:x}": "" for number in range(8_000)}
