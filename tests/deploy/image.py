@@ -284,7 +284,7 @@ def locked() -> Iterator[None]:
 
 
 def install_test_requirements(folder: Path, packages: Path) -> None:
-    """Install into a folder what the tests need besides the image's packages, for its Python, and openssl there too.
+    """Install into a folder what the tests need besides the image's packages, for its Python.
 
     Args:
         folder: of the image's root file system.
@@ -297,12 +297,6 @@ def install_test_requirements(folder: Path, packages: Path) -> None:
     locked.write_text(_run([uv, "--project", str(REPOSITORY), *export]))
     target = ["--target", str(folder), "--python-version", version, "--only-binary", ":all:", "--no-deps"]
     _run([uv, "--no-progress", "pip", "install", "--quiet", "--link-mode", "copy", *target, "-r", str(locked)])
-    suite = re.search(r"^suite=(\w+)$", (REPOSITORY / "deploy" / "image" / "base.sh").read_text(), re.MULTILINE)
-    assert suite is not None
-    with tempfile.NamedTemporaryFile(dir=_FOLDER) as archive:
-        extract = ["--quiet", "--variant=extract", "--include=openssl", "--format=tar", suite[1], archive.name]
-        _run(["mmdebstrap", *extract])
-        _run(["tar", "-x", "-f", archive.name, "-C", str(folder.parent), "./usr/bin/openssl", "./etc/ssl/openssl.cnf"])
 
 
 def run_mounted(root: Path, folder: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -310,7 +304,7 @@ def run_mounted(root: Path, folder: str, *command: str) -> subprocess.CompletedP
     mounts = f'mount --bind /dev "{root}/dev"; mount -t proc proc "{root}/proc"; mount -t tmpfs tmpfs "{root}/tmp"'
     for name in ("dev", "proc", "tmp"):
         (root / name).mkdir(exist_ok=True)
-    script = f'set -e; {mounts}; exec chroot "{root}" /usr/bin/env -C {folder} "$@"'
+    script = f'set -e; {mounts}; exec unshare --root "{root}" --wd {folder} "$@"'
     environment = {"PATH": "/usr/bin:/usr/sbin:/bin:/sbin", "HOME": "/tmp", "LANG": "C.UTF-8"}
     words = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", *command]
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)

@@ -18,8 +18,11 @@ BUILD = REPOSITORY / "deploy" / "image" / "build.sh"
 MEGABYTE = 1_000_000
 ENVIRONMENT = Path("opt/ascend-affinity")
 ON_IT = (
-    *("tests/ascend", "tests/allocator/rules", "tests/allocator/decision", "tests/allocator/serving/test_tls.py"),
-    *("tests/allocator/leadership", "tests/device_plugin/health", "tests/fuzz"),
+    *("tests/ascend", "tests/allocator/rules", "tests/allocator/serving/test_tls.py"),
+    *("tests/device_plugin/test_kubelet_identity.py", "tests/device_plugin/test_pods_api.py"),
+    # These read the sources, and run a shell.
+    "--ignore=tests/ascend/test_reasons.py",
+    "--deselect=tests/ascend/kube/test_client.py::test_an_exec_plugin_provides_the_identity",
 )
 """What runs on the image's Python: TLS, HTTP, gRPC, settings, decoders and rules, rather than all of it again."""
 PROGRAMS = ("ascend-allocator", "ascend-device-plugin", "npuctl", "kubectl-npu")
@@ -100,7 +103,9 @@ def test_the_base_lists_its_packages(root: Path) -> None:
     listed = set(re.findall(r"^Package: (\S+)$", status, re.MULTILINE))
     assert listed >= {"libc6", "libssl3t64", "libstdc++6", "python3.13-minimal", "ca-certificates"}
     folders = {path.name for path in (root / "usr" / "share" / "doc").iterdir() if (path / "copyright").exists()}
-    assert folders == listed
+    # Debian gives these the folders of other packages, built of the same sources, as links.
+    linked = {"libgcc-s1", "libstdc++6", "libncursesw6", "libpython3.13-stdlib"}
+    assert folders == listed - linked
     assert len(re.findall(r"^Version: \S+$", status, re.MULTILINE)) == len(listed)
 
 
@@ -152,6 +157,7 @@ def test_the_tests_pass_on_the_images_python(built_image: image.Image, tmp_path:
     for folder in ("tests", "sandbox", "deploy", "docs"):
         shutil.copytree(REPOSITORY / folder, root / "sources" / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", root / "sources")
+    (root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")  # kubelets write it in pods
     pytest_options = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not real and not long")
     done = image.run_mounted(root, "/sources", f"/{ENVIRONMENT}/bin/python", "-m", "pytest", *pytest_options, *ON_IT)
     assert not done.returncode, done.stdout[-4000:] + done.stderr[-2000:]
