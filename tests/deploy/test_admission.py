@@ -272,3 +272,25 @@ def test_an_upgrade_keeps_the_certificate_that_kube_scheduler_trusts(cluster: Cl
     for plural in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
         (webhook,) = cluster.api.get(f"/apis/admissionregistration.k8s.io/v1/{plural}/{LEASE}")["webhooks"]
         assert webhook["clientConfig"]["caBundle"] == installed.certificates["ca.crt"]
+    presented = cluster.api.get(f"/api/v1/namespaces/{helm.NAMESPACE}/secrets/{LEASE}-scheduler")
+    assert presented["data"] == installed.client
+
+
+def test_each_generated_certificate_is_renewed_by_itself_if_its_secret_is_deleted(
+    cluster: Cluster, installed: Installed
+) -> None:
+    secrets = f"/api/v1/namespaces/{helm.NAMESPACE}/secrets"
+    where = (helm.RELEASE, "--namespace", helm.NAMESPACE, str(helm.CHART), "--reuse-values")
+    # That of the scheduler is not there either when an installation is upgraded that demanded none.
+    for name, kept in ((f"{LEASE}-scheduler", f"{LEASE}-tls"), (f"{LEASE}-tls", f"{LEASE}-scheduler")):
+        before = {each: cluster.api.get(f"{secrets}/{each}")["data"] for each in (name, kept)}
+        cluster.api.delete(f"{secrets}/{name}")
+        helm.run("upgrade", *where, kubeconfig=cluster.kubeconfig_path)
+        assert cluster.api.get(f"{secrets}/{kept}")["data"] == before[kept]
+        after = cluster.api.get(f"{secrets}/{name}")["data"]
+        assert after["ca.crt"] != before[name]["ca.crt"]
+        assert after["tls.key"] != before[name]["tls.key"]
+    (webhook,) = cluster.api.get(f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{LEASE}")[
+        "webhooks"
+    ]
+    assert webhook["clientConfig"]["caBundle"] == after["ca.crt"] != installed.certificates["ca.crt"]
