@@ -439,6 +439,8 @@ def test_the_programs_accept_the_settings_of_the_chart(
         str(read.plugins_registry_dir),
         str(Path(environment["ASCEND_DP_CONFIG"]).parent),
     }
+    if read.kubelet_ca_file is None and not read.kubelet_insecure_skip_tls_verify:
+        wanted.add(str(read.kubelet_cert_dir))
     if read.driver == "simulated":
         wanted.add(str(read.simulated_state.parent))
         assert (read.simulated_cuts is not None) == read.dynamic_vnpus
