@@ -50,6 +50,7 @@ class SettingsReload(Generic[D]):
         self._count = count
         self._poll_s = poll_s
         self._requested = asyncio.Event()
+        self._problem = ""
         self.settings = settings
         """The settings in effect."""
         self.awaiting_restart: tuple[str, ...] = ()
@@ -77,8 +78,11 @@ class SettingsReload(Generic[D]):
         try:
             fresh = await asyncio.to_thread(self._source.read)
         except InvalidValue as error:
-            log.warning("reloaded settings are invalid, the old ones stay", error=error.message)
+            if error.message != self._problem:  # it may be tried again and again
+                log.warning("reloaded settings are invalid, the old ones stay", error=error.message)
+            self._problem = error.message
             return "refused"
+        self._problem = ""
         declared = settings_of(type(self.settings))
         changed = [name for name in declared if getattr(fresh, name) != getattr(self.settings, name)]
         applicable = [name for name in changed if declared[name].is_reloaded]

@@ -119,7 +119,12 @@ class SettingsSource(Generic[S]):
         """
         flags = self._read_flags()
         self._seen = self._identity()  # before the file is read, so that a later change is noticed
-        from_file = _read_file(self.file) if self.file is not None else {}
+        try:
+            from_file = _read_file(self.file) if self.file is not None else {}
+        except InvalidValue as error:
+            if isinstance(error.__cause__, OSError):
+                self._seen = None  # it says nothing of the file; there may be no descriptor for it
+            raise
         return _checked(self._kind, from_file | _read_environment(self._kind) | flags)
 
     def _read_flags(self) -> dict[str, object]:

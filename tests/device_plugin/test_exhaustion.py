@@ -11,7 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from ascend.errors import LockLost, Refusal
+from ascend.daemon.settings import SettingsSource
+from ascend.errors import InvalidValue, LockLost, Refusal
 from device_plugin.device_types import WHOLE_CHIPS
 from device_plugin.kubelet.registrations import Registrations
 from device_plugin.pods.cdi_file import Injector, list_folder
@@ -20,6 +21,7 @@ from device_plugin.serving import other_plugin
 from device_plugin.serving.instance_lock import NAME, InstanceLock
 from device_plugin.serving.other_plugin import OtherPlugin, accepts_connections, socket_of
 from device_plugin.serving.unknown_plugin import UnknownPlugin
+from device_plugin.settings import Settings
 from tests.device_plugin.api import until
 from tests.device_plugin.whole import Whole, as_given, whole_node
 
@@ -179,3 +181,17 @@ async def test_the_program_goes_on_without_descriptors_and_recovers(folder: Path
         await whole.bind("a", 0, 1)
         await whole.claimed("a")
         assert whole.visible("a") == (0, 1)
+
+
+async def test_settings_that_can_not_be_read_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"node_name": "n1"}')
+    source = SettingsSource(Settings, "ascend-device-plugin", ["--config", str(file)])
+    source.read()
+    file.write_text('{"node_name": "n1", "log_level": "DEBUG"}')
+    async with without_descriptors():
+        with pytest.raises(InvalidValue, match="Too many open files"):
+            source.read()
+    assert source.has_changed()
+    assert source.read().log_level == "DEBUG"
+    assert not source.has_changed()
