@@ -130,6 +130,8 @@ class Setting:
             raise InvalidValue(f"{self.name}: {error} (got {shown(given)})") from error
         try:
             return msgspec.convert(given, self.annotation, strict=False, dec_hook=_convert_path)
+        except UnicodeEncodeError as error:
+            raise InvalidValue(f"{self.name}: must be text in UTF-8 (got {shown(given)})") from error
         except msgspec.ValidationError as error:
             message = str(error)
         if isinstance(given, list) and (found := _PLACE.search(message)) is not None:
