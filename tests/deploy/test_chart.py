@@ -401,8 +401,8 @@ def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple
     items = helm.render(*options)
     kinds = Counter(item["kind"] for item in items)
     assert kinds["ConfigMap"] == (2 if options in (SIMULATED, VARIANTS["simulated, cut"]) else 1)
-    assert kinds["ValidatingAdmissionPolicy"] == 4
-    assert kinds["ValidatingAdmissionPolicyBinding"] == 5
+    assert kinds["ValidatingAdmissionPolicy"] == 7
+    assert kinds["ValidatingAdmissionPolicyBinding"] == 8
     for item in items:
         # Strict: an unknown or repeated field is an error.
         cluster.api.request("POST", f"{collection(item)}?dryRun=All&fieldValidation=Strict", item)
