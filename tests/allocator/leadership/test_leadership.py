@@ -19,7 +19,7 @@ from ascend.kube.lease import LeaseName, boot_time
 from ascend.reasons import Reason
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer
-from tests.allocator.harness import failure, node_manifest, ref, review, running, until
+from tests.allocator.harness import failure, node_manifest, pod_manifest, ref, review, running, until
 
 ELECTION: dict[str, Any] = {"leader_election": True, "lease_duration_s": 3.0}
 
@@ -134,12 +134,14 @@ async def test_a_lease_lost_during_a_call_is_reported_as_unavailable(tmp_path: P
                 code, info = await failure(allocator.stub.Allocate(pb.AllocateRequest(pod=ref(pod), bind=True)))
                 found["answer"] = code, info.reason
             else:
-                server.delay("/pods/a$", 0.2)  # it is read, because the Binding names no uid
+                server.pause_watches()  # so the next pod is read
+                unseen = await server.create(pod_manifest("b", 1))
+                server.delay("/pods/b$", 0.2)
                 asyncio.get_running_loop().call_later(0.05, lose_lease)
-                binding = {"metadata": {"name": "a"}, "target": {"name": "n1"}}
+                binding = {"metadata": {"name": "b", "uid": unseen["metadata"]["uid"]}, "target": {"name": "n1"}}
                 status = (await review(allocator, "bindings", binding))["status"]
                 found["answer"] = status["code"], status["message"].partition(":")[0]
-                server.delay("/pods/a$", 0)
+                server.delay("/pods/b$", 0)
             found["node"] = (await allocator.read("a"))["spec"].get("nodeName")
             found["reserved"] = len(allocator.app.ledger)
 

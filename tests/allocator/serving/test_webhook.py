@@ -173,19 +173,32 @@ async def test_the_chips_of_a_pod_deleted_instead_are_free_at_once(allocator: Al
     await until(lambda: len(allocator.app.ledger) == 0)
 
 
-async def test_a_dry_run_reserves_nothing_and_a_binding_needs_no_uid(allocator: Allocator) -> None:
+async def test_a_binding_of_a_pod_with_chips_needs_its_uid(allocator: Allocator) -> None:
+    await allocator.node("n1")
+    await allocator.pod("a", 8)
+    bare: Json = {"target": {"kind": "Node", "name": "n1"}}
+    named = bare | {"metadata": {"name": "a"}}
+    for answer in (await review(allocator, "bindings", named), await review(allocator, "bindings", bare, name="a")):
+        assert not answer["allowed"]
+        assert answer["status"]["message"].startswith("InvalidRequest: ")
+        assert "metadata.uid" in answer["status"]["message"]
+    assert len(allocator.app.ledger) == 0
+    await allocator.pod("plain", 0)
+    assert (await review(allocator, "bindings", bare | {"metadata": {"name": "plain"}}))["allowed"]
+
+
+async def test_a_dry_run_reserves_nothing(allocator: Allocator) -> None:
     await allocator.node("n1")
     pod = await allocator.pod("a", 8)
     binding = {"metadata": {"name": "a"}, "target": {"kind": "Node", "name": "n1"}}
     answer = await review(allocator, "bindings", binding, dryRun=True)
     assert (answer["allowed"], "patch" in answer, len(allocator.app.ledger)) == (True, False, 0)
-    answer = await review(allocator, "bindings", binding)
+    binding = {"metadata": {"uid": pod["metadata"]["uid"]}, "target": {"kind": "Node", "name": "n1"}}
+    answer = await review(allocator, "bindings", binding, name="a")
+    assert ALLOCATED in json_patch(binding, json.loads(base64.b64decode(answer["patch"])))["metadata"]["annotations"]
     (step,) = json.loads(base64.b64decode(answer["patch"]))
     assert (step["op"], step["path"]) == ("add", "/metadata/annotations")
     assert step["value"][ALLOCATED].count(",") == 7
-    bare: Json = {"target": {"kind": "Node", "name": "n1"}}
-    answer = await review(allocator, "bindings", bare, name="a")
-    assert ALLOCATED in json_patch(bare, json.loads(base64.b64decode(answer["patch"])))["metadata"]["annotations"]
     await allocator.pod("b", 8)
     refused = await review(allocator, "bindings", {"metadata": {"name": "b"}, "target": {"name": "n1"}}, dryRun=True)
     assert not refused["allowed"]
@@ -201,8 +214,8 @@ async def test_a_refused_dry_run_is_neither_counted_nor_reported(tmp_path: Path)
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         await allocator.node("n1")
         for name in ("dry-run", "real"):
-            await allocator.pod(name, 16)
-            binding = {"metadata": {"name": name}, "target": {"name": "n1"}}
+            pod = await allocator.pod(name, 16)
+            binding = {"metadata": {"name": name, "uid": pod["metadata"]["uid"]}, "target": {"name": "n1"}}
             answer = await review(allocator, "bindings", binding, dryRun=name == "dry-run")
             assert not answer["allowed"]
         assert [each["regarding"]["name"] for each in await events_of(allocator)] == ["real"]
