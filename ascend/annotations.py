@@ -25,13 +25,10 @@ from ascend.cores import Cut
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.takes import Take
 from ascend.templates import RESOURCE_CORES
-from ascend.vnpus import Vnpu, parse_vnpu
+from ascend.vnpus import RESOURCES, Vnpu, parse_vnpu
 
 ALLOCATED = "huawei.com/Ascend910"
 """On a pod, by the allocator: its chips, in selection order."""
-
-VNPU_PREFIX = f"{ALLOCATED}-"
-"""What keys on a pod begin with that name its vNPU: the key is the resource, as in ``huawei.com/Ascend910-2c``."""
 
 PREDICATE_TIME = "predicate-time"
 """On a pod, by the allocator: when it was decided, in Unix nanoseconds; the device plugin overwrites it by CLAIMED."""
@@ -111,8 +108,8 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
         ),
     }
 )
-"""The annotations of pods that not everybody may write, without those of vNPUs (``VNPU_PREFIX``), which only the two
-programs write. All others are those of the pod's author."""
+"""The annotations of pods that not everybody may write, without those of vNPUs (``ascend.vnpus.RESOURCES``), which only
+the two programs write. All others are those of the pod's author."""
 
 OURS = frozenset(key for key, writer in WRITERS.items() if writer is Writer.PROGRAMS)
 """On pods: written by the two programs only, besides the keys of vNPUs."""
@@ -203,7 +200,7 @@ def read_grant(annotations: Mapping[str, str]) -> Grant | None:
 
 def is_ours(key: str) -> bool:
     """Whether an annotation of a pod is written by the two programs only: it is one of ``OURS``, or names a vNPU."""
-    return key in OURS or key.startswith(VNPU_PREFIX)
+    return key in OURS or key in RESOURCES
 
 
 def read_predicate_time(annotations: Mapping[str, str]) -> int | None:

@@ -11,7 +11,6 @@ from ascend.annotations import (
     ALLOCATED,
     MAX_LIST_ENTRIES,
     REAL,
-    VNPU_PREFIX,
     Grant,
     held_chips,
     read_predicate_time,
@@ -20,7 +19,7 @@ from ascend.chips import ChipSet, chip_of_vnpu, chip_set, parse_names
 from ascend.cores import Cut, is_made, parse_cores, parse_made
 from ascend.errors import InvalidValue
 from ascend.templates import RESOURCE_CORES
-from ascend.vnpus import Vnpu, parse_vnpu
+from ascend.vnpus import RESOURCES, Vnpu, parse_vnpu
 
 
 def read_vnpu_grant(annotations: Mapping[str, str]) -> Grant | None:
@@ -111,7 +110,7 @@ def _written_vnpus(annotations: Mapping[str, str]) -> list[Vnpu]:
     """The vNPUs that the allocator wrote: the key is the resource, the value the name."""
     found = []
     for key, text in annotations.items():
-        if key.startswith(VNPU_PREFIX):
+        if key in RESOURCES:
             vnpu = parse_vnpu(text)
             if vnpu.resource != key:
                 raise InvalidValue(f"annotation {key}: {text!r} is a vNPU of another size")

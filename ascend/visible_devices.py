@@ -7,7 +7,8 @@ policy of the chart (visible-devices.yaml) has the same rule.
 
 from typing import Final
 
-from ascend.annotations import ALLOCATED, REAL, VNPU_PREFIX, WRITERS, Writer
+from ascend.annotations import ALLOCATED, REAL, WRITERS, Writer
+from ascend.vnpus import RESOURCES
 
 VISIBLE_DEVICES: Final = "ASCEND_VISIBLE_DEVICES"
 
@@ -21,8 +22,8 @@ RESERVED: Final = (
 """The variables: the chips, whether their ids are those of vNPUs, folders of the node, a vNPU to be cut, and whether
 mounts may follow symbolic links."""
 
-GRANTED: Final = (ALLOCATED, REAL, *(key for key, writer in WRITERS.items() if writer is Writer.OTHERS))
-"""The annotations from which a pod may take ``ASCEND_VISIBLE_DEVICES``, besides those of vNPUs."""
+GRANTED: Final = (ALLOCATED, REAL, *(key for key, writer in WRITERS.items() if writer is Writer.OTHERS), *RESOURCES)
+"""The annotations from which a pod may take ``ASCEND_VISIBLE_DEVICES``: its author can't write them."""
 
 
 def field_path(annotation: str) -> str:
@@ -37,9 +38,7 @@ def is_granted(variable: str, path: str) -> bool:
         variable: the name of the variable, as it is written.
         path: the path of the field.
     """
-    if variable != VISIBLE_DEVICES:
-        return False
-    return path.startswith(f"metadata.annotations['{VNPU_PREFIX}") or path in map(field_path, GRANTED)
+    return variable == VISIBLE_DEVICES and path in map(field_path, GRANTED)
 
 
 def is_reserved(variable: str) -> bool:

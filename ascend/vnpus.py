@@ -78,6 +78,10 @@ def resource_of(suffix: str) -> str:
     return f"{RESOURCE}-{suffix}"
 
 
+RESOURCES: Final = tuple(resource_of(suffix) for suffix in SUFFIXES.values())
+"""The resources of vNPUs. On a pod each is also the key of the annotation that names its vNPU; others name none."""
+
+
 def suffix_of(resource: str) -> str | None:
     """The size of the vNPUs that a resource stands for; None if it stands for something else."""
     match = _RESOURCE.fullmatch(resource)

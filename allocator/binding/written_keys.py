@@ -39,7 +39,7 @@ IN_BINDINGS: Final = (
     SWITCH_HEALTH,
     SHARED_SWITCH_IP,
 )
-"""In Bindings, together with those of vNPUs, whose keys begin with ``VNPU_PREFIX``."""
+"""In Bindings, together with those of vNPUs (``ascend.vnpus.RESOURCES``)."""
 
 ON_PODS: Final = (REQUEUED, POD_STATUS)
 """On pods that exist."""

@@ -23,10 +23,10 @@ from ascend.annotations import (
     SHARED_SWITCH,
     SHARED_SWITCH_IP,
     SWITCH_HEALTH,
-    VNPU_PREFIX,
 )
 from ascend.chips import RESOURCE
 from ascend.templates import RESOURCE_CORES
+from ascend.vnpus import RESOURCES as VNPUS
 
 LONGEST: Final = 1024
 """Characters of a value, and of a sentence in a status."""
@@ -86,7 +86,7 @@ NETWORK_TOPOLOGY: Final = "spec.networkTopology"
 TASK_MINIMA: Final = "spec.minTaskMember"
 """Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
 
-POD_KEYS: Final = SETTINGS | _MARKS | _WRITTEN | {NETWORK_TOPOLOGY, TASK_MINIMA}
+POD_KEYS: Final = SETTINGS | _MARKS | _WRITTEN | {*VNPUS, NETWORK_TOPOLOGY, TASK_MINIMA}
 """The labels and annotations of pods that are read. A new reader needs a new key here: tests use the same pods."""
 
 
@@ -107,13 +107,10 @@ def kept_annotations(values: dict[str, str]) -> dict[str, str]:
     """The annotations of a pod that are read; the same object if these are all."""
     if values.keys() <= POD_KEYS and all(len(value) <= LONGEST for value in values.values()):
         return values
-    kept, parts = {}, 0
+    kept = {}
     for key, value in values.items():
         if key in POD_KEYS:
             kept[key] = value if len(value) <= LONGEST else _value(key, value)
-        elif key.startswith(VNPU_PREFIX) and parts < MOST_ENTRIES:
-            parts += 1
-            kept[short(key)] = _value(key, value)
     return kept
 
 
@@ -137,7 +134,7 @@ def kept_quantities(values: dict[str, str]) -> dict[str, str]:
     if len(values) <= MOST_ENTRIES:
         return {key: short(value, _SHOWN) for key, value in values.items() if key.startswith(_VENDOR)} or _NOTHING
     ours = [key for key in values if key.startswith(_VENDOR)]
-    first = sorted(ours, key=lambda key: (key not in {RESOURCE, RESOURCE_CORES}, not key.startswith(VNPU_PREFIX)))
+    first = sorted(ours, key=lambda key: (key not in {RESOURCE, RESOURCE_CORES}, not key.startswith(f"{RESOURCE}-")))
     return {key: short(values[key], _SHOWN) for key in first[:MOST_ENTRIES]} or _NOTHING
 
 

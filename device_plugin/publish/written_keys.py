@@ -44,7 +44,7 @@ NODE_ANNOTATIONS: Final = (BASE_DEVICE_INFOS, SUPER_POD_ID, SERVER_INDEX, SERVER
 """Annotations of the plugin's own Node."""
 
 POD_ANNOTATIONS: Final = (PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, ALLOCATED, RESOURCE_CORES)
-"""Annotations of the pods of its node, together with those of vNPUs, whose keys begin with ``VNPU_PREFIX``: the claim,
+"""Annotations of the pods of its node, together with those of vNPUs (``ascend.vnpus.RESOURCES``): the claim,
 and the chips that somebody else has changed since (``device_plugin/pods/annotation_repairs.py``)."""
 
 REPORT_LABELS: Final = tuple(LABELS)

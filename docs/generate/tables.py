@@ -18,7 +18,7 @@ from allocator.rules.job_settings import DECIDING
 from allocator.rules.switches import FAULT_SCHEDULING
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
-from ascend.annotations import BACKUP_SOURCE, MIN_AVAILABLE, RANK, VNPU_PREFIX, WRITERS, Writer
+from ascend.annotations import ALLOCATED, BACKUP_SOURCE, MIN_AVAILABLE, RANK, WRITERS, Writer
 from ascend.daemon.observable import Observable
 from ascend.daemon.setting import Setting, settings_of
 from ascend.daemon.settings import ProgramSettings, fixed_settings
@@ -145,7 +145,7 @@ def writers_table() -> Iterator[str]:
     for writer in Writer:
         keys = [key for key, by in WRITERS.items() if by is writer]
         if writer is Writer.PROGRAMS:
-            keys.append(f"{VNPU_PREFIX}<size>")
+            keys.append(f"{ALLOCATED}-<size>")
         yield f"| {', '.join(f'`{_text(key)}`' for key in keys)} | {writer.value} |"
 
 

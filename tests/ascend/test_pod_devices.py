@@ -39,13 +39,18 @@ def test_what_was_written_and_what_is_reported_count_together(
     assert held.occupied == chip_set([*chip_ids(held.chips), *(each.chip for each in held.vnpus)])
 
 
+@pytest.mark.parametrize("size", ["x", "7c"])
+def test_a_key_of_no_size_is_the_authors_and_names_nothing(size: str) -> None:
+    # The admission policy protects the keys of known sizes only.
+    assert read_held({f"{RESOURCE}-{size}": f"Ascend910-{size}-100-0"}) == Held(0)
+
+
 @pytest.mark.parametrize(
     "annotations",
     [
         {f"{RESOURCE}-2c": ""},
         {f"{RESOURCE}-2c": "Ascend910-4c-100-0"},
         {f"{RESOURCE}-2c": "Ascend910-2c-100-0,Ascend910-2c-101-0"},
-        {f"{RESOURCE}-x": "Ascend910-2c-100-0"},
         {REAL: "Ascend910-2c-100-0,x"},
         {REAL: "Ascend910-2c-100-0_1"},
     ],

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ascend.annotations import ALLOCATED, RANK, VNPU_PREFIX, WRITERS, Writer
+from ascend.annotations import ALLOCATED, RANK, WRITERS, Writer
+from ascend.vnpus import RESOURCES
 from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
@@ -29,7 +30,7 @@ BY_KEY = "would become an environment variable (envFrom)"
 BY_NODE = "the pod requests Ascend devices and names its node (spec.nodeName: n1)"
 
 VISIBLE = {"name": "ASCEND_VISIBLE_DEVICES", "value": "0-7"}
-PROTECTED = [*(key for key, writer in WRITERS.items() if writer is not Writer.CREATOR), f"{VNPU_PREFIX}4c"]
+PROTECTED = [*(key for key, writer in WRITERS.items() if writer is not Writer.CREATOR), *RESOURCES]
 
 Call = Callable[[], object]
 
@@ -195,7 +196,7 @@ BAD: list[dict[str, Any]] = [
 
 GOOD: list[dict[str, Any]] = [
     {"env": [of_annotation(ALLOCATED)]},
-    {"env": [of_annotation(f"{VNPU_PREFIX}2c")]},
+    {"env": [of_annotation("huawei.com/Ascend910-2c")]},
     {"env": [of_annotation("huawei.com/Ascend310P")]},
     {"env": [{"name": "ASCEND_RT_VISIBLE_DEVICES", "value": "0"}, {"name": "ASCEND_HOME_PATH", "value": "/a"}]},
     {"envFrom": [{"configMapRef": {"name": "a"}}, {"prefix": "APP_", "secretRef": {"name": "b"}}]},
@@ -251,7 +252,7 @@ def test_a_pod_with_chips_names_no_node(cluster: Cluster, kube_namespace: str) -
     status, told = impersonated(api, pinned, daemon, "system:masters")
     assert (status, BY_NODE in told) == (403 if status == 403 else 422, True)
     assert "select the node by spec.nodeSelector kubernetes.io/hostname" in refusal(dry_run(api, pinned))
-    for resource in ("huawei.com/npu-core", f"{VNPU_PREFIX}2c"):
+    for resource in ("huawei.com/npu-core", "huawei.com/Ascend910-2c"):
         assert BY_NODE in refusal(dry_run(api, pod("a", 1, namespace=kube_namespace, node="n1", resource=resource)))
     in_init = pod("a", namespace=kube_namespace, node="n1")
     in_init["spec"]["initContainers"] = [{**pinned["spec"]["containers"][0], "name": "first"}]

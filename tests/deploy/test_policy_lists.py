@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from ascend.annotations import OURS, VNPU_PREFIX, WRITERS, Writer
+from ascend.annotations import OURS, WRITERS, Writer
 from ascend.visible_devices import GRANTED, RESERVED, field_path
+from ascend.vnpus import RESOURCES
 from tests.deploy import helm
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
@@ -28,7 +29,7 @@ def test_the_policy_of_annotations_has_the_writers_of_the_programs() -> None:
     assert set(found["ours"]) == protected[Writer.PROGRAMS] == OURS
     assert set(found["others"]) == protected[Writer.OTHERS]
     assert set(found["created"]) == {"UPDATE"} | protected[Writer.CREATOR]
-    assert found["vnpu"] == [VNPU_PREFIX]
+    assert found["vnpu"] == list(RESOURCES)
 
 
 def test_the_policies_of_variables_have_the_lists_of_the_programs() -> None:

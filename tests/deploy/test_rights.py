@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from allocator.binding import written_keys as of_allocator
-from ascend.annotations import FENCE, NOMINATED, PLACEMENT_GATE, POD_STATUS, REQUEUED, VNPU_PREFIX
+from ascend.annotations import FENCE, NOMINATED, PLACEMENT_GATE, POD_STATUS, REQUEUED
 from ascend.deviceinfo import config_map_name
 from device_plugin.publish import written_keys as of_plugin
 from tests.cluster.api import Server
@@ -69,7 +69,7 @@ def meta(**fields: Any) -> dict[str, Any]:
 
 PLUGIN_MAY: Final = {
     "patch pods": [
-        change(MINE, **meta(annotations=keys(*of_plugin.POD_ANNOTATIONS, f"{VNPU_PREFIX}2c"))),
+        change(MINE, **meta(annotations=keys(*of_plugin.POD_ANNOTATIONS, "huawei.com/Ascend910-2c"))),
         change(core("pods", f"on-{OWN}", "kube-system"), **meta(annotations=keys(*of_plugin.POD_ANNOTATIONS))),
         change(MINE, **meta(annotations=dict.fromkeys(of_plugin.POD_ANNOTATIONS))),
     ],
@@ -328,7 +328,7 @@ def allocator_may() -> dict[str, list[Ask]]:
     gate = {"spec": {"schedulingGates": [{"name": PLACEMENT_GATE, "$patch": "delete"}]}}
     nominated = meta(annotations=keys(NOMINATED))
     target = {"apiVersion": "v1", "kind": "Node", "name": OWN}
-    given = dict.fromkeys((*of_allocator.IN_BINDINGS, f"{VNPU_PREFIX}2c"), "x")
+    given = dict.fromkeys((*of_allocator.IN_BINDINGS, "huawei.com/Ascend910-2c"), "x")
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "R", "message": "m"}
     group = api(GROUPS, "podgroups", "group", TENANT)
     return {

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from ascend.annotations import VNPU_PREFIX, write_claim
+from ascend.annotations import write_claim
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.switches import UNREADABLE_SWITCHES
+from ascend.vnpus import RESOURCES
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.publish import written_keys
@@ -31,6 +32,6 @@ def test_the_table_has_every_key_of_claims_and_reports() -> None:
     claim: Iterable[str] = write_claim(chips=(), kubelet_ids=(), configuration="")
     chips = {each.resource for each in (WHOLE_CHIPS, CORES)}
     assert {*claim, *chips} == set(written_keys.POD_ANNOTATIONS)
-    assert DeviceType("2c").resource.startswith(VNPU_PREFIX)
+    assert DeviceType("2c").resource in RESOURCES
     report = DeviceReport(0xFF, 0, 0, update_time_s=1, switches=UNREADABLE_SWITCHES)
     assert encode_report(report).keys() == set(written_keys.REPORT_KEYS)
