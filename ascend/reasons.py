@@ -267,7 +267,7 @@ class Reason(StrEnum):
     CLIENT_NOT_ALLOWED = ("ClientNotAllowed", Category.ALLOCATOR, Actor.ADMINISTRATOR,
         "the client shows no certificate, or one with none of the names in `client_names` (for the webhooks "
         "`webhook_client_names`)",
-        "give it a certificate with an allowed name ([allocator.md](allocator.md))")
+        "give it a certificate with an allowed name ([allocator.md](allocator.md#who-may-call-it))")
     SCHEDULER_NOT_SERVED = ("SchedulerNotServed", Category.ALLOCATOR, Actor.ADMINISTRATOR,
         "the pod's `schedulerName` is not in the setting `scheduler_names`: the extender and gRPC place and bind only "
         "pods of these schedulers",
