@@ -50,8 +50,9 @@ def settings_table(kind: type[ProgramSettings]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    # Otherwise `<node>` is HTML.
-    return text.replace("<", "&lt;")
+    # Otherwise <node> is HTML; between backticks Markdown shows it as it is.
+    parts = text.split("`")
+    return "`".join(part if code % 2 else part.replace("<", "&lt;") for code, part in enumerate(parts))
 
 
 def _default(setting: Setting) -> str:
@@ -146,7 +147,7 @@ def writers_table() -> Iterator[str]:
         keys = [key for key, by in WRITERS.items() if by is writer]
         if writer is Writer.PROGRAMS:
             keys.append(f"{ALLOCATED}-<size>")
-        yield f"| {', '.join(f'`{_text(key)}`' for key in keys)} | {writer.value} |"
+        yield f"| {', '.join(f'`{key}`' for key in keys)} | {writer.value} |"
 
 
 def authors_table() -> Iterator[str]:
