@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ascend.errors import InvalidValue
-from ascend.kube.objects import JsonObject, KubeObject, Metadata, Resource, Resources
+from ascend.kube.objects import JsonObject, KubeObject, Metadata, Resource
 
 CPU = "cpu"
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
@@ -35,12 +35,19 @@ class EnvVar(msgspec.Struct, rename="camel", frozen=True):
     value_from: dict[str, Any] = {}
 
 
+class Amounts(msgspec.Struct, frozen=True):
+    """The resources of a container, all of them: the two programs keep only those of the maker."""
+
+    limits: dict[str, str] = {}
+    requests: dict[str, str] = {}
+
+
 class ContainerSpec(msgspec.Struct, rename="camel", frozen=True):
     """A container in a pod's spec, with the fields that the simulated runtime uses."""
 
     name: str = ""
     image: str = ""
-    resources: Resources = Resources()
+    resources: Amounts = Amounts()
     restart_policy: str = ""
     env: list[EnvVar] = []
 

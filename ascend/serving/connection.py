@@ -7,7 +7,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from ascend.serving.bodies import Body
 from ascend.serving.counts import Cause
@@ -113,7 +113,8 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: Any, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer."""
+        """Send an answer, without the versions of the libraries, which aiohttp would tell."""
+        resp.headers[hdrs.SERVER] = "ascend-affinity"
         self._release()
         self.enter(Phase.ANSWER)
         found = await super().finish_response(request, resp, start_time)

@@ -25,11 +25,11 @@ def pod_path(namespace: str, name: str = "", subresource: str = "") -> str:
     return "/".join(filter(None, (f"/api/v1/namespaces/{namespace}/pods", name, subresource)))
 
 
-def binding(name: str, node: str, annotations: dict[str, str]) -> dict[str, Any]:
+def binding(name: str, node: str, annotations: dict[str, str], uid: str = "") -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Binding",
-        "metadata": {"name": name, "annotations": annotations},
+        "metadata": {"name": name, "annotations": annotations} | ({"uid": uid} if uid else {}),
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     }
 
@@ -89,10 +89,11 @@ def test_an_unmodified_scheduler_gets_chips_in_rings_by_the_webhook(
         taken |= here
     assert len(taken) == 16
     # kube-scheduler counts, so it does not bind a pod if no chip is left; a client that does not count gets the reason.
-    cluster.api.create(pod("d", 1, namespace=kube_namespace))
-    refused = refusal(
-        lambda: cluster.api.request("POST", pod_path(kube_namespace, "d", "binding"), binding("d", "n1", {}))
-    )
+    uid = cluster.api.create(pod("d", 1, namespace=kube_namespace))["metadata"]["uid"]
+    path = pod_path(kube_namespace, "d", "binding")
+    refused = refusal(lambda: cluster.api.request("POST", path, binding("d", "n1", {}, uid)))
+    unnamed = refusal(lambda: cluster.api.request("POST", path, binding("d", "n1", {})))
+    assert "must name the uid of the pod" in unnamed
     assert "denied the request: NotEnoughChips: 1 chip requested, 0 free of 8 healthy" in refused
 
 
@@ -104,7 +105,7 @@ def test_only_configured_writers_may_write_chip_annotations(
     settled(dry_run(cluster.api, forged), said)
     text = refusal(lambda: cluster.api.create(forged))
     keys = "huawei.com/Ascend910, predicate-time"
-    assert f"{said} {keys}, by which chips are counted; admin is not a writer (policies.writers)" in text
+    assert f"{said} {keys}, by which chips are counted; admin is not a writer (allocator.policies.writers)" in text
     plain = pod("plain", 1, namespace=kube_namespace, schedulerName="none", annotations={"note": "a"})
     cluster.api.create(plain)
     path = pod_path(kube_namespace, "plain")
@@ -131,11 +132,11 @@ def test_only_configured_writers_may_write_chip_annotations(
     cluster.api.patch(path, {"metadata": {"annotations": {"note": None}}})
     # In a namespace with the webhook's label such annotations are replaced, because schedulers copy those of the pod.
     label(cluster, kube_namespace)
-    cluster.api.create(pod("replaced", 2, namespace=kube_namespace, schedulerName="none"))
+    replaced = cluster.api.create(pod("replaced", 2, namespace=kube_namespace, schedulerName="none"))
 
     def is_bound() -> bool:
         try:
-            posted = binding("replaced", "n1", {**FORGED, REAL: "Ascend910-7"})
+            posted = binding("replaced", "n1", {**FORGED, REAL: "Ascend910-7"}, replaced["metadata"]["uid"])
             cluster.api.request("POST", pod_path(kube_namespace, "replaced", "binding"), posted)
         except HTTPError as error:
             if said in str(error):  # the API server has not seen the label yet

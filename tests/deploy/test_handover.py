@@ -97,7 +97,8 @@ def test_a_binding_that_has_passed_the_fence_keeps_its_chips_over_a_hand_over(
         cluster.api.create(pod(name, 8, namespace=kube_namespace, schedulerName="none"))
 
     def bind(name: str) -> None:
-        cluster.api.request("POST", pod_path(kube_namespace, name, "binding"), binding(name, "n1", {}))
+        uid = cluster.api.get(pod_path(kube_namespace, name))["metadata"]["uid"]
+        cluster.api.request("POST", pod_path(kube_namespace, name, "binding"), binding(name, "n1", {}, uid))
 
     with slow_webhook(cluster, tmp_path, kube_namespace) as slow, ThreadPoolExecutor(1) as threads:
         late = threads.submit(bind, "held")

@@ -114,7 +114,7 @@ def test_what_only_the_programs_write_is_protected_on_every_way_to_a_pod(cluster
     where = path_of(kube_namespace, "plain")
     for key in PROTECTED:
         told = refusal(dry_run(api, pod("forged", 1, namespace=kube_namespace, annotations={key: "2"})))
-        assert f"{SAID} {key}, by which chips are counted; admin is not a writer (policies.writers)" in told
+        assert f"{SAID} {key}, by which chips are counted; admin is not a writer (allocator.policies.writers)" in told
         assert "remove it from the pod, or from the template that its pods are created from" in told
         body = {
             "apiVersion": "v1",

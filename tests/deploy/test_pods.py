@@ -234,7 +234,7 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
         assert place(cluster, "whole", 8)[0] != node
         # The API server reaches the webhooks, at their own port, by the Service.
         with pytest.raises(HTTPError, match="denied the request: InvalidRequest"):
-            cluster.api.create(pod("invalid", 3))
+            cluster.api.create(pod("invalid", 17))
         (leader,) = (each for each in allocators if holder(cluster).startswith(each["metadata"]["name"]))
         cluster.api.delete(f"{CORE}/pods/{leader['metadata']['name']}", grace_s=0)
         assert not place(cluster, "second")[1] & chips
@@ -275,7 +275,7 @@ def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Im
         assert place(cluster, "whole", 8)[0] != node
         # The API server reaches the webhooks, at their own port, by the Service.
         with pytest.raises(HTTPError, match="denied the request: InvalidRequest"):
-            cluster.api.create(pod("invalid", 3))
+            cluster.api.create(pod("invalid", 17))
         assert len(chips) == 2
         for name in ("first", "whole"):
             cluster.delete_pod(name)

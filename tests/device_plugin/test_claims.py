@@ -11,6 +11,7 @@ from ascend.kube.client import MERGE_PATCH
 from ascend.kube.objects import PODS, Pod
 from device_plugin.pods.claims import DELAY_S, ClaimWriter
 from sandbox.apiserver import ApiServer
+from sandbox.pods import ALL_OF_PODS
 from tests.device_plugin.api import RecordingClient, bound_pod, until
 
 CLAIM = write_claim(chips=(5, 4), kubelet_ids=(4, 5), configuration="{}")
@@ -36,7 +37,7 @@ def write(claims: ClaimWriter, pod: Pod) -> None:
 
 
 async def annotations(client: RecordingClient) -> dict[str, str]:
-    return (await client.get(PODS, "train", "default")).metadata.annotations
+    return (await client.get(ALL_OF_PODS, "train", "default")).metadata.annotations
 
 
 async def test_a_claim_is_one_patch_that_names_the_pod_by_its_uid(
@@ -163,7 +164,7 @@ async def test_claims_wait_only_for_their_own_pod(
     claims.write(uid=other.uid, namespace="default", name="other", annotations=CLAIM)
     assert claims.pending == 2
     await until(lambda: claims.pending == 1)
-    assert (await client.get(PODS, "other", "default")).metadata.annotations == CLAIM
+    assert (await client.get(ALL_OF_PODS, "other", "default")).metadata.annotations == CLAIM
 
 
 async def test_the_end_waits_for_claims_that_are_being_written(

@@ -74,7 +74,7 @@ async def test_pods_get_their_chips_and_records(world: World) -> None:
 async def test_a_whole_node_is_recorded_by_the_allocator(world: World) -> None:
     await world.create("whole", 8)
     pod = await runs(world, "whole")
-    assert CONFIGURATION in pod.metadata.annotations
+    assert CONFIGURATION in await world.annotations(pod.name)
     assert await has(world, pod) == annotated(pod, REAL) == 0xFF
     # The plugin answers such a pod without a look at it, and writes nothing on it.
     assert KUBELET_IDS not in pod.metadata.annotations

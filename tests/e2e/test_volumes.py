@@ -96,7 +96,7 @@ async def test_chips_are_kept_until_the_volume_is_there(world: World) -> None:
 
         await world.eventually(selected, "kube-scheduler waits for the volume on the node")
         # This one does not count with kube-scheduler's assumption that the first is there.
-        await world.create("thief", 8, nodeSelector=here, schedulerName="none")
+        await world.create("thief", 8, nodeSelector=here)
         for _ in range(3):
             # The claim is read every 5 s: after three reads more time has passed than a reservation lives.
             async with world.api.gate("GET", r"/persistentvolumeclaims/data") as read:

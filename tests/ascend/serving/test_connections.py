@@ -52,6 +52,24 @@ def test_what_is_no_request_is_answered_and_fills_no_log(new_loop: NewLoop, capl
 
 
 @LOOPS
+def test_no_answer_tells_the_versions_of_libraries(new_loop: NewLoop) -> None:
+    async def test() -> None:
+        async with served() as port:
+            for request in (
+                "GET /hi HTTP/1.1\r\nHost: x\r\n\r\n",
+                "GET /none HTTP/1.1\r\nHost: x\r\n\r\n",
+                "?\r\n\r\n",
+            ):
+                caller = await port.connect()
+                caller.send(request)
+                head = await caller.reader.readuntil(b"\r\n\r\n")
+                assert b"Server: ascend-affinity\r\n" in head
+                assert b"aiohttp" not in head
+
+    run(new_loop, test)
+
+
+@LOOPS
 def test_an_idle_connection_stays_until_its_own_limit(new_loop: NewLoop) -> None:
     async def test() -> None:
         async with served(idle_s=1.0) as port:
