@@ -265,3 +265,22 @@ def test_a_pod_with_chips_names_no_node(cluster: Cluster, kube_namespace: str) -
     assert impersonated(api, of_daemon, daemon, "system:masters")[0] == 201
     for resource, number in (("huawei.com/Ascend910", 0), ("huawei.com/Ascend310P", 1)):
         dry_run(api, pod("a", number, namespace=kube_namespace, node="n1", resource=resource))()
+
+
+def test_a_resize_gives_a_pod_no_devices(cluster: Cluster, kube_namespace: str) -> None:
+    api = cluster.api
+    wait_for_policies(api, kube_namespace)
+    # The API server compares no resources of a container that had none.
+    api.create(pod("bare", namespace=kube_namespace, schedulerName="none"))
+    api.create(pod("chips", 1, namespace=kube_namespace, schedulerName="none"))
+
+    def resized(name: str, **limits: str) -> Call:
+        containers = [{"name": "main", "resources": {"limits": limits, "requests": limits}}]
+        where = f"{path_of(kube_namespace, name)}/resize"
+        strategic = "application/strategic-merge-patch+json"
+        return lambda: api.request("PATCH", where, {"spec": {"containers": containers}}, content_type=strategic)
+
+    for resource in ("huawei.com/Ascend910", "huawei.com/npu-core", "huawei.com/Ascend910-2c"):
+        told = refusal(resized("bare", **{resource: "8"}))
+        assert "a resize can't give Ascend devices to a pod; create a pod that requests them" in told
+    resized("chips", **{"huawei.com/Ascend910": "1"})()
