@@ -48,12 +48,14 @@ class Connection(web.RequestHandler):
         verified: whether the client has a certificate that was verified.
         answered: how many requests were answered.
         body: the body of the present request; None before it is read.
+        broken: whether it sent what is no request, so that nothing more is read.
     """
 
     __slots__ = (
         "address",
         "answered",
         "body",
+        "broken",
         "connecting",
         "phase",
         "port",
@@ -84,6 +86,7 @@ class Connection(web.RequestHandler):
         self.enter(Phase.HANDSHAKE)
         self.verified = False
         self.answered = 0
+        self.broken = False
         self.body: Body | None = None
         self.wire: asyncio.Transport | None = None
         self.connecting: asyncio.Task[Any] | None = None
@@ -101,12 +104,18 @@ class Connection(web.RequestHandler):
         self._release()
         self.port.forget(self)
         super().connection_lost(exc)
+        self.wire = None  # it refers to this connection, and has buffers of 256 KiB
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""
         if self.phase is Phase.IDLE:
             self.enter(Phase.HEADER)
+        if self.broken:
+            return
         super().data_received(data)
+        if self._messages and (error := getattr(self._messages[-1][0], "exc", None)) is not None:
+            # Its frames refer to it and to what was read: megabytes, until the next collection of garbage.
+            self.broken, error.__traceback__ = True, None
         if self.phase is Phase.HEADER and self._request_count > self.answered:
             self.enter(Phase.HANDLER)
 
@@ -128,6 +137,8 @@ class Connection(web.RequestHandler):
         """Answer what is no request without a traceback in the log, which strangers could fill."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return super().handle_error(request, status, exc, message)
+        if exc is not None:
+            exc.__traceback__ = None
         self.port.refusals.count(Cause.HEADER, self.address)
         answer = web.Response(status=status, text=HTTPStatus(status).phrase)
         answer.force_close()

@@ -1,19 +1,22 @@
 """Connections: how many, how long, and which of them give way."""
 
 import asyncio
+import gc
 import os
 import resource
 import ssl
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from aiohttp.http import HttpProcessingError
 
 from ascend.kube.trust import trusting
+from ascend.serving.connection import Connection
 from ascend.serving.counts import Cause
 from tests.allocator.authority import Authority
-from tests.ascend.serving.callers import LOOPS, raw_connection, run, served, until
+from tests.ascend.serving.callers import LOOPS, MOST, raw_connection, run, served, until
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 
@@ -250,3 +253,34 @@ def test_a_full_table_of_descriptors_ends_nothing(new_loop: NewLoop) -> None:
             waiting[0].close()
 
     run(new_loop, test)
+
+
+HALF = f"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: {MOST}\r\n\r\n" + "x" * (MOST - 1)
+UPGRADE = "GET /hi HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+
+
+@LOOPS
+@pytest.mark.parametrize("sent", [HALF, UPGRADE + "z" * 500_000], ids=["half", "nonsense"])
+def test_a_connection_that_has_ended_leaves_nothing_to_collect(new_loop: NewLoop, tmp_path: Path, sent: str) -> None:
+    server, stranger, _ = contexts(tmp_path)
+
+    def left() -> int:
+        return sum(isinstance(each, (Connection, HttpProcessingError)) for each in gc.get_objects())
+
+    async def test() -> None:
+        async with served(tls=server) as port:
+            for _ in range(3):
+                caller = await port.connect(tls=stranger)
+                caller.send(sent)
+                with suppress(ConnectionError):
+                    await caller.reader.read()
+            await until(lambda: port.connections == 0)
+            await until(lambda: left() == before)
+
+    gc.collect()
+    gc.disable()  # garbage of a flood would fill the memory between two collections
+    before = left()
+    try:
+        run(new_loop, test)
+    finally:
+        gc.enable()
