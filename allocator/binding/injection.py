@@ -82,7 +82,7 @@ class Injector:
         """The annotations a Binding must carry; none for a pod that requests no chips, or that can't be bound anyway.
 
         Args:
-            ref: the pod; its uid may be empty, as in a Binding made by hand, if it requests no chips.
+            ref: the pod; a Binding made by hand may lack its uid, and is refused.
             node: where it is to be bound.
             dry_run: the Binding will not be made, so nothing is reserved.
 
@@ -93,6 +93,9 @@ class Injector:
             ApiError: the API server refuses to read the pod.
             Unreachable: the informer has not seen the pod, and it can't be read.
         """
+        if not ref.uid:
+            # Whoever reaches the webhook could ask by name which pods there are, and have chips reserved for them.
+            raise Refusal(Reason.INVALID_REQUEST, f"pod {ref.key}: the Binding must name its uid (metadata.uid)")
         pod = await self._pods.find(ref)
         if pod is None or pod.spec.node_name or not pod.is_live:
             # The API server does not bind a pod that has a node or has ended, and says so itself.
@@ -104,10 +107,6 @@ class Injector:
             for refusal in self._engine.filter(pod, [node]).refused.values():
                 raise Refusal(refusal.reason, refusal.message)
             return {}
-        if not ref.uid:
-            # Whoever reaches the webhook can know the name of a pod, and would have its chips reserved on any node.
-            what = "the Binding of a pod that requests chips must name the uid of the pod (metadata.uid)"
-            raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {what}")
         lease = self._lease(ANSWER_S)
         gang = self._engine.gang_of(pod)
         reservation = await self._reserve_or_release(pod, gang, node)

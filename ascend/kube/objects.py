@@ -185,7 +185,7 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
     def __post_init__(self) -> None:
         if self.env or self.env_from:
             named = [each.name.strip() for each in self.env if each.names_devices]
-            named += [f"{each.prefix}…" for each in self.env_from if may_begin_reserved(each.prefix)]
+            named += [f"{each.prefix.strip()}…" for each in self.env_from if may_begin_reserved(each.prefix)]
             # An object that was read keeps what was found, although its variables are gone.
             msgspec.structs.force_setattr(self, "own_devices", tuple(dict.fromkeys(named)) or self.own_devices)
             msgspec.structs.force_setattr(self, "env_from", ())

@@ -93,7 +93,7 @@ def test_an_unmodified_scheduler_gets_chips_in_rings_by_the_webhook(
     path = pod_path(kube_namespace, "d", "binding")
     refused = refusal(lambda: cluster.api.request("POST", path, binding("d", "n1", {}, uid)))
     unnamed = refusal(lambda: cluster.api.request("POST", path, binding("d", "n1", {})))
-    assert "must name the uid of the pod" in unnamed
+    assert "must name its uid" in unnamed
     assert "denied the request: NotEnoughChips: 1 chip requested, 0 free of 8 healthy" in refused
 
 

@@ -861,6 +861,9 @@ def test_no_rendering_without_a_cluster_has_a_new_authority() -> None:
 
 def test_an_issuer_of_the_cluster_replaces_the_charts_own() -> None:
     issuer = "allocator.tls.source=cert-manager,allocator.tls.issuer.kind=ClusterIssuer,allocator.tls.issuer.name=ours"
+    with pytest.raises(helm.HelmError, match="have a ClusterIssuer sign the name of kube-scheduler"):
+        helm.render("--set", issuer)
+    issuer += ",allocator.tls.issuer.insecureShared=true"
     items = helm.render("--set", issuer)
     assert not [item for item in items if item["kind"] == "Issuer"]
     issuers = [item["spec"]["issuerRef"] for item in items if item["kind"] == "Certificate"]

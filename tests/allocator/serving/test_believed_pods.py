@@ -302,7 +302,7 @@ async def test_a_binding_that_contradicts_its_review_is_denied(allocator: Alloca
 @pytest.mark.parametrize(("name", "namespace"), [("..", "default"), ("", "default"), ("a", ".."), ("A/b", "default")])
 async def test_a_name_that_no_pod_can_have_is_not_asked_for(allocator: Allocator, name: str, namespace: str) -> None:
     before = allocator.server.requests.copy()
-    binding = {"metadata": {"name": name}, "target": {"name": "n1"}}
+    binding = {"metadata": {"name": name, "uid": "u"}, "target": {"name": "n1"}}
     answer = await review(allocator, "bindings", binding, namespace=namespace)
     assert (answer["allowed"], answer["status"]["code"]) == (False, 404)
     assert allocator.server.requests == before

@@ -173,36 +173,39 @@ async def test_the_chips_of_a_pod_deleted_instead_are_free_at_once(allocator: Al
     await until(lambda: len(allocator.app.ledger) == 0)
 
 
-async def test_a_binding_of_a_pod_with_chips_needs_its_uid(allocator: Allocator) -> None:
+@pytest.mark.parametrize("name", ["a", "plain", "none"])
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_binding_without_a_uid_tells_nothing_of_its_pod(
+    allocator: Allocator, name: str, *, dry_run: bool
+) -> None:
     await allocator.node("n1")
     await allocator.pod("a", 8)
-    bare: Json = {"target": {"kind": "Node", "name": "n1"}}
-    named = bare | {"metadata": {"name": "a"}}
-    for answer in (await review(allocator, "bindings", named), await review(allocator, "bindings", bare, name="a")):
-        assert not answer["allowed"]
-        assert answer["status"]["message"].startswith("InvalidRequest: ")
-        assert "metadata.uid" in answer["status"]["message"]
-    assert len(allocator.app.ledger) == 0
     await allocator.pod("plain", 0)
-    assert (await review(allocator, "bindings", bare | {"metadata": {"name": "plain"}}))["allowed"]
+    bare: Json = {"target": {"kind": "Node", "name": "n1"}}
+    named = bare | {"metadata": {"name": name}}
+    for binding in (named, bare):
+        answer = await review(allocator, "bindings", binding, name=name, dryRun=dry_run)
+        assert not answer["allowed"]
+        said = f"InvalidRequest: pod default/{name}: the Binding must name its uid (metadata.uid)"
+        assert answer["status"]["message"] == said
+    assert len(allocator.app.ledger) == 0
 
 
 async def test_a_dry_run_reserves_nothing(allocator: Allocator) -> None:
     await allocator.node("n1")
     pod = await allocator.pod("a", 8)
-    binding = {"metadata": {"name": "a"}, "target": {"kind": "Node", "name": "n1"}}
-    answer = await review(allocator, "bindings", binding, dryRun=True)
-    assert (answer["allowed"], "patch" in answer, len(allocator.app.ledger)) == (True, False, 0)
     binding = {"metadata": {"uid": pod["metadata"]["uid"]}, "target": {"kind": "Node", "name": "n1"}}
+    answer = await review(allocator, "bindings", binding, name="a", dryRun=True)
+    assert (answer["allowed"], "patch" in answer, len(allocator.app.ledger)) == (True, False, 0)
     answer = await review(allocator, "bindings", binding, name="a")
     assert ALLOCATED in json_patch(binding, json.loads(base64.b64decode(answer["patch"])))["metadata"]["annotations"]
     (step,) = json.loads(base64.b64decode(answer["patch"]))
     assert (step["op"], step["path"]) == ("add", "/metadata/annotations")
     assert step["value"][ALLOCATED].count(",") == 7
-    await allocator.pod("b", 8)
-    refused = await review(allocator, "bindings", {"metadata": {"name": "b"}, "target": {"name": "n1"}}, dryRun=True)
+    second = {"metadata": (await allocator.pod("b", 8))["metadata"], "target": {"name": "n1"}}
+    refused = await review(allocator, "bindings", second, dryRun=True)
     assert not refused["allowed"]
-    gone = await review(allocator, "bindings", {"metadata": {"name": "gone"}, "target": {"name": "n1"}})
+    gone = await review(allocator, "bindings", {"metadata": {"name": "gone", "uid": "u"}, "target": {"name": "n1"}})
     assert (gone["allowed"], gone["status"]["code"]) == (False, 404)
     other = {"metadata": {"name": "a", "uid": "of-another"}, "target": {"name": "n1"}}
     refused = await review(allocator, "bindings", other)
