@@ -243,7 +243,8 @@ class DecisionEngine:
             return self.place(pod, [node])
         self._prune()
         resolved = self._reader.read(pod, [node])
-        _require_live(pod)
+        if not pod.is_live:
+            raise _finished(pod)
         return self.gangs.place_on(pod, resolved.chips, gang, node)
 
     def place_or_explain(self, pod: Pod, candidates: Collection[str]) -> Reservation | Filtered:
@@ -318,7 +319,8 @@ class DecisionEngine:
         resolved = self._reader.read(pod, candidates)
         if pod.is_gated:
             raise Refusal(Reason.POD_GATED, f"pod {pod.key} has scheduling gates, so it can't be bound")
-        _require_live(pod)
+        if not pod.is_live:
+            raise _finished(pod)
         held, settled = self._ledger.get(pod.uid), self.settled_node(pod)
         if settled is not None:
             if held is None or (candidates is not None and settled not in candidates):
@@ -392,11 +394,5 @@ class DecisionEngine:
         return Filtered([node], refused_with(self._cluster.index, request, others, elsewhere))
 
 
-def _require_live(pod: Pod) -> None:
-    """Accept a pod that still needs chips.
-
-    Raises:
-        Refusal: it has finished.
-    """
-    if not pod.is_live:
-        raise Refusal(Reason.POD_FINISHED, f"pod {pod.key} is {pod.status.phase}")
+def _finished(pod: Pod) -> Refusal:
+    return Refusal(Reason.POD_FINISHED, f"pod {pod.key} is {pod.status.phase}")

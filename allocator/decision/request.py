@@ -95,7 +95,8 @@ class RequestReader:
         size = requested_size(pod) if vnpus and cores is None else ""
         if vnpus and (excess := self._excess_vnpus(pod)) is not None:
             raise excess
-        require_group_name(pod)
+        if pod.metadata.annotations:
+            require_group_name(pod)
         stated_minimum(pod)
         stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)

@@ -70,7 +70,8 @@ class JobKey(msgspec.Struct, frozen=True, order=True, gc=False):
         return cls(namespace, name, kind)
 
     def __str__(self) -> str:
-        return printable(f"{self.namespace}/{self.name}")
+        text = f"{self.namespace}/{self.name}"
+        return text if text.isprintable() else printable(text)
 
 
 class Marks(msgspec.Struct, frozen=True):
