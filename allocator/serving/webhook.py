@@ -10,6 +10,7 @@ one can have chips reserved.
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Final, Literal
 
 import msgspec
@@ -24,11 +25,13 @@ from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod, SchedulingGate
 from ascend.reasons import Reason
 from ascend.serving.bodies import BodyRefused
+from ascend.serving.counts import Cause
 from ascend.serving.http import read_body
 
 _VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403
 _NOT_FOUND = 404
+_TOO_LARGE: Final = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 _UNAVAILABLE = 503
 _REFUSED: Final[Mapping[Reason, int]] = {
     Reason.NOT_LEADER: _UNAVAILABLE,
@@ -41,6 +44,13 @@ POD_BYTES: Final = (3 << 20) + (64 << 10)
 
 BINDING_BYTES: Final = 1 << 20
 """An AdmissionReview of a Binding: names, and at most the annotations of a pod (256 KiB)."""
+
+MOST_VALUES: Final = 50_000
+"""The most JSON values of a request: decoding a million, as in 3 MiB of empty containers, would hold up all others for
+a third of a second. A pod of hundreds of containers has a few thousand."""
+
+_VALUES: Final = (b",", b"{", b"[")
+
 
 PREFIX: Final = "/webhook/"
 """Of the paths of all webhooks; a name follows."""
@@ -174,7 +184,10 @@ class Webhook:
 
 
 async def _read(request: web.Request, most: int) -> _Request:
-    return msgspec.json.decode(await read_body(request, most), type=_Review).request
+    body = await read_body(request, most)
+    if sum(map(body.count, _VALUES)) > MOST_VALUES:
+        raise BodyRefused(f"the request has more than {MOST_VALUES:,} values", Cause.BODY_SIZE, _TOO_LARGE)
+    return msgspec.json.decode(body, type=_Review).request
 
 
 def _pod_of(binding: _Binding, review: _Request) -> PodRef:

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
+from allocator.serving.webhook import MOST_VALUES
 from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, FENCE, PREDICATE_TIME
 from ascend.chips import RESOURCE
@@ -371,6 +372,19 @@ async def test_devices_that_a_pod_names_itself_are_a_warning(allocator: Allocato
     by_environment, by_node = answer["warnings"]
     assert "sets ASCEND_VISIBLE_DEVICES: where ascend-docker-runtime is the runtime" in by_environment
     assert by_node.startswith("its node was named by hand (spec.nodeName: n1)")
+
+
+@pytest.mark.parametrize("webhook", ["pods", "bindings"])
+async def test_a_body_of_many_tiny_values_is_not_decoded(allocator: Allocator, webhook: str) -> None:
+    url = f"http://{allocator.app.webhook_address}/webhook/{webhook}"
+    body = b'{"request": {"uid": "a", "object": {"spec": {"containers": [%s]}}}}'
+    small, many = (body % (b"{}," * number) for number in (9, MOST_VALUES))
+    async with aiohttp.ClientSession() as http:
+        async with http.post(url, data=many) as response:
+            assert response.status == 413
+            assert "more than 50,000 values" in await response.text()
+        async with http.post(url, data=small) as response:
+            assert response.status == 400  # it is decoded: a comma too many
 
 
 @pytest.mark.parametrize("path", ["bindings", "pods"])
