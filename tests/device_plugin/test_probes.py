@@ -70,7 +70,7 @@ async def test_an_unverified_kubelet_is_told_while_pods_start_by_the_order_of_th
         await whole.bind("train", 0, 1)
         assert (await whole.claimed("train")).metadata.annotations[REAL] == "Ascend910-0,Ascend910-1"
         await answers(plugin, "/readyz", 503, "[-] kubelet's certificate: no token is sent to https://127.0.0.1:1/pods")
-        assert (await ask(plugin, "/standbyz"))[0] == 200
+        await answers(plugin, "/standbyz", 200, "")  # its first report may still be on the way
 
 
 async def test_an_unregistered_plugin_is_live_but_not_started(folder: Path) -> None:
