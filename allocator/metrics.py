@@ -87,6 +87,11 @@ class AllocatorMetrics(Collector):
             "1 while so many nodes have faults that no pods are deleted",
             registry=self.registry,
         )
+        self.dark_zones = Gauge(
+            "ascend_allocator_rescheduling_dark_zones",
+            "Zones whose nodes are not Ready, so that no pods are deleted there",
+            registry=self.registry,
+        )
         self.http = Refusals("ascend_allocator", self.registry)
         self.registry.register(self)
 

@@ -280,8 +280,8 @@ class Settings(DaemonSettings):
         default=0.1,
         gt=0,
         le=1,
-        description="nothing is rescheduled while a larger share of the nodes has faults (and more than 3 nodes): that"
-        " is taken for a wrong report",
+        description="nothing is rescheduled while a larger share of the nodes has faults (and more than 3 nodes), or"
+        " more than half of them: that is taken for a wrong report",
     )
     leader_election: bool = setting(
         default=False,

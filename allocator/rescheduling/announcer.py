@@ -7,6 +7,7 @@ import structlog
 
 from allocator.observe.refusal_events import Publish
 from allocator.rescheduling.decision import Choice, Member, job_reason
+from allocator.rescheduling.fault_watch import Extent
 from allocator.state.job import Job
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
@@ -70,6 +71,15 @@ class Announcer:
     def hold(self, job: Job, pod: Pod, why: str) -> None:
         """Say why the pods of a job with a fault are not deleted."""
         self._say(job, pod, HELD, why)
+
+    def extent(self, before: Extent, now: Extent) -> None:
+        """Say in the log that faults reach so far that pods stay, and when that is over."""
+        if now.stopped is not None and before.stopped is None:
+            log.warning("nothing is rescheduled", error=now.stopped)
+        elif now.stopped is None and before.stopped is not None:
+            log.info("jobs are rescheduled again")
+        for zone in now.dark_zones.keys() - before.dark_zones.keys():
+            log.warning("nothing is rescheduled in a zone", zone=zone[1], error=now.dark_zones[zone])
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:
         """Forget what was said on pods that are gone, given by their uids."""

@@ -11,7 +11,10 @@ HOUR_S: Final = 3600.0
 Spent: TypeAlias = tuple[float, int]
 """When pods were deleted, Unix seconds, and how many."""
 FEW: Final = 3
-"""So many nodes may fail at one time in a cluster of any size."""
+"""So many nodes may fail at one time, whatever the share; never more than half of them."""
+_DARK_ABOVE: Final = 2
+_DARK_SHARE: Final = 0.55
+"""So many lost nodes of a zone, and more, are the zone."""
 _ROUNDING: Final = 1e-9
 """0.29 of 100 nodes are 29, but 28.999999999999996 as a float."""
 
@@ -58,10 +61,31 @@ def too_many_faults(faulty: int, nodes: int, share: float, what: str = "have fau
     Args:
         faulty: the number of nodes with faults.
         nodes: the number of nodes with chips.
-        share: the largest share of nodes that may be faulty at one time.
+        share: the largest share of nodes that may be faulty at one time; never more than half of them, however few.
         what: what they are, for the sentence.
     """
     limit = max(FEW, math.floor(share * nodes + _ROUNDING))
-    if faulty <= limit:
+    if faulty > limit:
+        return f"more than {limit} of {nodes} nodes {what} at one time, which is taken for a wrong report"
+    if 2 * faulty <= nodes:
         return None
-    return f"more than {limit} of {nodes} nodes {what} at one time, which is taken for a wrong report"
+    return (
+        f"{faulty} of {count(nodes, 'node')} {what} at one time, more than half, which is taken for a wrong report or a"
+        " network that is cut off"
+    )
+
+
+def why_dark(zone: str, lost: int, nodes: int) -> str | None:
+    """Return why a zone counts as cut off, a sentence; None if it does not.
+
+    As in Kubernetes' node lifecycle controller (``--unhealthy-zone-threshold``): all of its nodes are lost, or more
+    than two and 55 % of them. One node alone may have failed by itself.
+
+    Args:
+        zone: its name.
+        lost: the number of its nodes that are not Ready.
+        nodes: the number of its nodes.
+    """
+    if not (lost == nodes > 1 or (lost > _DARK_ABOVE and lost >= _DARK_SHARE * nodes)):
+        return None
+    return f"{lost} of {nodes} nodes of zone {zone} are not Ready, which is taken for a network that is cut off"

@@ -1,11 +1,11 @@
 """Which nodes have faults, and for how long; which pods have failed. Kept current from the state of the cluster."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
-from allocator.rescheduling.budget import FEW, too_many_faults
+from allocator.rescheduling.budget import FEW, too_many_faults, why_dark
 from allocator.rescheduling.faults import FAULT_TYPE, NO_FAULTS, NodeFaults, read_node
 from allocator.state.cluster import Cluster
 from allocator.state.node import NodeRecord
@@ -14,7 +14,10 @@ from ascend.turn import Turn
 
 CONFIRM_S: Final = 2.0
 """A fault of a node counts once it has lasted so long: faults that many nodes report at once are then all known."""
-
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+REGION_LABEL: Final = "topology.kubernetes.io/region"
+Zone: TypeAlias = tuple[str, str]
+"""Region and name of a zone."""
 
 _WHOLE: Final = "whole"
 _SUB_HEALTHY: Final = "sub-healthy"
@@ -26,6 +29,20 @@ class _Seen(msgspec.Struct):
     faults: NodeFaults
     since_s: dict[str | int, float]
     lasting: NodeFaults = NO_FAULTS
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """How far faults reach: what keeps pods where they are, in sentences.
+
+    Attributes:
+        stopped: why nothing is deleted at all; None if that is not so.
+        sub_health_stopped: why pods stay on sub-healthy nodes; None if that is not so.
+        dark_zones: the zones that count as cut off, with the reason: pods on their lost nodes stay.
+    """
+
+    stopped: str | None = None
+    sub_health_stopped: str | None = None
+    dark_zones: Mapping[Zone, str] = {}
 
 
 class FaultWatch:
@@ -50,8 +67,8 @@ class FaultWatch:
             self._applied(pod)
         cluster.followers.add(self._applied, self._deleted)
 
-    async def too_many(self, share: float) -> str | None:
-        """Return why so many nodes have faults that nothing may be deleted, a sentence; None if that is not so.
+    async def extent(self, share: float) -> Extent:
+        """Return how far the faults reach: so many at one time are a wrong report, or the network.
 
         Args:
             share: the largest share of the nodes with chips that may have faults at one time.
@@ -60,23 +77,41 @@ class FaultWatch:
         faulty = {name for name, each in self._seen.items() if each.faults.whole or each.faults.chips} | set(
             self._lost_s
         )
-        return await self._too_many(faulty, share, "have faults")
-
-    async def too_many_sub_healthy(self, share: float) -> str | None:
-        """The same of sub-healthy nodes: their pods would find no other node."""
-        return await self._too_many(
-            {name for name, each in self._seen.items() if each.faults.sub_healthy}, share, "are sub-healthy"
-        )
-
-    async def _too_many(self, faulty: set[str], share: float, what: str) -> str | None:
-        if len(faulty) <= FEW:
-            return None
+        sub_healthy = {name for name, each in self._seen.items() if each.faults.sub_healthy}
+        if not faulty and not sub_healthy:
+            return Extent()
+        nodes_of = {zone: set[str]() for name in self._lost_s if (zone := self._zone(name)) is not None}
         turn, counted = Turn(), set[str]()
         for name, record in list(self._cluster.nodes.items()):
+            await turn.share()
             if self._counts(record):
                 counted.add(name)
-            await turn.share()
-        return too_many_faults(len(counted & faulty), len(counted), share, what)
+            if nodes_of and (zone := self._zone(name)) in nodes_of:
+                nodes_of[zone].add(name)
+            enough = 2 * max(len(faulty), len(sub_healthy))
+            if not nodes_of and enough <= 2 * FEW and len(counted) >= enough:
+                return Extent()
+        dark: dict[Zone, str] = {}
+        for zone, names in nodes_of.items():
+            # A server alone in its zone is no zone: then the other nodes there tell whether that is dark.
+            group = names & counted if len(names & counted) > 1 else names
+            if (why := why_dark(zone[1], len(group & self._lost_s.keys()), len(group))) is not None:
+                dark[zone] = why
+        return Extent(
+            too_many_faults(len(counted & faulty), len(counted), share),
+            too_many_faults(len(counted & sub_healthy), len(counted), share, "are sub-healthy"),
+            dark,
+        )
+
+    def why_dark(self, node: str, extent: Extent) -> str | None:
+        """Return why a node that is not Ready is taken for one behind a network that is cut off; None if it is not."""
+        zone = self._zone(node) if node in self._lost_s else None
+        return extent.dark_zones.get(zone) if zone is not None else None
+
+    def _zone(self, name: str) -> Zone | None:
+        record = self._cluster.nodes.get(name)
+        labels = record.node.metadata.labels if record is not None and record.node is not None else {}
+        return (labels.get(REGION_LABEL, ""), labels[ZONE_LABEL]) if labels.get(ZONE_LABEL) else None
 
     def of(self, node: str) -> NodeFaults:
         """What has failed on a node, if that has lasted."""

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from allocator.rescheduling.decision import Member, is_master
-from allocator.rescheduling.faults import NodeFaults, fault_of
+from allocator.rescheduling.fault_watch import Extent, FaultWatch
+from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of
 from allocator.rescheduling.owners import goes_together
 from allocator.rules.job import works_alone
 from allocator.rules.switches import Reach, Switches, read_switches
@@ -45,3 +46,20 @@ def member_of(pod: Pod, record: NodeRecord | None, faults: NodeFaults, switches:
     held = record.holdings.get(pod.uid) if record is not None else None
     fault = fault_of(pod, held.occupied if held is not None else 0, faults, switches)
     return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
+
+
+def why_it_stays(member: Member, watch: FaultWatch, extent: Extent) -> str | None:
+    """Return why a faulty pod stays although its job may be rescheduled, a sentence; None if it goes.
+
+    Args:
+        member: the pod.
+        watch: knows the nodes that are not Ready.
+        extent: how far faults reach.
+    """
+    if member.fault is None:
+        return None
+    if member.fault.kind is FaultKind.SUB_HEALTH:
+        stopped = extent.sub_health_stopped
+        return f"it stays on its sub-healthy node: {stopped}" if stopped is not None else None
+    dark = watch.why_dark(member.pod.spec.node_name, extent) if member.fault.kind is FaultKind.NODE else None
+    return f"it stays on its node: {dark}" if dark is not None else None

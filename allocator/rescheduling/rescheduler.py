@@ -26,9 +26,9 @@ from allocator.rescheduling.decision import (
     unfinished,
 )
 from allocator.rescheduling.deletions import Deletions
-from allocator.rescheduling.fault_watch import FaultWatch
+from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.faults import FaultKind
-from allocator.rescheduling.judging import member_of, switches_of
+from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
 from allocator.rescheduling.limits import Limits, is_again
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
@@ -97,8 +97,7 @@ class Rescheduler:
         self._budget = Budget(options.per_minute, options.per_hour)
         self._limits = Limits(cluster, self._budget)
         self._marker = Marker(actions, announcer, dry_run=options.dry_run)
-        self._stopped: str | None = None
-        self._sub_health_stopped: str | None = None
+        self._extent = Extent()
         self._is_loaded = False
         self._is_stored = True
         self.memory = Memory()
@@ -132,9 +131,10 @@ class Rescheduler:
             if not self._is_loaded:
                 return
         await self._watch.look()
-        self._stopped = await self._watch.too_many(self._options.faulty_share)
-        self._sub_health_stopped = await self._watch.too_many_sub_healthy(self._options.faulty_share)
-        self._metrics.rescheduling_stopped.set(self._stopped is not None)
+        before, self._extent = self._extent, await self._watch.extent(self._options.faulty_share)
+        self._metrics.rescheduling_stopped.set(self._extent.stopped is not None)
+        self._metrics.dark_zones.set(len(self._extent.dark_zones))
+        self._announcer.extent(before, self._extent)
         try:
             await self._deletions.follow(self.memory)
             for job, pods in (await self._jobs()).items():
@@ -206,19 +206,22 @@ class Rescheduler:
         if switches.mode is Mode.OFF:
             return
         members = [self._member(job, pod, switches) for pod in pods]
+        faulty = [each.pod for each in members if each.fault is not None]
         if not switches.mode.is_external:
             await self._decide(job, members, switches)
+        elif faulty and self._extent.stopped is not None:
+            self._announcer.hold(job, faulty[0], f"nothing is marked: {self._extent.stopped}")
         elif self._leads():
             await self._marker.mark(job, members)
 
     def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
         node = pod.spec.node_name
         member = member_of(pod, self._cluster.nodes.get(node), self._watch.of(node), switches)
-        is_sub_healthy = member.fault is not None and member.fault.kind is FaultKind.SUB_HEALTH
-        if is_sub_healthy and self._sub_health_stopped is not None:
-            self._announcer.hold(job, pod, f"it stays on its sub-healthy node: {self._sub_health_stopped}")
-            return replace(member, fault=None)
-        return member
+        why = why_it_stays(member, self._watch, self._extent)
+        if why is None:
+            return member
+        self._announcer.hold(job, pod, why)
+        return replace(member, fault=None)
 
     # What is done about a job.
 
@@ -239,8 +242,10 @@ class Rescheduler:
             await self._end_if_whole(job, recovery)
         if not choice.pods or now_s < recovery.retry_at_s:
             return
+        dark = (self._watch.why_dark(each.pod.spec.node_name, self._extent) for each in choice.pods)
+        stopped = self._extent.stopped or next(filter(None, dark), None)
         why_not = self._limits.why_not(
-            choice, recovery, switches, stopped=self._stopped, recent=self.memory.recent, now_s=now_s
+            choice, recovery, switches, stopped=stopped, recent=self.memory.recent, now_s=now_s
         )
         if why_not is not None:
             self._announcer.hold(job, choice.pods[0].pod, why_not)

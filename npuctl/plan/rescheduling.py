@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from allocator.rescheduling.budget import Budget
 from allocator.rescheduling.decision import Choice, Member, Stage, choose, failing_nodes
-from allocator.rescheduling.fault_watch import FaultWatch
-from allocator.rescheduling.faults import FAULT_TYPE, FaultKind, is_counted
-from allocator.rescheduling.judging import member_of, switches_of
+from allocator.rescheduling.fault_watch import Extent, FaultWatch
+from allocator.rescheduling.faults import FAULT_TYPE, is_counted
+from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
 from allocator.rescheduling.limits import Limits
 from allocator.rescheduling.memory import Recovery
 from allocator.rescheduling.owners import owner_uid
@@ -47,7 +47,7 @@ async def reschedule(planning: Planning, settings: Settings, *, held: Callable[[
     clock_s = _LONG_S
     await watch.look()
     share = settings.reschedule_faulty_share
-    preview = _Preview(planning, settings, watch, await watch.too_many(share), await watch.too_many_sub_healthy(share))
+    preview = _Preview(planning, settings, watch, await watch.extent(share))
     found = []
     for key, failed in sorted(preview.jobs().items()):
         try:
@@ -71,7 +71,7 @@ class _Case:
     faulty: set[str] = field(default_factory=set)
     deleted: dict[str, Pod] = field(default_factory=dict)
     why: str = ""
-    some_stay: bool = False
+    stays: str = ""
 
 
 class _Preview:
@@ -80,14 +80,12 @@ class _Preview:
         planning: Planning,
         settings: Settings,
         watch: FaultWatch,
-        stopped: str | None,
-        sub_health_stopped: str | None,
+        extent: Extent,
     ) -> None:
         self._planning = planning
         self._cluster = planning.allocator.cluster
         self._watch = watch
-        self._stopped = stopped
-        self._sub_health_stopped = sub_health_stopped
+        self._extent = extent
         budget = Budget(settings.reschedule_pods_per_minute, settings.reschedules_per_hour)
         self._limits = Limits(self._cluster, budget)
 
@@ -151,11 +149,13 @@ class _Preview:
 
     def _why_not(self, members: Sequence[Member], choice: Choice, case: "_Case") -> str | None:
         if not choice.pods:
-            return f"pods stay on their sub-healthy nodes: {self._sub_health_stopped}" if case.some_stay else None
+            return case.stays or None
         if case.switches.mode.is_external:
             return f"another program deletes its pods (fault-scheduling={case.switches.mode})"
         recovery = Recovery(sorted({owner_uid(each.pod) for each in members}))
-        return self._limits.why_not(choice, recovery, case.switches, stopped=self._stopped, recent=(), now_s=0.0)
+        dark = (self._watch.why_dark(each.pod.spec.node_name, self._extent) for each in choice.pods)
+        stopped = self._extent.stopped or next(filter(None, dark), None)
+        return self._limits.why_not(choice, recovery, case.switches, stopped=stopped, recent=(), now_s=0.0)
 
     def _bound(self, key: JobKey, failed: Sequence[Pod]) -> list[Pod]:
         job = self._cluster.jobs.by_key.get(key)
@@ -165,9 +165,10 @@ class _Preview:
     def _member(self, pod: Pod, case: "_Case") -> Member:
         node = pod.spec.node_name
         member = member_of(pod, self._cluster.nodes.get(node), self._watch.of(node), case.switches)
-        if member.fault is None or member.fault.kind is not FaultKind.SUB_HEALTH or self._sub_health_stopped is None:
+        stays = why_it_stays(member, self._watch, self._extent)
+        if stays is None:
             return member
-        case.some_stay = True
+        case.stays = stays
         return replace(member, fault=None)
 
     def _replace(self, key: JobKey, pods: Sequence[Pod]) -> bool:

@@ -149,7 +149,7 @@ async def test_a_memory_with_impossible_chips_is_replaced(chip: int) -> None:
 
 
 async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = scene(job(30), faulty_share=1.0)
+    stage = scene(job(30), nodes=60, faulty_share=1.0)
     stage.world.add(*(lost(f"n{number}") for number in range(1, 31)))
     await stage.look()
     saves, save = list[int](), stage.save

@@ -1,9 +1,14 @@
 """What counts as a fault, and what as a wrong report."""
 
-from allocator.rescheduling.budget import too_many_faults
-from allocator.rescheduling.fault_watch import CONFIRM_S
-from tests.allocator.builders import report
-from tests.allocator.rescheduling.scene import job, lost, scene, sub_healthy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.rescheduling.budget import too_many_faults, why_dark
+from allocator.rescheduling.fault_watch import CONFIRM_S, REGION_LABEL, ZONE_LABEL
+from ascend.kube.objects import Node
+from tests.allocator.builders import node, report
+from tests.allocator.rescheduling.scene import Scene, job, lost, scene, sub_healthy
 
 
 def test_a_share_is_not_rounded_down() -> None:
@@ -48,3 +53,91 @@ async def test_many_nodes_that_are_sub_healthy_at_one_time_are_not_left() -> Non
     for number in range(5, 31):
         stage.world.add(report(f"n{number}"))
     assert await stage.look(1.0) == ["j1-0", "j2-0", "j3-0", "j4-0"]
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.floats(0.001, 1.0))
+def test_never_more_than_half_of_the_nodes_are_believed_to_have_faults(faulty: int, nodes: int, share: float) -> None:
+    if 2 * faulty > nodes:
+        assert too_many_faults(faulty, nodes, share) is not None
+
+
+def singles(count: int, mode: str = "force") -> Scene:
+    """So many nodes, each with a job of one pod."""
+    pods = [each for n in range(1, count + 1) for each in job(1, name=f"j{n}", first_node=n, fault_scheduling=mode)]
+    return scene(pods, nodes=count, faulty_share=1.0)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "nodes", "goes"),
+    [
+        *((1, 1, False), (1, 2, True), (2, 2, False), (1, 3, True), (2, 3, False), (3, 3, False)),
+        *((2, 4, True), (3, 4, False), (3, 5, False), (3, 6, True), (30, 60, True), (31, 60, False)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["lost", "faulty chips"])
+async def test_pods_stay_while_more_than_half_of_the_nodes_look_faulty(
+    faulty: int, nodes: int, kind: str, *, goes: bool
+) -> None:
+    stage = singles(nodes)
+    numbers = range(1, faulty + 1)
+    stage.world.add(*(lost(f"n{n}") if kind == "lost" else report(f"n{n}", unhealthy=[0]) for n in numbers))
+    await stage.look()
+    went = [*await stage.look(30.0), *await stage.look(60.0), *await stage.look(61.0)]
+    assert len(went) == (faulty if goes else 0)
+    assert stage.metric("rescheduling_stopped") == (not goes)
+    if not goes:
+        sentence = f"{faulty} of {nodes} node{'s' if nodes > 1 else ''} have faults at one time, more than half"
+        assert all(sentence in note for _, note in stage.said)
+        assert len(stage.said) == faulty
+
+
+async def test_pods_that_another_program_deletes_are_not_marked_while_too_many_nodes_look_faulty() -> None:
+    stage = singles(3, "external-force")
+    stage.world.add(*(lost(f"n{number}") for number in (1, 2, 3)))
+    await stage.look()
+    await stage.look(30.0)
+    assert stage.marked == {}
+    assert "nothing is marked: 3 of 3 nodes have faults at one time" in stage.said[0][1]
+
+
+def in_zone(name: str, zone: str, *, ready: bool = True, chips: bool = True) -> Node:
+    labels = {ZONE_LABEL: zone, REGION_LABEL: "here"}
+    return node(name, ready=ready, labels=labels) if chips else node(
+        name, ready=ready, labels=labels, chips=[], allocatable=None, infos="")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lost_nodes", "nodes", "dark"),
+    [(1, 1, False), (2, 2, True), (1, 2, False), (2, 3, False), (3, 5, True), (3, 6, False), (6, 10, True)],
+)
+def test_a_zone_is_dark_by_the_thresholds_of_kubernetes(lost_nodes: int, nodes: int, *, dark: bool) -> None:
+    assert (why_dark("z", lost_nodes, nodes) is not None) is dark
+
+
+async def test_pods_in_a_zone_that_went_dark_stay_and_others_go() -> None:
+    stage = singles(20)
+    stage.world.add(*(in_zone(f"n{n}", "dark" if n < 4 else "lit", ready=n > 4) for n in range(1, 21)))
+    await stage.look()
+    assert await stage.look(30.0) == ["j4-0"]
+    assert stage.metric("rescheduling_dark_zones") == 1
+    why = "it stays on its node: 3 of 3 nodes of zone dark are not Ready, which is taken for a network that is cut off"
+    assert [note for _, note in stage.said if note.startswith("it stays")] == [why] * 3
+    stage.world.add(in_zone("n1", "dark"), in_zone("n2", "dark"))
+    assert await stage.look(30.0) == ["j3-0"]
+    assert stage.metric("rescheduling_dark_zones") == 0
+
+
+async def test_a_job_with_a_pod_in_a_dark_zone_is_not_ended_by_a_fault_elsewhere() -> None:
+    stage = scene(job(3), faulty_share=1.0)
+    stage.world.add(*(in_zone(f"n{n}", "dark", ready=False) for n in (1, 2)), report("n3", unhealthy=[0]))
+    await stage.look()
+    assert await stage.look(30.0) == []
+    assert "nothing is deleted: 2 of 2 nodes of zone dark are not Ready" in stage.said[-1][1]
+
+
+@pytest.mark.parametrize("lit", [True, False])
+async def test_other_nodes_tell_whether_the_zone_of_a_lone_server_is_dark(*, lit: bool) -> None:
+    stage = scene(job(1))
+    stage.world.add(in_zone("n1", "edge", ready=False), in_zone("cpu", "edge", ready=lit, chips=False))
+    await stage.look()
+    assert await stage.look(30.0) == (["train-0"] if lit else [])
