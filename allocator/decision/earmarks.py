@@ -78,7 +78,7 @@ class Earmarks:
         self._wall_s = now_s
         self._gangs = WaitingGangs(cluster, ledger, gangs, request_of)
         self._owner = ""
-        self._seen: tuple[int, int, float] = (-1, 0, 0.0)
+        self._seen: tuple[int, int, int, float] = (-1, 0, 0, 0.0)
         self._drained_s: float | None = None
         self._last: JobKey | None = None
         self._measured_s = ledger.promises.monotonic()
@@ -135,8 +135,8 @@ class Earmarks:
         return (promise.owner,) if end_s <= latest_s < math.inf else ()
 
     @property
-    def _state(self) -> tuple[int, int, float]:
-        return self._cluster.changes.revision, len(self._gangs), self._now_s // _PERIOD_S
+    def _state(self) -> tuple[int, int, int, float]:
+        return self._cluster.changes.revision, len(self._gangs), self._gangs.revision, self._now_s // _PERIOD_S
 
     @property
     def _now_s(self) -> float:

@@ -1,6 +1,6 @@
 """The gangs that wait for chips, and what each of them needs. No I/O."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from allocator.decision.setbacks import Setbacks
@@ -8,7 +8,6 @@ from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
-from allocator.rules.scheduled import verdict_on
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -55,7 +54,6 @@ class WaitingGangs:
         self._gangs = gangs
         self._request_of = request_of
         self._waiting: dict[JobKey, Need | None] = {}
-        self._asked: set[JobKey] = set()
         self.setbacks = Setbacks(ledger.promises.monotonic)
 
     def __len__(self) -> int:
@@ -66,9 +64,13 @@ class WaitingGangs:
         self._cluster.waiting.subscribe(self._appeared)
 
     def note(self, job: Job) -> None:
-        """Note a gang that was refused because it does not fit: its scheduler asks for it."""
-        self._asked.add(job.key)
+        """Note a gang that was refused because it does not fit."""
         self._waiting.setdefault(job.key, None)
+
+    @property
+    def revision(self) -> int:
+        """Changes with the verdicts of schedulers on waiting pods."""
+        return self._gangs.obstacles.revision
 
     @property
     def has_large(self) -> bool:
@@ -87,13 +89,12 @@ class WaitingGangs:
             job = self._cluster.jobs.by_key.get(key)
             if job is None or not job.is_gang:
                 del self._waiting[key]
-                self._asked.discard(key)
                 continue
             need = known
             if known is None or known.version != self.version(key):
                 need = yield from self._read(job)
             self._waiting[key] = need
-            if need is not None and not self.setbacks.is_aside(key):
+            if need is not None and not self.setbacks.is_aside(key) and self._gangs.obstacles.of(job) is None:
                 found.append(need)
         return sorted(found, key=lambda each: each.order)
 
@@ -105,7 +106,7 @@ class WaitingGangs:
             yield
         version = self.version(job.key)
         waiting = [each.pod for each in read or () if self._ledger.get(each.pod.uid) is None]
-        if not waiting or self._gangs.incomplete(job, waiting[0]) or not self._has_scheduler(job, waiting):
+        if not waiting or self._gangs.incomplete(job, waiting[0]):
             return None
         setback = self._gangs.turns.get(job)
         if setback is not None and setback.tries:
@@ -121,13 +122,6 @@ class WaitingGangs:
         priority = min(each.priority for each in waiting)
         since = max(each.metadata.creation_timestamp or "" for each in waiting)
         return Need(version, (-priority, since, job.key), priority, request, needed, gang.candidates)
-
-    def _has_scheduler(self, job: Job, waiting: Sequence[Pod]) -> bool:
-        """Whether anybody would start a gang: its pods name a scheduler that is served, or one has tried them."""
-        served = self._cluster.plain.schedulers
-        if job.key in self._asked or not served or waiting[0].spec.scheduler_name in served:
-            return True
-        return any(verdict_on(pod) is not None for pod in waiting)
 
     def _appeared(self, pod: Pod) -> None:
         job = self._cluster.jobs.job_of(pod)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+from allocator.gangs.obstacles import Obstacles
 from allocator.gangs.planning import Planner
 from allocator.gangs.progress import Progress
 from allocator.gangs.turns import Setback, Turns
@@ -25,12 +26,16 @@ class Attempts:
         ledger: the reservations.
         progress: says whether a gang has started.
         planner: finds seats.
+        obstacles: what gangs lack besides chips.
 
     Attributes:
         turns: the gangs that have stepped back.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner) -> None:
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner, obstacles: Obstacles
+    ) -> None:
+        self._obstacles = obstacles
         self.turns = Turns(ledger.monotonic)
         self._cluster = cluster
         self._ledger = ledger
@@ -157,6 +162,7 @@ class Attempts:
                 for node in setback.offers.get(uid, ()):
                     setback.refuse(uid, node, self._held_on(node, job))
         nodes = frozenset(each.node for each in self._ledger.drop_plan(job.key.plan))
+        self._obstacles.released(job)
         self.turns.step_back(job, nodes, why)
 
     def _held_on(self, node: str, job: Job) -> list[str]:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
 from allocator.gangs.attempts import Attempts
+from allocator.gangs.obstacles import Obstacles
 from allocator.gangs.planning import Planner
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import WAITING, Progress
@@ -53,6 +54,7 @@ class Gangs:
         now_s: the wall clock, Unix seconds.
 
     Attributes:
+        obstacles: what gangs lack besides chips.
         awaits_victims: says whether other pods are ending for a pod of a gang.
     """
 
@@ -74,7 +76,8 @@ class Gangs:
         self.planner = Planner(cluster, ledger, request_of, policy_of, now_s)
         self.incomplete, self.lacks = self._progress.incomplete, self._progress.lacks
         self.find_started = self._progress.find_started
-        self._attempts = Attempts(cluster, ledger, self._progress, self.planner)
+        self.obstacles = Obstacles(cluster, ledger)
+        self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
         self.turns = self._attempts.turns
         self.left_to_others = self._attempts.left_to_others
         self.gang_request = self.planner.gang_request

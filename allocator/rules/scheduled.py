@@ -1,13 +1,31 @@
 """What the schedulers of pods say of them, in the condition PodScheduled; for gangs, why they don't start."""
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Final
 
 from ascend.grammar import some
 from ascend.kube.objects import Condition, Pod
-from ascend.reasons import Reason
+from ascend.reasons import Category, Reason
 
 _OF_GANG: Final = (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK)
+
+_OWN: Final = re.compile(
+    "|".join(
+        reason
+        for reason in Reason
+        if reason.category in {Category.INCOMPLETE, Category.PLACEMENT, Category.OCCUPIED, Category.ALLOCATOR}
+    )
+)
+"""The allocator's reasons that end when other pods end or come: the scheduler's own filters had accepted the node."""
+_CHIPS: Final = re.compile("Insufficient huawei[.]com/")
+"""The scheduler's own count of chips, in messages of kube-scheduler and Volcano."""
+_PREEMPTION: Final = re.compile(r"preemption: 0/(\d+) nodes are available: (\d+) Preemption is not helpful")
+"""On how many of the nodes the pod would not fit whatever ended there."""
+_NAMES: Final = re.compile(r'"[^"]*"|\{[^}]*\}')
+"""Names of claims, keys of taints."""
+_OF_PEERS: Final = re.compile("pod ?group|gang|permit", re.IGNORECASE)
+"""What plugins for gangs write on a pod because of its peers."""
 
 
 def verdict_on(pod: Pod) -> Condition | None:
@@ -19,6 +37,24 @@ def is_refusal(verdict: Condition, *ignored: Reason) -> bool:
     """Whether a scheduler has refused a pod itself, and not because its gang could not be planned yet."""
     of_gang = any(reason in verdict.message for reason in (*_OF_GANG, *ignored))
     return verdict.reason == "Unschedulable" and not of_gang
+
+
+def lacks_other_than_chips(verdict: Condition) -> bool:
+    """Whether a scheduler has refused a pod on every node for what no pod with chips gives back by ending.
+
+    kube-scheduler counts the nodes for each reason, and says on how many of them preemption can't help. A node that
+    lacks CPU as well as chips may have both when its pods end, so it counts as lacking chips, unless preemption can't
+    help on any node.
+    """
+    message = _NAMES.sub("", verdict.message)
+    if verdict.status != "False" or verdict.reason not in {"Unschedulable", "SchedulerError"}:
+        return False
+    if _OWN.search(message) or _OF_PEERS.search(message):
+        return False
+    if not _CHIPS.search(message):
+        return True
+    helpless = _PREEMPTION.search(message)
+    return helpless is not None and helpless[1] == helpless[2]
 
 
 def refused(pod: Pod, verdict: Condition) -> str:

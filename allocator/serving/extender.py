@@ -145,6 +145,7 @@ class Extender:
             self._pods.require_served(pod)
             # kube-scheduler filters a pod again only after it has given up its Binding.
             self._binder.give_up(pod.uid)
+            self._engine.gangs.obstacles.asked(pod)
             self._nominator.filtered(pod, names)
             found = self._engine.place_or_explain(pod, names)
             if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):

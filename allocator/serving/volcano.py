@@ -287,6 +287,7 @@ class VolcanoExtender:
         if pod is None:
             return
         self._require_open()
+        self._engine.gangs.obstacles.asked(pod)
         held = self._ledger.get(pod.uid)
         if held is not None and held.node == node:
             if held.stage not in _NOT_POSTED:

@@ -180,6 +180,8 @@ class Simulation:
     def _start(self, job: Job) -> None:
         bound: list[Pod] = []
         for each in self._waiting[job]:
+            self._engine.gangs.obstacles.asked(each)
+        for each in self._waiting[job]:
             held = self._engine.place(each)
             running = pod(
                 each.name, len(held.take.chips), node=held.node, chips=held.take.chips, phase="Running",

@@ -11,7 +11,6 @@ from allocator.decision.earmarks import PATIENCE_S
 from allocator.decision.setbacks import ASIDE_S, LONGEST_S, Setbacks
 from allocator.rules.job import JobKey
 from allocator.rules.job_kinds import VOLCANO
-from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Pod
 from tests.allocator.builders import World, pod
 from tests.allocator.decision.test_earmarks import end, gang, holder, places, world_of
@@ -61,12 +60,13 @@ def test_nothing_is_kept_for_gangs_whose_scheduler_does_not_exist() -> None:
 def test_nodes_are_kept_for_a_gang_of_another_scheduler_that_has_tried_it(is_tried: str) -> None:
     pods = of("tenant", gang("big", 2), "volcano")
     if is_tried == "by its scheduler":
-        verdict = Condition("PodScheduled", "False", "Unschedulable", "0/4 nodes are available")
+        message = "0/4 nodes are available: 4 Insufficient huawei.com/Ascend910."
+        verdict = Condition("PodScheduled", "False", "Unschedulable", message)
         pods = [replace(each, status=replace(each.status, conditions=(verdict,))) for each in pods]
     world = world_with(*(holder(f"s{number}", f"n{number}") for number in range(4)), *pods)
     if is_tried == "by a call":
-        with pytest.raises(Refusal):
-            world.engine.place(pods[0], None)
+        for each in pods:
+            world.engine.gangs.obstacles.asked(each)
     end(world, "s0")
     assert not places(world, pod("late", 8))
 

@@ -1,0 +1,183 @@
+"""What stands between a gang and its start, apart from chips: pods, its own gates, or a verdict of its scheduler.
+
+A scheduler places pods by more than chips: CPU, volumes, affinity, taints, host ports, quotas. A gang with a pod that
+its minimum needs and that is refused for such a reason can't start whatever chips it gets, so nothing is kept for it,
+nobody waits for it and nobody ends for it, until the verdict changes. What says so is the condition PodScheduled of its
+pods. A scheduler writes the condition only if it changes, so a verdict is in doubt for some time after the scheduler
+has asked for the pod (it filters nodes only where its own filters have passed) and after the peers of the pod have
+released what they had beside it.
+
+A pod without the condition that waits for long, or names a scheduler that is not served, is one that no scheduler
+tries: its scheduler does not run, or holds the pod back by a rule of its own.
+"""
+
+import math
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from allocator.rules.job import JobKey
+from allocator.rules.scheduled import lacks_other_than_chips, refused, verdict_on
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Stage
+from ascend.grammar import count
+from ascend.kube.objects import Condition, Pod
+
+UNTRIED_S: Final = 30.0
+"""How long after its creation was seen a pod without a verdict counts as one that is about to be tried."""
+ASKED_S: Final = 20.0
+"""How long after a scheduler has asked for a pod an unchanged verdict of before is in doubt."""
+RELEASED_S: Final = 12.0
+"""How long after its gang has released its seats a pod's verdict is in doubt: kube-scheduler tries it again after at
+most 10 s."""
+
+
+class Lacking(StrEnum):
+    """What a gang lacks."""
+
+    PODS = "pods"
+    """Pods, or the object that says how many start together."""
+
+    ADMISSION = "admission"
+    """Nothing but that the scheduling gates of its pods are removed."""
+
+    SCHEDULER = "scheduler"
+    """What its scheduler asks for besides chips; or nobody schedules its pods."""
+
+
+class Obstacle(NamedTuple):
+    """Why a gang can't start whatever chips are free.
+
+    Attributes:
+        lacking: what it lacks.
+        why: the same for people, a part of a sentence.
+    """
+
+    lacking: Lacking
+    why: str
+
+
+class Obstacles:
+    """Follows the verdicts on the pods that wait for chips.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations; its clock counts.
+
+    Attributes:
+        revision: changes with every verdict that counts.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self.revision = 0
+        self._jobs: dict[str, JobKey] = {}
+        self._refused: dict[JobKey, dict[str, Condition]] = {}
+        self._untried: dict[JobKey, dict[str, float]] = {}  # the first has waited longest
+        self._in_doubt: dict[str, tuple[Condition | None, float]] = {}
+        for pod in cluster.waiting:
+            self._applied(pod)
+        cluster.followers.add(self._applied, self._deleted)
+
+    def asked(self, pod: Pod) -> None:
+        """A scheduler asks where a pod may be: it passes the scheduler's own filters."""
+        self._untried.get(self._jobs.get(pod.uid, _NO_JOB), {}).pop(pod.uid, None)
+        self._doubt(pod, ASKED_S)
+
+    def released(self, job: Job) -> None:
+        """A gang has released its seats, beside which its pods may have been refused."""
+        for uid in self._refused.get(job.key, ()):
+            self._doubt(job.pods[uid], RELEASED_S)
+
+    def of(self, job: Job) -> Obstacle | None:
+        """What keeps a job from starting, apart from chips; None if nothing is known."""
+        missing = job.min_available - job.present
+        if self._cluster.jobs.lacks_group(job) or missing > job.gated:
+            return Obstacle(Lacking.PODS, f"{count(max(missing, 1), 'pod')} or its group do not exist")
+        if missing > 0:
+            return Obstacle(Lacking.ADMISSION, f"{count(job.gated, 'pod has', 'pods have')} scheduling gates")
+        now_s, spare = self._ledger.monotonic(), -missing
+        blocked = 0
+        for uid, verdict in self._refused.get(job.key, {}).items():
+            if self._counts(uid, verdict, now_s):
+                blocked += 1
+                if blocked > spare:
+                    return Obstacle(Lacking.SCHEDULER, refused(job.pods[uid], verdict))
+        for uid, since_s in self._untried.get(job.key, {}).items():
+            if now_s - since_s < UNTRIED_S:
+                break
+            blocked += 1
+            if blocked > spare:
+                return Obstacle(Lacking.SCHEDULER, _untried(job.pods[uid]))
+        return None
+
+    def of_pod(self, pod: Pod) -> Obstacle | None:
+        """The same for a pod that is placed by itself."""
+        key, now_s = self._jobs.get(pod.uid, _NO_JOB), self._ledger.monotonic()
+        verdict = self._refused.get(key, {}).get(pod.uid)
+        if verdict is not None and self._counts(pod.uid, verdict, now_s):
+            return Obstacle(Lacking.SCHEDULER, refused(pod, verdict))
+        if now_s - self._untried.get(key, {}).get(pod.uid, now_s) >= UNTRIED_S:
+            return Obstacle(Lacking.SCHEDULER, _untried(pod))
+        return None
+
+    def _counts(self, uid: str, verdict: Condition, now_s: float) -> bool:
+        """Whether a verdict is not in doubt, and no Binding of its pod is held or in flight."""
+        held = self._ledger.get(uid)
+        if held is not None and held.stage not in {Stage.PLANNED, Stage.RESERVED}:
+            return False
+        doubted, until_s = self._in_doubt.get(uid, (None, 0.0))
+        return doubted != verdict or now_s >= until_s
+
+    def _doubt(self, pod: Pod, for_s: float) -> None:
+        if pod.uid in self._jobs:
+            self.revision += 1
+            self._in_doubt[pod.uid] = verdict_on(pod), self._ledger.monotonic() + for_s
+
+    def _applied(self, pod: Pod) -> None:
+        verdict = verdict_on(pod)
+        key = self._cluster.jobs.job_of(pod).key if pod.waits_for_chips and not pod.is_terminating else None
+        if self._jobs.get(pod.uid, key) != key or key is None:
+            self._deleted(pod)
+        if key is None:
+            return
+        is_new = pod.uid not in self._jobs
+        self._jobs[pod.uid] = key
+        if verdict is None:
+            if is_new:
+                served = self._cluster.plain.schedulers
+                is_served = not served or pod.spec.scheduler_name in served
+                self._untried.setdefault(key, {})[pod.uid] = self._ledger.monotonic() if is_served else -math.inf
+            return
+        self._drop(self._untried, pod.uid)
+        if lacks_other_than_chips(verdict):
+            known = self._refused.setdefault(key, {})
+            self.revision += known.get(pod.uid) != verdict
+            known[pod.uid] = verdict
+        else:
+            self._drop(self._refused, pod.uid)
+
+    def _deleted(self, pod: Pod) -> None:
+        self._drop(self._untried, pod.uid)
+        self._drop(self._refused, pod.uid)
+        self._in_doubt.pop(pod.uid, None)
+        self._jobs.pop(pod.uid, None)
+
+    def _drop(self, pods: "dict[JobKey, dict[str, Condition]] | dict[JobKey, dict[str, float]]", uid: str) -> None:
+        key = self._jobs.get(uid, _NO_JOB)
+        of_job = pods.get(key)
+        if of_job is not None and uid in of_job:
+            self.revision += 1
+            del of_job[uid]
+            if not of_job:
+                del pods[key]
+
+
+_NO_JOB: Final = JobKey("", "", "")
+
+
+def _untried(pod: Pod) -> str:
+    name = pod.spec.scheduler_name or "its scheduler"
+    return f"no scheduler tries pod {pod.key}: {name} does not run, or holds the pod back"
