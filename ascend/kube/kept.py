@@ -40,8 +40,8 @@ MOST_LABELS: Final = 64
 """Labels of a pod; beyond it only those that are read by their keys count."""
 MOST_ENTRIES: Final = 64
 """Entries of node selectors, volumes, conditions, statuses, environments and resources of the maker."""
-MOST_CONTAINERS: Final = 256
-"""Containers of a pod; beyond it only those that request devices count."""
+MOST_CONTAINERS: Final = 64
+"""Containers of a pod; beyond it only as many that request chips, vNPUs or AI cores, or name devices of their own."""
 
 _SHOWN: Final = 100
 _VENDOR: Final = "huawei.com/"

@@ -8,6 +8,7 @@ object back. Of pods, whose authors share the memory of the programs, only so mu
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -128,7 +129,8 @@ class Resources(msgspec.Struct, rename="camel", frozen=True, gc=False):
         if self.limits:
             _keep(self, "limits", kept_quantities(self.limits))
         if self.requests:
-            _keep(self, "requests", kept_quantities(self.requests))
+            kept = kept_quantities(self.requests)
+            _keep(self, "requests", self.limits if kept == self.limits else kept)
 
 
 INDEX_VARIABLES = ("VC_TASK_INDEX", "JOB_COMPLETION_INDEX")
@@ -238,6 +240,11 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
         return (quantity != "0" and whole_number(quantity) != 0) or bool(self.vnpus) or bool(self.cores)
 
     @property
+    def weight(self) -> tuple[bool, int]:
+        """By how much it raises what its pod needs: the chips of a regular init container are reused by the next ones."""
+        return self.restart_policy == "Always", whole_number(self._quantity) or 0
+
+    @property
     def _quantity(self) -> str:
         return self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
 
@@ -291,9 +298,11 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
 
 def _first(containers: tuple[Container, ...]) -> tuple[Container, ...]:
-    """Of too many containers the first ones, and all that request devices."""
-    kept = (each for at, each in enumerate(containers) if at < MOST_CONTAINERS or each.requests_devices)
-    return tuple(kept)
+    """Of too many containers the first ones, and as many others that request chips or name devices: the largest."""
+    others = [each for each in containers[MOST_CONTAINERS:] if each.requests_chips or each.own_devices]
+    if len(others) > MOST_CONTAINERS:
+        others = nlargest(MOST_CONTAINERS, others, key=lambda each: each.weight)
+    return (*containers[:MOST_CONTAINERS], *others)
 
 
 class ContainerStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):

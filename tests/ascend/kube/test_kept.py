@@ -21,6 +21,7 @@ import device_plugin
 import npuctl
 from allocator.rules.job_kinds import MARKS
 from allocator.rules.job_settings import DECIDING
+from allocator.rules.own_devices import named_devices
 from allocator.state.jobs import SETTINGS as OF_JOBS
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PLACEMENT_GATE, RANK, REAL
 from ascend.chips import RESOURCE
@@ -30,13 +31,19 @@ from ascend.kube.job_objects import JobSet, KubeflowJob, RayCluster, VolcanoJob
 from ascend.kube.objects import KubeObject, Pod
 from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet
 from ascend.pod_devices import read_held
+from ascend.slices import ContainerRequest
+from ascend.visible_devices import VISIBLE_DEVICES
 from tests.allocator.builders import GROUP, World, node, pod
 
 FAT = 400_000
 """Bytes of an object in etcd: 1.5 MB at most."""
 MOST_KEPT = 60_000
+MOST_CHIPS = 64
+"""Of a node; more are requested in vain."""
 
 Json = dict[str, Any]
+
+ONE: Json = {"limits": {RESOURCE: "1"}}
 
 
 def fat_pod(**parts: Json) -> Json:
@@ -81,6 +88,12 @@ PODS: dict[str, Json] = {
     ),
     "claim": fat_pod(spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c" * FAT}}]}),
     "containers": fat_pod(spec={"containers": [{"name": f"c{n}", "image": "x"} for n in range(FAT // 30)]}),
+    "containers with devices": fat_pod(
+        spec={"containers": [{"name": f"c{n}", "resources": ONE | {"requests": ONE["limits"]}} for n in range(FAT // 99)]}
+    ),
+    "init containers that name devices": fat_pod(
+        spec={"initContainers": [{"name": f"c{n}", "env": [{"name": VISIBLE_DEVICES}]} for n in range(FAT // 60)]}
+    ),
     "init containers": fat_pod(spec={"initContainers": [{"name": f"c{n}", "image": "x"} for n in range(FAT // 30)]}),
     "environment": of_container(env=[{"name": f"VARIABLE_{n}", "value": "x"} for n in range(FAT // 30)]),
     "index variables": of_container(env=[{"name": "VC_TASK_INDEX", "value": str(n)} for n in range(FAT // 30)]),
@@ -138,6 +151,10 @@ def test_little_is_kept_of_an_object_of_a_job_that_is_fat_by(field: str) -> None
     assert kept_bytes(*OF_JOB[field]) < MOST_KEPT
 
 
+def by_count(ask: ContainerRequest) -> int:
+    return -ask.count
+
+
 def decoded(manifest: Json) -> Pod:
     return msgspec.json.decode(json.dumps(manifest).encode(), type=Pod)
 
@@ -151,6 +168,13 @@ def test_what_is_left_out_of_a_fat_pod_does_not_make_it_fit_more() -> None:
     chips = {"name": "last", "resources": {"limits": {RESOURCE: "2"}}}
     containers = [*({"name": f"c{n}"} for n in range(1000)), chips]
     assert [each.count for each in decoded(fat_pod(spec={"containers": containers})).container_requests] == [2]
+    more = [{"name": f"d{n}", "resources": ONE} for n in range(1000)]
+    (largest, *_) = sorted(decoded(fat_pod(spec={"initContainers": [*more, chips]})).container_requests, key=by_count)
+    assert largest.count == 2
+    assert sum(ask.count for ask in decoded(fat_pod(spec={"containers": more})).container_requests) > MOST_CHIPS
+    naming = [*({"name": f"c{n}"} for n in range(1000)), {"name": "last", "env": [{"name": VISIBLE_DEVICES}]}]
+    for kind in ("containers", "initContainers"):
+        assert "container last sets " in "".join(named_devices(decoded(fat_pod(spec={kind: naming}))))
     resources = {f"huawei.com/r{n}": "1" for n in range(1000)} | {RESOURCE: "2"}
     assert decoded(of_container(resources={"limits": resources})).spec.containers[0].chips == 2
     with pytest.raises(InvalidValue, match=r"container c: .* is not a whole number of chips"):
