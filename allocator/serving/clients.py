@@ -46,6 +46,10 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         """The lifetimes of the certificates that allowed clients of HTTP have last presented, by their names."""
         return {name: Validity.of_peer(certificate) for name, certificate in self._presented.items()}
 
+    def knows(self, certificate: Mapping[str, Any] | None) -> bool:
+        """Whether a verified certificate, or None, is that of an allowed client."""
+        return not self._names.isdisjoint(_names(certificate))
+
     def http(self, *, also_anonymous: bool = False) -> Middleware:
         """A middleware that rejects all other clients.
 
@@ -55,9 +59,9 @@ class AllowedClients(grpc.aio.ServerInterceptor):
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
+            certificate: Any = request.transport.get_extra_info("peercert") if request.transport is not None else None
             if certificate or not also_anonymous:
-                names = {name for _, name in (certificate or {}).get("subjectAltName", ())}
+                names = _names(certificate)
                 refusal = self._refusal(names)
                 if refusal is None:
                     self._presented.update(dict.fromkeys(names & self._names, certificate))
@@ -116,3 +120,7 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         return Refusal(
             Reason.CLIENT_NOT_ALLOWED, f"the client presents {shown}; {self._setting} lists the allowed clients"
         )
+
+
+def _names(certificate: Mapping[str, Any] | None) -> set[str]:
+    return {name for _, name in (certificate or {}).get("subjectAltName", ())}

@@ -58,8 +58,8 @@ class Ports:
         self.webhooks, self.probes = self.calls, self.calls
         names = settings.webhook_client_names
         self._webhooks_verify = ssl.CERT_REQUIRED if names else ssl.CERT_NONE
+        self._callers = callers = AllowedClients(frozenset(names), "webhook_client_names") if names else None
         if settings.webhook_address:
-            callers = AllowedClients(frozenset(names), "webhook_client_names") if names else None
             self.webhooks = _application(callers.http() if callers is not None else None)
         if settings.probe_address:
             self.probes = _application()
@@ -83,17 +83,25 @@ class Ports:
         settings, found, bodies = self._settings, dict[str, str](), Bodies()
 
         async def add(
-            name: str, app: web.Application, address: str, verify: ssl.VerifyMode | None, within: Limits
+            name: str,
+            app: web.Application,
+            address: str,
+            verify: ssl.VerifyMode | None,
+            within: Limits,
+            *,
+            clients: AllowedClients | None = None,
         ) -> None:
             tls = self.certificates.http(verify) if self.certificates is not None and verify is not None else None
-            served = serve_http(app, address, tls=tls, limits=within, refusals=refusals, bodies=bodies)
+            knows = clients.knows if clients is not None else bool
+            served = serve_http(app, address, tls=tls, knows=knows, limits=within, refusals=refusals, bodies=bodies)
             found[name] = await stack.enter_async_context(served)
 
         is_closed = bool(settings.client_names) and not settings.insecure_anyone_may_bind_pods
         calls = limits.CALLS if is_closed else limits.OPEN_CALLS
-        await add(CALLS, self.calls, settings.extender_address, self._calls_verify, calls)
+        await add(CALLS, self.calls, settings.extender_address, self._calls_verify, calls, clients=self.clients)
         if settings.webhook_address:
-            await add(WEBHOOKS, self.webhooks, settings.webhook_address, self._webhooks_verify, limits.CALLS)
+            verify = self._webhooks_verify
+            await add(WEBHOOKS, self.webhooks, settings.webhook_address, verify, limits.CALLS, clients=self._callers)
         if settings.probe_address:
             # With TLS, although a kubelet does not verify it: metrics name the namespaces of tenants.
             await add(PROBES, self.probes, settings.probe_address, ssl.CERT_NONE, limits.PROBES)

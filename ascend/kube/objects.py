@@ -241,7 +241,7 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     @property
     def weight(self) -> tuple[bool, int]:
-        """By how much it raises what its pod needs: the chips of a regular init container are reused by the next ones."""
+        """By how much it raises what its pod needs: chips of a regular init container are reused by the next ones."""
         return self.restart_policy == "Always", whole_number(self._quantity) or 0
 
     @property

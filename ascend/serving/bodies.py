@@ -1,7 +1,8 @@
 """Reads the bodies of requests within a size by path, a time, and a number of bytes over all connections.
 
 If there are too many bytes, the address that has most of them loses a body that is still arriving; a caller that has
-few is read. Callers with a verified certificate come before all others, and have a quarter of the bytes for themselves.
+few is read. Callers with the certificate of an allowed client come before all others, and have a quarter of the bytes
+for themselves.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from ascend.serving.counts import Cause
 from ascend.serving.limits import BODIES_BYTES
 
 _STRANGERS: Final = 0.75
-"""The share of the bytes that callers without a verified certificate may have."""
+"""The share of the bytes that callers without the certificate of an allowed client may have."""
 
 LARGE_BYTES: Final = 256 << 10
 """A larger body waits for its turn before it is decoded, if decoding it may take long."""
@@ -49,7 +50,7 @@ class Body:
     """A body that arrives or has arrived.
 
     Attributes:
-        address: of the caller; empty for all that have a verified certificate.
+        address: of the caller; empty for all that have the certificate of an allowed client.
         size: the bytes that have arrived.
         deadline: ends the reading; None before it has begun.
         refused: why it was ended; None if it was not.

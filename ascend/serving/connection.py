@@ -45,7 +45,7 @@ class Connection(web.RequestHandler):
         phase: what it waits for.
         ticks: for how many ticks of its port.
         waits_for_client: whether the client has to act; an answer is not being worked out, or just being sent.
-        verified: whether the client has a certificate that was verified.
+        verified: whether the client has a verified certificate of a client that the port knows.
         answered: how many requests were answered.
         body: the body of the present request; None before it is read.
         broken: whether it sent what is no request, so that nothing more is read.
@@ -94,7 +94,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin: the TLS handshake is done, if there is one."""
         self.wire = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
-        self.verified = bool(transport.get_extra_info("peercert"))
+        self.verified = self.port.knows(transport.get_extra_info("peercert"))
         self.enter(Phase.HEADER)
         super().connection_made(transport)
         self.port.met(self)

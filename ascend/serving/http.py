@@ -14,7 +14,7 @@ from ascend.serving.bodies import LARGE_BYTES, Bodies, Body, BodyRefused, length
 from ascend.serving.connection import Connection, Phase
 from ascend.serving.counts import Cause, Refusals
 from ascend.serving.limits import PROBES, Limits
-from ascend.serving.port import BACKLOG, Port
+from ascend.serving.port import BACKLOG, Knows, Port
 
 
 @asynccontextmanager
@@ -23,6 +23,7 @@ async def serve_http(
     address: str,
     *,
     tls: ssl.SSLContext | None = None,
+    knows: Knows = bool,
     limits: Limits = PROBES,
     refusals: Refusals | None = None,
     bodies: Bodies | None = None,
@@ -33,6 +34,7 @@ async def serve_http(
         app: the application.
         address: host and port, as for ``split_address``.
         tls: the certificates; None for plain text.
+        knows: whether a verified certificate is that of a client that comes before others; by default each is.
         limits: of connections and times.
         refusals: counts who is refused; the process has one.
         bodies: the bodies of the process.
@@ -45,7 +47,7 @@ async def serve_http(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - it is set up
-    port = Port(runner.server, limits, refusals or Refusals(), bodies or Bodies(), tls)
+    port = Port(runner.server, limits, refusals or Refusals(), bodies or Bodies(), tls=tls, knows=knows)
     try:
         try:
             listening = await _listen(host, number)

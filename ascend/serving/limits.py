@@ -18,9 +18,9 @@ class Limits:
     Times are counted in ticks of the event loop, so that a stalled process does not blame its clients.
 
     Attributes:
-        connections: the most connections of clients without a verified certificate.
+        connections: the most connections of clients without the certificate of an allowed one.
         per_address: the most of these from one IPv4 address or one IPv6 network of 64 bits.
-        verified: the most connections of clients with a verified certificate.
+        verified: the most connections of clients with such a certificate.
         replaced: how many connections new ones of an address may replace in a tick; more cost too much time.
         spare_descriptors: the file descriptors that connections leave for other uses.
         handshake_s: the time for a TLS handshake, in seconds.

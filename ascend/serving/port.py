@@ -13,9 +13,9 @@ import resource
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
@@ -23,6 +23,8 @@ from ascend.serving.bodies import Bodies
 from ascend.serving.connection import Connection, Phase
 from ascend.serving.counts import Cause, Refusals
 from ascend.serving.limits import Limits
+
+Knows: TypeAlias = Callable[[Mapping[str, Any] | None], bool]
 
 BACKLOG: Final = 4096
 """So many connections wait to be accepted; in a flood one that finds no place tries again only after a second."""
@@ -47,12 +49,21 @@ class Port:
         refusals: counts who is refused.
         bodies: the bodies of the process.
         tls: the certificates; None for plain text.
+        knows: whether a verified certificate, or None, is that of a client that comes before others.
     """
 
     def __init__(
-        self, server: web.Server, limits: Limits, refusals: Refusals, bodies: Bodies, tls: ssl.SSLContext | None
+        self,
+        server: web.Server,
+        limits: Limits,
+        refusals: Refusals,
+        bodies: Bodies,
+        *,
+        tls: ssl.SSLContext | None,
+        knows: Knows,
     ) -> None:
         self.server = server
+        self.knows = knows
         self.limits = limits
         self.refusals = refusals
         self.bodies = bodies

@@ -6,6 +6,8 @@ import shutil
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +17,11 @@ import pytest
 from grpc_status import rpc_status
 
 from allocator.serving import ports
+from ascend.addresses import split_address
 from ascend.daemon.certificates import Certificates, TlsFiles
 from ascend.errors import InvalidValue
 from ascend.kube.trust import trusting
+from ascend.serving import limits
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from sandbox.apiserver import ApiServer
@@ -119,6 +123,27 @@ async def test_nothing_is_read_of_a_client_without_a_certificate(tmp_path: Path,
         assert (await call_http(allocator, authority, None, "/metrics"))[0] == 200
         for address in (allocator.app.webhook_address, allocator.app.probe_address):
             assert (await call_at(address, authority, allowed, "/scheduler/bind"))[0] == 404
+
+
+async def test_a_certificate_with_another_name_counts_among_strangers(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALLS", replace(limits.CALLS, per_address=4, header_s=60.0))
+    allowed, other = authority.sign("allowed", f"URI:{ALLOWED}"), authority.sign("other", "DNS:other")
+    context = trusting(authority.cert)
+    context.load_cert_chain(other.cert, other.key)
+    async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
+        host, port = split_address(allocator.app.extender_address)
+        opened = [await asyncio.open_connection(host, port, ssl=context) for _ in range(7)]
+        try:
+            async with asyncio.timeout(10):
+                for reader, _ in opened[:3]:
+                    with suppress(ConnectionError):
+                        assert await reader.read() == b""
+            assert (await call_http(allocator, authority, allowed))[0] == 200
+        finally:
+            for _, writer in opened:
+                writer.transport.abort()
 
 
 async def test_a_certificate_for_servers_is_none_for_clients(tmp_path: Path, authority: Authority) -> None:

@@ -89,7 +89,9 @@ PODS: dict[str, Json] = {
     "claim": fat_pod(spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c" * FAT}}]}),
     "containers": fat_pod(spec={"containers": [{"name": f"c{n}", "image": "x"} for n in range(FAT // 30)]}),
     "containers with devices": fat_pod(
-        spec={"containers": [{"name": f"c{n}", "resources": ONE | {"requests": ONE["limits"]}} for n in range(FAT // 99)]}
+        spec={
+            "containers": [{"name": f"c{n}", "resources": ONE | {"requests": ONE["limits"]}} for n in range(FAT // 99)]
+        }
     ),
     "init containers that name devices": fat_pod(
         spec={"initContainers": [{"name": f"c{n}", "env": [{"name": VISIBLE_DEVICES}]} for n in range(FAT // 60)]}
