@@ -299,7 +299,11 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
 def _first(containers: tuple[Container, ...]) -> tuple[Container, ...]:
     """Of too many containers the first ones, and as many others that request chips or name devices: the largest."""
-    others = [each for each in containers[MOST_CONTAINERS:] if each.requests_chips or each.own_devices]
+    others = [
+        each
+        for each in containers[MOST_CONTAINERS:]
+        if each.own_devices or (each.requests_devices and each.requests_chips)
+    ]
     if len(others) > MOST_CONTAINERS:
         others = nlargest(MOST_CONTAINERS, others, key=lambda each: each.weight)
     return (*containers[:MOST_CONTAINERS], *others)

@@ -127,7 +127,7 @@ def admission_review(data: bytes) -> None:
         review = msgspec.json.decode(data, type=webhook._Review).request
         with suppress(*UNREADABLE):
             binding = msgspec.json.decode(review.object, type=webhook._Binding)
-            webhook._patch(review.object, {annotations.ALLOCATED: "Ascend910-0", binding.name: binding.target.name})
+            webhook._patch(binding.metadata, {annotations.ALLOCATED: "Ascend910-0", "target": binding.target.name})
         pod = webhook._with_name(msgspec.json.decode(review.object, type=Pod), review)
     except UNREADABLE:
         return

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from hypothesis import settings
+from hypothesis import given, settings, strategies
 
+from allocator.serving import webhook
 from allocator.serving.webhook import MOST_VALUES
 from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, FENCE, PREDICATE_TIME
@@ -374,17 +375,56 @@ async def test_devices_that_a_pod_names_itself_are_a_warning(allocator: Allocato
     assert by_node.startswith("its node was named by hand (spec.nodeName: n1)")
 
 
-@pytest.mark.parametrize("webhook", ["pods", "bindings"])
-async def test_a_body_of_many_tiny_values_is_not_decoded(allocator: Allocator, webhook: str) -> None:
-    url = f"http://{allocator.app.webhook_address}/webhook/{webhook}"
+async def test_a_pod_of_many_tiny_values_is_not_decoded(allocator: Allocator) -> None:
+    url = f"http://{allocator.app.webhook_address}/webhook/pods"
     body = b'{"request": {"uid": "a", "object": {"spec": {"containers": [%s]}}}}'
-    small, many = (body % (b"{}," * number) for number in (9, MOST_VALUES))
+    small, many, texts = body % (b"{}," * 9), body % (b"{}," * MOST_VALUES), body % (b'"",' * 300_000)
     async with aiohttp.ClientSession() as http:
-        async with http.post(url, data=many) as response:
-            assert response.status == 413
-            assert "more than 50,000 values" in await response.text()
+        for refused in (many, texts):
+            async with http.post(url, data=refused) as response:
+                assert response.status == 413
+                assert "more than 100,000 values" in await response.text()
         async with http.post(url, data=small) as response:
             assert response.status == 400  # it is decoded: a comma too many
+
+
+LISTED = '[{,\\"' * 40_000
+"""A text with more separators than a pod may have values."""
+
+
+async def test_separators_within_texts_are_no_values(allocator: Allocator) -> None:
+    manifest = pod_manifest("many", 17)
+    manifest["spec"]["containers"][0]["args"] = [LISTED, "\\"]
+    assert not (await review(allocator, "pods", manifest))["allowed"]  # it is read: no server has 17 chips
+
+
+async def test_a_binding_may_have_copies_of_all_annotations_of_its_pod(allocator: Allocator) -> None:
+    await allocator.node("n1")
+    pod = await allocator.pod("train", 2)
+    copied = {"list": LISTED[:250_000], **{f"key-{number}": "" for number in range(20_000)}}
+    metadata = {"name": "train", "namespace": "default", "uid": pod["metadata"]["uid"], "annotations": copied}
+    binding = {"metadata": metadata, "target": {"kind": "Node", "name": "n1"}}
+    answer = await review(allocator, "bindings", binding)
+    given = json_patch(binding, json.loads(base64.b64decode(answer["patch"])))["metadata"]["annotations"]
+    assert given.keys() >= copied.keys() | {ALLOCATED}
+
+
+json_values = strategies.recursive(
+    strategies.none() | strategies.integers() | strategies.text('",[{\\]}x\u00e9\n'),
+    lambda inner: strategies.lists(inner) | strategies.dictionaries(strategies.text('",[{\\x'), inner),
+    max_leaves=20,
+)
+
+
+def number_of(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(number_of, inner))
+
+
+@given(value=json_values, escaped=strategies.booleans())
+async def test_values_are_counted_whatever_their_texts_have(value: object, escaped: bool) -> None:  # noqa: FBT001
+    found = webhook._separators(webhook._without_strings(json.dumps(value, ensure_ascii=escaped).encode()))
+    assert number_of(value) - 1 <= found <= 2 * number_of(value)
 
 
 @pytest.mark.parametrize("path", ["bindings", "pods"])
