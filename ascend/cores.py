@@ -64,6 +64,11 @@ class Cut(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{self.chip}-{self.template}"
 
     @property
+    def cores(self) -> int:
+        """Its AI cores."""
+        return self.size.cores
+
+    @property
     def size(self) -> Template:
         """What it takes of the chip."""
         return TEMPLATES[self.template]

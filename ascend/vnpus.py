@@ -63,6 +63,11 @@ class Vnpu(msgspec.Struct, frozen=True, order=True, gc=False):
         return resource_of(self.suffix)
 
     @property
+    def cores(self) -> int:
+        """Its AI cores."""
+        return int(self.suffix.partition("c")[0])
+
+    @property
     def name(self) -> str:
         """Its name on the wire: ``Ascend910-2c-100-1``."""
         return f"{NAME_PREFIX}{self.suffix}-{self.vdev_id}-{self.chip}"

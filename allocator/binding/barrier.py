@@ -238,7 +238,7 @@ class Barrier:
         return any(self._gangs.awaits_victims(pod, assembly.job) for pod in assembly.job.pods.values())
 
     def _missing(self, job: Job) -> int:
-        return job.min_available - (job.present - job.size) - job.ended - len(self._ledger.held(job.key.plan))
+        return job.needed - job.ended - len(self._ledger.held(job.key.plan))
 
     def _order(self, job: Job) -> tuple[bool, int, str, JobKey]:
         """The order among stuck gangs: the last ones give up."""

@@ -153,7 +153,7 @@ class BacklogReader:
         job = gang.job
         if self._cluster.jobs.lacks_group(job) or job.present < job.min_available:
             return WaitingFor.PODS
-        needed = max(1, job.min_available - job.placed_beside("") - (job.present - job.size))
+        needed = max(1, job.needed - job.placed_beside(""))
         verdicts = {self._verdict(kind, min(number, needed)) for kind, number in gang.kinds.items()}
         return max(verdicts, key=_WORSE.index)
 

@@ -2,25 +2,32 @@
 
 The policy that places gangs is tried on the cluster as it would be without pods of lower priority (``trial.py``): first
 without all of them, to know whether preemption helps; then without those up to the lowest priority that is enough. Of
-these, nodes are cleared one after the other, the one with the fewest ending pods per seat first, until the gang fits;
-at last every pod that can stay is reprieved, the most important first. A pod of a running gang counts as its whole
-gang, because a gang that loses a pod can't work.
+these, nodes are cleared one after the other, the one with the least work that ends per seat first, until the gang fits;
+at last everything that can stay is reprieved, the most important first. What ends is compared as for a pod alone
+(``allocator/rules/victims.py``).
 
 Nodes where this violates a PodDisruptionBudget are cleared last, and their pods reprieved first, whatever the priority
 of the other pods: kube-scheduler compares the violations of two nodes before the priorities, too.
 """
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from allocator.decision.trial import Trial, Unit
 from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import capacity
+from allocator.rules.victims import Occupant, cost, least_important_first
 from allocator.state.reservation import Seat
 from allocator.state.switches import SwitchView
 from ascend.errors import Refusal
+
+_Price: TypeAlias = tuple[bool, float, float, float, str]
+"""What a further seat costs: whether it violates a PodDisruptionBudget, the work that ends, how important that is, the
+number of pods; and its node."""
 
 
 class Fitting:
@@ -43,9 +50,15 @@ class Fitting:
         """Whether it fits."""
         return not isinstance(await self.seats(), Refusal)
 
+    def missing(self, request: ChipRequest) -> int:
+        """About how many seats it lacks: by the number of pods with this request that fit on each node."""
+        members, buckets = len(self._gang.members), self._trial.index.buckets_of(self._gang.candidates)
+        room = sum(nodes * capacity(bucket.vacancy, request)[0] for bucket, nodes in buckets)
+        return members - room if room < members else members
+
 
 async def clear(fitting: Fitting, trial: Trial, request: ChipRequest, disrupted: Collection[str]) -> None:
-    """Let units end so that the gang fits: the least important, and as few as possible.
+    """Let pods end so that the gang fits: the least work, and the least important.
 
     Args:
         fitting: the gang.
@@ -59,74 +72,90 @@ async def clear(fitting: Fitting, trial: Trial, request: ChipRequest, disrupted:
     if await fitting.check():
         return
     units = list(trial.units.values())
-    await trial.end(units)
+    await trial.end(_pods(units))
     seats = await fitting.seats()
     if isinstance(seats, Refusal):
         raise Refusal(seats.reason, f"{seats.message}; also without the pods of lower priority")
     shielded = {unit for unit in units if unit.occupants.keys() & disrupted} or set(units)
-    for highest in sorted({unit.priority for unit in shielded}):
-        await trial.restore(trial.gone)
-        pool = [unit for unit in units if unit.priority <= highest or unit not in shielded]
+    pool = units
+    for highest in sorted({unit.work.priority for unit in shielded}):
+        await trial.restore(_pods(pool))
+        pool = [unit for unit in units if unit.work.priority <= highest or unit not in shielded]
         await trial.turn.share()
-        await trial.end(pool)
+        await trial.end(_pods(pool))
         if await fitting.check():
             break
-    await trial.restore(pool)
+    await trial.restore(_pods(pool))
     await _end_cheapest(fitting, trial, pool, request, disrupted)
-    await _reprieve(fitting, trial, sorted(trial.gone, key=lambda unit: (unit not in shielded, *_importance(unit))))
+    lost = sorted(trial.gone, key=lambda unit: (unit not in shielded, *_importance(unit)))
+    await _reprieve(fitting, trial, [list(unit.ended.values()) for unit in lost])
+
+
+def _pods(units: Iterable[Unit]) -> list[Occupant]:
+    return [pod for unit in units for pod in unit.pods]
 
 
 async def _end_cheapest(
     fitting: Fitting, trial: Trial, pool: list[Unit], request: ChipRequest, disrupted: Collection[str]
 ) -> None:
-    """Clear nodes until the gang fits, the one with the fewest ending pods per seat first."""
+    """Let pods end on one node after the other until the gang fits: first where the least work ends per seat."""
+    allowed, missing = set(pool), fitting.missing(request)
 
-    def price(node: str) -> tuple[bool, float, int, str] | None:
-        ending = [unit for unit in trial.units_on(node) if unit in allowed and not trial.is_gone(unit)]
-        gain = trial.capacity(node, request, ending) - trial.capacity(node, request) if ending else 0
-        if gain <= 0:
+    def price(node: str) -> _Price | None:
+        victims = trial.cheapest(node, request, allowed)
+        if not victims:
             return None
-        pods, total = sum(unit.pods for unit in ending), sum(unit.total for unit in ending)
-        return node in disrupted, pods / gain, total, node
+        more = trial.capacity(node, request, trial.ending_with(victims)) - trial.capacity(node, request)
+        gain, (_, size, importance, pods) = min(more, missing), cost(victims)
+        return node in disrupted, size / gain, importance / gain, pods / gain, node
 
-    allowed = set(pool)
-    heap: list[tuple[bool, float, int, str]] = []
-    for node in trial.nodes_of(pool):
-        if (found := price(node)) is not None:
-            heap.append(found)
+    heap: list[_Price] = []
+    for node in {node for unit in pool for node in unit.occupants}:
+        heap += filter(None, [price(node)])
         await trial.turn.share()
     heapq.heapify(heap)
     while heap:
         await trial.turn.share()
-        cost = heapq.heappop(heap)
-        node = cost[3]
-        now = price(node)
-        if now != cost:
-            if now is not None:
-                heapq.heappush(heap, now)
-            continue
-        ending = [unit for unit in trial.units_on(node) if unit in allowed]
-        await trial.end(ending)
-        if await fitting.check():
-            return
-        # Other nodes are cheaper now, because pods of a gang on them have ended; an older entry is moved.
-        for found in filter(None, map(price, trial.nodes_of(ending) - {node})):
+        cheapest = heapq.heappop(heap)
+        node = cheapest[-1]
+        changed = {node}
+        if price(node) == cheapest:
+            pods = trial.ending_with(trial.cheapest(node, request, allowed))
+            await trial.end(pods)
+            missing = fitting.missing(request)
+            if await fitting.check():
+                return
+            # Other nodes are cheaper now, because pods of a gang on them have ended; an older entry is moved.
+            changed |= trial.nodes_of(pods)
+        for found in filter(None, map(price, changed)):
             heapq.heappush(heap, found)
-    await trial.end(pool)
+    await trial.end([pod for unit in pool for pod in unit.pods if pod.uid not in unit.ended])
 
 
-async def _reprieve(fitting: Fitting, trial: Trial, units: list[Unit]) -> None:
-    """Let all units stay that can, the first ones rather than the last ones."""
-    await trial.restore(units)
+async def _reprieve(fitting: Fitting, trial: Trial, losses: list[list[Occupant]]) -> None:
+    """Let all pods stay that can, those of the first losses rather than those of the last ones.
+
+    Args:
+        fitting: the gang.
+        trial: the cluster.
+        losses: the pods that have ended of each unit.
+    """
+    pods = [pod for loss in losses for pod in loss]
+    await trial.restore(pods)
     if await fitting.check():
         return
-    await trial.end(units)
-    if len(units) > 1:
-        half = len(units) // 2
-        await _reprieve(fitting, trial, units[:half])
-        await _reprieve(fitting, trial, units[half:])
+    await trial.end(pods)
+    if len(losses) > 1:
+        half = len(losses) // 2
+        await _reprieve(fitting, trial, losses[:half])
+        await _reprieve(fitting, trial, losses[half:])
+    elif len(pods) > 1 and (unit := trial.units[pods[0].group]).work.spare:
+        await _reprieve(fitting, trial, [[pod] for pod in reversed(least_important_first(pods))])
+        if len(unit.ended) > unit.work.spare:  # it can't go on, so the others may have its chips
+            await trial.end([pod for pod in pods if pod.uid not in unit.ended])
 
 
 def _importance(unit: Unit) -> tuple[int, int, int, str]:
-    """The sort key, the most important first: by priority, number of pods, sum of priorities; then the older ones."""
-    return -unit.priority, -unit.pods, -unit.total, unit.since
+    """The sort key, the most important first: by priority, work and pods that end; then the older ones."""
+    size, pods = unit.loss
+    return -unit.work.priority, -size, -pods, min(each.since for each in unit.ended.values())

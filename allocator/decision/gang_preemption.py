@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from allocator.decision.gang_victims import ChangedError, GangVictims, Place, Plan, RetryError
+from allocator.decision.occupants import Occupants
 from allocator.decision.offered_nodes import OfferedNodes
 from allocator.decision.victim_set import Suggestion
 from allocator.gangs.gangs import Gangs
@@ -63,17 +64,26 @@ class GangPreemption:
         cluster: nodes, pods and jobs.
         ledger: the reservations and promises.
         gangs: what is placed, and the policy.
+        occupants: reads what pods hold.
         due_s: until when chips are kept whose holders have to end first.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, gangs: Gangs, due_s: Callable[[Iterable[str]], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        gangs: Gangs,
+        occupants: Occupants,
+        due_s: Callable[[Iterable[str]], float],
+    ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._gangs = gangs
+        self._occupants = occupants
         self._due_s = due_s
         self._lock = asyncio.Lock()
         self._offered = OfferedNodes(ledger, gangs.turns)
-        self._victims = GangVictims(cluster, ledger, gangs, self._offered, due_s)
+        self._victims = GangVictims(cluster, ledger, gangs, occupants, self._offered, due_s=due_s)
         self._plans: dict[str, Plan] = {}
         self._useless: dict[str, tuple[tuple[int, frozenset[str]], float, Refusal]] = {}
         self._evictions: dict[str, _Eviction] = {}
@@ -219,11 +229,12 @@ class GangPreemption:
     def remaining(self, place: Place) -> list[Occupant]:
         """The victims of a place that have not ended yet."""
         record = self._cluster.nodes.get(place.node)
-        holdings = record.holdings if record is not None else {}
+        if record is None:
+            return []
         return [
-            Occupant.of(pod, holdings[uid].chips, holdings[uid].counted)
+            self._occupants.of(pod, record, holding)
             for uid in sorted(place.victims)
-            if uid in holdings and (pod := self._cluster.pods.get(uid)) is not None
+            if (holding := record.holdings.get(uid)) is not None and (pod := self._cluster.pods.get(uid)) is not None
         ]
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from allocator.decision.clearing import Fitting, clear
+from allocator.decision.occupants import Occupants
 from allocator.decision.offered_nodes import OfferedNodes
 from allocator.decision.trial import Trial
 from allocator.decision.victim_set import NEVER, Suggestion
@@ -82,6 +83,7 @@ class GangVictims:
         cluster: nodes, pods and jobs.
         ledger: the reservations and promises.
         gangs: what is placed, and the policy.
+        occupants: reads what pods hold.
         offered: where each pod may be.
         due_s: until when chips are kept whose holders have to end first.
     """
@@ -91,12 +93,15 @@ class GangVictims:
         cluster: Cluster,
         ledger: Ledger,
         gangs: Gangs,
+        occupants: Occupants,
         offered: OfferedNodes,
+        *,
         due_s: Callable[[Iterable[str]], float],
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._gangs = gangs
+        self._occupants = occupants
         self._offered = offered
         self._due_s = due_s
 
@@ -153,7 +158,7 @@ class GangVictims:
     def missing(self, job: Job) -> int:
         """How many more pods of a gang have to be bound, or their Bindings held, until it may start."""
         passed = job.placed_beside("") - self._ledger.unused(job.key.plan) + job.ended
-        return job.min_available - (job.present - job.size) - passed
+        return job.needed - passed
 
     def _members(self, pod: Pod, request: ChipRequest, job: Job) -> list[tuple[Pod, ChipRequest]]:
         """The pods that need a seat beside those whose Bindings are held, as far as their scheduler has tried them.
@@ -207,7 +212,14 @@ class GangVictims:
         waiting = [pod, *(each for each in job.pods.values() if each.waits_for_chips)]
         priority = min(each.priority for each in waiting)
         never = any(each.spec.preemption_policy == NEVER for each in waiting)
-        trial = Trial(self._cluster, self._ledger, owner=job.key.plan, priority=priority, terminating_only=never)
+        trial = Trial(
+            self._cluster,
+            self._ledger,
+            self._occupants,
+            owner=job.key.plan,
+            priority=priority,
+            terminating_only=never,
+        )
         version, held = job.version, self._offered.held(job)
         await trial.read(nodes)
         steps = self._gang(nodes, pod, request, job, is_disrupting=bool(disrupted))
@@ -224,7 +236,7 @@ class GangVictims:
             chips[seat.node] |= seat.take.chip_set
         victims = await self._needed_victims(trial, chips)
         ending = {uid for each in victims.values() for uid in each}
-        if isinstance(gang.switches, SwitchView) and any(unit.uids.isdisjoint(ending) for unit in trial.gone):
+        if isinstance(gang.switches, SwitchView) and any(ending.isdisjoint(unit.uids) for unit in trial.gone):
             sentence = "jobs of lower priority span its switches, and hold no server that it would get"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
         # Other tasks have run meanwhile.

@@ -18,17 +18,17 @@ from typing import Final
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.gang_preemption import GangPreemption
+from allocator.decision.occupants import Occupants
 from allocator.decision.trial import offer_without
 from allocator.decision.victim_set import NEVER, Suggestion, VictimSet
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
-from allocator.rules.victims import Occupant, least_important_first, select_victims
+from allocator.rules.victims import Occupant, cost, least_important_first, reprieved, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.holding import Holding
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer, unknown_node
-from allocator.state.plain_pods import PlainPod
 from allocator.state.promises import Promise
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
@@ -63,7 +63,8 @@ class Preemption:
         self._engine = engine
         self._ledger = ledger
         self._keep_s = keep_s
-        self._gangs = GangPreemption(cluster, ledger, engine.gangs, self._due_s)
+        self._occupants = Occupants(cluster, ledger)
+        self._gangs = GangPreemption(cluster, ledger, engine.gangs, self._occupants, self._due_s)
 
     def victims(self, pod: Pod, node: str) -> VictimSet | Refusal:
         """The pods that a pod preempts on a node, alone; a refusal if preemption would not help there.
@@ -217,7 +218,8 @@ class Preemption:
     def _completed(self, own: VictimSet, suggested: Mapping[str, Suggestion], request: ChipRequest) -> VictimSet:
         """With the victims that have nothing of what is requested, as the scheduler has selected them."""
         held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
-        others = self._pods(uid for uid in suggestion.uids if uid not in held or not _has_some(held[uid], request))
+        without = [uid for uid in suggestion.uids if uid not in held or not _has_some(held[uid], request)]
+        others = self._occupants.without_chips(without)
         victims = tuple(reversed(least_important_first((*own.victims, *others))))
         return VictimSet(own.node, victims, suggestion.pdb_violations)
 
@@ -262,8 +264,8 @@ class Preemption:
             if (record := self._cluster.nodes.get(node)) is None:
                 continue
             request = self._engine.request_of(pod)
-            occupants = self._occupants(record, request)
-            lower = {each.uid for each in occupants if each.terminating or each.priority < pod.priority}
+            occupants = self._on(record, request)
+            lower = {each.uid for each in occupants if each.terminating or each.work.priority < pod.priority}
             offer = offer_without(record, lower, self._ledger, (job.key.plan,), pod.priority)
             if isinstance(offer, Vacancy):
                 offer = offer.without(Take(chip_set=chips[node]))
@@ -295,8 +297,8 @@ class Preemption:
     ) -> tuple[Occupant, ...] | Refusal:
         occupants = [
             each
-            for each in self._occupants(record, request)
-            if each.terminating or (each.priority < pod.priority and not terminating_only)
+            for each in self._on(record, request)
+            if each.terminating or (each.work.priority < pod.priority and not terminating_only)
         ]
         if request.vnpu:
             return self._select_one(record, pod, request, occupants)
@@ -308,11 +310,11 @@ class Preemption:
     def _select_one(
         self, record: NodeRecord, pod: Pod, request: ChipRequest, occupants: Sequence[Occupant]
     ) -> tuple[Occupant, ...] | Refusal:
-        """The pod whose vNPU the request gets, the least important one; none if one is free."""
+        """The pod whose vNPU the request gets, the one that costs least; none if one is free."""
         verdict = _judge(self.without(record, (), pod), request)
         if isinstance(verdict, Fit):
             return ()
-        for each in least_important_first(occupants):
+        for each in sorted(least_important_first(occupants), key=lambda each: cost([each])):
             if isinstance(_judge(self.without(record, {each.uid}, pod), request), Fit):
                 return (each,)
         return verdict
@@ -320,34 +322,22 @@ class Preemption:
     def _select_few(
         self, record: NodeRecord, pod: Pod, request: ChipRequest, occupants: Sequence[Occupant]
     ) -> tuple[Occupant, ...] | Refusal:
-        """The pods without which AI cores fit: of all, the more important ones stay as far as they can."""
-        ending = [each for each in occupants if each.terminating]
-        staying = least_important_first(each for each in occupants if not each.terminating)
-        gone = {each.uid: each for each in occupants}
-        verdict = _judge(self.without(record, gone, pod), request)
-        if isinstance(verdict, Refusal):
-            return verdict
-        for each in (*reversed(list(staying)), *ending):
-            others = gone.keys() - {each.uid}
-            if isinstance(_judge(self.without(record, others, pod), request), Fit):
-                del gone[each.uid]
-        return tuple(gone.values())
+        """The pods without which AI cores fit: of all, the most costly work goes on as far as it can."""
 
-    def _occupants(self, record: NodeRecord, request: ChipRequest) -> Iterator[Occupant]:
+        def verdict(gone: Iterable[Occupant]) -> Fit | Refusal:
+            return _judge(self.without(record, {each.uid for each in gone}, pod), request)
+
+        empty = verdict(occupants)
+        if isinstance(empty, Refusal):
+            return empty
+        victims = reprieved(least_important_first(occupants), lambda gone: isinstance(verdict(gone), Fit))
+        return tuple(reversed(victims))
+
+    def _on(self, record: NodeRecord, request: ChipRequest) -> Iterator[Occupant]:
         for uid, holding in record.holdings.items():
             pod = self._cluster.pods.get(uid)  # None if it was deleted by force, and its chips are still held
             if pod is not None and holding.unreadable is None and _has_some(holding, request):
-                yield Occupant.of(pod, holding.chips, holding.counted, holding.parts)
-
-    def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
-        for uid in uids:
-            pod = self._cluster.pods.get(uid)
-            if pod is not None:
-                yield Occupant.of(pod, 0, 0)
-            else:
-                # Without priority and age: the informers have not seen it yet.
-                plain = self._cluster.plain.get(uid) or PlainPod(0, "", terminating=False)
-                yield Occupant(uid, "", plain.priority, plain.since, plain.terminating, 0, 0)
+                yield self._occupants.of(pod, record, holding)
 
 
 def _first_nominated(pod: Pod) -> tuple[int, str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 
 from allocator.decision.engine import DecisionEngine
+from allocator.decision.occupants import Occupants
 from allocator.decision.request import ResolvedRequest
 from allocator.decision.trial import offer_without
 from allocator.rules.request import ChipRequest
@@ -31,6 +32,7 @@ class Tentative:
         self._cluster = cluster
         self._ledger = ledger
         self._engine = engine
+        self._occupants = Occupants(cluster, ledger)
 
     def fit(self, pod: Pod, node: str, beside: Iterable[Pod]) -> Fit:
         """How a pod fits on a node beside pods that are placed there.
@@ -84,7 +86,7 @@ class Tentative:
         if record is None or not request.is_for_chips or self._depends_on_others(pod, node, resolved):
             return []
         occupants = [
-            Occupant.of(each, held.chips, held.counted)
+            self._occupants.of(each, record, held)
             for each in candidates
             if (held := record.holdings.get(each.uid)) is not None and held.unreadable is None and held.chips
         ]

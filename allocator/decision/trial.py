@@ -1,18 +1,21 @@
 """The cluster as it would be without some pods of lower priority: an index of its own, in which they come and go.
 
-Pods that end together are one unit: the pods of a gang, because a gang that loses a pod can't work; else a pod alone.
+Pods that end together are one unit: the pods of a gang, because a gang that loses more pods than its minimum allows
+can't work; else a pod alone.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
+from allocator.decision.occupants import Occupants
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
-from allocator.rules.victims import Occupant
+from allocator.rules.victims import Occupant, Work, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
@@ -20,6 +23,7 @@ from allocator.state.node import NodeRecord, Offer
 from allocator.state.offers import assess
 from allocator.state.switches import SwitchUse
 from ascend.cores import Cut
+from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
 from ascend.vnpus import Vnpu
@@ -29,22 +33,51 @@ class Unit(msgspec.Struct, eq=False, gc=False):
     """Pods that end together.
 
     Attributes:
-        key: the job of a gang, or the uid of a pod alone.
-        pods: how many end: all placed pods of a gang, also those on other nodes.
-        priority: the highest of theirs.
-        total: the sum of theirs.
-        since: when the first one was created.
-        uids: the uids of all that end.
+        work: the work of all of them, also of those on other nodes.
+        uids: the uids of all of them.
         occupants: those on the examined nodes, by node.
+        ended: those of them that have ended, by uid.
+        ended_size: the work of these alone.
     """
 
-    key: str
-    pods: int
-    priority: int
-    total: int
-    since: str
-    uids: frozenset[str]
+    work: Work
+    uids: Collection[str]
     occupants: dict[str, tuple[Occupant, ...]] = {}
+    ended: dict[str, Occupant] = {}
+    ended_size: int = 0
+
+    @property
+    def pods(self) -> list[Occupant]:
+        """Those on the examined nodes."""
+        return [each for here in self.occupants.values() for each in here]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether so many have ended that the others can't go on."""
+        return len(self.ended) > self.work.spare
+
+    @property
+    def loss(self) -> tuple[int, int]:
+        """The work that has ended, and the number of pods."""
+        return (self.work.size, self.work.pods) if self.is_over else (self.ended_size, len(self.ended))
+
+    @property
+    def left(self) -> Work:
+        """The work that has not ended."""
+        if not self.ended:
+            return self.work
+        (size, pods), spare = self.loss, max(0, self.work.spare - len(self.ended))
+        return Work(self.work.priority, self.work.size - size, self.work.pods - pods, spare)
+
+    def running_on(self, node: str) -> list[Occupant]:
+        """Those on a node that have not ended."""
+        return [each for each in self.occupants.get(node, ()) if each.uid not in self.ended]
+
+    def ending_with(self, pods: Collection[Occupant]) -> Collection[Occupant]:
+        """What ends if these pods end: these, or all if the others can't go on then."""
+        if len(self.ended) + len(pods) <= self.work.spare:
+            return pods
+        return [each for each in self.pods if each.uid not in self.ended]
 
 
 class Trial:
@@ -53,25 +86,34 @@ class Trial:
     Args:
         cluster: nodes, pods and jobs.
         ledger: the reservations.
+        occupants: reads what pods hold.
         owner: the uid or plan of the preemptor.
         priority: the preemptor's; only pods of lower priority may end.
         terminating_only: no pod may end but those that are terminating.
     """
 
     def __init__(
-        self, cluster: Cluster, ledger: Ledger, *, owner: str, priority: int, terminating_only: bool = False
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        occupants: Occupants,
+        *,
+        owner: str,
+        priority: int,
+        terminating_only: bool = False,
     ) -> None:
         self.index = NodeIndex(cluster.index.topology.copy())
         self.turn = Turn()
-        self.units: dict[str, Unit] = {}
+        self.units: dict[Hashable, Unit] = {}
         self._cluster = cluster
         self._ledger = ledger
+        self._occupants = occupants
         self._owner = owner
         self._priority = priority
         self._terminating_only = terminating_only
         self._terminating: defaultdict[str, list[Occupant]] = defaultdict(list)
-        self._on: defaultdict[str, set[str]] = defaultdict(set)
-        self._gone: set[str] = set()
+        self._on: defaultdict[str, dict[Hashable, Unit]] = defaultdict(dict)
+        self._nodes: dict[str, str] = {}
 
     async def read(self, nodes: Collection[str]) -> None:
         """Read the cluster; pods may end on these nodes, and terminating ones on all. Other tasks may run meanwhile."""
@@ -84,52 +126,83 @@ class Trial:
 
     @property
     def gone(self) -> list[Unit]:
-        """The units that have ended."""
-        return [self.units[key] for key in self._gone]
+        """The units of which pods have ended."""
+        return [unit for unit in self.units.values() if unit.ended]
 
     def switch_uses(self, job: JobKey) -> dict[int, SwitchUse]:
         """How other jobs than this one use the leaf switches."""
-        ended = frozenset(uid for unit in self.gone for uid in unit.uids)
+        ended = frozenset(uid for unit in self.gone for uid in (unit.uids if unit.is_over else unit.ended))
         return self._cluster.switches.uses_after(ended, job)
 
-    def is_gone(self, unit: Unit) -> bool:
-        """Whether a unit has ended."""
-        return unit.key in self._gone
-
-    async def end(self, units: Iterable[Unit]) -> None:
-        """Let units end; other tasks may run meanwhile."""
-        ending = list(units)
+    async def end(self, pods: Collection[Occupant]) -> None:
+        """Let pods end that have not ended; other tasks may run meanwhile."""
         await self.turn.share()
-        self._gone.update(unit.key for unit in ending)
-        await self._renew(ending)
+        for each in pods:
+            unit = self.units[each.group]
+            unit.ended[each.uid] = each
+            unit.ended_size += each.size
+        await self._renew(pods)
 
-    async def restore(self, units: Iterable[Unit]) -> None:
-        """Undo the end of units; other tasks may run meanwhile."""
-        staying = list(units)
+    async def restore(self, pods: Collection[Occupant]) -> None:
+        """Undo the end of pods; other tasks may run meanwhile."""
         await self.turn.share()
-        self._gone.difference_update(unit.key for unit in staying)
-        await self._renew(staying)
+        for each in pods:
+            unit = self.units[each.group]
+            del unit.ended[each.uid]
+            unit.ended_size -= each.size
+        await self._renew(pods)
 
-    def units_on(self, node: str) -> list[Unit]:
+    def units_on(self, node: str) -> Collection[Unit]:
         """The units with pods on a node."""
-        return [self.units[key] for key in self._on.get(node, ())]
+        return self._on[node].values() if node in self._on else ()
 
-    def nodes_of(self, units: Iterable[Unit]) -> set[str]:
-        """The examined nodes with pods of these units."""
-        return {node for unit in units for node in unit.occupants}
+    def nodes_of(self, pods: Iterable[Occupant]) -> set[str]:
+        """The examined nodes of these pods."""
+        return {self._nodes[each.uid] for each in pods}
 
-    def capacity(self, node: str, request: ChipRequest, without: Collection[Unit] = ()) -> int:
-        """How many pods with this request fit on a node, if these units end as well."""
+    def ending_with(self, pods: Iterable[Occupant]) -> list[Occupant]:
+        """What ends if these pods end: also the others of their units that can't go on then."""
+        by_unit: defaultdict[Hashable, list[Occupant]] = defaultdict(list)
+        for each in pods:
+            by_unit[each.group].append(each)
+        return [each for group, here in by_unit.items() for each in self.units[group].ending_with(here)]
+
+    def capacity(self, node: str, request: ChipRequest, without: Iterable[Occupant] = ()) -> int:
+        """How many pods with this request fit on a node, if these pods end as well."""
         record = self._cluster.nodes.get(node)
         if record is None:
             return 0
-        offer = self._offer(record, {each.uid for unit in without for each in unit.occupants.get(node, ())})
+        offer = self._offer(record, {each.uid for each in without})
         return capacity(offer, request)[0] if isinstance(offer, Vacancy) else 0
+
+    def cheapest(self, node: str, request: ChipRequest, units: Collection[Unit]) -> list[Occupant]:
+        """The pods of units on a node without which one more pod with this request fits there; none if it never does.
+
+        Their work is what has not ended.
+        """
+        record, running = self._cluster.nodes.get(node), list[Occupant]()
+        for unit in self.units_on(node):
+            if unit in units:
+                here = unit.running_on(node)
+                running += [structs.replace(each, work=unit.left) for each in here] if unit.ended else here
+        if record is None or not running:
+            return []
+        empty = self._offer(record, {each.uid for each in running})
+        if isinstance(empty, Refusal):
+            return []
+        found = select_victims(empty, request, running, pods=self.capacity(node, request) + 1)
+        return [] if isinstance(found, Refusal) else list(found)
 
     def ended_on(self, node: str) -> list[Occupant]:
         """The pods on a node that are terminating or have ended."""
-        gone = (self.units[key] for key in self._on.get(node, ()) if key in self._gone)
-        return [*self._terminating.get(node, ()), *(each for unit in gone for each in unit.occupants.get(node, ()))]
+        ended = (
+            each
+            for unit in self.units_on(node)
+            if unit.ended
+            for each in unit.occupants[node]
+            if each.uid in unit.ended
+        )
+        return [*self._terminating.get(node, ()), *ended]
 
     def offer(self, node: str, staying: Collection[str] = ()) -> Offer | None:
         """What a node has left now, if these of the ended pods stay; None if it is gone."""
@@ -148,9 +221,9 @@ class Trial:
     def _without(self, record: NodeRecord, gone: Collection[str]) -> Offer:
         return offer_without(record, gone, self._ledger, (self._owner,), self._priority)
 
-    async def _renew(self, units: Iterable[Unit]) -> None:
+    async def _renew(self, pods: Iterable[Occupant]) -> None:
         await self.turn.share()
-        for node in self.nodes_of(units):
+        for node in self.nodes_of(pods):
             await self.turn.share()
             record = self._cluster.nodes.get(node)
             if record is not None:
@@ -162,26 +235,20 @@ class Trial:
             if pod is None or holding.unreadable is not None or not holding.chips:
                 continue  # without a pod: deleted by force, and its chips are still held
             if pod.is_terminating:
-                self._terminating[record.name].append(Occupant.of(pod, holding.chips, holding.counted))
+                self._terminating[record.name].append(self._occupants.of(pod, record, holding))
             elif may_end and not self._terminating_only and pod.priority < self._priority:
-                unit = self._unit_of(pod)
-                if unit.priority < self._priority:
-                    here = unit.occupants.get(record.name, ())
-                    unit.occupants[record.name] = (*here, Occupant.of(pod, holding.chips, holding.counted))
-                    self._on[record.name].add(unit.key)
+                occupant = self._occupants.of(pod, record, holding)
+                if occupant.work.priority < self._priority:
+                    self._put(record.name, occupant, pod)
 
-    def _unit_of(self, pod: Pod) -> Unit:
-        job = self._cluster.jobs.job_of(pod)
-        peers = [job.pods[uid] for uid in job.placed] if job.is_gang else []
-        key = job.key.plan if peers else pod.uid
-        unit = self.units.get(key)
+    def _put(self, node: str, occupant: Occupant, pod: Pod) -> None:
+        unit = self.units.get(occupant.group)
         if unit is None:
-            pods = peers or [pod]
-            priorities = [each.priority for each in pods]
-            uids = frozenset(each.uid for each in pods)
-            since = min(each.metadata.creation_timestamp or "" for each in pods)
-            unit = self.units[key] = Unit(key, len(pods), max(priorities), sum(priorities), since, uids)
-        return unit
+            uids = [pod.uid] if occupant.group == pod.uid else list(self._cluster.jobs.job_of(pod).placed)
+            unit = self.units[occupant.group] = Unit(occupant.work, uids)
+        unit.occupants[node] = (*unit.occupants.get(node, ()), occupant)
+        self._on[node][occupant.group] = unit
+        self._nodes[occupant.uid] = node
 
 
 def offer_without(

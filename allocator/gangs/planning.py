@@ -310,7 +310,7 @@ class Planner:
             record=record,
             neighbours=near,
             faulty=self._cluster.faulty_nodes.of(job.key),
-            minimum=job.min_available - (job.present - job.size),  # without those that request no chips
+            minimum=job.needed,  # without those that request no chips
             switches=self._cluster.switches.seen_by(job) if policy.level is Level.SWITCH else "",
         )
 

@@ -60,7 +60,7 @@ class Progress:
         if self._cluster.jobs.lacks_group(job):
             return False
         passed = job.placed_beside("") - self._ledger.unused(job.key.plan) + job.ended
-        return passed >= job.min_available - (job.present - job.size)
+        return passed >= job.needed
 
     def find_started(self, job: Job, last: str = "") -> Pod | None:
         """A pod of a job that is bound or has a Binding in flight; the one with the uid ``last`` is examined first."""

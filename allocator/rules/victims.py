@@ -1,75 +1,103 @@
-"""Which pods to preempt on a node for a pod of higher priority: as few as possible, and the least important ones.
+"""Which pods to preempt on a node for a pod of higher priority: those with which the least work ends.
 
 kube-scheduler counts chips when it selects victims; but which chips a pod holds decides whether the chips that become
 free are linked. So victims are selected again here, with the verdict that also places pods. Among the sets of pods
-whose chips make the request fit, the best one has the lowest maximum priority; then the fewest pods; then the lowest
-sum of priorities; then the younger pods. That is kube-scheduler's own order among nodes
-(k/k:pkg/scheduler/framework/preemption, pickOneNodeForPreemption). Pods that are terminating already cost nothing.
+whose chips make the request fit, the best one has the lowest maximum priority, as with kube-scheduler
+(k/k:pkg/scheduler/framework/preemption, pickOneNodeForPreemption); then the least work ends, in chips; then the least
+important work; then the fewest pods; then the younger pods. A pod of a gang ends the work of all pods of its gang, on
+whatever nodes, unless so many others stay that the gang can go on. Pods that are terminating already cost nothing.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import heapq
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import lru_cache
-from itertools import combinations, takewhile
-from typing import Final, TypeAlias
+from itertools import takewhile
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy, judge
+from allocator.rules.vacancy import Vacancy, capacity, judge
 from ascend.chips import ChipSet
 from ascend.cores import Cut
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod
 from ascend.vnpus import Vnpu
+
+CHIP: Final = 2400
+"""The work of a pod for each chip that it holds; the AI cores of every kind of chip divide it."""
 
 _EXHAUSTIVE: Final = 10
 """Up to this number of pods every set is tried (1,024 at most); with more pods, one after the other is reprieved if
 the request fits beside it."""
 
 
-class Occupant(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A pod that may be preempted. Compared by identity, which is much faster than by value.
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """The work of the pods that end together: those of a running gang, or one pod.
 
     Attributes:
-        uid: the pod's uid.
-        pod: ``namespace/name``.
-        priority: pods of lower priority are preempted first.
-        since: when it was created, RFC 3339; younger pods are preempted first.
+        priority: the highest priority of the pods.
+        size: the chips that they hold, times ``CHIP``.
+        pods: their number.
+        spare: how many of them may end while the others can go on.
+    """
+
+    priority: int
+    size: int
+    pods: int = 1
+    spare: int = 0
+
+
+class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What a pod has of a node and of the work of its job. Compared by identity, which is much faster than by value.
+
+    Attributes:
+        group: what tells the pods of its gang, or this pod alone, from others.
+        work: the work of that group.
+        size: its own part of the work.
         terminating: it is terminating already.
         chips: the chips it holds.
         counted: the number of chips that the kubelet counts for it.
+    """
+
+    group: Hashable
+    work: Work
+    size: int
+    terminating: bool
+    chips: ChipSet = 0
+    counted: int = 0
+
+
+class Occupant(Share, frozen=True, eq=False, gc=False, kw_only=True):
+    """A pod that may be preempted.
+
+    Attributes:
+        uid: the pod's uid.
+        pod: ``namespace/name``; empty for a pod without chips.
+        priority: its own; ``work.priority`` decides.
+        since: when it was created, RFC 3339; younger pods are preempted first.
         vnpus: the vNPUs it holds.
     """
 
     uid: str
-    pod: str
-    priority: int
-    since: str
-    terminating: bool
-    chips: ChipSet
-    counted: int
+    pod: str = ""
+    priority: int = 0
+    since: str = ""
     vnpus: tuple[Vnpu | Cut, ...] = ()
 
-    @classmethod
-    def of(cls, pod: Pod, chips: ChipSet, counted: int, vnpus: tuple[Vnpu | Cut, ...] = ()) -> "Occupant":
-        """The occupant that a pod is."""
-        since = pod.metadata.creation_timestamp or ""
-        return cls(pod.uid, pod.key, pod.priority, since, pod.is_terminating, chips, counted, vnpus)
 
+Cost: TypeAlias = tuple[int, int, int, int]
+"""The highest priority, the work that ends, the sum of its parts times their priorities, the number of pods that can't
+go on; smaller is better."""
 
-Cost: TypeAlias = tuple[int, int, int]
-"""The highest priority, the number of pods, the sum of priorities; smaller is better."""
-
-_Share: TypeAlias = tuple[ChipSet, int, int, bool]
-"""What the selection depends on: an occupant's chips, counted chips and priority, and whether it is terminating."""
+_S = TypeVar("_S", bound=Share)
 
 _NO_PRIORITY: Final = -(1 << 31) - 1
 """Below every priority."""
 
 
 def select_victims(
-    empty: Vacancy, request: ChipRequest, occupants: Iterable[Occupant]
+    empty: Vacancy, request: ChipRequest, occupants: Iterable[Occupant], *, pods: int = 1
 ) -> tuple[Occupant, ...] | Refusal:
     """Select the pods to preempt, the most important first; none if the request fits beside all of them.
 
@@ -77,84 +105,115 @@ def select_victims(
         empty: what the node would have left without any of the occupants.
         request: what the pod requests.
         occupants: the pods that may be preempted.
+        pods: how many pods with this request are to fit.
 
     Returns:
         The victims, or why the request would not fit even without any of the occupants.
     """
     ranked = least_important_first(occupants)
-    shares = tuple((each.chips, each.counted, each.priority, each.terminating) for each in ranked)
-    chosen = _choose(empty, request, shares)
+    groups = {each.group: position for position, each in enumerate(ranked)}
+    values = tuple(
+        (groups[each.group], each.work, each.size, each.terminating, each.chips, each.counted) for each in ranked
+    )
+    chosen = _choose(empty, request, pods, values)
     return chosen if isinstance(chosen, Refusal) else tuple(ranked[position] for position in chosen)
 
 
-def cost(victims: Iterable[Occupant]) -> Cost:
-    """The cost of preempting these pods, by which nodes are compared."""
-    priorities = [each.priority for each in victims if not each.terminating]
-    return max(priorities, default=_NO_PRIORITY), len(priorities), sum(priorities)
+def cost(victims: Iterable[Share]) -> Cost:
+    """The cost of preempting these pods, by which sets of victims and nodes are compared."""
+    lost: dict[Hashable, list[Share]] = {}
+    for each in victims:
+        if not each.terminating:
+            lost.setdefault(each.group, []).append(each)
+    highest, size, importance, pods = _NO_PRIORITY, 0, 0, 0
+    for members in lost.values():
+        work = members[0].work
+        is_over = len(members) > work.spare
+        ended = work.size if is_over else sum(each.size for each in members)
+        highest = max(highest, work.priority)
+        size += ended
+        importance += ended * work.priority
+        pods += work.pods if is_over else len(members)
+    return highest, size, importance, pods
 
 
 def least_important_first(occupants: Iterable[Occupant]) -> list[Occupant]:
     """Sort pods in the order in which they are preempted."""
     youngest_first = sorted(occupants, key=lambda each: (each.since, each.uid), reverse=True)
-    return sorted(youngest_first, key=lambda each: (not each.terminating, each.priority))
+    return sorted(youngest_first, key=lambda each: (not each.terminating, each.work.priority))
+
+
+def reprieved(victims: Sequence[_S], fits: Callable[[Collection[_S]], bool]) -> list[_S]:
+    """The victims that remain after all work that can go on was reprieved, the most costly first; then all other pods.
+
+    Args:
+        victims: pods without which the request fits, the least important first.
+        fits: whether the request fits without some pods.
+    """
+    gone = list(victims)
+    groups: dict[Hashable, list[_S]] = {}
+    for each in reversed(victims):
+        groups.setdefault(each.group, []).append(each)
+    by_cost = sorted(groups.values(), key=cost, reverse=True)
+    for spared in (*by_cost, *([each] for each in reversed(victims))):
+        fewer = [each for each in gone if each not in spared]
+        if len(fewer) < len(gone) and fits(fewer):
+            gone = fewer
+    return gone
 
 
 @lru_cache(maxsize=4096)
-def _choose(empty: Vacancy, request: ChipRequest, shares: tuple[_Share, ...]) -> tuple[int, ...] | Refusal:
+def _choose(
+    empty: Vacancy, request: ChipRequest, pods: int, values: tuple[tuple[int, Work, int, bool, ChipSet, int], ...]
+) -> tuple[int, ...] | Refusal:
     """The positions of the victims in a list sorted by ``least_important_first``, the most important victim first.
 
     Cached, because many nodes of a cluster differ only in the names of their pods, and are examined one after the
     other.
     """
+    shares = [Share(*each) for each in values]
 
-    def fits(gone: Collection[int]) -> bool:
+    def fits(gone: Collection[Share]) -> bool:
         free, room = empty.free, empty.room
-        for position, (chips, counted, _, _) in enumerate(shares):
-            if position not in gone:
-                free &= ~chips
-                room -= counted - (chips & empty.kept).bit_count()  # these don't count as room anyway
+        for share in shares:
+            if share not in gone:
+                free &= ~share.chips
+                room -= share.counted - (share.chips & empty.kept).bit_count()  # these don't count as room anyway
         # The verdict would be the same; comparing numbers is faster.
-        if free.bit_count() < request.chips or room < request.chips:
+        if min(free.bit_count(), room) < pods * request.chips:
             return False
-        remains = replace(empty, free=free, cut_off=empty.cut_off & free, room=room)
-        return not isinstance(judge(remains, request), Refusal)
+        return holds(replace(empty, free=free, cut_off=empty.cut_off & free, room=room))
 
-    verdict = judge(empty, request)
-    if isinstance(verdict, Refusal):
-        return verdict
-    priorities = [priority for _, _, priority, _ in shares]
-    terminating = [position for position, (_, _, _, is_terminating) in enumerate(shares) if is_terminating]
-    running = [position for position, (_, _, _, is_terminating) in enumerate(shares) if not is_terminating]
-    chosen = _fewest(running, priorities, lambda gone: fits([*gone, *terminating]))
-    ending = _reprieved(terminating, lambda gone: fits([*chosen, *gone]))
-    return tuple(sorted((*chosen, *ending), reverse=True))
+    def holds(vacancy: Vacancy) -> bool:
+        if pods == 1:
+            return not isinstance(judge(vacancy, request), Refusal)
+        return capacity.__wrapped__(vacancy, request)[0] >= pods  # cached it would displace what is asked for again
+
+    if not holds(empty):
+        return capacity.__wrapped__(empty, request)[1]
+    terminating = [each for each in shares if each.terminating]
+    running = [each for each in shares if not each.terminating]
+    chosen = _cheapest(running, lambda gone: fits([*gone, *terminating]))
+    victims = {*chosen, *reprieved(terminating, lambda gone: fits([*chosen, *gone]))}
+    return tuple(position for position in reversed(range(len(shares))) if shares[position] in victims)
 
 
-def _fewest(ranked: list[int], priorities: list[int], fits: Callable[[Sequence[int]], bool]) -> Sequence[int]:
+def _cheapest(ranked: list[Share], fits: Callable[[Collection[Share]], bool]) -> Collection[Share]:
     if fits(()):
         return ()
-    for highest in sorted({priorities[each] for each in ranked}):
-        pool = list(takewhile(lambda each, highest=highest: priorities[each] <= highest, ranked))  # type: ignore[misc]  # bound
+    for highest in sorted({each.work.priority for each in ranked}):
+        pool = list(takewhile(lambda each, highest=highest: each.work.priority <= highest, ranked))  # type: ignore[misc]  # bound
         if fits(pool):
             break
     if len(pool) > _EXHAUSTIVE:
-        return _reprieved(pool, fits)
-    for size in range(1, len(pool)):
-        fitting = (each for each in combinations(pool, size) if fits(each))
-        if priorities[pool[0]] == priorities[pool[-1]]:
-            best = next(fitting, None)
-        else:
-            best = min(fitting, key=lambda each: sum(priorities[one] for one in each), default=None)
-        if best is not None:
-            return best
-    return pool
-
-
-def _reprieved(ranked: list[int], fits: Callable[[Sequence[int]], bool]) -> Sequence[int]:
-    """The victims that remain after every pod that can stay was reprieved, the most important one first."""
-    gone = list(ranked)
-    for each in reversed(ranked):
-        fewer = [other for other in gone if other != each]
-        if fits(fewer):
-            gone = fewer
-    return gone
+        return reprieved(pool, fits)
+    # A set with a further pod costs no less, so the first set that fits is the cheapest one.
+    heap: list[tuple[Cost, int, tuple[int, ...]]] = [(cost(()), 0, ())]
+    while True:
+        _, size, positions = heapq.heappop(heap)
+        chosen = [pool[position] for position in positions]
+        if positions and fits(chosen):
+            return chosen
+        for further in range(positions[-1] + 1 if positions else 0, len(pool)):
+            extended = cost([*chosen, pool[further]])
+            heapq.heappush(heap, (extended, size + 1, (*positions, further)))

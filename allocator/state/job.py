@@ -174,6 +174,11 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return max(1, whole or 1)
 
     @property
+    def needed(self) -> int:
+        """How many of its pods that request chips must be placed together."""
+        return self.min_available - (self.present - self.size)
+
+    @property
     def is_gang(self) -> bool:
         """Whether several pods must be placed together."""
         return self.min_available > 1
@@ -190,7 +195,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         if self.is_gang:
             least = max(self._requesting_with(pod), self._owned_with(pod) or 1, stated_replicas(pod) or 1)
             # Pods that don't exist yet may all request chips; only existing pods are known to request none.
-            return Cooperation(max(least, self.min_available - (self.present - self.size)), least)
+            return Cooperation(max(least, self.needed), least)
         if works_alone(pod, self.key):
             return Cooperation(1, 1)
         owned = self._owned_with(pod)

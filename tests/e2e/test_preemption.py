@@ -72,8 +72,8 @@ async def test_no_pod_is_evicted_if_the_preemptor_would_not_fit_anyway(world: Wo
     assert (await world.pod("victim")).status.phase == "Running"
 
 
-def gang(count: int) -> dict[str, str]:
-    return {"scheduling.k8s.io/group-name": "urgent", MIN_AVAILABLE: str(count)}
+def gang(count: int, name: str = "urgent") -> dict[str, str]:
+    return {"scheduling.k8s.io/group-name": name, MIN_AVAILABLE: str(count)}
 
 
 async def fill(world: World, *names: str, labels: Mapping[str, str] | None = None, priority: str = "least") -> None:
@@ -176,3 +176,20 @@ async def test_the_first_pods_of_a_gang_preempt_once_its_last_one_exists(world: 
         return {pod.spec.node_name for pod in await world.pods() if pod.is_terminating} == set(names)
 
     await world.eventually(all_terminating, "the victims of both pods are terminating, and none has ended")
+
+
+async def test_a_pod_alone_is_evicted_rather_than_one_of_a_running_gang(world: World) -> None:
+    names = [f"fake-{number}" for number in range(5)]
+    await world.add_fake_nodes(*names)
+    ends: dict[str, Any] = {"terminationGracePeriodSeconds": 30, "priorityClassName": "least"}
+    # By name the nodes of the gang come first.
+    await world.create("lone", 8, nodeSelector={"kubernetes.io/hostname": names[-1]}, **ends)
+    for number in range(4):
+        await world.create(f"big-{number}", 8, annotations=gang(4, "big"), **in_pool(*names[:-1]), **ends)
+
+    async def all_bound() -> bool:
+        return all(pod.spec.node_name for pod in await world.pods())
+
+    await world.eventually(all_bound, "all pods are bound")
+    await world.create("urgent", 8, priorityClassName="urgent", **in_pool(*names))
+    assert [pod.name for pod in await terminating(world)] == ["lone"]

@@ -331,7 +331,7 @@ def _clusters(draw: st.DrawFn) -> tuple[int, list[Pod], list[Pod]]:
             size = draw(st.sampled_from([each for each in _SIZES if start % each == 0 and start + each <= 8]))
             if draw(st.integers(0, 4)):
                 job = draw(st.sampled_from(["", "", "a", "b"]))
-                annotations = {GROUP: job, MIN_AVAILABLE: "2"} if job else {}
+                annotations = {GROUP: job, MIN_AVAILABLE: "40"} if job else {}  # none can spare a pod
                 name, priority = f"p{number}-{start}", draw(st.integers(0, 3))
                 terminating = not job and not draw(st.integers(0, 9))
                 pods.append(

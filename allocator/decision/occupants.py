@@ -1,0 +1,97 @@
+"""The pods that may be preempted, with the work that ends with each of them. No I/O."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from allocator.rules.victims import CHIP, Occupant, Work
+from allocator.state.cluster import Cluster
+from allocator.state.holding import Holding
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.node import NodeRecord, Server
+from allocator.state.plain_pods import PlainPod
+from ascend.chips import ChipSet
+from ascend.cores import Cut
+from ascend.kube.objects import Pod
+from ascend.vnpus import Vnpu
+
+_CORES: Final = 32
+"""The AI cores of a chip that an administrator has cut, by which its vNPUs are counted (910A)."""
+
+_MOST_JOBS: Final = 4096
+
+
+class Occupants:
+    """Reads what pods hold.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._works: dict[int, Work] = {}
+
+    def of(self, pod: Pod, record: NodeRecord, holding: Holding) -> Occupant:
+        """A pod on a node, with what it holds there."""
+        size = _size(record, holding.chips, holding.parts)
+        return self._occupant(pod, size, holding.chips, holding.counted, holding.parts)
+
+    def without_chips(self, uids: Iterable[str]) -> list[Occupant]:
+        """Pods, also those that request no chips."""
+        return [
+            self._occupant(pod, 0) if (pod := self._cluster.pods.get(uid)) is not None else self._plain(uid)
+            for uid in uids
+        ]
+
+    def _plain(self, uid: str) -> Occupant:
+        # Without priority and age: the informers have not seen it yet.
+        plain = self._cluster.plain.get(uid) or PlainPod(0, "", terminating=False)
+        work = Work(plain.priority, 0)
+        return Occupant(uid, work, 0, plain.terminating, uid=uid, priority=plain.priority, since=plain.since)
+
+    def _occupant(
+        self, pod: Pod, size: int, chips: ChipSet = 0, counted: int = 0, parts: tuple[Vnpu | Cut, ...] = ()
+    ) -> Occupant:
+        job, since = self._cluster.jobs.job_of(pod), pod.metadata.creation_timestamp or ""
+        is_of_gang = job.is_gang and bool(job.placed)
+        group, work = (job.key.plan, self._work(job)) if is_of_gang else (pod.uid, Work(pod.priority, size))
+        return Occupant(
+            group, work, size, pod.is_terminating, chips, counted,
+            uid=pod.uid, pod=pod.key, priority=pod.priority, since=since, vnpus=parts,
+        )  # fmt: skip
+
+    def _work(self, job: Job) -> Work:
+        """The work of the placed pods of a gang."""
+        known = self._works.get(job.version)  # no two jobs have the same
+        if known is None:
+            pods = [job.pods[uid] for uid in job.placed]
+            priority = max(each.priority for each in pods)
+            spare = max(0, len(pods) + job.ended - job.needed)
+            known = Work(priority, sum(map(self._size_of, pods)), len(pods), spare)
+            if len(self._works) >= _MOST_JOBS:
+                self._works.clear()
+            self._works[job.version] = known
+        return known
+
+    def _size_of(self, pod: Pod) -> int:
+        held = self._ledger.get(pod.uid)
+        record = self._cluster.nodes.get(pod.spec.node_name or (held.node if held is not None else ""))
+        holding = record.holdings.get(pod.uid) if record is not None else None
+        if record is not None and holding is not None:
+            return _size(record, holding.chips, holding.parts)
+        if record is None or held is None:
+            return 0
+        part = held.take.vnpu or held.take.cut
+        return _size(record, held.take.chip_set, (part,) if part is not None else ())
+
+
+def _size(record: NodeRecord, chips: ChipSet, parts: Iterable[Vnpu | Cut]) -> int:
+    whole = CHIP * chips.bit_count()
+    if not parts:
+        return whole
+    kind = record.server.kind if isinstance(record.server, Server) else None
+    cores = kind.cores if kind is not None else _CORES
+    return whole + sum(CHIP * each.cores // cores for each in parts)
