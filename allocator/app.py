@@ -332,7 +332,7 @@ class AllocatorApp:
                 metrics=metrics,
                 leads=leadership.leads,
                 now_ns=self._now_ns,
-                monotonic=self._monotonic,
+                boot_s=self._boot_s,
             )
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:

@@ -1,5 +1,6 @@
 """The requests of rescheduling: pods are deleted or evicted, marked, and what is remembered is stored."""
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -7,6 +8,7 @@ import structlog
 
 from allocator.rescheduling import memory as memories
 from allocator.rescheduling.memory import Memory
+from allocator.rescheduling.reading import READ_S
 from ascend.annotations import POD_STATUS
 from ascend.errors import ApiError, Conflict, NotFound
 from ascend.kube import config_maps
@@ -18,10 +20,12 @@ log = structlog.get_logger()
 
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 CONDITION_REASON: Final = "DeletionByAscendAffinity"
+_ATTEMPTS: Final = 3
+"""How often a pod that changes at the same time is read anew: pods of a job that fails report that."""
 
 
 class Actions:
-    """Sends the requests; each names the uid of its pod, so that a pod created anew is never changed.
+    """Sends the requests; each names uid and version of its pod, so that it does to the pod only what was decided.
 
     Args:
         client: the API server.
@@ -37,7 +41,7 @@ class Actions:
         self._evicts = evicts
 
     async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
-        """Delete or evict a pod; one that is gone needs nothing.
+        """Delete or evict a pod, read anew before; one that is gone, or is being deleted, needs nothing.
 
         Its condition DisruptionTarget says why, so that a Job can tell it from a failure of its own.
 
@@ -47,34 +51,50 @@ class Actions:
             grace_s: the grace period; None for its own.
 
         Raises:
-            ApiError: the API server refuses, as if a PodDisruptionBudget does not allow the eviction.
+            ApiError: the API server refuses, as if a PodDisruptionBudget does not allow the eviction, or the pod
+                changes all the time.
             Unreachable: it does not answer.
         """
-        try:
+
+        async def attempt(found: Pod) -> None:
             if self._evicts:
-                await self._evict(pod, grace_s)
-            else:
-                await self._mark(pod, why)
-                await self._client.delete(PODS, pod.name, pod.metadata.namespace, uid=pod.uid, grace_s=grace_s)
-        except (NotFound, Conflict):
-            return
+                await self._evict(found, grace_s)
+            elif not found.is_terminating:
+                await self._delete(await self._mark(found, why), grace_s)
+
+        await self._try(pod, attempt)
 
     async def delete_by_force(self, pod: Pod) -> None:
-        """Delete a pod without waiting for its kubelet.
+        """Delete a pod without waiting for its kubelet; it is read anew before.
 
         It is marked as failed before, as Kubernetes' own pod garbage collector does: a Job keeps its finalizer on a pod
         until it has ended, and some Jobs create no other one before.
 
         Raises:
-            ApiError: the API server refuses.
+            ApiError: the API server refuses, or the pod changes all the time.
             Unreachable: it does not answer.
         """
-        try:
-            if pod.is_live:
-                await self._mark(pod, "deleted without its kubelet", phase="Failed")
-            await self._client.delete(PODS, pod.name, pod.metadata.namespace, uid=pod.uid, grace_s=0)
-        except (NotFound, Conflict):
-            return
+
+        async def attempt(found: Pod) -> None:
+            if found.is_live:
+                found = await self._mark(found, "deleted without its kubelet", phase="Failed")
+            await self._delete(found, 0)
+
+        await self._try(pod, attempt)
+
+    async def _try(self, pod: Pod, attempt: Callable[[Pod], Awaitable[None]]) -> None:
+        """Make an attempt with the pod as it is now, and again if it has changed meanwhile; not if it has succeeded."""
+        for number in range(1, _ATTEMPTS + 1):
+            try:
+                found = await self._client.get(PODS, pod.name, pod.metadata.namespace, timeout_s=READ_S)
+                if found.uid == pod.uid and found.status.phase != "Succeeded":
+                    await attempt(found)
+                return
+            except NotFound:
+                return
+            except Conflict:
+                if number == _ATTEMPTS:
+                    raise
 
     async def annotate(self, pod: Pod, status: str) -> None:
         """Write on a pod that it is faulty.
@@ -115,7 +135,18 @@ class Actions:
         """
         await config_maps.store(self._client, self._namespace, self._name, memories.encode(memory))
 
-    async def _mark(self, pod: Pod, why: str, *, phase: str = "") -> None:
+    async def _delete(self, pod: Pod, grace_s: int | None) -> None:
+        """Delete a pod if it is as it was read."""
+        await self._client.delete(
+            PODS,
+            pod.name,
+            pod.metadata.namespace,
+            uid=pod.uid,
+            version=pod.metadata.resource_version,
+            grace_s=grace_s,
+        )
+
+    async def _mark(self, pod: Pod, why: str, *, phase: str = "") -> Pod:
         condition = {
             "type": DISRUPTION_TARGET,
             "status": "True",
@@ -124,8 +155,9 @@ class Actions:
             "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         status: JsonObject = {"conditions": [condition]} | ({"phase": phase} if phase else {})
-        body: JsonObject = {"metadata": {"uid": pod.uid}, "status": status}
-        await self._client.patch(
+        required = {"uid": pod.uid, "resourceVersion": pod.metadata.resource_version}
+        body: JsonObject = {"metadata": required, "status": status}
+        return await self._client.patch(
             PODS,
             pod.name,
             body,
@@ -135,7 +167,8 @@ class Actions:
         )
 
     async def _evict(self, pod: Pod, grace_s: int | None) -> None:
-        options: JsonObject = {"preconditions": {"uid": pod.uid}}
+        required = {"uid": pod.uid, "resourceVersion": pod.metadata.resource_version}
+        options: JsonObject = {"preconditions": required}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         body: JsonObject = {

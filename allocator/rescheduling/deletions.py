@@ -13,6 +13,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions, is_refusal_for_now
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.decision import Choice, Member
+from allocator.rescheduling.evidence import Evidence, Proof
 from allocator.rescheduling.fault_watch import FaultWatch
 from allocator.rescheduling.memory import Deleted, Memory
 from allocator.state.cluster import Cluster
@@ -49,6 +50,7 @@ class Deletions:
         cluster: nodes and pods.
         actions: the requests.
         watch: knows the nodes whose kubelets are lost.
+        evidence: reads anew whether they are.
         announcer: says what was deleted.
         metrics: counts it.
         leads: whether this allocator leads still: it may have been suspended.
@@ -62,6 +64,7 @@ class Deletions:
         cluster: Cluster,
         actions: Actions,
         watch: FaultWatch,
+        evidence: Evidence,
         *,
         announcer: Announcer,
         metrics: AllocatorMetrics,
@@ -73,6 +76,7 @@ class Deletions:
         self._cluster = cluster
         self._actions = actions
         self._watch = watch
+        self._evidence = evidence
         self._announcer = announcer
         self._metrics = metrics
         self._leads = leads
@@ -80,9 +84,22 @@ class Deletions:
         self._dry_run = dry_run
         self._now_s = now_s
         self._lost_s: dict[str, float] = {}
+        self._anew_s = now_s()
+        self._followed_s: dict[str, float] = {}
+        """Since when this process follows the end of each pod, by uid, without the times that passed in silence."""
+
+    def begin_anew(self) -> None:
+        """Give kubelets time to say what has happened while nobody could."""
+        self._anew_s = self._now_s()
+        self._lost_s.clear()
+
+    @property
+    def _heard_s(self) -> float:
+        return self._now_s() - self._evidence.contact.silent_s
 
     def note(self, pod: Pod, *, at_once: bool) -> Deleted:
         """Return what is remembered of a pod that is deleted now."""
+        self._followed_s.setdefault(pod.uid, self._heard_s)
         record = self._cluster.nodes.get(pod.spec.node_name)
         held = record.holdings.get(pod.uid) if record is not None else None
         chips = list(chip_ids(held.chips)) if held is not None else []
@@ -96,7 +113,7 @@ class Deletions:
             if choice.at_once and self._watch.is_lost(each.pod.spec.node_name):
                 self._hold(each.pod, memory)
 
-    async def carry_out(self, job: Job, choice: Choice, why: str, memory: Memory) -> Choice:
+    async def carry_out(self, job: Job, choice: Choice, why: str, memory: Memory, proof: Proof) -> Choice:
         """Delete the pods of a decision; one that can't be deleted is looked at again.
 
         Args:
@@ -104,6 +121,7 @@ class Deletions:
             choice: the decision, which ``memory`` has already.
             why: what has failed, a sentence.
             memory: what is remembered.
+            proof: what the decision rests on.
 
         Returns:
             The decision with the pods that were deleted.
@@ -116,14 +134,21 @@ class Deletions:
                     return False
                 sentence = member.fault.sentence if member.fault is not None else f"with the others of its job: {why}"
                 try:
-                    await self._delete(member.pod, sentence, choice, memory)
+                    refused = await proof.why_not()
+                    if refused is None:
+                        await self._delete(member.pod, sentence, choice, memory)
                 except (ApiError, Unreachable) as error:
+                    refused = str(error)
+                    verb = "evicted" if isinstance(error, ApiError) and is_refusal_for_now(error) else "deleted"
+                else:
+                    verb = "deleted"
+                if refused is not None:
                     recovery = memory.jobs[job.key.plan]
                     recovery.deleted.pop(member.pod.uid, None)
                     recovery.retry_at_s = self._now_s() + RETRY_S
-                    verb = "evicted" if isinstance(error, ApiError) and is_refusal_for_now(error) else "deleted"
-                    self._announcer.hold(job, member.pod, f"pod {member.pod.key} can't be {verb} yet: {error}")
+                    self._announcer.hold(job, member.pod, f"pod {member.pod.key} can't be {verb} yet: {refused}")
                     return False
+                proof.begun()
                 kind = str(member.fault.kind) if member.fault is not None else "peer"
                 self._metrics.rescheduled.labels(reason=kind).inc()
                 self._announcer.deleted(member, sentence)
@@ -138,15 +163,19 @@ class Deletions:
     async def _delete(self, pod: Pod, sentence: str, choice: Choice, memory: Memory) -> None:
         if not choice.at_once:
             await self._actions.delete(pod, sentence, None)
-        elif self._watch.is_lost(pod.spec.node_name):
+        elif self._watch.is_lost(pod.spec.node_name) and await self._evidence.is_lost(pod.spec.node_name):
             await self._delete_by_force(pod, memory)
         else:
             await self._actions.delete(pod, sentence, FORCED_GRACE_S)
 
-    async def follow(self, memory: Memory) -> None:
+    async def follow(self, memory: Memory, stays: Callable[[str], bool]) -> None:
         """Delete pods by force that are still there after the time for their end; free chips of those deleted so.
 
         If another allocator leads by now, nothing is done; in a dry run chips are freed, and nothing else is done.
+
+        Args:
+            memory: what is remembered.
+            stays: whether no pods are deleted on a node now, by its name.
 
         Raises:
             ApiError: the API server refuses.
@@ -154,19 +183,25 @@ class Deletions:
         """
         if not self._leads():
             return
-        is_released = self._release(memory)
+        is_released = await self._release(memory)
         if self._dry_run:
             return
-        now_s, is_changed, late = self._now_s(), False, list[Pod]()
+        now_s, is_changed, late, followed_s = self._now_s(), False, list[Pod](), dict[str, float]()
+        has_heard = self._anew_s + min(self._grace_s, RELEASE_AFTER_S) <= now_s
         for recovery in memory.jobs.values():
             for uid, each in list(recovery.deleted.items()):
                 pod = self._cluster.pods.get(uid)
-                is_lost = pod is not None and not pod.is_terminating and each.at_s + RESEND_S <= now_s
+                sent_s = max(each.at_s, self._anew_s)
+                is_lost = pod is not None and not pod.is_terminating and sent_s + RESEND_S <= now_s
                 if pod is None or is_lost:  # gone, or the leader ended before it was deleted: it is decided anew
                     del recovery.deleted[uid]
                     is_changed = True
-                elif each.at_s + self._grace_s <= now_s or self._never_ends(each):
+                    continue
+                followed_s[uid] = self._followed_s.get(uid, self._heard_s)
+                is_over = has_heard and followed_s[uid] + self._grace_s <= self._heard_s
+                if (is_over or self._never_ends(each)) and not stays(each.node):
                     late.append(pod)
+        self._followed_s = followed_s
         late = [pod for pod in late if self._is_due(pod, memory)]
         held = [self._hold(pod, memory) for pod in late]
         if is_changed or is_released or any(held):
@@ -175,7 +210,7 @@ class Deletions:
             if self._leads():
                 await self._force(pod, memory)
 
-    def _release(self, memory: Memory) -> bool:
+    async def _release(self, memory: Memory) -> bool:
         """Free the chips of pods deleted by force whose containers have ended by now; return whether there were any."""
         now_s, is_changed = self._now_s(), False
         for uid, each in list(memory.force_deleted.items()):
@@ -184,6 +219,9 @@ class Deletions:
             is_over = max(self._lost_s.setdefault(uid, now_s), each.ends_s) + RELEASE_AFTER_S <= now_s
             if self._watch.has_no_object(each.node):
                 is_over = each.at_s + NODE_GONE_S <= now_s
+            if is_over and await self._evidence.is_lost(each.node):
+                is_over = self._watch.has_no_object(each.node) and self._evidence.is_gone(each.node)
+                self._lost_s[uid] = now_s
             if is_over and uid not in self._cluster.pods:
                 self._cluster.release_deleted(uid, each.node)
                 del memory.force_deleted[uid]
@@ -193,7 +231,7 @@ class Deletions:
 
     def _never_ends(self, each: Deleted) -> bool:
         """Whether the kubelet that had to end a pod is lost, and the pod was not to be waited for."""
-        return self._watch.has_no_object(each.node) or (each.at_once and self._watch.is_lost_for_long(each.node))
+        return self._evidence.is_gone(each.node) or (each.at_once and self._evidence.is_lost_for_long(each.node))
 
     def _is_due(self, pod: Pod, memory: Memory) -> bool:
         forced = memory.force_deleted.get(pod.uid)

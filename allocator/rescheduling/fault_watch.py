@@ -1,6 +1,6 @@
 """Which nodes have faults, and for how long; which pods have failed. Kept current from the state of the cluster."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
@@ -125,12 +125,24 @@ class FaultWatch:
 
     def is_lost(self, node: str) -> bool:
         """Whether the kubelet of a node can't confirm that a pod has ended."""
-        return _why_lost(self._cluster.nodes.get(node), node) is not None
+        return why_lost(self._cluster.nodes.get(node), node) is not None
 
-    def is_lost_for_long(self, node: str) -> bool:
-        """The same, for longer than a node may be missing or not Ready."""
-        lost_s = self._lost_s.get(node)
-        return lost_s is not None and lost_s + self._not_ready_s <= self._monotonic()
+    @property
+    def lost(self) -> Collection[str]:
+        """The nodes that are missing or not Ready."""
+        return self._lost_s.keys()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no node has a fault, and no pod has failed."""
+        return not (self._seen or self._lost_s or self._failed)
+
+    async def begin_anew(self) -> None:
+        """Count from now for how long each fault lasts: what was in between is not known."""
+        self._seen.clear()
+        self._lost_s.clear()
+        self._revision = None
+        await self.look()
 
     def pods(self) -> Iterator[Pod]:
         """Yield the pods on nodes with faults, and those that have failed."""
@@ -159,7 +171,7 @@ class FaultWatch:
             self._lost_s.pop(name, None)
             self._seen.pop(name, None)
             return
-        now_s, lost = self._monotonic(), _why_lost(record, name)
+        now_s, lost = self._monotonic(), why_lost(record, name)
         if lost is None:
             self._lost_s.pop(name, None)
         is_over = lost is not None and self._lost_s.setdefault(name, now_s) + self._not_ready_s <= now_s
@@ -214,7 +226,13 @@ def _lasting(faults: NodeFaults, since_s: Mapping[str | int, float], now_s: floa
     return NodeFaults(whole, chips, sub_healthy) if lasting else NO_FAULTS
 
 
-def _why_lost(record: NodeRecord | None, name: str) -> str | None:
+def why_lost(record: NodeRecord | None, name: str) -> str | None:
+    """Return why the kubelet of a node can't confirm that a pod has ended, a sentence; None if it can.
+
+    Args:
+        record: what is known of the node; None if nothing is.
+        name: its name.
+    """
     if record is None or record.node is None:
         return f"node {name} does not exist"
     return None if record.node.is_ready else f"node {name} is not Ready"

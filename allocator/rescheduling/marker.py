@@ -7,6 +7,7 @@ import structlog
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.decision import Member
+from allocator.rescheduling.faults import Fault
 from allocator.state.job import Job
 from ascend.errors import ApiError, Unreachable
 
@@ -28,14 +29,16 @@ class Marker:
         self._dry_run = dry_run
         self._marked: dict[str, str] = {}
 
+    def unmarked(self, members: Iterable[Member]) -> list[Member]:
+        """Return the faulty ones that are not marked with their fault."""
+        return [each for each in members if each.fault and self._marked.get(each.pod.uid) != _status(each.fault)]
+
     async def mark(self, job: Job, members: Iterable[Member]) -> None:
-        """Annotate the faulty ones; what can't be annotated is logged, and tried again with the next call."""
+        """Annotate faulty pods; what can't be annotated is logged, and tried again with the next call."""
         for member in members:
             if member.fault is None:
                 continue
-            status = f"Unhealthy-{member.fault.kind}"
-            if self._marked.get(member.pod.uid) == status:
-                continue
+            status = _status(member.fault)
             if self._dry_run:
                 self._announcer.plan_mark(job, member.pod, status, member.fault.sentence)
                 continue
@@ -51,3 +54,7 @@ class Marker:
         """Forget pods that are gone, given by their uids."""
         for uid in list(filter(is_gone, self._marked)):
             del self._marked[uid]
+
+
+def _status(fault: Fault) -> str:
+    return f"Unhealthy-{fault.kind}"

@@ -5,7 +5,7 @@ the next leader knows of every deletion.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import structlog
@@ -26,6 +26,7 @@ from allocator.rescheduling.decision import (
     unfinished,
 )
 from allocator.rescheduling.deletions import Deletions
+from allocator.rescheduling.evidence import Evidence, Proof
 from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.faults import FaultKind
 from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
@@ -34,6 +35,7 @@ from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.options import Options
 from allocator.rescheduling.owners import owner_uid, wanted
+from allocator.rescheduling.reading import Reading
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
@@ -60,6 +62,7 @@ class Rescheduler:
     Args:
         cluster: nodes, reports, pods and jobs.
         actions: the requests.
+        reading: reads anew what deletions rest on.
         options: the settings.
         announcer: says what is done, and why something is not.
         records: writes what other programs read; None if nothing does.
@@ -67,13 +70,14 @@ class Rescheduler:
         metrics: counts deletions and what is held back.
         leads: whether this allocator leads still: it may have been suspended.
         now_s: the wall clock, Unix seconds.
-        monotonic: a clock that is not set, in seconds.
+        monotonic: a clock that advances while the process or the machine is suspended, in seconds.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         actions: Actions,
+        reading: Reading,
         options: Options,
         *,
         announcer: Announcer,
@@ -93,7 +97,9 @@ class Rescheduler:
         self._metrics = metrics
         self._leads = leads
         self._now_s = now_s
+        self._monotonic = monotonic
         self._watch = FaultWatch(cluster, options.not_ready_s, monotonic)
+        self._evidence = Evidence(reading, cluster, options.not_ready_s, monotonic)
         self._budget = Budget(options.per_minute, options.per_hour)
         self._limits = Limits(cluster, self._budget)
         self._marker = Marker(actions, announcer, dry_run=options.dry_run)
@@ -105,6 +111,7 @@ class Rescheduler:
             cluster,
             actions,
             self._watch,
+            self._evidence,
             announcer=announcer,
             metrics=metrics,
             leads=leads,
@@ -136,7 +143,8 @@ class Rescheduler:
         self._metrics.dark_zones.set(len(self._extent.dark_zones))
         self._announcer.extent(before, self._extent)
         try:
-            await self._deletions.follow(self.memory)
+            await self._see()
+            await self._deletions.follow(self.memory, self._stays)
             for job, pods in (await self._jobs()).items():
                 await self._try(job, pods)
             self._forget()
@@ -159,6 +167,49 @@ class Rescheduler:
         memory = await restore(self._actions, self._cluster, self._now_s)
         if memory is not None:
             self.memory, self._is_loaded = memory, True
+
+    # What is true now.
+
+    async def _see(self) -> None:
+        """Make sure that the API server answers, and read the nodes that may be lost; after a gap all begins anew.
+
+        Raises:
+            ApiError: the API server refuses.
+            Unreachable: it does not answer.
+        """
+        recovers = any(each.is_open for each in self.memory.jobs.values())
+        if self._watch.is_quiet and not recovers and not self.memory.force_deleted:
+            self._evidence.contact.rest()
+            return
+        if not await self._evidence.touch():
+            await self._watch.begin_anew()
+            self._deletions.begin_anew()
+            for recovery in self.memory.jobs.values():
+                recovery.waits_since_s = None
+        await self._evidence.see([name async for name in self._suspects()])
+
+    async def _suspects(self) -> AsyncIterator[str]:
+        """Yield the nodes that are not Ready, if pods would be deleted for that."""
+        if self._extent.stopped is not None:
+            return
+        followed = {each.node for recovery in self.memory.jobs.values() for each in recovery.deleted.values()}
+        turn = Turn()
+        for name in {*self._watch.lost, *filter(self._watch.has_no_object, followed)}:
+            await turn.share()
+            record = self._cluster.nodes.get(name)
+            pods = [self._cluster.pods.get(uid) for uid in record.holdings] if record is not None else []
+            concerned = name in followed or any(pod is not None and self._is_rescheduled(pod) for pod in pods)
+            if concerned and self._watch.why_dark(name, self._extent) is None:
+                yield name
+
+    def _is_rescheduled(self, pod: Pod) -> bool:
+        try:
+            return switches_of(self._cluster.jobs.job_of(pod), [pod]).mode is not Mode.OFF
+        except InvalidValue:
+            return False
+
+    def _stays(self, node: str) -> bool:
+        return self._extent.stopped is not None or self._watch.why_dark(node, self._extent) is not None
 
     # Which jobs.
 
@@ -206,13 +257,14 @@ class Rescheduler:
         if switches.mode is Mode.OFF:
             return
         members = [self._member(job, pod, switches) for pod in pods]
-        faulty = [each.pod for each in members if each.fault is not None]
         if not switches.mode.is_external:
             await self._decide(job, members, switches)
-        elif faulty and self._extent.stopped is not None:
-            self._announcer.hold(job, faulty[0], f"nothing is marked: {self._extent.stopped}")
-        elif self._leads():
-            await self._marker.mark(job, members)
+        elif (faulty := self._marker.unmarked(members)) and self._evidence.is_due(faulty):
+            why_not = self._extent.stopped or await self._evidence.why_not(job, faulty, switches)
+            if why_not is not None:
+                self._announcer.hold(job, faulty[0].pod, f"nothing is marked: {why_not}")
+            elif self._leads():
+                await self._marker.mark(job, faulty)
 
     def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
         node = pod.spec.node_name
@@ -240,19 +292,22 @@ class Rescheduler:
         choice = choose(members, switches, stage if is_wider else Stage.PODS, recovery.damaged, left)
         if not choice.pods:
             await self._end_if_whole(job, recovery)
-        if not choice.pods or now_s < recovery.retry_at_s:
+        if not choice.pods or now_s < recovery.retry_at_s or not self._evidence.is_due(choice.pods):
             return
         dark = (self._watch.why_dark(each.pod.spec.node_name, self._extent) for each in choice.pods)
         stopped = self._extent.stopped or next(filter(None, dark), None)
         why_not = self._limits.why_not(
             choice, recovery, switches, stopped=stopped, recent=self.memory.recent, now_s=now_s
         )
+        proof = Proof(self._evidence, job, choice.pods, switches, is_begun=bool(left), monotonic=self._monotonic)
+        if why_not is None and (unproved := await proof.why_not()) is not None:
+            why_not = f"nothing is deleted: {unproved}"
         if why_not is not None:
             self._announcer.hold(job, choice.pods[0].pod, why_not)
             return
         if not is_again(choice, recovery):
             recovery.some_stayed = len(choice.pods) < len(members)
-        await self._carry_out(job, choice, recovery, switches)
+        await self._carry_out(job, choice, recovery, switches, proof)
 
     def _recovery(self, job: Job, members: list[Member]) -> Recovery:
         owners = sorted({owner_uid(each.pod) for each in members})
@@ -267,7 +322,7 @@ class Rescheduler:
         recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
         return recovery
 
-    async def _carry_out(self, job: Job, choice: Choice, recovery: Recovery, switches: Switches) -> None:
+    async def _carry_out(self, job: Job, choice: Choice, recovery: Recovery, switches: Switches, proof: Proof) -> None:
         why = choice.why
         if self._options.dry_run:
             self._announcer.plan(job, choice, why)
@@ -306,7 +361,7 @@ class Rescheduler:
             raise
         if self._reset_configs is not None:
             await self._reset_configs.tell_deleted(choice, switches)
-        deleted = await self._deletions.carry_out(job, choice, why, self.memory)
+        deleted = await self._deletions.carry_out(job, choice, why, self.memory, proof)
         self.memory.recent[-1] = (now_s, len(deleted.pods))  # a refused deletion uses up no budget
         if deleted.pods and self._records is not None:
             await self._records.rescheduled(job, deleted, now_s)

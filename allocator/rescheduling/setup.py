@@ -7,6 +7,7 @@ from allocator.observe.refusal_events import Publish
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.options import Options
+from allocator.rescheduling.reading import Reading
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
@@ -38,7 +39,7 @@ def make_rescheduler(
     metrics: AllocatorMetrics,
     leads: Callable[[], bool],
     now_ns: Callable[[], int],
-    monotonic: Callable[[], float],
+    boot_s: Callable[[], float],
 ) -> Rescheduler | None:
     """Make the rescheduler; None if the settings say that nothing is rescheduled.
 
@@ -50,7 +51,7 @@ def make_rescheduler(
         metrics: counts deletions and what is held back.
         leads: whether this allocator leads.
         now_ns: the wall clock, Unix nanoseconds.
-        monotonic: a clock that is not set, in seconds.
+        boot_s: a clock that is not set, and advances while the process or the machine is suspended, in seconds.
     """
     if settings.reschedule == "off":
         return None
@@ -66,12 +67,13 @@ def make_rescheduler(
     return Rescheduler(
         cluster,
         Actions(client, settings.lease_namespace, stored, evicts=evicts),
+        Reading(client, cluster, settings.node_health_namespace),
         options,
         announcer=Announcer(publish),
-        records=RecordWriter(client, cluster, monotonic) if settings.reschedule_records else None,
+        records=RecordWriter(client, cluster, boot_s) if settings.reschedule_records else None,
         reset_configs=ResetConfigs(client) if settings.reschedule_reset_config else None,
         metrics=metrics,
         leads=leads,
-        now_s=steady(now_ns, monotonic),
-        monotonic=monotonic,
+        now_s=steady(now_ns, boot_s),
+        monotonic=boot_s,
     )

@@ -67,6 +67,11 @@ class ClusterInfo:
         prefix = _prefix(config_map.name)
         return set() if prefix is None else self._take(config_map, prefix, {})
 
+    def sources(self, node: str) -> set[str]:
+        """Return the names of the ConfigMaps that say something of a node."""
+        keys = (prefix + node for prefix in (NAME_PREFIX, NODE_INFO_PREFIX, _SWITCH_INFO_PREFIX))
+        return {self._texts[key][0] for key in keys if key in self._texts}
+
     def combine(self, node: str, own: NodeReport | Refusal) -> NodeReport | Refusal:
         """Return the report of a node's device plugin with what ClusterD says of the node.
 

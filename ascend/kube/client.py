@@ -234,10 +234,18 @@ class KubeClient:
         path = resource.path(namespace=namespace, name=name)
         return decode(await self.request("GET", path, timeout_s=timeout_s), resource.type)
 
-    async def list_objects(self, resource: Resource[T], namespace: str = "", *, field_selector: str = "") -> list[T]:
+    async def list_objects(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        field_selector: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> list[T]:
         """List all objects of a kind in one response; use a reflector to keep a copy current."""
         query = {"fieldSelector": field_selector} if field_selector else None
-        page = decode(await self.request("GET", resource.path(namespace=namespace), query=query), _ObjectList, "list")
+        body = await self.request("GET", resource.path(namespace=namespace), query=query, timeout_s=timeout_s)
+        page = decode(body, _ObjectList, "list")
         return [decode(item, resource.type) for item in page.items or ()]
 
     async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
@@ -262,7 +270,14 @@ class KubeClient:
         return decode(answer, resource.type)
 
     async def delete(
-        self, resource: Resource[T], name: str, namespace: str = "", *, uid: str = "", grace_s: int | None = None
+        self,
+        resource: Resource[T],
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        version: str = "",
+        grace_s: int | None = None,
     ) -> None:
         """Delete an object.
 
@@ -271,11 +286,13 @@ class KubeClient:
             name: its name.
             namespace: its namespace.
             uid: the uid that it must have, else ``Conflict`` is raised; empty for any.
+            version: the same of its resourceVersion.
             grace_s: the grace period of a pod; None for its own.
         """
         options: JsonObject = {}
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        required = {"uid": uid, "resourceVersion": version}
+        if preconditions := {key: value for key, value in required.items() if value}:
+            options["preconditions"] = preconditions
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         await self.request("DELETE", resource.path(namespace=namespace, name=name), body=options or None)

@@ -1,5 +1,6 @@
 """A rescheduler on a clock that the test sets; its requests are applied to the state of a small cluster at once."""
 
+import dataclasses
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -12,20 +13,68 @@ from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory, decode, encode
 from allocator.rescheduling.options import Options
+from allocator.rescheduling.reading import READ_S, Reading
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
+from allocator.state.node import NodeRecord
+from allocator.state.report import read_report
 from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
-from ascend.errors import ApiError
+from ascend.errors import ApiError, Unreachable
 from ascend.kube.events import Regarding
-from ascend.kube.objects import ConfigMap, Pod
+from ascend.kube.objects import ConfigMap, Node, Pod
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
 
 OPTIONS = Options(dry_run=False, not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
+STEP_S, LONG_S = 4.0, 3600.0
+"""Looks come so closely, but for a while that is longer: then nothing is looked at."""
 
 
 class Crashed(BaseException):
     """The process ends; no handler of errors sees it."""
+
+
+class Server(Reading):
+    """What the API server has: what the cluster has seen, unless ``now`` says something else.
+
+    Attributes:
+        now: nodes, pods and reports by name of their node, as they are now; None for one that is gone.
+        silent: whether it does not answer.
+        answers_after_s: how long it takes for an answer.
+        seen: time, name and whether it was Ready, of each read of a node.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.now: dict[str, Node | Pod | ConfigMap | None] = {}
+        self.silent = False
+        self.answers_after_s = 0.0
+        self.seen: list[tuple[float, str, bool]] = []
+
+    async def anything(self) -> None:
+        self.world.now_s += READ_S if self.silent else self.answers_after_s
+        if self.silent:
+            raise Unreachable("no answer")
+
+    async def node(self, name: str) -> Node | None:
+        await self.anything()
+        known = self.world.cluster.nodes.get(name)
+        found = self.now.get(name, known.node if known is not None else None)
+        assert found is None or isinstance(found, Node)
+        self.seen.append((self.world.now_s, name, found is not None and found.is_ready))
+        return found
+
+    async def pod(self, pod: Pod) -> Pod | None:
+        await self.anything()
+        found = self.now.get(pod.name, self.world.cluster.pods.get(pod.uid))
+        assert found is None or isinstance(found, Pod)
+        return found if found is not None and found.uid == pod.uid else None
+
+    async def record(self, name: str) -> NodeRecord:
+        known = self.world.cluster.nodes[name]
+        report = self.now.get(f"report {name}")
+        own = read_report(report) if isinstance(report, ConfigMap) else known.report
+        return dataclasses.replace(known, node=await self.node(name), report=own)
 
 
 class Scene(Actions):
@@ -44,6 +93,7 @@ class Scene(Actions):
         is_leader: whether it leads.
         asked: how often it was asked whether it leads.
         leads_until: as the value of ``asked`` gets larger, another one leads; None if that does not happen.
+        server: what the API server has.
         metrics: those of the rescheduler that was started last.
     """
 
@@ -62,6 +112,7 @@ class Scene(Actions):
         self.is_leader, self.asked = True, 0
         self.leads_until: int | None = None
         self.options = OPTIONS._replace(**options)
+        self.server = Server(self.world)
         self.rescheduler = self.start()
 
     def start(self) -> Rescheduler:
@@ -71,6 +122,7 @@ class Scene(Actions):
         return Rescheduler(
             cluster,
             self,
+            self.server,
             self.options,
             announcer=Announcer(self._publish),
             records=self.records,
@@ -106,7 +158,15 @@ class Scene(Actions):
         return list(dict.fromkeys(reason for reason, _ in self.said))
 
     async def look(self, after_s: float = 0.0) -> list[str]:
-        """Look after a while; return the names of the pods that are deleted then."""
+        """Look all the time for a while; return the names of the pods that are deleted in it."""
+        before, until_s = len(self.deleted), self.world.now_s + after_s
+        while self.world.now_s + STEP_S < until_s <= self.world.now_s + LONG_S:
+            self.world.now_s += STEP_S
+            await self.rescheduler.look()
+        return sorted([*(name for name, _ in self.deleted[before:]), *await self.look_once(until_s - self.world.now_s)])
+
+    async def look_once(self, after_s: float) -> list[str]:
+        """Look after a while in which nothing was looked at; return the names of the pods that are deleted then."""
         self.world.now_s += after_s
         before = len(self.deleted)
         await self.rescheduler.look()

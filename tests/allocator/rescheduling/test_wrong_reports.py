@@ -123,7 +123,9 @@ async def test_pods_in_a_zone_that_went_dark_stay_and_others_go() -> None:
     why = "it stays on its node: 3 of 3 nodes of zone dark are not Ready, which is taken for a network that is cut off"
     assert [note for _, note in stage.said if note.startswith("it stays")] == [why] * 3
     stage.world.add(in_zone("n1", "dark"), in_zone("n2", "dark"))
-    assert await stage.look(30.0) == ["j3-0"]
+    assert await stage.look() == []
+    assert await stage.look(29.0) == []
+    assert await stage.look(1.0) == ["j3-0"]
     assert stage.metric("rescheduling_dark_zones") == 0
 
 
@@ -132,7 +134,7 @@ async def test_a_job_with_a_pod_in_a_dark_zone_is_not_ended_by_a_fault_elsewhere
     stage.world.add(*(in_zone(f"n{n}", "dark", ready=False) for n in (1, 2)), report("n3", unhealthy=[0]))
     await stage.look()
     assert await stage.look(30.0) == []
-    assert "nothing is deleted: 2 of 2 nodes of zone dark are not Ready" in stage.said[-1][1]
+    assert any(note.startswith("nothing is deleted: 2 of 2 nodes of zone dark are not Ready") for _, note in stage.said)
 
 
 @pytest.mark.parametrize("lit", [True, False])
