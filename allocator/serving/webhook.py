@@ -10,7 +10,6 @@ one can have chips reserved.
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from http import HTTPStatus
 from typing import Final, Literal
 
 import msgspec
@@ -26,12 +25,11 @@ from ascend.kube.objects import Pod, SchedulingGate
 from ascend.reasons import Reason
 from ascend.serving.bodies import BodyRefused
 from ascend.serving.counts import Cause
-from ascend.serving.http import read_body
+from ascend.serving.http import read_body, refuse_body
 
 _VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403
 _NOT_FOUND = 404
-_TOO_LARGE: Final = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 _UNAVAILABLE = 503
 _REFUSED: Final[Mapping[Reason, int]] = {
     Reason.NOT_LEADER: _UNAVAILABLE,
@@ -198,7 +196,7 @@ class Webhook:
 async def _read(request: web.Request) -> _Request:
     body = await read_body(request, POD_BYTES)
     if _is_too_much(body):
-        raise BodyRefused(f"the request has more than {MOST_VALUES:,} values", Cause.BODY_SIZE, _TOO_LARGE)
+        raise refuse_body(request, Cause.BODY_VALUES, MOST_VALUES)
     return _request_of(body)
 
 

@@ -161,6 +161,7 @@ def refused(cause: Cause, most: int = 0) -> BodyRefused:
     """The error for a body that is refused for this cause."""
     status, sentence = {
         Cause.BODY_SIZE: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the request has more than {most:,} bytes"),
+        Cause.BODY_VALUES: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the request has more than {most:,} values"),
         Cause.BODY_TIME: (HTTPStatus.REQUEST_TIMEOUT, "the body of the request has not arrived in time"),
     }.get(cause, (HTTPStatus.SERVICE_UNAVAILABLE, "too many bytes of requests at a time, try again"))
     return BodyRefused(sentence, cause, status)

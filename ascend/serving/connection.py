@@ -104,7 +104,14 @@ class Connection(web.RequestHandler):
         self._release()
         self.port.forget(self)
         super().connection_lost(exc)
-        self.wire = None  # it refers to this connection, and has buffers of 256 KiB
+
+    async def start(self) -> None:
+        """Answer requests until the connection ends."""
+        try:
+            await super().start()
+        except asyncio.CancelledError as error:
+            error.__traceback__ = None  # a frame of aiohttp's refers to the task, which keeps the error
+            raise
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""

@@ -31,6 +31,8 @@ class Cause(StrEnum):
     """The client did not take the answer in time."""
     BODY_SIZE = "body_size"
     """The body is larger than its path allows, or its length is not given."""
+    BODY_VALUES = "body_values"
+    """The body has more JSON values than its path allows."""
     BODY_TIME = "body_time"
     """The body did not arrive in time."""
     BODY_BUDGET = "body_budget"
@@ -59,7 +61,7 @@ class Refusals:
             f"{prefix}_http_refusals_total",
             "Connections and requests over HTTP that were refused or ended, by cause: connections, address (it has"
             " too many), descriptors, handshake, header, write (the answer was not taken in time), body_size,"
-            " body_time, body_budget (too many bytes of bodies at a time)",
+            " body_values (too many JSON values), body_time, body_budget (too many bytes of bodies at a time)",
             ["cause"],
             registry=registry,
         )

@@ -74,6 +74,14 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
     return listening
 
 
+def refuse_body(request: web.Request, cause: Cause, most: int) -> BodyRefused:
+    """The error for a body that was read, and is refused for what is in it; it counts."""
+    connection = request.protocol
+    assert isinstance(connection, Connection)  # noqa: S101 - of serve_http
+    connection.port.refusals.count(cause, connection.address)
+    return refused(cause, most)
+
+
 async def read_body(request: web.Request, most: int, *, is_quick: bool = False) -> bytes:
     """The body of a request; only ``serve_http`` has requests that can be read.
 

@@ -337,7 +337,8 @@ class World(ABC):
             flags |= {"scheduler_names": json.dumps(self.setup.schedulers)}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
-                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "bindings"}
+                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key)}
+                flags |= {"webhooks": self.setup.webhooks or "bindings"}
             if self.setup.allocators > 1:
                 flags |= {"leader_election": "true", "lease_duration_s": str(LEASE_S)}
             program = BIN / "ascend-allocator"

@@ -384,6 +384,8 @@ async def test_a_pod_of_many_tiny_values_is_not_decoded(allocator: Allocator) ->
             async with http.post(url, data=refused) as response:
                 assert response.status == 413
                 assert "more than 100,000 values" in await response.text()
+        _, page = await allocator.get("/metrics")
+        assert 'ascend_allocator_http_refusals_total{cause="body_values"} 2.0' in page
         async with http.post(url, data=small) as response:
             assert response.status == 400  # it is decoded: a comma too many
 

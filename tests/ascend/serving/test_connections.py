@@ -256,11 +256,12 @@ def test_a_full_table_of_descriptors_ends_nothing(new_loop: NewLoop) -> None:
 
 
 HALF = f"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: {MOST}\r\n\r\n" + "x" * (MOST - 1)
+REFUSED = f"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: {MOST + 1}\r\n\r\n" + "x" * MOST
 UPGRADE = "GET /hi HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
 
 
 @LOOPS
-@pytest.mark.parametrize("sent", [HALF, UPGRADE + "z" * 500_000], ids=["half", "nonsense"])
+@pytest.mark.parametrize("sent", [HALF, REFUSED, UPGRADE + "z" * 500_000], ids=["half", "refused", "nonsense"])
 def test_a_connection_that_has_ended_leaves_nothing_to_collect(new_loop: NewLoop, tmp_path: Path, sent: str) -> None:
     server, stranger, _ = contexts(tmp_path)
 
@@ -273,7 +274,8 @@ def test_a_connection_that_has_ended_leaves_nothing_to_collect(new_loop: NewLoop
                 caller = await port.connect(tls=stranger)
                 caller.send(sent)
                 with suppress(ConnectionError):
-                    await caller.reader.read()
+                    await caller.reader.read(1)
+                    caller.close()
             await until(lambda: port.connections == 0)
             await until(lambda: left() == before)
 
