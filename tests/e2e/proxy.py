@@ -1,5 +1,5 @@
 """A proxy of the API server that can hold individual requests, so that a program can be killed at that point, and that
-can delay watches.
+can delay watches, and be silent as a half-open connection is.
 
 The programs use it over plain HTTP with their own tokens. It forwards everything, watches chunk by chunk.
 """
@@ -55,8 +55,11 @@ class ApiProxy:
         self._upstream = upstream
         self._ssl: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca) if ca is not None else False
         self._gates: list[Gate] = []
+        self._silences: list[Gate] = []
         self.watch_delay_s: Callable[[], float] = lambda: 0.0
         """How long to hold the next event of a watch; those after it wait as well."""
+        self.answer_delay_s = 0.0
+        """How long to hold each request."""
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -89,9 +92,27 @@ class ApiProxy:
             self._gates.remove(gate)
             gate.opened.set()
 
+    @asynccontextmanager
+    async def silence(self, path: str) -> AsyncIterator[None]:
+        """Pass nothing on of matching requests and of their answers, until the block ends; connections stay open."""
+        silence = Gate("", re.compile(path))
+        self._silences.append(silence)
+        try:
+            yield
+        finally:
+            self._silences.remove(silence)
+            silence.opened.set()
+
+    async def _heard(self, path: str) -> None:
+        for silence in list(self._silences):
+            if silence.path.search(path):
+                await silence.hold()
+
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         gates = [each for each in self._gates if each.method == request.method and each.path.search(request.path_qs)]
         body = await request.read()
+        await self._heard(request.path_qs)
+        await asyncio.sleep(self.answer_delay_s)
         for gate in gates:
             if not gate.after:
                 await gate.hold()
@@ -109,6 +130,7 @@ class ApiProxy:
             try:
                 await response.prepare(request)
                 async for chunk in _late(answer.content, lambda: self.watch_delay_s() if is_watch else 0.0):
+                    await self._heard(request.path_qs)
                     await response.write(chunk)
                 await response.write_eof()
             finally:
