@@ -92,6 +92,16 @@ class AllocatorMetrics(Collector):
             "Zones whose nodes are not Ready, so that no pods are deleted there",
             registry=self.registry,
         )
+        self.rescheduling_shortened = Gauge(
+            "ascend_allocator_rescheduling_shortened_jobs",
+            "Jobs of which not all that the next leader has to know of their faults fits into its ConfigMap",
+            registry=self.registry,
+        )
+        self.rescheduling_unread = Gauge(
+            "ascend_allocator_rescheduling_unread_entries",
+            "Parts of what a former leader has remembered of faults that can't be read, and hold rescheduling back",
+            registry=self.registry,
+        )
         self.http = Refusals("ascend_allocator", self.registry)
         self.registry.register(self)
 

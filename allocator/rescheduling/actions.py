@@ -1,5 +1,6 @@
 """The requests of rescheduling: pods are deleted or evicted, marked, and what is remembered is stored."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
@@ -20,6 +21,7 @@ log = structlog.get_logger()
 
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 CONDITION_REASON: Final = "DeletionByAscendAffinity"
+_NAMED: Final = 10
 _ATTEMPTS: Final = 3
 """How often a pod that changes at the same time is read anew: pods of a job that fails report that."""
 
@@ -32,13 +34,24 @@ class Actions:
         namespace: of the ConfigMap with what is remembered.
         name: its name.
         evicts: whether pods are evicted, which heeds PodDisruptionBudgets, instead of deleted.
+        shortened: called with the number of jobs of which not all that is remembered fits, when it was stored.
     """
 
-    def __init__(self, client: KubeClient, namespace: str, name: str, *, evicts: bool) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        namespace: str,
+        name: str,
+        *,
+        evicts: bool,
+        shortened: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self._client = client
         self._namespace = namespace
         self._name = name
         self._evicts = evicts
+        self._shortened = 0
+        self._tell_shortened = shortened
 
     async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
         """Delete or evict a pod, read anew before; one that is gone, or is being deleted, needs nothing.
@@ -113,7 +126,6 @@ class Actions:
         """Read what is remembered, at a time in Unix seconds.
 
         Raises:
-            InvalidValue: it is malformed as a whole.
             ApiError: the API server refuses.
             Unreachable: it does not answer.
         """
@@ -123,17 +135,34 @@ class Actions:
             return Memory()
         memory, unreadable = memories.decode(found.data, now_s)
         for sentence in unreadable:
-            log.warning("something that is remembered of faults can't be read: left out", error=sentence)
+            log.warning("what is remembered of faults can't be read", config_map=self._stored_in, error=sentence)
         return memory
 
     async def save(self, memory: Memory) -> None:
-        """Store what is remembered.
+        """Store what is remembered; nothing is stored over what can't be read as a whole.
 
         Raises:
             ApiError: the API server refuses.
-            Unreachable: it does not answer.
+            Unreachable: it does not answer, or too many pods deleted by force would have to be remembered.
         """
-        await config_maps.store(self._client, self._namespace, self._name, memories.encode(memory))
+        if memory.broken:
+            return
+        packing = memories.Packing(memory)
+        data = await asyncio.to_thread(packing.pack)
+        await config_maps.store(self._client, self._namespace, self._name, data)
+        if len(packing.shortened) > self._shortened:
+            log.warning(
+                "not all that is to be remembered of faults fits: the next leader knows only counts of these jobs",
+                config_map=self._stored_in,
+                jobs=packing.shortened[:_NAMED],
+                number=len(packing.shortened),
+            )
+        self._shortened = len(packing.shortened)
+        self._tell_shortened(self._shortened)
+
+    @property
+    def _stored_in(self) -> str:
+        return f"{self._namespace}/{self._name}"
 
     async def _delete(self, pod: Pod, grace_s: int | None) -> None:
         """Delete a pod if it is as it was read."""

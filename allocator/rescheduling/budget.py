@@ -10,6 +10,8 @@ WINDOW_S: Final = 60.0
 HOUR_S: Final = 3600.0
 Spent: TypeAlias = tuple[float, int]
 """When pods were deleted, Unix seconds, and how many."""
+UNKNOWN: Final = 1 << 40
+"""So many pods were deleted, if the number can't be read."""
 FEW: Final = 3
 """So many nodes may fail at one time, whatever the share; never more than half of them."""
 _DARK_ABOVE: Final = 2
@@ -46,6 +48,8 @@ class Budget:
                 f"its pods were deleted {count(times, 'time')} within the last hour, and the limit is {self._per_hour}"
             )
         used = sum(number for at_s, number in recent if at_s > now_s - WINDOW_S)
+        if used >= UNKNOWN:
+            return "how many pods were deleted within the last minute can't be read"
         if used and used + pods > self._per_minute:
             return f"{used} pods were deleted within the last minute, and the limit is {self._per_minute}"
         return None

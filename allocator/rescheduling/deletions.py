@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final
 
@@ -107,11 +107,20 @@ class Deletions:
         cuts, cores = ([each.name for each in held.cuts], held.counted_cores) if held is not None else ([], 0)
         return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod), vnpus, cuts, cores)
 
-    def prepare(self, choice: Choice, memory: Memory) -> None:
-        """Keep the chips of pods that will be deleted without their kubelets; then ``memory`` has to be stored."""
-        for each in choice.pods:
-            if choice.at_once and self._watch.is_lost(each.pod.spec.node_name):
-                self._hold(each.pod, memory)
+    def prepare(self, choice: Choice, memory: Memory) -> list[Pod]:
+        """Keep the chips of pods that will be deleted without their kubelets; then ``memory`` has to be stored.
+
+        Returns:
+            The pods whose chips were not kept before.
+        """
+        lost = [each.pod for each in choice.pods if choice.at_once and self._watch.is_lost(each.pod.spec.node_name)]
+        return [pod for pod in lost if self._hold(pod, memory)]
+
+    def withdraw(self, pods: Iterable[Pod], memory: Memory) -> None:
+        """Keep the chips of pods no longer that are not deleted after all, because that could not be stored."""
+        for pod in pods:
+            memory.force_deleted.pop(pod.uid, None)
+            self._cluster.release_deleted(pod.uid, pod.spec.node_name)
 
     async def carry_out(self, job: Job, choice: Choice, why: str, memory: Memory, proof: Proof) -> Choice:
         """Delete the pods of a decision; one that can't be deleted is looked at again.
@@ -203,9 +212,9 @@ class Deletions:
                     late.append(pod)
         self._followed_s = followed_s
         late = [pod for pod in late if self._is_due(pod, memory)]
-        held = [self._hold(pod, memory) for pod in late]
-        if is_changed or is_released or any(held):
-            await self._actions.save(memory)
+        held = [pod for pod in late if self._hold(pod, memory)]
+        if is_changed or is_released or held:
+            await self._store(held, memory)
         for pod in late:
             if self._leads():
                 await self._force(pod, memory)
@@ -213,7 +222,7 @@ class Deletions:
     async def _release(self, memory: Memory) -> bool:
         """Free the chips of pods deleted by force whose containers have ended by now; return whether there were any."""
         now_s, is_changed = self._now_s(), False
-        for uid, each in list(memory.force_deleted.items()):
+        for uid, each in [*memory.force_deleted.items(), *memory.doubtful.items()]:
             if self._watch.is_lost(each.node):
                 self._lost_s[uid] = now_s
             is_over = max(self._lost_s.setdefault(uid, now_s), each.ends_s) + RELEASE_AFTER_S <= now_s
@@ -224,9 +233,9 @@ class Deletions:
                 self._lost_s[uid] = now_s
             if is_over and uid not in self._cluster.pods:
                 self._cluster.release_deleted(uid, each.node)
-                del memory.force_deleted[uid]
+                is_changed |= memory.force_deleted.pop(uid, None) is not None
+                memory.doubtful.pop(uid, None)
                 self._lost_s.pop(uid, None)
-                is_changed = True
         return is_changed
 
     def _never_ends(self, each: Deleted) -> bool:
@@ -248,8 +257,16 @@ class Deletions:
     async def _delete_by_force(self, pod: Pod, memory: Memory) -> None:
         """Delete a pod without its kubelet; its chips stay held until that has been Ready again for a while."""
         if self._hold(pod, memory):
-            await self._actions.save(memory)
+            await self._store([pod], memory)
         await self._actions.delete_by_force(pod)
+
+    async def _store(self, held: Iterable[Pod], memory: Memory) -> None:
+        """Store a memory; if that can't be, the chips that are held now are not."""
+        try:
+            await self._actions.save(memory)
+        except (ApiError, Unreachable):
+            self.withdraw(held, memory)
+            raise
 
     def _hold(self, pod: Pod, memory: Memory) -> bool:
         """Let a pod hold its chips even when it is gone; return whether that has to be stored."""

@@ -105,6 +105,7 @@ class Rescheduler:
         self._marker = Marker(actions, announcer, dry_run=options.dry_run)
         self._extent = Extent()
         self._is_loaded = False
+        self._loaded_s = 0.0
         self._is_stored = True
         self.memory = Memory()
         self._deletions = Deletions(
@@ -137,8 +138,13 @@ class Rescheduler:
             await self.load()
             if not self._is_loaded:
                 return
+        if self.memory.broken and self._loaded_s + LOAD_AGAIN_S <= self._monotonic():
+            await self.load()
         await self._watch.look()
         before, self._extent = self._extent, await self._watch.extent(self._options.faulty_share)
+        if self.memory.broken:
+            why = f"what is remembered of faults can't be read, repair it or delete its ConfigMap: {self.memory.broken}"
+            self._extent = replace(self._extent, stopped=why)
         self._metrics.rescheduling_stopped.set(self._extent.stopped is not None)
         self._metrics.dark_zones.set(len(self._extent.dark_zones))
         self._announcer.extent(before, self._extent)
@@ -165,8 +171,11 @@ class Rescheduler:
         are placed, but nothing is rescheduled.
         """
         memory = await restore(self._actions, self._cluster, self._now_s)
+        self._loaded_s = self._monotonic()
         if memory is not None:
+            memory.doubtful = self.memory.doubtful | memory.doubtful
             self.memory, self._is_loaded = memory, True
+            self._note_unread()
 
     # What is true now.
 
@@ -178,7 +187,8 @@ class Rescheduler:
             Unreachable: it does not answer.
         """
         recovers = any(each.is_open for each in self.memory.jobs.values())
-        if self._watch.is_quiet and not recovers and not self.memory.force_deleted:
+        holds = self.memory.force_deleted or self.memory.doubtful
+        if self._watch.is_quiet and not recovers and not holds:
             self._evidence.contact.rest()
             return
         if not await self._evidence.touch():
@@ -257,6 +267,10 @@ class Rescheduler:
         if switches.mode is Mode.OFF:
             return
         members = [self._member(job, pod, switches) for pod in pods]
+        if (unread := self.memory.unread_jobs.get(job.key.plan)) is not None:
+            if any(each.fault is not None for each in members):
+                self._announcer.hold(job, pods[0], f"what is remembered of job {job.key} can't be read: {unread.why}")
+            return
         if not switches.mode.is_external:
             await self._decide(job, members, switches)
         elif (faulty := self._marker.unmarked(members)) and self._evidence.is_due(faulty):
@@ -351,10 +365,11 @@ class Rescheduler:
             recovery.deleted[each.pod.uid] = self._deletions.note(each.pod, at_once=choice.at_once)
         self.memory.jobs[job.key.plan] = recovery
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
-        self._deletions.prepare(choice, self.memory)
+        held = self._deletions.prepare(choice, self.memory)
         try:
             await self._actions.save(self.memory)
         except (ApiError, Unreachable):
+            self._deletions.withdraw(held, self.memory)
             self.memory.recent.pop()
             for uid in uids:
                 del recovery.deleted[uid]
@@ -399,8 +414,24 @@ class Rescheduler:
             if not is_there and not recovery.deleted and recovery.changed_s + FORGET_S <= now_s:
                 del self.memory.jobs[plan]
                 self._cluster.faulty_nodes.note(JobKey.of_plan(plan), ())
+        if self.memory.unread_jobs or self.memory.unread_pods:
+            self._forget_unread()
         for each in (self._announcer, self._marker):
             each.forget(lambda uid: uid not in self._cluster.pods)
+
+    def _forget_unread(self) -> None:
+        """Forget what can't be read of jobs that are gone, and of pods whose containers have ended, after a day."""
+        if self._loaded_s + FORGET_S > self._monotonic():
+            return
+        for plan in [plan for plan in self.memory.unread_jobs if JobKey.of_plan(plan) not in self._cluster.jobs.by_key]:
+            del self.memory.unread_jobs[plan]
+        if not self.memory.doubtful:
+            self.memory.unread_pods.clear()
+        self._note_unread()
+
+    def _note_unread(self) -> None:
+        memory = self.memory
+        self._metrics.rescheduling_unread.set(len(memory.unread_jobs) + len(memory.unread_pods) + bool(memory.broken))
 
 
 def _is_running(pod: Pod) -> bool:

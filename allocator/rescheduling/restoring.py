@@ -8,10 +8,12 @@ from typing import Final
 import structlog
 
 from allocator.rescheduling.actions import Actions
-from allocator.rescheduling.memory import Memory
+from allocator.rescheduling.fault_watch import why_lost
+from allocator.rescheduling.memory import Deleted, Memory
 from allocator.rules.job import JobKey
 from allocator.state.cluster import Cluster
-from ascend.errors import ApiError, InvalidValue, Unreachable
+from ascend.chips import chip_ids
+from ascend.errors import ApiError, Unreachable
 
 log = structlog.get_logger()
 
@@ -22,7 +24,8 @@ _REFUSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 async def restore(actions: Actions, cluster: Cluster, now_s: Callable[[], float]) -> Memory | None:
     """Return what is remembered, and tell the state of the cluster which chips are held and where ranks were.
 
-    An API server that does not answer is asked until it does; malformed data is replaced.
+    An API server that does not answer is asked until it does. What can't be read of pods deleted by force may have held
+    any chip of a node that is not Ready now: these are held as if they had been such a pod's.
 
     Args:
         actions: the requests.
@@ -32,20 +35,17 @@ async def restore(actions: Actions, cluster: Cluster, now_s: Callable[[], float]
     Returns:
         What is remembered; None if the API server refuses to say.
     """
-    memory = Memory()
     while True:
         try:
             memory = await actions.load(now_s())
-            break
-        except InvalidValue as error:
-            log.warning("what is remembered of faults can't be read, and is replaced", error=error.message)
             break
         except (ApiError, Unreachable) as error:
             log.warning("nothing is rescheduled: can't read what is remembered of faults", error=str(error))
             if isinstance(error, ApiError) and error.status in _REFUSED:
                 return None
         await asyncio.sleep(RETRY_S)
-    for uid, each in memory.force_deleted.items():
+    memory.doubtful = _doubtful(memory, cluster, now_s())
+    for uid, each in (memory.force_deleted | memory.doubtful).items():
         cluster.hold_deleted(uid, each.node, each.holding)
     for plan, recovery in memory.jobs.items():
         key = JobKey.of_plan(plan)
@@ -55,3 +55,17 @@ async def restore(actions: Actions, cluster: Cluster, now_s: Callable[[], float]
             if rank not in known:
                 cluster.blocks.remember(key, rank, spot, now_s())
     return memory
+
+
+def _doubtful(memory: Memory, cluster: Cluster, now_s: float) -> dict[str, Deleted]:
+    """What pods that can't be read may hold: all chips of their node, or of any node, if that is not Ready."""
+    nodes = {each.node for each in memory.unread_pods.values()}
+    concerns_all = bool(memory.broken) or "" in nodes
+    found: dict[str, Deleted] = {}
+    for name, record in cluster.nodes.items():
+        if why_lost(record, name) is None or not (concerns_all or name in nodes):
+            continue
+        chips = record.product.all_chips if record.product is not None else record.held
+        if chips:
+            found[f"unreadable on {name}"] = Deleted("", name, now_s, list(chip_ids(chips)))
+    return found

@@ -66,7 +66,7 @@ def make_rescheduler(
     )
     return Rescheduler(
         cluster,
-        Actions(client, settings.lease_namespace, stored, evicts=evicts),
+        Actions(client, settings.lease_namespace, stored, evicts=evicts, shortened=metrics.rescheduling_shortened.set),
         Reading(client, cluster, settings.node_health_namespace),
         options,
         announcer=Announcer(publish),

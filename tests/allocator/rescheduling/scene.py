@@ -206,7 +206,8 @@ class Scene(Actions):
         return decode(self.stored, now_s)[0]
 
     async def save(self, memory: Memory) -> None:
-        self.stored = encode(memory)
+        if not memory.broken:
+            self.stored = encode(memory)
 
 
 def job(

@@ -140,14 +140,6 @@ async def test_the_first_rule_about_a_deleted_pod_decides(rules: tuple[PodFailur
     assert await stage.settle() == (["train-0", "train-1"] if goes else [])
 
 
-@pytest.mark.parametrize("chip", [-1, 10**12])
-async def test_a_memory_with_impossible_chips_is_replaced(chip: int) -> None:
-    stage = scene(job(1))
-    stage.stored = {"memory": f'{{"force_deleted":{{"u":{{"pod":"a/b","node":"n1","at_s":1,"chips":[{chip}]}}}}}}'}
-    await stage.succeed()
-    assert stage.rescheduler.memory == Memory()
-
-
 async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = scene(job(30), nodes=60, faulty_share=1.0)
     stage.world.add(*(lost(f"n{number}") for number in range(1, 31)))

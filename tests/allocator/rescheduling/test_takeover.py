@@ -2,11 +2,15 @@
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from allocator.rescheduling.memory import Deleted, Memory, encode
+from allocator.rescheduling.actions import Actions
+from allocator.rescheduling.memory import Deleted, Memory, Recovery, encode
+from allocator.state.block_record import Spot
 from ascend.chips import chip_set
+from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer
-from tests.allocator.harness import node_manifest, running
+from tests.allocator.harness import node_manifest, running, write_kubeconfig
 
 NAME = "ascend-allocator-faults"
 SETTINGS: dict[str, Any] = {"reschedule": "on", "lease_namespace": "default", "lease_name": "ascend-allocator"}
@@ -38,3 +42,23 @@ async def test_pods_are_placed_where_the_right_to_read_what_is_remembered_is_mis
         server.fail_next("GET", f"/configmaps/{NAME}$", 403, times=1000)
         async with running(server, tmp_path, **SETTINGS) as allocator:
             assert await allocator.schedule(await allocator.pod("a", 1), ["n1"]) == "n1"
+
+
+async def test_a_large_job_and_thousands_of_forced_deletions_are_known_to_the_next_leader(tmp_path: Path) -> None:
+    names = [f"node-pool-a-{number:05}" for number in range(5_000)]
+    held = {str(uuid4()): Deleted(f"team/worker-{name}", name, 1.0, list(range(8)), at_once=True) for name in names}
+    spots = {rank: Spot(name, rank // 8, str(uuid4())) for rank, name in enumerate(names[:3_000])}
+    recovery = Recovery(["u"], 1.0, chosen=list(held)[:3_000], spots=spots, faulty_nodes=names[:3_000])
+    memory, told = Memory({"StatefulSet default/big": recovery}, held), list[int]()
+    async with ApiServer() as server:
+        await server.create(node_manifest("n1"))
+        async with await KubeClient.connect(str(write_kubeconfig(tmp_path, server))) as client:
+            actions = Actions(client, "default", NAME, evicts=False, shortened=told.append)
+            await actions.save(memory)
+            assert await actions.load(2.0) == memory
+            recovery.spots = {rank: Spot(str(uuid4()), 0, str(uuid4())) for rank in range(30_000)}
+            await actions.save(memory)
+            kept = await actions.load(2.0)
+        assert (kept.force_deleted, kept.jobs["StatefulSet default/big"].spots, told) == (held, {}, [0, 1])
+        async with running(server, tmp_path, **SETTINGS) as allocator:
+            assert {uid for each in allocator.app.cluster.nodes.values() for uid in each.holdings} == set(held)
