@@ -95,7 +95,9 @@ class Injector:
         """
         if not ref.uid:
             # Whoever reaches the webhook could ask by name which pods there are, and have chips reserved for them.
-            raise Refusal(Reason.INVALID_REQUEST, f"pod {ref.key}: the Binding must name its uid (metadata.uid)")
+            # The API server removes the uid of Bindings at the older path.
+            at = f"as posted to pods/{ref.name}/binding; the API server removes that of bindings"
+            raise Refusal(Reason.INVALID_REQUEST, f"pod {ref.key}: the Binding must name its uid (metadata.uid), {at}")
         pod = await self._pods.find(ref)
         if pod is None or pod.spec.node_name or not pod.is_live:
             # The API server does not bind a pod that has a node or has ended, and says so itself.

@@ -92,8 +92,12 @@ def test_an_unmodified_scheduler_gets_chips_in_rings_by_the_webhook(
     uid = cluster.api.create(pod("d", 1, namespace=kube_namespace))["metadata"]["uid"]
     path = pod_path(kube_namespace, "d", "binding")
     refused = refusal(lambda: cluster.api.request("POST", path, binding("d", "n1", {}, uid)))
-    unnamed = refusal(lambda: cluster.api.request("POST", path, binding("d", "n1", {})))
-    assert "must name its uid" in unnamed
+    # At the older path the API server removes the uid.
+    older = f"/api/v1/namespaces/{kube_namespace}/bindings"
+    for where, named in ((path, ""), (older, ""), (older, uid)):
+        posted = binding("d", "n1", {}, named)
+        unnamed = refusal(lambda to=where, body=posted: cluster.api.request("POST", to, body))  # type: ignore[misc]
+        assert "must name its uid (metadata.uid), as posted to pods/d/binding" in unnamed
     assert "denied the request: NotEnoughChips: 1 chip requested, 0 free of 8 healthy" in refused
 
 
@@ -145,6 +149,12 @@ def test_only_configured_writers_may_write_chip_annotations(
         return True
 
     wait_until(is_bound, timeout_s=READY_S, what="the webhook is asked")
+    # Those of other programs are not replaced.
+    other = cluster.api.create(pod("other", 1, namespace=kube_namespace, schedulerName="none"))
+    posted = binding("other", "n2", {"huawei.com/npu": "Ascend910-0"}, other["metadata"]["uid"])
+    path = pod_path(kube_namespace, "other", "binding")
+    told = refusal(lambda: cluster.api.request("POST", path, posted))
+    assert f"{said} huawei.com/npu, by which" in told
     annotations = cluster.api.get(pod_path(kube_namespace, "replaced"))["metadata"]["annotations"]
     assert len(parse_names(annotations[ALLOCATED])) == 2
     assert REAL not in annotations or set(parse_names(annotations[REAL])) == set(parse_names(annotations[ALLOCATED]))

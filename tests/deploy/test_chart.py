@@ -402,7 +402,7 @@ def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple
     kinds = Counter(item["kind"] for item in items)
     assert kinds["ConfigMap"] == (2 if options in (SIMULATED, VARIANTS["simulated, cut"]) else 1)
     assert kinds["ValidatingAdmissionPolicy"] == 7
-    assert kinds["ValidatingAdmissionPolicyBinding"] == 8
+    assert kinds["ValidatingAdmissionPolicyBinding"] == 7
     for item in items:
         # Strict: an unknown or repeated field is an error.
         cluster.api.request("POST", f"{collection(item)}?dryRun=All&fieldValidation=Strict", item)

@@ -188,8 +188,8 @@ async def test_a_binding_without_a_uid_tells_nothing_of_its_pod(
     for binding in (named, bare):
         answer = await review(allocator, "bindings", binding, name=name, dryRun=dry_run)
         assert not answer["allowed"]
-        said = f"InvalidRequest: pod default/{name}: the Binding must name its uid (metadata.uid)"
-        assert answer["status"]["message"] == said
+        said = f"InvalidRequest: pod default/{name}: the Binding must name its uid (metadata.uid), as posted to pods/"
+        assert answer["status"]["message"] == f"{said}{name}/binding; the API server removes that of bindings"
     assert len(allocator.app.ledger) == 0
 
 
