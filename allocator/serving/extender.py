@@ -229,7 +229,7 @@ class Extender:
         """
         most = min(_MOST_BYTES, _POD_BYTES + node_bytes * self._known_nodes())
         try:
-            return await read_body(request, most, is_quick=True)
+            return await read_body(request, most, at_once=most)
         except BodyRefused as error:
             if error.cause is Cause.BODY_SIZE:
                 raise InvalidValue(f"{error}; {NODE_CACHE}") from error

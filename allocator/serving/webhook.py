@@ -43,6 +43,10 @@ POD_BYTES: Final = (3 << 20) + (64 << 10)
 BINDING_BYTES: Final = 1 << 20
 """An AdmissionReview of a Binding: names, and at most the annotations of a pod (256 KiB)."""
 
+AT_ONCE_BYTES: Final = 16 << 10
+"""More than the AdmissionReview of almost every pod, and decoded in a millisecond: strangers may send one on each of
+hundreds of connections, and the leader renews its lease and answers probes meanwhile."""
+
 MOST_VALUES: Final = 100_000
 """The most JSON values of a pod: decoding a million, as in 3 MiB of empty containers, would hold up all others for a
 second. With each of its environment variables come eleven, most of them in ``managedFields``."""
@@ -138,7 +142,7 @@ class Webhook:
         if (closed := self._closed()) is not None:  # a standby reads no body, so it has no uid to answer to
             return _not_read(_UNAVAILABLE, text(closed))
         try:
-            review = _request_of(await read_body(request, BINDING_BYTES))
+            review = _request_of(await read_body(request, BINDING_BYTES, at_once=AT_ONCE_BYTES))
             binding = msgspec.json.decode(review.object, type=_Binding)
             ref = _pod_of(binding.metadata or _Metadata(), review)
         except BodyRefused as error:
@@ -194,7 +198,7 @@ class Webhook:
 
 
 async def _read(request: web.Request) -> _Request:
-    body = await read_body(request, POD_BYTES)
+    body = await read_body(request, POD_BYTES, at_once=AT_ONCE_BYTES)
     if _is_too_much(body):
         raise refuse_body(request, Cause.BODY_VALUES, MOST_VALUES)
     return _request_of(body)

@@ -22,7 +22,7 @@ _STRANGERS: Final = 0.75
 """The share of the bytes that callers without the certificate of an allowed client may have."""
 
 LARGE_BYTES: Final = 256 << 10
-"""A larger body waits for its turn before it is decoded, if decoding it may take long."""
+"""A body is read in chunks of this size; by default, a larger one waits for its turn before it is decoded."""
 
 _PACE_S: Final = 3e-7
 """The time for each byte of a large body until the next one is decoded. The longest time of decoding it is a tenth of

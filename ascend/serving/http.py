@@ -82,13 +82,13 @@ def refuse_body(request: web.Request, cause: Cause, most: int) -> BodyRefused:
     return refused(cause, most)
 
 
-async def read_body(request: web.Request, most: int, *, is_quick: bool = False) -> bytes:
+async def read_body(request: web.Request, most: int, *, at_once: int = LARGE_BYTES) -> bytes:
     """The body of a request; only ``serve_http`` has requests that can be read.
 
     Args:
         request: the request.
         most: the most bytes that its path takes.
-        is_quick: whether even a large one is decoded in a few milliseconds.
+        at_once: a larger one waits for its turn before it is decoded, which may take long.
 
     Raises:
         BodyRefused: it is too large, arrives too slowly, or there are too many bytes of bodies at a time.
@@ -113,6 +113,6 @@ async def read_body(request: web.Request, most: int, *, is_quick: bool = False) 
     except BodyRefused as error:
         connection.port.refusals.count(error.cause, connection.address)
         raise
-    if len(read) > LARGE_BYTES and not is_quick and not connection.verified:
+    if len(read) > at_once and not connection.verified:
         await bodies.take_turn(len(read))
     return read

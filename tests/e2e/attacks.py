@@ -136,6 +136,10 @@ _POD: Final = {
 }
 _SPEC: Final = {"metadata": _POD["metadata"] | {"annotations": {}}, "spec": {"containers": [{}] * 500_000}}
 _FILTER: Final = json.dumps({"Pod": _POD, "NodeNames": ["n1"]}).encode()
+_SMALL_REVIEW: Final = json.dumps(
+    {"request": {"uid": "r", "object": {"spec": {"containers": [{}] * 49_000}}}}, separators=(",", ":")
+).encode()
+"""As slow to decode as a pod may be, with few bytes."""
 _REVIEW: Final = json.dumps({"request": {"uid": "r", "object": _SPEC}}, separators=(",", ":")).encode()
 _FEW: Final = 4
 
@@ -155,6 +159,7 @@ ATTACKS: Final[dict[str, tuple[int, int, Callable[[Streams], Awaitable[None]]]]]
     "refused-sizes": (300, _MANY, too_large("/webhook/pods", 1 << 20)),
     "trickled-pods": (300, _MANY, trickled_bodies("/webhook/pods", 3 << 20)),
     "refused-values": (300, _MANY, large_bodies("/webhook/pods", _REVIEW)),
+    "many-pods": (500, _FEW, large_bodies("/webhook/pods", _SMALL_REVIEW)),
 }
 """By name: how many at a time, from how many addresses, and what each does."""
 

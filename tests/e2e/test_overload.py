@@ -11,6 +11,7 @@ ALLOCATOR_ATTACKS = [
     ("silent", "slow-headers", "garbage-headers"),
     ("half-bodies", "half-pods", "half-filters", "too-large", "large-filters"),
     ("large-pods", "half-bodies"),
+    ("many-pods",),
     ("scrapes", "unread", "slow-headers"),
 ]
 PLUGIN_ATTACKS = [("silent", "slow-headers", "garbage-headers"), ("scrapes", "unread")]
