@@ -158,6 +158,8 @@ def _context(files: TlsFiles, clients: ssl.VerifyMode) -> ssl.SSLContext:
         if files.client_ca is not None:
             context.load_verify_locations(files.client_ca)
             context.verify_mode = clients
+            if clients is ssl.CERT_REQUIRED:
+                context.set_alpn_protocols(["h2", "http/1.1"])  # HTTP/2 is not for strangers
     except OSError as error:  # an SSLError is one
         names = ", ".join(str(path) for path in files.paths)
         raise InvalidValue(f"the certificates can't be used ({names}): {error}") from error

@@ -100,7 +100,7 @@ class Bodies:
         try:
             async with asyncio.timeout(None) as body.deadline:
                 while True:
-                    self._take(body, len(chunk := await content.readany()))
+                    self.take(body, len(chunk := await content.readany()))
                     if not chunk:
                         break
                     read += chunk
@@ -117,8 +117,26 @@ class Bodies:
             BodyRefused: there are too many bytes.
         """
         chunk: bytes = content.read_nowait()
-        self._take(body, len(chunk))
+        self.take(body, len(chunk))
         return chunk
+
+    def take(self, body: Body, size: int) -> None:
+        """Count bytes that have arrived.
+
+        Raises:
+            BodyRefused: there are too many bytes.
+        """
+        most = self._most if not body.address else self._most * _STRANGERS
+        while self._total + size > most:
+            victim = self._victim(body, self._held[body.address] + size)
+            if victim is None:
+                raise refused(Cause.BODY_BUDGET)
+            self._arriving.pop(victim)
+            self.release(victim)
+            victim.end(Cause.BODY_BUDGET)
+        body.size += size
+        self._total += size
+        self._held[body.address] += size
 
     def release(self, body: Body) -> None:
         """Count a body no longer."""
@@ -134,19 +152,6 @@ class Bodies:
         begin_s = max(now_s, self._next_s)
         self._next_s = begin_s + size * _PACE_S
         await asyncio.sleep(begin_s - now_s)
-
-    def _take(self, body: Body, size: int) -> None:
-        most = self._most if not body.address else self._most * _STRANGERS
-        while self._total + size > most:
-            victim = self._victim(body, self._held[body.address] + size)
-            if victim is None:
-                raise refused(Cause.BODY_BUDGET)
-            self._arriving.pop(victim)
-            self.release(victim)
-            victim.end(Cause.BODY_BUDGET)
-        body.size += size
-        self._total += size
-        self._held[body.address] += size
 
     def _victim(self, body: Body, wanted: int) -> Body | None:
         """The first body that arrives for the address with most bytes; None if that would be unfair."""

@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 from ascend.serving.bodies import Body
 from ascend.serving.counts import Cause
 from ascend.serving.limits import MOST_HEADER_BYTES, MOST_HEADERS
+from ascend.serving.streams import ALPN, Streams
 
 if TYPE_CHECKING:
     from ascend.serving.port import Port
@@ -49,6 +50,7 @@ class Connection(web.RequestHandler):
         answered: how many requests were answered.
         body: the body of the present request; None before it is read.
         broken: whether it sent what is no request, so that nothing more is read.
+        streams: its requests, if it speaks HTTP/2; else None.
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class Connection(web.RequestHandler):
         "connecting",
         "phase",
         "port",
+        "streams",
         "ticks",
         "verified",
         "waits_for_client",
@@ -88,6 +91,7 @@ class Connection(web.RequestHandler):
         self.answered = 0
         self.broken = False
         self.body: Body | None = None
+        self.streams: Streams | None = None
         self.wire: asyncio.Transport | None = None
         self.connecting: asyncio.Task[Any] | None = None
 
@@ -96,11 +100,20 @@ class Connection(web.RequestHandler):
         self.wire = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
         self.verified = self.port.knows(transport.get_extra_info("peercert"))
         self.enter(Phase.HEADER)
-        super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == ALPN:
+            super(web.RequestHandler, self).connection_made(transport)  # which does not begin to read requests
+            self.port.server.connection_made(self, self.wire)
+            self.streams = Streams(self, self.wire)
+        else:
+            super().connection_made(transport)
         self.port.met(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget everything."""
+        if self.streams is not None:
+            self.streams.lost()
+            self.streams = None
         self._release()
         self.port.forget(self)
         super().connection_lost(exc)
@@ -115,6 +128,9 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""
+        if self.streams is not None:
+            self.streams.received(data)
+            return
         if self.phase is Phase.IDLE:
             self.enter(Phase.HEADER)
         if self.broken:
@@ -125,6 +141,18 @@ class Connection(web.RequestHandler):
             self.broken, error.__traceback__ = True, None
         if self.phase is Phase.HEADER and self._request_count > self.answered:
             self.enter(Phase.HANDLER)
+
+    def close(self) -> None:
+        """Answer no further request."""
+        if self.streams is not None:
+            self.streams.leave()
+        super().close()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        """End, after the present requests are answered if that takes no longer."""
+        if self.streams is not None:
+            await self.streams.drain(timeout)
+        await super().shutdown(timeout)
 
     async def finish_response(
         self, request: Any, resp: web.StreamResponse, start_time: float | None
@@ -165,6 +193,9 @@ class Connection(web.RequestHandler):
         if self.wire is not None and self.wire.is_closing():
             if self.ticks * limits.tick_s > max(limits.closing_s, limits.write_s):
                 self.wire.abort()
+            return
+        if self.streams is not None:
+            self.streams.tick()
             return
         limit_s, cause = {
             Phase.HEADER: (limits.header_s, Cause.HEADER),

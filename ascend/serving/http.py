@@ -103,6 +103,8 @@ async def read_body(request: web.Request, most: int, *, at_once: int = LARGE_BYT
     try:
         if length_required(request) > most:
             raise refused(Cause.BODY_SIZE, most)
+        if connection.streams is not None:
+            return content.read_nowait()  # it was counted as it arrived
         body = connection.body = Body("" if connection.verified else connection.address)
         if content.is_eof():
             read = bodies.take_at_once(body, content)

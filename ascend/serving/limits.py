@@ -56,9 +56,9 @@ each. Their descriptors are among those that other ports leave.
 CALLS: Final = Limits(connections=512, per_address=256)
 """For callers of which some have a certificate.
 
-Each Binding of a gang that is held is a connection of its own, so schedulers, which have one, may have thousands. An
-API server sends at most 200 changing requests at a time by default (``--max-mutating-requests-inflight``), and seldom
-has one.
+Over HTTP/1.1 each Binding of a gang that is held is a connection of its own, so schedulers, which have a certificate,
+may have thousands. An API server sends at most 200 changing requests at a time by default
+(``--max-mutating-requests-inflight``), and seldom has a certificate.
 """
 
 OPEN_CALLS: Final = Limits(connections=1024, per_address=1024)

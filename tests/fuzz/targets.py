@@ -24,6 +24,8 @@ from ascend import annotations, deviceinfo, pod_devices
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import UNREADABLE, AscendError
 from ascend.kube.objects import ConfigMap, Node, Pod, Taint
+from ascend.serving.frames import PREFACE, BrokenError
+from ascend.serving.http2 import Http2, Stream
 from device_plugin.driver.dcmi.calls import Calls
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.fault_rules import default_rules, read_rules
@@ -266,6 +268,32 @@ def cdi(data: bytes) -> None:
     cdi_file._names(data)
 
 
+class _Requests:
+    """Answers each request at once."""
+
+    http2: Http2
+
+    def awaits(self) -> bool:
+        return True
+
+    def grown(self, _stream: Stream, _size: int) -> bool:
+        return True
+
+    def completed(self, stream: Stream) -> None:
+        self.http2.answer(stream, 200, {"Content-Type": "text/plain"}, bytes(stream.body) or b"-")
+
+    def ended(self, _stream: Stream) -> None:
+        """Do nothing."""
+
+
+def http2_frames(data: bytes) -> None:
+    """What follows the preface of a connection over HTTP/2."""
+    requests = _Requests()
+    requests.http2 = Http2(requests)
+    with suppress(BrokenError):
+        requests.http2.receive(PREFACE + data)
+
+
 class _Function:
     """A function of the driver's library that fills what it is given with fuzzed bytes."""
 
@@ -312,7 +340,7 @@ def dcmi(data: bytes) -> None:
 _ALL: Final[tuple[Target, ...]] = (
     report, cluster_info, pod_annotations, node, admission_review, extender_call, volcano_call, fault_rules,
     switch_table, rescheduling_memory, settings_file, simulated_chips, manifests, watched_objects, kubelet_pods,
-    kubelet_metrics, cdi, dcmi,
+    kubelet_metrics, cdi, dcmi, http2_frames,
 )  # fmt: skip
 TARGETS: Final = {target.__name__: target for target in _ALL}
 

@@ -27,6 +27,7 @@ from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import ALLOWED, Authority, Pair, settings_for
 from tests.allocator.harness import Allocator, running
+from tests.ascend.serving.http2_client import Client
 
 RELOAD_S = 0.05
 WEBHOOKS = ("bindings", "pods")
@@ -144,6 +145,26 @@ async def test_a_certificate_with_another_name_counts_among_strangers(
         finally:
             for _, writer in opened:
                 writer.transport.abort()
+
+
+async def test_over_http2_nothing_is_read_of_a_client_with_another_name(tmp_path: Path, authority: Authority) -> None:
+    signed = {403: authority.sign("other", "DNS:other"), 200: authority.sign("allowed", f"URI:{ALLOWED}")}
+    async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
+        host, port = split_address(allocator.app.extender_address)
+        for status, pair in signed.items():
+            context = trusting(authority.cert)
+            context.load_cert_chain(pair.cert, pair.key)
+            context.set_alpn_protocols(["h2", "http/1.1"])
+            client = Client(*await asyncio.open_connection(host, port, ssl=context))
+            client.http2.initiate_connection()
+            begun = client.ask("/scheduler/filter", b"{", length=2, is_whole=False)
+            reading = asyncio.create_task(client.read())
+            if status == 200:
+                client.http2.send_data(begun, b"}", end_stream=True)
+                client.flush()
+            assert await client.answered(begun) == [status]
+            reading.cancel()
+            client.writer.transport.abort()
 
 
 async def test_a_certificate_for_servers_is_none_for_clients(tmp_path: Path, authority: Authority) -> None:
