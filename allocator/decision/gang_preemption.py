@@ -16,6 +16,7 @@ from allocator.decision.occupants import Occupants
 from allocator.decision.offered_nodes import OfferedNodes
 from allocator.decision.victim_set import Suggestion
 from allocator.gangs.gangs import Gangs
+from allocator.gangs.obstacles import Lacking
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.victims import Occupant
@@ -126,6 +127,9 @@ class GangPreemption:
     async def _place(
         self, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
     ) -> Place | None:
+        obstacle = self._gangs.obstacles.of(job)
+        if obstacle is not None and obstacle.lacking is Lacking.SCHEDULER:
+            raise RetryError(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: no other pod ends for it: {obstacle.why}")
         plan = self._current(job)
         if plan is not None and not self._is_refused(pod, job):
             place = self._answer(plan, pod, request, job, suggested)

@@ -102,6 +102,7 @@ class Preemption:
         Raises:
             Refusal: the pod's request is invalid on every node, or its gang would not fit.
         """
+        self._engine.gangs.obstacles.asked(pod)
         request = self._engine.request_of(pod)
         gang = self._engine.gang_of(pod)
         if gang is not None:

@@ -120,8 +120,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether its pods differ in what only their scheduler knows, so that they may fit on different nodes."""
-        return len({(pod.spec.affinity, pod.spec.tolerations) for pod in self._pods.values()}) > 1
+        """Whether its waiting pods differ in what a scheduler asks of nodes, so that they may fit on different ones."""
+        return len({pod.spec.requirements for pod in self._pods.values() if pod.waits_for_chips}) > 1
 
     @property
     def stated_minimum(self) -> int | None:

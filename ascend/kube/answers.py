@@ -7,7 +7,7 @@ import aiohttp
 import msgspec
 
 from ascend.errors import UNREADABLE, ApiError, Conflict, Expired, NotFound, Throttled, Unauthorized, Unreachable
-from ascend.kube.objects import KubeObject
+from ascend.kube.objects import KubeObject, read_object
 
 RETRY_AFTER_LIMIT_S: Final = 30.0
 """The longest wait that Retry-After can set: API servers send some seconds, a proxy in maintenance may send hours."""
@@ -39,7 +39,7 @@ def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
         Unreachable: it can't be decoded.
     """
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return read_object(raw, kind)
     except UNREADABLE as error:
         what = what or f"answer about {_name(raw) or kind.__name__}"
         raise Unreachable(f"the API server's {what} can't be decoded: {error}") from error

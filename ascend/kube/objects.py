@@ -29,11 +29,15 @@ from ascend.kube.kept import (
     short,
     short_json,
 )
+from ascend.kube.requirements import requirements_of
 from ascend.kube.volumes import Volume
 from ascend.slices import ContainerKind, ContainerRequest
 from ascend.templates import RESOURCE_CORES
 from ascend.visible_devices import is_granted, is_reserved, may_begin_reserved
 from ascend.vnpus import suffix_of
+
+T = TypeVar("T", bound="KubeObject")
+_Read = TypeVar("_Read")
 
 _VNPUS = f"{RESOURCE}-"
 _MAX_DIGITS = 19
@@ -259,6 +263,8 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod's spec; the name of the scheduler is kept once for all pods, to save memory.
 
     Affinity and tolerations are kept as JSON, one string for all equal ones: few pods are told apart by them.
+    ``requirements`` is the number of all that a scheduler may ask of a node (``ascend.kube.requirements``); 0 for pods
+    that are bound or request no chips.
     """
 
     node_name: str = ""
@@ -275,6 +281,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     ephemeral_containers: tuple[Container, ...] = ()
     affinity: Any = None
     tolerations: Any = None
+    requirements: int = 0
 
     def __post_init__(self) -> None:
         for field, value in (("affinity", self.affinity), ("tolerations", self.tolerations)):
@@ -431,6 +438,18 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         return False
 
 
+def read_object(raw: bytes | msgspec.Raw, kind: type[_Read]) -> _Read:
+    """Read an object from JSON; other values as well.
+
+    Raises:
+        msgspec.MsgspecError: it can't be decoded.
+    """
+    read = msgspec.json.decode(raw, type=kind)
+    if isinstance(read, Pod) and not read.spec.node_name and read.requests_chips:
+        msgspec.structs.force_setattr(read.spec, "requirements", requirements_of(raw))
+    return read
+
+
 def kept_length(pod: Pod) -> int:
     """About how much text is kept of a pod, in characters; what all pods have is left out."""
     metadata, spec = pod.metadata, pod.spec
@@ -513,9 +532,6 @@ class ConfigMap(KubeObject, frozen=True, kw_only=True):
     """A ConfigMap."""
 
     data: dict[str, str] = {}
-
-
-T = TypeVar("T", bound=KubeObject)
 
 
 @dataclass(frozen=True, slots=True)

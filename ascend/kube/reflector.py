@@ -31,7 +31,7 @@ from ascend.kube.answers import Status, decode, error_of
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.handler import Handler, Unkept
-from ascend.kube.objects import KubeObject, Resource, T
+from ascend.kube.objects import KubeObject, Resource, T, read_object
 from ascend.turn import Turn
 
 log = logging.getLogger(__name__)
@@ -335,7 +335,7 @@ class Reflector(Generic[T]):
     def _decode_items(self, items: tuple[msgspec.Raw, ...] | list[msgspec.Raw]) -> Iterator[T]:
         for raw in items:
             try:
-                yield msgspec.json.decode(raw, type=self._resource.type)
+                yield read_object(raw, self._resource.type)
             except UNREADABLE as error:
                 # One object that can't be decoded must not hide the others.
                 log.error(  # noqa: TRY400 - the traceback of a decoder is not useful

@@ -70,6 +70,7 @@ def pod(
     labels: Mapping[str, str] | None = None,
     selector: Mapping[str, str] | None = None,
     tolerations: str | None = None,
+    requirements: int = 0,
 ) -> Pod:
     """A pod that requests ``count`` chips, with ``chips`` written on it if any."""
     written = Grant(tuple(chips), time).annotations() if chips is not None else {}
@@ -92,6 +93,7 @@ def pod(
             containers=tuple(containers) if containers is not None else (container("main", count),),
             init_containers=tuple(init_containers or ()),
             tolerations=tolerations,
+            requirements=requirements,
         ),
         status=PodStatus(phase=phase),
     )

@@ -8,6 +8,8 @@ import pytest
 import pytest_asyncio
 
 from ascend.errors import NotFound
+from ascend.kube.client import MERGE_PATCH
+from ascend.kube.objects import NODES
 from tests.cluster.cluster import Cluster
 from tests.e2e.real import real_world
 from tests.e2e.test_preemption import create_classes, end, fill, gang, in_pool
@@ -100,3 +102,44 @@ async def test_no_pod_is_evicted_for_a_gang_with_a_pod_that_may_be_nowhere(world
 
     await world.eventually(retried, "the scheduler has tried a pod once more")
     assert await survivors(world) == {"low-fake-1", "low-fake-2", "low-fake-3"}
+
+
+def missing_claim() -> dict[str, Any]:
+    return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "missing"}}]}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    "lacking", [{"cpu": 1000}, missing_claim(), {"nodeSelector": {"no": "node"}}], ids=["cpu", "claim", "selector"]
+)
+async def test_no_pod_is_evicted_for_a_gang_of_which_one_pod_lacks_something_else(
+    world: World, lacking: dict[str, Any], first: int
+) -> None:
+    names = ("fake-1", "fake-2", "fake-3")
+    await fill(world, *names)
+    for number in (first, 1 - first):
+        more: dict[str, Any] = {"annotations": gang(2), "priorityClassName": "urgent", **in_pool(*names)}
+        await world.create(f"urgent-{number}", 8, **more, **(lacking if number else {"cpu": 1}))
+    await world.pending_because("urgent-1")
+    before = await requeued(world)
+
+    async def retried() -> bool:
+        return await requeued(world) >= before + 2
+
+    await world.eventually(retried, "the scheduler has tried the other pod twice more")
+    assert await survivors(world) == {f"low-{name}" for name in names}
+
+
+async def test_a_gang_preempts_once_there_are_nodes_for_its_last_pod(world: World) -> None:
+    names = ("fake-1", "fake-2", "fake-3")
+    await fill(world, *names)
+    for number in range(2):
+        more: dict[str, Any] = {"annotations": gang(2), "priorityClassName": "urgent", **in_pool(*names)}
+        await world.create(f"urgent-{number}", 8, **more, nodeSelector={"late": "yes"} if number else {})
+    await world.pending_because("urgent-1", "didn't match")
+    assert await survivors(world) == {f"low-{name}" for name in names}
+    for name in names[1:]:
+        label = {"metadata": {"labels": {"late": "yes"}}}
+        await world.client.request("PATCH", NODES.path(name=name), body=label, content_type=MERGE_PATCH)
+    assert set(await nodes_of(world, 2)) & set(names[1:])
+    assert len(await survivors(world)) == 1

@@ -35,6 +35,7 @@ def cases(draw: st.DrawFn) -> Case:
                 since=since,
                 priority=priority,
                 tolerations=" ".join(sorted(tolerated)),
+                requirements=hash((cpus, tolerated)),
             )
             demands.append(Demand(each, chips, cpus, tolerated))
         gangs.append(demands)

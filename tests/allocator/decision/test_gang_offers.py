@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from allocator.decision.gang_victims import RetryError
 from allocator.decision.preemption import Preemption
@@ -15,7 +16,7 @@ from allocator.gangs.turns import TURN_S
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Condition, Pod
 from tests.allocator.builders import GROUP, World, pod
 from tests.allocator.decision.test_gang_preemption import end, everywhere, gang, holder, world_of
 
@@ -28,8 +29,7 @@ def differing(count: int) -> list[Pod]:
     """A gang whose pods differ, so that each may be on other nodes."""
     annotations = {GROUP: "urgent", MIN_AVAILABLE: str(count)}
     return [
-        pod(f"urgent-{number}", 8, priority=9, annotations=annotations, tolerations=f'[{{"key": "{number}"}}]')
-        for number in range(count)
+        pod(f"urgent-{number}", 8, priority=9, annotations=annotations, requirements=number) for number in range(count)
     ]
 
 
@@ -208,3 +208,34 @@ async def test_the_last_pod_of_a_gang_may_preempt_although_others_ended_in_vain(
             world.engine.place(each, ["n0", "n1"])
     hold(world, pods[0])
     assert await improve(preemption, pods[1], "n2", "n3") == "n2"
+
+
+def says(each: Pod, message: str) -> Pod:
+    """The pod with what its scheduler says of it."""
+    verdict = Condition("PodScheduled", "False", "Unschedulable", message)
+    return replace(each, status=replace(each.status, conditions=(verdict,)))
+
+
+async def test_nobody_is_evicted_while_a_pod_that_is_needed_is_refused_for_other_reasons_than_chips() -> None:
+    pods = gang(2)
+    world, preemption = world_of(2, *lows(2), *pods)
+    pods[1] = says(pods[1], '0/2 nodes are available: persistentvolumeclaim "missing" not found.')
+    world.add(pods[1])
+    for _ in range(3):
+        with pytest.raises(RetryError, match=r'no other pod ends for it: .*"missing" not found'):
+            await improve(preemption, pods[0], "n0", "n1")
+        world.now_s += 100
+    assert not world.ledger.promises
+    # Its scheduler finds victims for it now, so its own filters accept it.
+    assert await improve(preemption, pods[1], "n0", "n1") is not None
+    assert await improve(preemption, pods[0], "n0", "n1") is not None
+
+
+async def test_others_end_for_a_gang_although_a_pod_that_it_can_spare_is_refused_for_other_reasons() -> None:
+    pods = gang(3)
+    pods = [
+        replace(each, metadata=replace(each.metadata, annotations=gang(2)[0].metadata.annotations)) for each in pods
+    ]
+    world, preemption = world_of(2, *lows(2), *pods)
+    world.add(says(pods[2], "0/2 nodes are available: 2 Insufficient cpu."))
+    assert await improve(preemption, pods[0], "n0", "n1") is not None

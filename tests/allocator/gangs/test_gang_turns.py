@@ -146,7 +146,7 @@ def mixed_gang() -> tuple[list[Pod], list[Pod]]:
     """Two pods that may be on some nodes, and two of the same gang that may be on others."""
     annotations = {GROUP: "mixed", MIN_AVAILABLE: "4"}
     one, other = (
-        [pod(f"{kind}-{number}", 8, annotations=annotations, tolerations=kind) for number in range(2)]
+        [pod(f"{kind}-{number}", 8, annotations=annotations, requirements=hash(kind)) for number in range(2)]
         for kind in ("one", "other")
     )
     return one, other
