@@ -23,7 +23,7 @@ from allocator.switches.table import read_switches
 from ascend import annotations, deviceinfo, pod_devices
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import UNREADABLE, AscendError
-from ascend.kube.objects import ConfigMap, Node, Pod, Taint
+from ascend.kube.objects import ConfigMap, Node, Pod, Taint, read_object
 from ascend.serving.frames import PREFACE, BrokenError
 from ascend.serving.http2 import Http2, Stream
 from device_plugin.driver.dcmi.calls import Calls
@@ -51,7 +51,7 @@ Target: TypeAlias = Callable[[bytes], None]
 def _object(data: bytes, kind: type[Any]) -> Any:
     """Decode an object as the API server sends it; the reflector skips one that it can't decode."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return read_object(data, kind)
     except UNREADABLE:
         return kind()
 
