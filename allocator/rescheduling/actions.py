@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from allocator.rescheduling import memory as memories
+from allocator.rescheduling import storage
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.reading import READ_S
 from ascend.annotations import POD_STATUS
@@ -133,7 +133,7 @@ class Actions:
             found = await self._client.get(CONFIG_MAPS, self._name, self._namespace)
         except NotFound:
             return Memory()
-        memory, unreadable = memories.decode(found.data, now_s)
+        memory, unreadable = storage.decode(found.data, now_s)
         for sentence in unreadable:
             log.warning("what is remembered of faults can't be read", config_map=self._stored_in, error=sentence)
         return memory
@@ -147,7 +147,7 @@ class Actions:
         """
         if memory.broken:
             return
-        packing = memories.Packing(memory)
+        packing = storage.Packing(memory)
         data = await asyncio.to_thread(packing.pack)
         await config_maps.store(self._client, self._namespace, self._name, data)
         if len(packing.shortened) > self._shortened:

@@ -13,8 +13,8 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions, is_refusal_for_now
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.decision import Choice, Member
-from allocator.rescheduling.evidence import Evidence, Proof
-from allocator.rescheduling.fault_watch import FaultWatch
+from allocator.rescheduling.evidence import Proof
+from allocator.rescheduling.lookout import Lookout
 from allocator.rescheduling.memory import Deleted, Memory
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -49,8 +49,7 @@ class Deletions:
     Args:
         cluster: nodes and pods.
         actions: the requests.
-        watch: knows the nodes whose kubelets are lost.
-        evidence: reads anew whether they are.
+        lookout: knows the nodes whose kubelets are lost, and where no pods are deleted now.
         announcer: says what was deleted.
         metrics: counts it.
         leads: whether this allocator leads still: it may have been suspended.
@@ -63,8 +62,7 @@ class Deletions:
         self,
         cluster: Cluster,
         actions: Actions,
-        watch: FaultWatch,
-        evidence: Evidence,
+        lookout: Lookout,
         *,
         announcer: Announcer,
         metrics: AllocatorMetrics,
@@ -75,8 +73,9 @@ class Deletions:
     ) -> None:
         self._cluster = cluster
         self._actions = actions
-        self._watch = watch
-        self._evidence = evidence
+        self._lookout = lookout
+        self._watch = lookout.watch
+        self._evidence = lookout.evidence
         self._announcer = announcer
         self._metrics = metrics
         self._leads = leads
@@ -177,14 +176,10 @@ class Deletions:
         else:
             await self._actions.delete(pod, sentence, FORCED_GRACE_S)
 
-    async def follow(self, memory: Memory, stays: Callable[[str], bool]) -> None:
+    async def follow(self, memory: Memory) -> None:
         """Delete pods by force that are still there after the time for their end; free chips of those deleted so.
 
         If another allocator leads by now, nothing is done; in a dry run chips are freed, and nothing else is done.
-
-        Args:
-            memory: what is remembered.
-            stays: whether no pods are deleted on a node now, by its name.
 
         Raises:
             ApiError: the API server refuses.
@@ -208,7 +203,7 @@ class Deletions:
                     continue
                 followed_s[uid] = self._followed_s.get(uid, self._heard_s)
                 is_over = has_heard and followed_s[uid] + self._grace_s <= self._heard_s
-                if (is_over or self._never_ends(each)) and not stays(each.node):
+                if (is_over or self._never_ends(each)) and self._lookout.why_stopped([each.node]) is None:
                     late.append(pod)
         self._followed_s = followed_s
         late = [pod for pod in late if self._is_due(pod, memory)]
@@ -221,21 +216,26 @@ class Deletions:
 
     async def _release(self, memory: Memory) -> bool:
         """Free the chips of pods deleted by force whose containers have ended by now; return whether there were any."""
-        now_s, is_changed = self._now_s(), False
-        for uid, each in [*memory.force_deleted.items(), *memory.doubtful.items()]:
+        now_s, over = self._now_s(), dict[str, Deleted]()
+        for uid, each in (memory.force_deleted | memory.doubtful).items():
             if self._watch.is_lost(each.node):
                 self._lost_s[uid] = now_s
             is_over = max(self._lost_s.setdefault(uid, now_s), each.ends_s) + RELEASE_AFTER_S <= now_s
             if self._watch.has_no_object(each.node):
                 is_over = each.at_s + NODE_GONE_S <= now_s
-            if is_over and await self._evidence.is_lost(each.node):
-                is_over = self._watch.has_no_object(each.node) and self._evidence.is_gone(each.node)
-                self._lost_s[uid] = now_s
             if is_over and uid not in self._cluster.pods:
-                self._cluster.release_deleted(uid, each.node)
-                is_changed |= memory.force_deleted.pop(uid, None) is not None
-                memory.doubtful.pop(uid, None)
-                self._lost_s.pop(uid, None)
+                over[uid] = each
+        await self._evidence.see_more({each.node for each in over.values()})
+        is_changed = False
+        for uid, each in over.items():
+            is_gone = self._watch.has_no_object(each.node) and self._evidence.is_gone(each.node)
+            if not is_gone and not self._evidence.is_ready(each.node):
+                self._lost_s[uid] = now_s
+                continue
+            self._cluster.release_deleted(uid, each.node)
+            is_changed |= memory.force_deleted.pop(uid, None) is not None
+            memory.doubtful.pop(uid, None)
+            self._lost_s.pop(uid, None)
         return is_changed
 
     def _never_ends(self, each: Deleted) -> bool:

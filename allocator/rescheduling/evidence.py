@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+import structlog
+
 from allocator.rescheduling.decision import Member
 from allocator.rescheduling.fault_watch import why_lost
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of, read_node
@@ -15,6 +17,8 @@ from allocator.state.holding import read_holding
 from allocator.state.job import Job
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.objects import Pod
+
+log = structlog.get_logger()
 
 FRESH_S: Final = 2.0
 """So old may be what was read when the first pod of a decision is deleted, after what was decided has been stored."""
@@ -54,17 +58,14 @@ class Evidence:
         return self.contact.answered(sent_s, self._monotonic())
 
     async def see(self, nodes: Collection[str]) -> None:
-        """Read nodes that may be lost; one that can't be read is not seen."""
-        limit = asyncio.Semaphore(AT_ONCE)
+        """Read the nodes that may be lost, and forget others; one that can't be read is not seen."""
         self.sightings.keep(nodes)
+        await self._see_all(nodes)
 
-        async def see(name: str) -> None:
-            async with limit:
-                await self._see(name)
-
-        for ended in await asyncio.gather(*map(see, nodes), return_exceptions=True):
-            if isinstance(ended, BaseException) and not isinstance(ended, ApiError | Unreachable):
-                raise ended
+    async def see_more(self, nodes: Collection[str]) -> None:
+        """Read further nodes, unless they were read just now; one that can't be read is not seen."""
+        now_s = self._monotonic()
+        await self._see_all([name for name in nodes if not self.sightings.is_recent(name, now_s, FRESH_S)])
 
     async def is_lost(self, node: str) -> bool:
         """Whether the kubelet of a node can't confirm that a pod has ended, by a read of now."""
@@ -76,15 +77,22 @@ class Evidence:
         """Whether a node has been seen not Ready for longer than it may be."""
         return self.sightings.lost_for_s(node, self._monotonic()) >= self._not_ready_s
 
+    def is_ready(self, node: str) -> bool:
+        """Whether a node was Ready when it was read lately."""
+        return self.sightings.is_ready(node, self._monotonic())
+
     def is_gone(self, node: str) -> bool:
         """Whether a node had no object when it was read lately."""
         return self.sightings.is_gone(node, self._monotonic())
 
     def is_due(self, members: Sequence[Member]) -> bool:
-        """Whether no pod goes because of a node that has been seen not Ready for less than it may be."""
+        """Whether no pod goes because of a node that has not been seen not Ready for as long as it may be.
+
+        A node that was Ready when it was read lately is due: the watch of nodes shows something else, which is said.
+        """
         nodes = {each.pod.spec.node_name for each in members if each.fault and each.fault.kind is FaultKind.NODE}
-        now_s = self._monotonic()
-        return not any(0 <= self.sightings.lost_for_s(node, now_s) < self._not_ready_s for node in nodes)
+        lost = [node for node in nodes if why_lost(self._cluster.nodes.get(node), node) is not None]
+        return all(self.is_ready(node) or self.is_lost_for_long(node) for node in lost)
 
     async def why_not(self, job: Job, members: Sequence[Member], switches: Switches) -> str | None:
         """Return why a fault, or that a successor waits, is not believed, a sentence; None if all is so now.
@@ -137,6 +145,18 @@ class Evidence:
         if lost is not None and not self.is_lost_for_long(name):
             return NodeFaults()
         return read_node(record, name, lost or "")
+
+    async def _see_all(self, nodes: Collection[str]) -> None:
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def see(name: str) -> None:
+            async with limit:
+                try:
+                    await self._see(name)
+                except (ApiError, Unreachable) as error:
+                    log.warning("can't read a node that may be lost", node=name, error=str(error))
+
+        await asyncio.gather(*map(see, nodes))
 
     async def _see(self, name: str) -> None:
         sent_s = self._monotonic()

@@ -5,7 +5,7 @@ the next leader knows of every deletion.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -26,11 +26,11 @@ from allocator.rescheduling.decision import (
     unfinished,
 )
 from allocator.rescheduling.deletions import Deletions
-from allocator.rescheduling.evidence import Evidence, Proof
-from allocator.rescheduling.fault_watch import Extent, FaultWatch
+from allocator.rescheduling.evidence import Proof
 from allocator.rescheduling.faults import FaultKind
 from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
 from allocator.rescheduling.limits import Limits, is_again
+from allocator.rescheduling.lookout import Lookout
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.options import Options
@@ -98,12 +98,11 @@ class Rescheduler:
         self._leads = leads
         self._now_s = now_s
         self._monotonic = monotonic
-        self._watch = FaultWatch(cluster, options.not_ready_s, monotonic)
-        self._evidence = Evidence(reading, cluster, options.not_ready_s, monotonic)
+        self._lookout = Lookout(cluster, reading, options, announcer=announcer, metrics=metrics, monotonic=monotonic)
+        self._evidence = self._lookout.evidence
         self._budget = Budget(options.per_minute, options.per_hour)
         self._limits = Limits(cluster, self._budget)
         self._marker = Marker(actions, announcer, dry_run=options.dry_run)
-        self._extent = Extent()
         self._is_loaded = False
         self._loaded_s = 0.0
         self._is_stored = True
@@ -111,8 +110,7 @@ class Rescheduler:
         self._deletions = Deletions(
             cluster,
             actions,
-            self._watch,
-            self._evidence,
+            self._lookout,
             announcer=announcer,
             metrics=metrics,
             leads=leads,
@@ -140,17 +138,11 @@ class Rescheduler:
                 return
         if self.memory.broken and self._loaded_s + LOAD_AGAIN_S <= self._monotonic():
             await self.load()
-        await self._watch.look()
-        before, self._extent = self._extent, await self._watch.extent(self._options.faulty_share)
-        if self.memory.broken:
-            why = f"what is remembered of faults can't be read, repair it or delete its ConfigMap: {self.memory.broken}"
-            self._extent = replace(self._extent, stopped=why)
-        self._metrics.rescheduling_stopped.set(self._extent.stopped is not None)
-        self._metrics.dark_zones.set(len(self._extent.dark_zones))
-        self._announcer.extent(before, self._extent)
+        await self._lookout.look(self.memory)
         try:
-            await self._see()
-            await self._deletions.follow(self.memory, self._stays)
+            if not await self._lookout.see(self.memory):
+                self._begin_anew()
+            await self._deletions.follow(self.memory)
             for job, pods in (await self._jobs()).items():
                 await self._try(job, pods)
             self._forget()
@@ -175,51 +167,12 @@ class Rescheduler:
         if memory is not None:
             memory.doubtful = self.memory.doubtful | memory.doubtful
             self.memory, self._is_loaded = memory, True
-            self._note_unread()
+            self._metrics.rescheduling_unread.set(memory.unread)
 
-    # What is true now.
-
-    async def _see(self) -> None:
-        """Make sure that the API server answers, and read the nodes that may be lost; after a gap all begins anew.
-
-        Raises:
-            ApiError: the API server refuses.
-            Unreachable: it does not answer.
-        """
-        recovers = any(each.is_open for each in self.memory.jobs.values())
-        holds = self.memory.force_deleted or self.memory.doubtful
-        if self._watch.is_quiet and not recovers and not holds:
-            self._evidence.contact.rest()
-            return
-        if not await self._evidence.touch():
-            await self._watch.begin_anew()
-            self._deletions.begin_anew()
-            for recovery in self.memory.jobs.values():
-                recovery.waits_since_s = None
-        await self._evidence.see([name async for name in self._suspects()])
-
-    async def _suspects(self) -> AsyncIterator[str]:
-        """Yield the nodes that are not Ready, if pods would be deleted for that."""
-        if self._extent.stopped is not None:
-            return
-        followed = {each.node for recovery in self.memory.jobs.values() for each in recovery.deleted.values()}
-        turn = Turn()
-        for name in {*self._watch.lost, *filter(self._watch.has_no_object, followed)}:
-            await turn.share()
-            record = self._cluster.nodes.get(name)
-            pods = [self._cluster.pods.get(uid) for uid in record.holdings] if record is not None else []
-            concerned = name in followed or any(pod is not None and self._is_rescheduled(pod) for pod in pods)
-            if concerned and self._watch.why_dark(name, self._extent) is None:
-                yield name
-
-    def _is_rescheduled(self, pod: Pod) -> bool:
-        try:
-            return switches_of(self._cluster.jobs.job_of(pod), [pod]).mode is not Mode.OFF
-        except InvalidValue:
-            return False
-
-    def _stays(self, node: str) -> bool:
-        return self._extent.stopped is not None or self._watch.why_dark(node, self._extent) is not None
+    def _begin_anew(self) -> None:
+        self._deletions.begin_anew()
+        for recovery in self.memory.jobs.values():
+            recovery.waits_since_s = None
 
     # Which jobs.
 
@@ -228,7 +181,7 @@ class Rescheduler:
         found: dict[JobKey, Job] = {}
         failed: dict[JobKey, list[Pod]] = {}
         turn = Turn()
-        for pod in self._watch.pods():
+        for pod in self._lookout.watch.pods():
             job = self._cluster.jobs.job_of(pod)
             found[job.key] = job
             if pod.uid not in job.pods and not pod.is_terminating:
@@ -271,19 +224,26 @@ class Rescheduler:
             if any(each.fault is not None for each in members):
                 self._announcer.hold(job, pods[0], f"what is remembered of job {job.key} can't be read: {unread.why}")
             return
-        if not switches.mode.is_external:
+        if switches.mode.is_external:
+            await self._mark(job, self._marker.unmarked(members), switches)
+        else:
             await self._decide(job, members, switches)
-        elif (faulty := self._marker.unmarked(members)) and self._evidence.is_due(faulty):
-            why_not = self._extent.stopped or await self._evidence.why_not(job, faulty, switches)
-            if why_not is not None:
-                self._announcer.hold(job, faulty[0].pod, f"nothing is marked: {why_not}")
-            elif self._leads():
-                await self._marker.mark(job, faulty)
+
+    async def _mark(self, job: Job, faulty: list[Member], switches: Switches) -> None:
+        """Mark faulty pods for the program that deletes them."""
+        stopped = self._lookout.extent.stopped
+        if not faulty or (stopped is None and not self._evidence.is_due(faulty)):
+            return
+        why_not = stopped or await self._evidence.why_not(job, faulty, switches)
+        if why_not is not None:
+            self._announcer.hold(job, faulty[0].pod, f"nothing is marked: {why_not}")
+        elif self._leads():
+            await self._marker.mark(job, faulty)
 
     def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
         node = pod.spec.node_name
-        member = member_of(pod, self._cluster.nodes.get(node), self._watch.of(node), switches)
-        why = why_it_stays(member, self._watch, self._extent)
+        member = member_of(pod, self._cluster.nodes.get(node), self._lookout.watch.of(node), switches)
+        why = why_it_stays(member, self._lookout.watch, self._lookout.extent)
         if why is None:
             return member
         self._announcer.hold(job, pod, why)
@@ -306,10 +266,11 @@ class Rescheduler:
         choice = choose(members, switches, stage if is_wider else Stage.PODS, recovery.damaged, left)
         if not choice.pods:
             await self._end_if_whole(job, recovery)
-        if not choice.pods or now_s < recovery.retry_at_s or not self._evidence.is_due(choice.pods):
+        if not choice.pods or now_s < recovery.retry_at_s:
             return
-        dark = (self._watch.why_dark(each.pod.spec.node_name, self._extent) for each in choice.pods)
-        stopped = self._extent.stopped or next(filter(None, dark), None)
+        stopped = self._lookout.why_stopped(each.pod.spec.node_name for each in choice.pods)
+        if stopped is None and not self._evidence.is_due(choice.pods):
+            return
         why_not = self._limits.why_not(
             choice, recovery, switches, stopped=stopped, recent=self.memory.recent, now_s=now_s
         )
@@ -414,24 +375,11 @@ class Rescheduler:
             if not is_there and not recovery.deleted and recovery.changed_s + FORGET_S <= now_s:
                 del self.memory.jobs[plan]
                 self._cluster.faulty_nodes.note(JobKey.of_plan(plan), ())
-        if self.memory.unread_jobs or self.memory.unread_pods:
-            self._forget_unread()
+        if self._loaded_s + FORGET_S <= self._monotonic():
+            self.memory.forget_unread(lambda plan: JobKey.of_plan(plan) in self._cluster.jobs.by_key)
+            self._metrics.rescheduling_unread.set(self.memory.unread)
         for each in (self._announcer, self._marker):
             each.forget(lambda uid: uid not in self._cluster.pods)
-
-    def _forget_unread(self) -> None:
-        """Forget what can't be read of jobs that are gone, and of pods whose containers have ended, after a day."""
-        if self._loaded_s + FORGET_S > self._monotonic():
-            return
-        for plan in [plan for plan in self.memory.unread_jobs if JobKey.of_plan(plan) not in self._cluster.jobs.by_key]:
-            del self.memory.unread_jobs[plan]
-        if not self.memory.doubtful:
-            self.memory.unread_pods.clear()
-        self._note_unread()
-
-    def _note_unread(self) -> None:
-        memory = self.memory
-        self._metrics.rescheduling_unread.set(len(memory.unread_jobs) + len(memory.unread_pods) + bool(memory.broken))
 
 
 def _is_running(pod: Pod) -> bool:

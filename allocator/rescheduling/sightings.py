@@ -96,6 +96,11 @@ class Sightings:
             return -1.0
         return max(seen.sent_s - seen.lost_s, 0.0)
 
+    def is_ready(self, name: str, now_s: float) -> bool:
+        """Whether a node was Ready when it was read lately."""
+        seen = self._seen.get(name)
+        return seen is not None and now_s - seen.sent_s <= GAP_S and math.isinf(seen.lost_s)
+
     def is_gone(self, name: str, now_s: float) -> bool:
         """Whether a node had no object when it was read lately."""
         return self.lost_for_s(name, now_s) >= 0 and not self._seen[name].exists

@@ -9,6 +9,7 @@ from typing import Self
 from tests.e2e.programs import is_ready
 
 _CHUNK = 1 << 16
+_PROBE_S = 2.0
 
 
 class Service:
@@ -59,8 +60,10 @@ class Service:
     async def leader(self) -> str | None:
         """Return the base address of a ready allocator, or None."""
         for url in self.backends:
-            if await is_ready(url):
-                return url
+            with suppress(TimeoutError):  # one that is suspended does not answer
+                async with asyncio.timeout(_PROBE_S):
+                    if await is_ready(url):
+                        return url
         return None
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

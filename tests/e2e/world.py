@@ -281,6 +281,12 @@ class World(ABC):
         """Stop the leading allocator: it releases its lease."""
         await (await self._leader()).stop()
 
+    async def pause_leader(self) -> Program:
+        """Suspend the leading allocator with SIGSTOP; return it."""
+        leader = await self._leader()
+        await leader.pause()
+        return leader
+
     async def _leader(self) -> Program:
         leader = await self.service.leader()
         assert leader is not None, "no allocator leads"

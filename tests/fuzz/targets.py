@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from allocator.rescheduling import memory
+from allocator.rescheduling import storage
 from allocator.rules.taints import untolerated
 from allocator.serving import extender_wire, volcano_wire, webhook
 from allocator.settings import Settings as AllocatorSettings
@@ -180,8 +180,8 @@ def switch_table(data: bytes) -> None:
 
 def rescheduling_memory(data: bytes) -> None:
     """What another leader has written of rescheduling."""
-    kept, _ = memory.decode(_object(data, ConfigMap).data, NOW_NS / 1e9)
-    memory.encode(kept)
+    kept, _ = storage.decode(_object(data, ConfigMap).data, NOW_NS / 1e9)
+    storage.encode(kept)
 
 
 def _in_a_file(data: bytes) -> Path:

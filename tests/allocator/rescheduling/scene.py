@@ -11,12 +11,13 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.fault_watch import CONFIRM_S
-from allocator.rescheduling.memory import Memory, decode, encode
+from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.options import Options
 from allocator.rescheduling.reading import READ_S, Reading
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
+from allocator.rescheduling.storage import decode, encode
 from allocator.state.node import NodeRecord
 from allocator.state.report import read_report
 from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from allocator.rescheduling.deletions import RELEASE_AFTER_S
-from allocator.rescheduling.memory import decode
+from allocator.rescheduling.storage import decode
 from ascend.chips import chip_set
 from tests.allocator.builders import node, report
 from tests.allocator.rescheduling.scene import job, lost, scene

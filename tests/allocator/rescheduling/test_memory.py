@@ -9,7 +9,8 @@ import pytest
 
 from allocator.rescheduling.budget import UNKNOWN, Budget
 from allocator.rescheduling.decision import Stage
-from allocator.rescheduling.memory import KEY, MAX_BYTES, VERSION, Deleted, Memory, Packing, Recovery, decode, encode
+from allocator.rescheduling.memory import Deleted, Memory, Recovery
+from allocator.rescheduling.storage import KEY, MAX_BYTES, VERSION, Packing, decode, encode
 from allocator.state.block_record import Spot
 from ascend.errors import TooLarge
 

@@ -9,7 +9,8 @@ from allocator.rescheduling.announcer import DELETED, HELD, PLANNED
 from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
 from allocator.rescheduling.deletions import FORCE_AGAIN_S, FORCED_GRACE_S, RELEASE_AFTER_S, RESEND_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
-from allocator.rescheduling.memory import Memory, decode
+from allocator.rescheduling.memory import Memory
+from allocator.rescheduling.storage import decode
 from ascend.annotations import BACKUP_SOURCE, MIN_AVAILABLE
 from ascend.chips import chip_set
 from ascend.errors import ApiError

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allocator.rescheduling.announcer import HELD
+from allocator.rescheduling.announcer import DELETED, HELD
 from allocator.rescheduling.decision import BLOCKS_AFTER_S
 from allocator.rescheduling.deletions import RELEASE_AFTER_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.sightings import GAP_S, Sightings
 from allocator.state.node import NodeRecord
+from ascend.kube.objects import Pod
 from tests.allocator.builders import node, report
 from tests.allocator.rescheduling.scene import Scene, job, lost, scene, waiting
 
@@ -151,6 +152,25 @@ async def test_what_was_proved_is_read_again_if_storing_takes_long(monkeypatch: 
     assert any("can't be deleted yet: the API server does not confirm" in note for _, note in stage.said)
     assert [sum(number for _, number in stage.rescheduler.memory.recent)] == [0]
     assert await stage.look(120.0) == []
+
+
+async def test_a_long_deletion_of_one_job_is_a_gap_for_others_and_no_contradiction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = scene([*job(1, name="a"), *job(1, name="b", first_node=2)])
+    stage.world.add(lost("n1"), lost("n2"))
+    delete = stage.delete_by_force
+
+    async def slowly(pod: Pod) -> None:
+        await delete(pod)
+        stage.world.now_s += 20.0
+
+    monkeypatch.setattr(stage, "delete_by_force", slowly)
+    await stage.look()
+    assert await stage.look(NOT_READY_S) == ["a-0"]
+    await stage.look()
+    assert await stage.look(NOT_READY_S) == ["b-0"]
+    assert stage.reasons() == [DELETED]
 
 
 async def test_pods_are_not_marked_for_another_program_on_a_stale_view() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 from uuid import uuid4
 
 from allocator.rescheduling.actions import Actions
-from allocator.rescheduling.memory import Deleted, Memory, Recovery, encode
+from allocator.rescheduling.memory import Deleted, Memory, Recovery
+from allocator.rescheduling.storage import encode
 from allocator.state.block_record import Spot
 from ascend.chips import chip_set
 from ascend.kube.client import KubeClient

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from allocator.rescheduling.deletions import RESEND_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
-from allocator.rescheduling.memory import Memory, decode
+from allocator.rescheduling.memory import Memory
+from allocator.rescheduling.storage import decode
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import BatchJob, BatchJobSpec

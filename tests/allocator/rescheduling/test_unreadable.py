@@ -8,8 +8,9 @@ import pytest
 
 from allocator.rescheduling.announcer import HELD
 from allocator.rescheduling.deletions import RELEASE_AFTER_S
-from allocator.rescheduling.memory import KEY, Deleted, Memory, Recovery, encode
+from allocator.rescheduling.memory import Deleted, Memory, Recovery
 from allocator.rescheduling.rescheduler import LOAD_AGAIN_S
+from allocator.rescheduling.storage import KEY, encode
 from ascend.errors import TooLarge
 from tests.allocator.builders import node, report
 from tests.allocator.rescheduling.scene import Scene, job, lost, scene

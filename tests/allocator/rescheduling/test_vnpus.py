@@ -3,7 +3,8 @@
 import pytest
 
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of
-from allocator.rescheduling.memory import Deleted, Memory, decode, encode
+from allocator.rescheduling.memory import Deleted, Memory
+from allocator.rescheduling.storage import decode, encode
 from allocator.rules.switches import Switches
 from allocator.rules.vacancy import Vacancy
 from allocator.state.holding import read_holding
