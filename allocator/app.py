@@ -38,7 +38,7 @@ from allocator.rescheduling.setup import make_rescheduler
 from allocator.serving.extender import Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
-from allocator.serving.ports import CALLS, INSECURE_VOLCANO, PROBES, WEBHOOKS, Ports
+from allocator.serving.ports import CALLS, INSECURE_VOLCANO, PROBES, WEBHOOKS, Ports, most_calls
 from allocator.serving.requeue import Requeuer
 from allocator.serving.volcano import VolcanoExtender
 from allocator.serving.webhook import Webhook
@@ -120,7 +120,12 @@ class AllocatorApp:
         now_s, sharing = lambda: now_ns() / 1e9, settings.sharing_products
         self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, now_s, monotonic, sharing_products=sharing)
         self._barrier = Barrier(
-            self.cluster, self.ledger, self.engine.gangs, monotonic=monotonic, hold_s=settings.gang_hold_s
+            self.cluster,
+            self.ledger,
+            self.engine.gangs,
+            monotonic=monotonic,
+            hold_s=settings.gang_hold_s,
+            most_calls=most_calls(settings),
         )
         self._addresses: dict[str, str] = {}
         self.grpc_address = ""
@@ -254,6 +259,7 @@ class AllocatorApp:
                 engine=self.engine,
                 journal=journal,
                 metrics=metrics,
+                lapsed=self._barrier.lapsed,
                 options=NominationOptions.of(self._settings),
                 monotonic=self._monotonic,
                 now_ns=self._now_ns,

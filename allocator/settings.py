@@ -124,7 +124,7 @@ class Settings(DaemonSettings):
         default=50.0,
         gt=0,
         description="seconds for which the Binding of a pod of a gang is held at most, until all its pods can be bound;"
-        " less than the httpTimeout in kube-scheduler's configuration",
+        " less than the httpTimeout in kube-scheduler's configuration. After that kube-scheduler tries the pod again",
     )
     preemption_keep_s: float = setting(
         default=60.0,

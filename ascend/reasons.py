@@ -139,11 +139,15 @@ class Reason(StrEnum):
         "wait, or request fewer pods or chips")
     GANG_STEPPED_BACK = ("GangSteppedBack", Category.PLACEMENT, Actor.NOBODY,
         "the scheduler refused some pods of the gang for reasons of its own (CPU, affinity, host ports, taints) while "
-        "others waited to be bound, or did not come to all of them in time; so the gang has released its chips. It "
-        "tries again, one such gang after the other. Or another gang has done so, and comes first on the nodes on "
+        "others waited to be bound, or came to no further one of them; so the gang has released its chips. It tries "
+        "again, one such gang after the other. Or another gang has done so, and comes first on the nodes on "
         "which this one would fit",
         "wait; if it comes again and again, the message of the pods' condition PodScheduled says what the scheduler "
-        "lacks, or names the setting of the time")
+        "lacks")
+    GANG_AWAITED = ("GangAwaited", Category.PLACEMENT, Actor.NOBODY,
+        "the pod has a node and chips, and its scheduler accepted it there, but has not come to all pods of the gang "
+        "while the Binding was held (`gang_hold_s`). The pod keeps its seat, and is bound together with the others",
+        "nothing to do; if it stays so, look at the pods of the gang that have another reason, or none")
     PLACED_WITH_GANG = ("PlacedWithGang", Category.PLACEMENT, Actor.NOBODY,
         "(on all nodes but one) the pod's node was chosen together with those of its gang; it is another one",
         "nothing to do")

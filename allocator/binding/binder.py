@@ -9,7 +9,7 @@ chips stay reserved for a while.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -95,9 +95,16 @@ class Binder:
         # Done when the Binding is not held any more, and it is its turn to be posted.
         self._posting: dict[str, asyncio.Future[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
+        barrier.post = self._bind_unasked
 
     async def bind(
-        self, ref: PodRef, node: str, *, timeout_s: float = ANSWER_TIMEOUT_S, hold_s: float | None = None
+        self,
+        ref: PodRef,
+        node: str,
+        *,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        hold_s: float | None = None,
+        is_repeated: bool = False,
     ) -> Assignment:
         """Bind a pod to a node with its chips written on it; idempotent.
 
@@ -107,6 +114,7 @@ class Binder:
             timeout_s: how long the caller waits for the API server; the Binding continues after that.
             hold_s: how long the caller waits until the gang of the pod can start; None if it decides itself when to
                 give up.
+            is_repeated: as for ``Barrier.passed``.
 
         Raises:
             Refusal: the pod does not fit there, or is bound to another node, or its gang can't start; or it does not
@@ -116,12 +124,7 @@ class Binder:
         """
         if not ref.uid:
             raise Refusal(Reason.INVALID_REQUEST, f"pod {ref.key}: the uid is missing; other pods may reuse a name")
-        task = self._running.get(ref.uid)
-        if task is None:
-            task = asyncio.create_task(self._attempt(ref, node), name=f"bind {ref.key}")
-            self._running[ref.uid] = task
-            self._posting[ref.uid] = asyncio.get_running_loop().create_future()
-            task.add_done_callback(lambda done: self._finished(ref.uid, done))
+        task = self._running.get(ref.uid) or self._start(ref, node, is_repeated=is_repeated)
         self._callers[ref.uid] += 1
         try:
             first: set[asyncio.Future[Any]] = {task, self._posting[ref.uid]}
@@ -133,7 +136,7 @@ class Binder:
             self._callers[ref.uid] -= 1
             if not self._callers[ref.uid]:
                 del self._callers[ref.uid]
-                self._barrier.withdraw(ref.uid)
+                self._barrier.leave(ref.uid)
         if not task.done():
             raise Unreachable(
                 f"pod {ref.key}: the API server has not answered within {timeout_s:.3g} s; the Binding continues"
@@ -143,9 +146,9 @@ class Binder:
             raise bound_elsewhere(ref.key, bound.node)
         return bound
 
-    def give_up(self, uid: str) -> None:
-        """End a Binding that is held; the pod keeps its seat."""
-        self._barrier.withdraw(uid)
+    def give_up(self, uid: str, names: Collection[str] = ()) -> None:
+        """End a Binding that is held, because the pod is filtered again, on these nodes; the pod keeps its seat."""
+        self._barrier.filtered(uid, names)
 
     async def drain(self) -> None:
         """Wait for the Bindings in flight."""
@@ -182,16 +185,29 @@ class Binder:
                 # Its caller confirmed too early, or wrongly: the Binding may still come.
                 self._ledger.advance(reservation.uid, Stage.DOUBTFUL)
 
+    def _start(self, ref: PodRef, node: str, *, is_repeated: bool = False) -> "asyncio.Task[Assignment]":
+        task = asyncio.create_task(self._attempt(ref, node, is_repeated=is_repeated), name=f"bind {ref.key}")
+        self._running[ref.uid] = task
+        self._posting[ref.uid] = asyncio.get_running_loop().create_future()
+        task.add_done_callback(lambda done: self._finished(ref.uid, done))
+        return task
+
+    def _bind_unasked(self, reservation: Reservation) -> None:
+        """Bind a pod for whose Binding its scheduler does not wait any more."""
+        if reservation.uid not in self._running:
+            namespace, _, name = reservation.pod.partition("/")
+            self._start(PodRef(namespace, name, reservation.uid), reservation.node)
+
     def _finished(self, uid: str, task: "asyncio.Task[Assignment]") -> None:
         del self._running[uid], self._posting[uid]
         if not task.cancelled():
             task.exception()  # no caller may be left; _attempt has logged the outcome
 
-    async def _attempt(self, ref: PodRef, node: str) -> Assignment:
+    async def _attempt(self, ref: PodRef, node: str, *, is_repeated: bool) -> Assignment:
         started_s = self._monotonic()
         result: Assignment | AscendError | None = None
         try:
-            result = await self._bind(ref, node)
+            result = await self._bind(ref, node, is_repeated=is_repeated)
         except AscendError as error:
             result = error
             raise
@@ -200,7 +216,7 @@ class Binder:
                 self._outcome(ref, node, result, self._monotonic() - started_s)
         return result
 
-    async def _bind(self, ref: PodRef, node: str) -> Assignment:
+    async def _bind(self, ref: PodRef, node: str, *, is_repeated: bool) -> Assignment:
         held = self._ledger.get(ref.uid)
         if held is not None and held.stage is Stage.ASSUMED:
             if held.pod != ref.key:
@@ -217,7 +233,7 @@ class Binder:
         bound = read_assignment(pod)
         if bound is not None:
             return replace(bound, repeated=True)
-        reservation = await self._reserve(pod, node)
+        reservation = await self._reserve(pod, node, is_repeated=is_repeated)
         try:
             return await self._post(ref, reservation, self._stamper.annotations(pod, reservation))
         finally:
@@ -226,14 +242,14 @@ class Binder:
                 # The outcome is unknown: reserved for a while, in case the Binding was made.
                 self._ledger.advance(ref.uid, Stage.DOUBTFUL)
 
-    async def _reserve(self, pod: Pod, node: str) -> Reservation:
+    async def _reserve(self, pod: Pod, node: str, *, is_repeated: bool) -> Reservation:
         """The reservation to carry out; for a pod of a gang, once the gang can start."""
         reservation = self._engine.place_on(pod, node)
         gang = self._engine.gang_of(pod)
         if gang is None:
             self._posting[pod.uid].set_result(None)
-        elif reservation.stage in {Stage.PLANNED, Stage.RESERVED}:
-            await self._barrier.passed(pod, gang)
+        elif reservation.stage in {Stage.PLANNED, Stage.RESERVED, Stage.HELD}:
+            await self._barrier.passed(pod, gang, is_repeated=is_repeated)
         return self._stamper.stamp(reservation, Stage.BINDING, renew=True)
 
     async def _bind_plain(self, ref: PodRef, node: str) -> Assignment:

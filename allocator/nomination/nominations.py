@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from allocator.binding.lapsed import LapsedHolds
 from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.gates import Gates
@@ -27,6 +28,7 @@ class Nominations:
         engine: decides.
         journal: records why gated pods wait.
         metrics: counts nominations and lifted gates.
+        lapsed: as for ``Nominator``.
         options: what is nominated and gated.
         monotonic: the clock.
         now_ns: the wall clock, Unix nanoseconds.
@@ -45,6 +47,7 @@ class Nominations:
         engine: DecisionEngine,
         journal: Journal,
         metrics: AllocatorMetrics,
+        lapsed: LapsedHolds,
         options: NominationOptions,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
@@ -58,6 +61,7 @@ class Nominations:
             engine=engine,
             writes=self._writes,
             metrics=metrics,
+            lapsed=lapsed,
             options=options,
             monotonic=monotonic,
         )
@@ -84,8 +88,7 @@ class Nominations:
             await turn.share()
         try:
             async with asyncio.TaskGroup() as tasks:
-                if self._options.nominates:
-                    tasks.create_task(self.nominator.run(), name="nominator")
+                tasks.create_task(self.nominator.run(), name="nominator")
                 # Pods may have a gate of an earlier time, when pods were gated.
                 tasks.create_task(self.gates.run(), name="gates")
         finally:
@@ -93,8 +96,7 @@ class Nominations:
 
     def _applied(self, pod: Pod) -> None:
         # Nominations first: a gated pod of a former leader may have one.
-        if self._options.nominates:
-            self.nominator.pod_applied(pod)
+        self.nominator.pod_applied(pod)
         self.gates.pod_applied(pod)
 
     def _deleted(self, pod: Pod) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Final
 
+from allocator.binding.lapsed import LapsedHolds
 from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.candidates import Candidates
@@ -52,6 +53,7 @@ class Nominator:
         engine: decides.
         writes: writes nominations.
         metrics: counts them.
+        lapsed: the pods that their schedulers have accepted on a node and count there only while they are nominated.
         options: what is nominated.
         monotonic: the clock.
     """
@@ -64,6 +66,7 @@ class Nominator:
         engine: DecisionEngine,
         writes: Writes,
         metrics: AllocatorMetrics,
+        lapsed: LapsedHolds,
         options: NominationOptions,
         monotonic: Callable[[], float],
     ) -> None:
@@ -72,6 +75,7 @@ class Nominator:
         self._engine = engine
         self._writes = writes
         self._metrics = metrics
+        self._lapsed = lapsed
         self._options = options
         self._monotonic = monotonic
         self._line = Lines()
@@ -98,6 +102,11 @@ class Nominator:
     def pod_applied(self, pod: Pod) -> None:
         """A pod was added or has changed."""
         known = self._nominations.get(pod.uid)
+        if (node := self._lapsed.node_of(pod.uid)) is not None:
+            self._keep(pod, node)
+            return
+        if not self._options.nominates:
+            return
         if known is None and self._cleaner.applied(pod):
             return
         if not self._options.serves(pod):
@@ -242,13 +251,36 @@ class Nominator:
         if self._engine.is_of_gang(pod):
             yield from self._cluster.jobs.job_of(pod).pods.values()
 
-    def _write(self, pod: Pod, node: str) -> "asyncio.Task[bool]":
+    def _keep(self, pod: Pod, node: str) -> None:
+        """Nominate a pod, whose scheduler has accepted it on a node, for as long as it is not bound."""
+        known = self._nominations.get(pod.uid)
+        if pod.status.nominated_node_name == node:
+            self._adopt_on(pod, node, filtered=True)
+        elif known is None or known.written or known.node != node:
+            self._write(pod, node, filtered=True)
+
+    def _adopt_on(self, pod: Pod, node: str, *, filtered: bool) -> None:
+        """Follow a nomination that is there."""
         namespace = pod.metadata.namespace
-        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod), namespace=namespace)
+        nomination = Nomination(
+            pod.uid, node, self._monotonic(), failure_of(pod), written=True, filtered=filtered, namespace=namespace
+        )
+        self._nominations[pod.uid] = nomination
+        if filtered:
+            self._unfiltered.remove(pod.uid)
+        else:
+            self._unfiltered.add(nomination)
+
+    def _write(self, pod: Pod, node: str, *, filtered: bool = False) -> "asyncio.Task[bool]":
+        namespace = pod.metadata.namespace
+        nomination = Nomination(
+            pod.uid, node, self._monotonic(), failure_of(pod), filtered=filtered, namespace=namespace
+        )
         self._forget(pod.uid)
         self._cleaner.keep(pod.uid)
         self._nominations[pod.uid] = nomination
-        self._unfiltered.add(nomination)
+        if not filtered:
+            self._unfiltered.add(nomination)
         return self._writes.start(self._post(nomination), f"nominate {pod.key}")
 
     async def _post(self, nomination: Nomination) -> bool:
@@ -256,7 +288,8 @@ class Nominator:
             """The pod, if the nomination is still worth a request."""
             pod = self._cluster.pods.get(nomination.uid)
             is_known = self._nominations.get(nomination.uid) is nomination
-            if pod is None or not is_known or nomination.uid not in self._unfiltered:
+            is_late = nomination.uid not in self._unfiltered and nomination.uid not in self._lapsed
+            if pod is None or not is_known or is_late:
                 return None
             # Its scheduler may have nominated a node since the decision.
             return None if pod.status.nominated_node_name and not is_ours(pod) else pod
@@ -282,12 +315,7 @@ class Nominator:
         if held.node != node:
             self._write(pod, held.node)
             return
-        namespace = pod.metadata.namespace
-        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod), written=True, namespace=namespace)
-        nomination.filtered = self._left.get(pod.uid, False)
-        self._nominations[pod.uid] = nomination
-        if not nomination.filtered:
-            self._unfiltered.add(nomination)
+        self._adopt_on(pod, node, filtered=self._left.get(pod.uid, False))
 
     def _follow(self, pod: Pod, nomination: Nomination) -> None:
         """A nominated pod has changed."""
@@ -317,6 +345,9 @@ class Nominator:
     def _check(self) -> None:
         """Clear nominations of which nothing will come."""
         now_s = self._monotonic()
+        for uid in self._lapsed:
+            if (pod := self._cluster.pods.get(uid)) is not None:
+                self._keep(pod, self._lapsed.node_of(uid) or "")
         self._cleaner.retry()
         for uid in [uid for uid, since_s in self._taken.items() if now_s - since_s > self._ledger.ttl_s]:
             self._leave(uid)

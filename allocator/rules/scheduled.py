@@ -8,7 +8,7 @@ from ascend.grammar import some
 from ascend.kube.objects import Condition, Pod
 from ascend.reasons import Category, Reason
 
-_OF_GANG: Final = (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK)
+_OF_GANG: Final = (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK, Reason.GANG_AWAITED)
 
 _OWN: Final = re.compile(
     "|".join(

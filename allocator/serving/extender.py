@@ -144,7 +144,7 @@ class Extender:
         try:
             self._pods.require_served(pod)
             # kube-scheduler filters a pod again only after it has given up its Binding.
-            self._binder.give_up(pod.uid)
+            self._binder.give_up(pod.uid, names)
             self._engine.gangs.obstacles.asked(pod)
             self._nominator.filtered(pod, names)
             found = self._engine.place_or_explain(pod, names)
@@ -215,7 +215,7 @@ class Extender:
                 self._require_open()
                 namespace = args.pod_namespace
                 ref = PodRef(namespace, args.pod_name, args.pod_uid)
-                await self._binder.bind(ref, args.node)
+                await self._binder.bind(ref, args.node, is_repeated=True)
             except AscendError as error:
                 return _answer(BindingResult(error=text(error, namespace)))
         return _answer(BindingResult())

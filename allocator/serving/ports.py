@@ -5,6 +5,7 @@ default, and kubelets none to probes, so these have addresses of their own. With
 address serves them all.
 """
 
+import resource
 import ssl
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -96,8 +97,7 @@ class Ports:
             served = serve_http(app, address, tls=tls, knows=knows, limits=within, refusals=refusals, bodies=bodies)
             found[name] = await stack.enter_async_context(served)
 
-        is_closed = bool(settings.client_names) and not settings.insecure_anyone_may_bind_pods
-        calls = limits.CALLS if is_closed else limits.OPEN_CALLS
+        calls = _calls_within(settings)
         await add(CALLS, self.calls, settings.extender_address, self._calls_verify, calls, clients=self.clients)
         if settings.webhook_address:
             verify = self._webhooks_verify
@@ -109,6 +109,19 @@ class Ports:
             address = settings.insecure_volcano_address
             await add(INSECURE_VOLCANO, self.insecure_volcano, address, None, limits.CALLS)
         return found
+
+
+def most_calls(settings: Settings) -> int:
+    """How many Bindings may be held at the same time: each has a connection, and others call as well."""
+    within = _calls_within(settings)
+    most = limits.OPEN_CALLS.connections if within is limits.OPEN_CALLS else within.verified
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(most, descriptors - within.spare_descriptors) * 7 // 8
+
+
+def _calls_within(settings: Settings) -> Limits:
+    is_closed = bool(settings.client_names) and not settings.insecure_anyone_may_bind_pods
+    return limits.CALLS if is_closed else limits.OPEN_CALLS
 
 
 def _application(guard: Middleware | None = None) -> web.Application:

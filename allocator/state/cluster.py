@@ -201,7 +201,7 @@ class Cluster:
         """Add or update a pod."""
         old = self._pods.get(pod.uid)
         if is_plain(pod):
-            self.plain.put(pod)
+            self._plain_applied(pod)
             if old is not None:
                 self._remove(old)  # its labels or its owner have changed
             return
@@ -214,6 +214,7 @@ class Cluster:
         holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
         if holding is not None:
             if old is None or not old.spec.node_name:
+                self._note_arrival(pod)
                 self._remember(pod)
             self._hold(pod, holding)
         else:
@@ -231,6 +232,17 @@ class Cluster:
         if nominated and (old is None or old.status.nominated_node_name != nominated):
             self.nominated(pod)
         self.followers.applied(pod)
+
+    def _plain_applied(self, pod: Pod) -> None:
+        self.plain.put(pod)
+        if pod.status.phase == "Pending":  # its kubelet has not started it yet
+            self._note_arrival(pod)
+
+    def _note_arrival(self, pod: Pod) -> None:
+        """Count the pods that come to a node; the reports of a plain pod that does not start may count as well."""
+        record = self._records.get(pod.spec.node_name)
+        if record is not None:
+            record.arrivals += 1
 
     def _remember(self, pod: Pod) -> None:
         """Record for its successor where a pod is that was bound."""

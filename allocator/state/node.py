@@ -89,6 +89,7 @@ class NodeRecord:
         unexplained: the chips that are in use by its report, and of which no pod is known to have got anything
             (``unexplained.py``).
         closed: those of them of which no pod gets anything.
+        arrivals: how many pods were seen to come to it.
     """
 
     name: str
@@ -107,6 +108,7 @@ class NodeRecord:
     ignored: tuple[str, ...] = ()
     unexplained: ChipSet = 0
     closed: ChipSet = 0
+    arrivals: int = 0
     idle: "Offer | None" = field(default=None, init=False)
     room: int = field(default=0, init=False)
 

@@ -33,6 +33,8 @@ _PART: Final = 64
 """The number of objects compared in one part."""
 
 _DERIVED = frozenset({"name", "node", "offer", "holdings"})
+_HISTORY = frozenset({"arrivals"})
+"""What happened, and does not show in objects."""
 
 
 class Difference(msgspec.Struct, frozen=True, order=True):
@@ -113,7 +115,7 @@ def _node(name: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]
             yield Difference(f"node {name}", "record", _presence(mine), _presence(other))
         return
     for field in fields(NodeRecord):
-        if field.name not in _DERIVED:
+        if field.name not in _DERIVED | _HISTORY:
             yield from _differs(f"node {name}", field.name, getattr(mine, field.name), getattr(other, field.name))
     for uid in mine.holdings.keys() | other.holdings.keys():
         one, two = mine.holdings.get(uid), other.holdings.get(uid)

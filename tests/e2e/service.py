@@ -22,11 +22,13 @@ class Service:
         backends: base addresses of the allocators.
         address: host and port of this service.
         requests: what clients have sent, as it was received.
+        filter_s: how much longer a call to filter takes: so much slower is the scheduler.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self.requests: list[bytes] = []
+        self.filter_s = 0.0
         self._open = asyncio.Event()
         self._open.set()
         self.backends: list[str] = []
@@ -76,6 +78,7 @@ class Service:
             first = await reader.read(_CHUNK)
             self.requests.append(first)
             await self._open.wait()
+            await self._slow_down(first)
             leader = await self.leader()
             if leader is None:
                 return
@@ -99,11 +102,16 @@ class Service:
         finally:
             writer.close()
 
+    async def _slow_down(self, chunk: bytes) -> None:
+        if chunk.startswith(b"POST /scheduler/filter"):
+            await asyncio.sleep(self.filter_s)
+
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while chunk := await reader.read(_CHUNK):
                 self.requests.append(chunk)
                 await self._open.wait()
+                await self._slow_down(chunk)
                 writer.write(chunk)
                 await writer.drain()
 

@@ -47,6 +47,7 @@ class Setup:
         allocators: the number of allocators; one of several leads.
         nominate: the allocators' setting.
         reservation_ttl_s: the allocators' setting.
+        gang_hold_s: the allocators' setting.
         dynamic_vnpus: the device plugins' setting: the nodes offer AI cores.
         nslb_version: the allocators' setting.
         shared_tor_num: the allocators' setting.
@@ -61,6 +62,7 @@ class Setup:
     allocators: int = 1
     nominate: str = "off"
     reservation_ttl_s: float = 30.0
+    gang_hold_s: float = 50.0
     dynamic_vnpus: bool = False
     nslb_version: str = "1.0"
     shared_tor_num: int = 2
@@ -128,7 +130,8 @@ class World(ABC):
         manifest["metadata"]["annotations"] = dict(annotations or {})
         manifest["metadata"]["labels"] = {**manifest["metadata"].get("labels", {}), **(labels or {})}
         if cpu:
-            manifest["spec"]["containers"][0]["resources"].setdefault("requests", {})["cpu"] = str(cpu)
+            resources = manifest["spec"]["containers"][0].setdefault("resources", {})
+            resources.setdefault("requests", {})["cpu"] = str(cpu)
         return await self.client.create(PODS, manifest, "default")
 
     async def add_fake_nodes(
@@ -340,6 +343,7 @@ class World(ABC):
                 **({"webhooks": self.setup.webhooks} if self.setup.webhooks else {}),
             }
             flags |= {"reservation_ttl_s": str(self.setup.reservation_ttl_s)}
+            flags |= {"gang_hold_s": str(self.setup.gang_hold_s)}
             flags |= {"scheduler_names": json.dumps(self.setup.schedulers)}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")

@@ -72,7 +72,9 @@ class Server:
 class BinderWorld:
     """A binder in a world of two nodes."""
 
-    def __init__(self, *pods: Pod, server: Server | None = None, earmark_share: float = 0.0) -> None:
+    def __init__(
+        self, *pods: Pod, server: Server | None = None, earmark_share: float = 0.0, hold_s: float = HOLD_S
+    ) -> None:
         self.world = World(earmark_share=earmark_share)
         self.world.cluster.plain.schedulers = ["default-scheduler"]
         self.world.add(node("n1"), node("n2"), *pods)
@@ -83,7 +85,7 @@ class BinderWorld:
             self.world.ledger,
             self.world.engine.gangs,
             monotonic=lambda: self.world.now_s,
-            hold_s=HOLD_S,
+            hold_s=hold_s,
         )
         stamper = Stamper(self.world.cluster, self.world.ledger, lambda: NOW_NS)
         self.reserver = Reserver(self.world.cluster, self.world.ledger, self.world.engine, stamper)

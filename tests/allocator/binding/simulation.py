@@ -10,13 +10,17 @@ from msgspec.structs import replace
 from allocator.binding.binding import Assignment, PodRef
 from ascend.errors import AscendError, Refusal
 from ascend.kube.objects import Condition, Pod
-from tests.allocator.binding.rig import BinderWorld, Server
+from tests.allocator.binding.rig import HOLD_S, BinderWorld, Server
 from tests.allocator.builders import TYPE, node
 
 CHIPS = 8
 LABELS = {TYPE: "module-910b-8"}
 STEP_S = 0.25
 LONGEST_BACKOFF_S = 10.0
+NOMINATED_S = 0.75
+"""How long after the scheduler has cleared a nomination it sees the next one."""
+BOUND_S = 0.5
+"""How long after its filters a pod without chips is seen bound."""
 
 
 @dataclass
@@ -74,21 +78,32 @@ class Simulation:
         cycles: the scheduling cycles in a step. If it is above 1, pods are tried before their backoff is over when no
             other has to be (k/k:pkg/scheduler/backend/queue, SchedulerPopFromBackoffQ).
         earmark_share: the share of the chips that may be kept for a waiting gang.
+        hold_s: how long a Binding is held.
+        clears: kube-scheduler 1.34, which clears the nomination of a pod whose Binding has failed.
+        thieves: pods without chips and gang, and when they are created, in seconds.
+        nominated: the nodes that count as nominated for the scheduler, by uid of the pod.
     """
 
     case: Case
     cycles: int = 1
     earmark_share: float = 0.0
+    hold_s: float = HOLD_S
+    clears: bool = True
+    thieves: list[tuple[float, Demand]] = field(default_factory=list)
+    nominated: dict[str, str] = field(default_factory=dict)
     rig: BinderWorld = field(init=False)
     queue: dict[str, Entry] = field(default_factory=dict)
     assumed: dict[str, str] = field(default_factory=dict)
     bindings: dict[str, asyncio.Task[Assignment]] = field(default_factory=dict)
     demands: dict[str, Demand] = field(default_factory=dict)
+    _bound_thieves: list[tuple[float, str]] = field(default_factory=list)
+    _arrived: set[str] = field(default_factory=set)
+    _renominated_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.demands = {each.pod.uid: each for gang in self.case.gangs for each in gang}
         pods = [each.pod for each in self.demands.values()]
-        self.rig = BinderWorld(server=Server(*pods), earmark_share=self.earmark_share)
+        self.rig = BinderWorld(server=Server(*pods), earmark_share=self.earmark_share, hold_s=self.hold_s)
         for name in ("n1", "n2"):
             self.rig.world.cluster.node_deleted(node(name))
         self.rig.world.add(*(node(name, labels=LABELS) for name in self.case.cpu), *pods)
@@ -99,6 +114,8 @@ class Simulation:
         for _ in range(round(seconds / STEP_S)):
             self.rig.world.now_s += STEP_S
             await self._end_bindings()
+            self._nominate()
+            self._admit_thieves()
             for _ in range(self.cycles):
                 self._schedule_next()
             if self.now_s % 1 == 0:
@@ -134,7 +151,13 @@ class Simulation:
         return sum(self._is_bound(each.pod.uid) for each in gang)
 
     def _is_bound(self, uid: str) -> bool:
-        return bool(self.rig.world.cluster.pods[uid].spec.node_name)
+        known = self.rig.world.cluster.pods.get(uid)
+        return known is not None and bool(known.spec.node_name)
+
+    def _is_posted(self, uid: str) -> bool:
+        """Whether a Binding was posted for which the scheduler has not asked."""
+        posted = self.rig.server.pods.get(self.demands[uid].pod.name)
+        return posted is not None and bool(posted.spec.node_name)
 
     def _schedule_next(self) -> None:
         now_s = self.rig.world.now_s
@@ -146,12 +169,19 @@ class Simulation:
             return
         entry = min(ready, key=lambda each: each.due_s)
         entry.tried_s = now_s
-        each = self.rig.world.cluster.pods[entry.demand.pod.uid]
-        feasible = [name for name in self.case.cpu if self._fits(entry.demand, name)]
+        each = self.rig.world.cluster.pods.get(entry.demand.pod.uid, entry.demand.pod)
+        first = self.nominated.get(each.uid, "")
+        feasible = [first] if first and self._fits(entry.demand, first) else []
+        feasible = feasible or [name for name in self.case.cpu if self._fits(entry.demand, name)]
         if not feasible:
             self._fail(entry, "0 nodes are available: Insufficient cpu", needs_event=True)
             return
-        self.rig.binder.give_up(each.uid)
+        if entry.demand.chips == 0:
+            del self.queue[each.uid]
+            self.assumed[each.uid] = feasible[0]
+            self._bound_thieves.append((now_s + BOUND_S, each.uid))
+            return
+        self.rig.binder.give_up(each.uid, feasible)
         try:
             chosen = self.rig.world.engine.place(each, feasible).node
         except Refusal as refusal:
@@ -159,10 +189,14 @@ class Simulation:
             return
         del self.queue[each.uid]
         self.assumed[each.uid] = chosen
-        self.bindings[each.uid] = asyncio.create_task(self.rig.binder.bind(PodRef.of(each), chosen))
+        self.bindings[each.uid] = asyncio.create_task(self.rig.binder.bind(PodRef.of(each), chosen, is_repeated=True))
 
     def _fits(self, demand: Demand, name: str) -> bool:
         there = [self.demands[uid] for uid, where in self.assumed.items() if where == name]
+        for uid, where in self.nominated.items():
+            other = self.demands[uid]
+            if where == name and other is not demand and uid not in self.assumed:
+                there += [other] * (other.pod.priority >= demand.pod.priority)
         return (
             name in demand.tolerated
             and demand.cpu + sum(each.cpu for each in there) <= self.case.cpu[name]
@@ -173,12 +207,67 @@ class Simulation:
         entry.due_s = self.rig.world.now_s + entry.backoff_s
         entry.backoff_s = min(2 * entry.backoff_s, LONGEST_BACKOFF_S)
         entry.needs_event, entry.has_failed = needs_event, not needs_event
-        known = self.rig.world.cluster.pods[entry.demand.pod.uid]
-        condition = Condition("PodScheduled", "False", "Unschedulable", message)
-        if condition not in known.status.conditions:
-            self.rig.world.add(replace(known, status=replace(known.status, conditions=[condition])))
+        known = self.rig.world.cluster.pods.get(entry.demand.pod.uid)
+        if known is None:  # no gang, so nobody reads it
+            return
+        condition = Condition("PodScheduled", "False", "Unschedulable" if needs_event else "SchedulerError", message)
+        node = known.status.nominated_node_name
+        if self.clears:
+            self.nominated.pop(known.uid, None)
+            self._renominated_s[known.uid] = self.rig.world.now_s + NOMINATED_S
+            node = ""
+        status = replace(known.status, conditions=[condition], nominated_node_name=node)
+        if status != known.status:
+            self.rig.world.add(replace(known, status=status))
+
+    def _nominate(self) -> None:
+        """What the nominator does, and its scheduler sees."""
+        for uid in self.rig.barrier.lapsed:
+            if self.rig.world.now_s < self._renominated_s.get(uid, 0.0):
+                continue
+            known, node = self.rig.world.cluster.pods[uid], self.rig.barrier.lapsed.node_of(uid) or ""
+            if known.status.nominated_node_name != node:
+                self.rig.world.add(replace(known, status=replace(known.status, nominated_node_name=node)))
+            self.nominated[uid] = node
+        for uid in tuple(self.nominated):
+            if uid not in self.rig.barrier.lapsed and uid not in self.assumed:
+                known = self.rig.world.cluster.pods[uid]
+                self.rig.world.add(replace(known, status=replace(known.status, nominated_node_name="")))
+                del self.nominated[uid]
+
+    def _admit_thieves(self) -> None:
+        for since_s, each in self.thieves:
+            if since_s <= self.now_s and each.pod.uid not in self.demands:
+                self.demands[each.pod.uid] = each
+                self.queue[each.pod.uid] = Entry(each)
+        for due_s, uid in tuple(self._bound_thieves):
+            if due_s <= self.rig.world.now_s:
+                self._bound_thieves.remove((due_s, uid))
+                arrived = self.demands[uid].pod
+                self.rig.world.add(replace(arrived, spec=replace(arrived.spec, node_name=self.assumed[uid])))
+                self._arrived.add(uid)
+                self._wake()
+
+    def oversubscribed(self) -> list[str]:
+        """The nodes whose CPU does not suffice for the pods that are bound to them."""
+        used = Counter[str]()
+        for uid, name in self.assumed.items():
+            if uid in self._arrived or (uid not in dict(self.queue) and self._is_bound(uid)):
+                used[name] += self.demands[uid].cpu
+        return [name for name, cpu in used.items() if cpu > self.case.cpu[name]]
 
     async def _end_bindings(self) -> None:
+        for uid in [uid for uid in self.queue if self._is_posted(uid)]:
+            del self.queue[uid]
+            posted = self.rig.server.pods[self.demands[uid].pod.name]
+            self.assumed[uid] = posted.spec.node_name
+            known = self.rig.world.cluster.pods[uid]
+            annotations = {**known.metadata.annotations, **posted.metadata.annotations}
+            metadata = replace(known.metadata, annotations=annotations)
+            self.rig.world.add(
+                replace(known, metadata=metadata, spec=replace(known.spec, node_name=posted.spec.node_name))
+            )
+            self._wake()
         for uid, task in tuple(self.bindings.items()):
             if not task.done():
                 continue
@@ -204,5 +293,9 @@ class Simulation:
     def _requeue(self) -> None:
         """What the requeuer does: a changed annotation on a pod that would fit now."""
         for each in self.queue.values():
-            if each.needs_event and self.rig.world.engine.may_fit(self.rig.world.cluster.pods[each.demand.pod.uid]):
+            if (
+                each.needs_event
+                and each.demand.chips
+                and self.rig.world.engine.may_fit(self.rig.world.cluster.pods[each.demand.pod.uid])
+            ):
                 each.needs_event = False

@@ -77,3 +77,52 @@ def test_every_gang_that_fits_the_empty_cluster_starts_when_the_others_have_ende
         await simulation.close()
 
     asyncio.run(check())
+
+
+@st.composite
+def slow_cases(draw: st.DrawFn) -> Simulation:
+    """A gang whose pods a scheduler does not filter within the time of a hold, another one, and pods without chips."""
+    names = [f"n{number}" for number in range(draw(st.integers(2, 4)))]
+    cpu = {name: draw(st.integers(4, 12)) for name in names}
+    gangs = []
+    for number in range(draw(st.integers(1, 2))):
+        size, chips, cpus = draw(st.integers(2, 8)), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 4))
+        annotations = {GROUP: f"g{number}", MIN_AVAILABLE: str(size)}
+        since = f"2026-01-0{number + 1}"
+        pods = [pod(f"g{number}-{rank}", chips, annotations=annotations, since=since) for rank in range(size)]
+        gangs.append([Demand(each, chips, cpus, frozenset(names)) for each in pods])
+    times = draw(st.lists(st.floats(0, 30), max_size=4))
+    priorities = st.sampled_from([0, 0, -1])  # what a pod of higher priority takes is its own
+    thieves = [
+        (
+            since_s,
+            Demand(
+                pod(f"thief-{number}", None, priority=draw(priorities)), 0, draw(st.integers(1, 6)), frozenset(names)
+            ),
+        )
+        for number, since_s in enumerate(times)
+    ]
+    return Simulation(
+        Case(cpu, gangs), hold_s=draw(st.sampled_from([1.0, 2.0, 4.0])), clears=draw(st.booleans()), thieves=thieves
+    )
+
+
+@given(simulation=slow_cases())
+def test_a_gang_starts_whole_where_there_is_room_although_holds_end_before_its_scheduler_is_done(
+    simulation: Simulation,
+) -> None:
+    async def check() -> None:
+        case = simulation.case
+        for _ in range(600):
+            await simulation.run(2)
+            assert not simulation.oversubscribed()
+            waiting = [gang for gang in case.gangs if simulation.started(gang) < len(gang)]
+            if simulation.now_s > 40 and not any(case.fits(gang, simulation.bound) for gang in waiting):
+                break
+        else:
+            raise AssertionError("a gang that fits has not started in 20 minutes")
+        partly = [gang for gang in case.gangs if 0 < simulation.started(gang) < len(gang)]
+        assert not partly or simulation.bindings, "a gang has started in part"
+        await simulation.close()
+
+    asyncio.run(check())

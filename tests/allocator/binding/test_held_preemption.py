@@ -55,7 +55,7 @@ async def test_a_gang_gives_up_if_its_scheduler_does_not_come_back_when_they_hav
 async def test_a_gang_keeps_its_seats_if_they_take_longer_than_a_binding_is_held() -> None:
     rig, scheduler, pods = await preempting()
     await scheduler.wait(HOLD_S + 1)
-    assert "wait for volumes or for pods that end" in (await scheduler.refusal(pods[0])).message
+    assert (await scheduler.refusal(pods[0])).reason is Reason.GANG_AWAITED
     assert await scheduler.try_(pods[0], ["n1", "n4"]) == "n1"
     rig.world.cluster.pod_deleted(rig.world.cluster.pods["uid-low-2"])
     assert await scheduler.try_(pods[1], ["n2"]) == "n2"

@@ -1,0 +1,117 @@
+"""Pods of gangs that have passed their scheduler's filters, and for whose Binding the scheduler waits no more.
+
+kube-scheduler accounts for a pod as long as it waits for the answer to its request to bind it, which is a minute. When
+the request is refused it tries the pod again after some seconds. Meanwhile it accounts for the pod if it is nominated:
+it counts the pod on that node for every pod of no higher priority. kube-scheduler 1.34 clears the nomination in the
+step in which it gives a Binding up; so for a moment nothing is accounted for, until it is written again
+(``allocator/nomination/nominator.py``). kube-scheduler 1.35 does not clear it.
+
+So that the pod passed the filters counts on, unless there is evidence to the contrary: the scheduler refuses the pod,
+the node changes, or another pod has come to the node. A pod for which the scheduler begins to account on the node
+before the nomination was seen, or that has a higher priority, may have been accepted without regard to this one. It is
+evidence as well, and a gang starts only when the nominations of such pods were there for ``SETTLED_S``: until then,
+Bindings in flight have become visible.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from allocator.rules.scheduled import is_refusal, verdict_on
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation
+from ascend.kube.objects import Condition, Pod
+
+SETTLED_S: Final = 1.0
+"""How long a nomination was seen before a gang relies on it."""
+
+
+@dataclass(slots=True)
+class _Lapsed:
+    """A pod whose Binding is not waited for.
+
+    Attributes:
+        node: its node.
+        priority: its priority.
+        state: the state of the node when its scheduler gave up.
+        verdict: the condition PodScheduled of the pod at that time.
+        nominated_s: since when the pod was seen nominated for the node after its scheduler had given up; None if it is
+            not.
+    """
+
+    node: str
+    priority: int
+    state: object
+    verdict: Condition | None
+    nominated_s: float | None = None
+
+
+class LapsedHolds:
+    """The pods whose Bindings are not waited for.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        monotonic: the clock.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, monotonic: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._monotonic = monotonic
+        self._lapsed: dict[str, _Lapsed] = {}
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._lapsed
+
+    def __len__(self) -> int:
+        return len(self._lapsed)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._lapsed))
+
+    def node_of(self, uid: str) -> str | None:
+        """The node of a pod whose Binding is not waited for; None of any other."""
+        lapsed = self._lapsed.get(uid)
+        return lapsed.node if lapsed is not None else None
+
+    def add(self, pod: Pod, node: str) -> None:
+        """The scheduler of a pod gives its Binding up."""
+        self._lapsed[pod.uid] = _Lapsed(node, pod.priority, self._state(node), verdict_on(pod))
+
+    def discard(self, uid: str) -> None:
+        """A pod has no seat any more, or its Binding is waited for again, or posted; no effect on others."""
+        self._lapsed.pop(uid, None)
+
+    def uncounted(self, pod: Pod, held: Reservation) -> list[str]:
+        """The uids of the pods that a scheduler may not have counted when it accepted a pod on their node."""
+        lapsed = ((uid, self._lapsed.get(uid)) for uid in self._ledger.on(held.node))
+        return [uid for uid, each in lapsed if each and (each.priority < pod.priority or not self._is_settled(each))]
+
+    def has_ended(self, pod: Pod) -> bool:
+        """Whether there is evidence that its scheduler would not accept a pod on its node now; looks at it anew."""
+        lapsed = self._lapsed[pod.uid]
+        verdict, is_nominated = verdict_on(pod), pod.status.nominated_node_name == lapsed.node
+        if verdict == lapsed.verdict or not is_nominated:
+            lapsed.nominated_s = None
+        elif lapsed.nominated_s is None:
+            lapsed.nominated_s = self._monotonic()
+        is_refused = verdict is not None and verdict != lapsed.verdict and is_refusal(verdict)
+        return is_refused or self._state(lapsed.node) != lapsed.state
+
+    def is_settled(self, uid: str) -> bool:
+        """Whether its scheduler accounts for a pod on its node; not for one whose Binding is waited for."""
+        lapsed = self._lapsed.get(uid)
+        return lapsed is not None and self._is_settled(lapsed)
+
+    def _is_settled(self, lapsed: _Lapsed) -> bool:
+        return lapsed.nominated_s is not None and self._monotonic() - lapsed.nominated_s >= SETTLED_S
+
+    def _state(self, node: str) -> object:
+        """What a scheduler's filters depend on, apart from the pods it has accounted for itself."""
+        record = self._cluster.nodes.get(node)
+        if record is None or record.node is None:
+            return None
+        seen = record.node
+        return record.arrivals, seen.metadata.labels, seen.spec, seen.status.allocatable

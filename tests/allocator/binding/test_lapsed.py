@@ -1,0 +1,200 @@
+"""A pod counts for its gang after its scheduler has given its Binding up, unless there is evidence to the contrary."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from allocator.binding.barrier import REFUSED_S, STALLED_S, Barrier
+from allocator.binding.binding import PodRef
+from allocator.binding.lapsed import SETTLED_S
+from allocator.state.reservation import Stage
+from ascend.kube.objects import Condition, Pod
+from ascend.reasons import Reason
+from tests.allocator.binding.rig import HOLD_S, BinderWorld
+from tests.allocator.binding.simulation import LABELS
+from tests.allocator.binding.test_barrier import Scheduler, gang, refused_by_its_scheduler, rig_of
+from tests.allocator.builders import node, pod
+
+pytestmark = pytest.mark.looptime
+
+LATE_S = 8.0
+"""How long a Binding is held."""
+NAMES = tuple(f"n{number}" for number in range(1, 7))
+
+
+class SlowScheduler(Scheduler):
+    """A scheduler that gives Bindings up as kube-scheduler 1.34 does: it clears nominations, which come again."""
+
+    def __init__(self, rig: BinderWorld) -> None:
+        super().__init__(rig)
+        self.is_nominating = True
+
+    async def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds)):
+            await super().wait(1)
+            for uid in self.rig.barrier.lapsed:
+                if (task := self.bindings.get(uid)) is not None and task.done():
+                    del self.bindings[uid]
+                    self._give_up(uid, str(task.exception()))
+                elif self.is_nominating:
+                    self._nominate(uid, self.rig.barrier.lapsed.node_of(uid) or "")
+
+    def _give_up(self, uid: str, message: str) -> None:
+        condition = Condition("PodScheduled", "False", "SchedulerError", f"{Reason.GANG_AWAITED}: {message}")
+        known = self.rig.world.cluster.pods[uid]
+        self.rig.world.add(replace(known, status=replace(known.status, conditions=[condition])))
+        self._nominate(uid, "")
+
+    def _nominate(self, uid: str, node: str) -> None:
+        known = self.rig.world.cluster.pods[uid]
+        self.rig.world.add(replace(known, status=replace(known.status, nominated_node_name=node)))
+
+
+async def late(*pods: Pod, is_nominating: bool = True) -> tuple[BinderWorld, SlowScheduler]:
+    """All pods of a gang but the last were asked for, and the first has lapsed."""
+    rig = BinderWorld(*pods, hold_s=LATE_S)
+    rig.world.add(*(node(name, labels=LABELS) for name in NAMES))
+    scheduler = SlowScheduler(rig)
+    scheduler.is_nominating = is_nominating
+    for each in pods[:-1]:
+        await scheduler.try_(each, NAMES)
+        await scheduler.wait(3)
+    assert pods[0].uid in rig.barrier.lapsed
+    assert pods[-2].uid not in rig.barrier.lapsed
+    return rig, scheduler
+
+
+def node_of(rig: BinderWorld, each: Pod) -> str:
+    held = rig.world.ledger.get(each.uid)
+    assert held is not None
+    return held.node
+
+
+def sharing(size: int) -> list[Pod]:
+    """A gang of which two pods fit on each node."""
+    annotations = gang("a", size)[0].metadata.annotations
+    return [pod(f"a-{rank}", 4, annotations=annotations) for rank in range(size)]
+
+
+async def test_a_gang_starts_whole_although_its_scheduler_is_too_slow_for_all_bindings_to_be_held() -> None:
+    pods = gang("a", 4)
+    rig, scheduler = await late(*pods)
+    assert scheduler.posted == 0
+    await scheduler.try_(pods[-1], NAMES)
+    await scheduler.wait(SETTLED_S + 2)
+    await rig.binder.drain()
+    assert {each["name"] for each in rig.server.bindings} == {each.key for each in pods}
+    assert len({each["node"] for each in rig.server.bindings}) == 4
+
+
+async def test_a_gang_waits_until_nominations_are_seen_of_pods_that_have_lapsed() -> None:
+    pods = gang("a", 4)
+    rig, scheduler = await late(*pods, is_nominating=False)
+    await scheduler.try_(pods[-1], NAMES)
+    await scheduler.wait(SETTLED_S + 2)
+    assert scheduler.posted == 0
+    scheduler.is_nominating = True
+    await scheduler.wait(SETTLED_S + 2)
+    await rig.binder.drain()
+    assert scheduler.posted == 4
+
+
+async def test_a_pod_that_its_scheduler_accepts_again_is_held_again() -> None:
+    pods = gang("a", 4)
+    rig, scheduler = await late(*pods, is_nominating=False)
+    assert await scheduler.try_(pods[0], NAMES) == node_of(rig, pods[0])
+    assert pods[0].uid not in rig.barrier.lapsed
+    await scheduler.try_(pods[-1], NAMES)
+    await asyncio.sleep(0.01)
+    assert scheduler.posted == 4
+
+
+async def test_a_pod_that_is_refused_after_it_has_lapsed_counts_as_refused() -> None:
+    pods = gang("a", 4)
+    rig, scheduler = await late(*pods)
+    await scheduler.wait(1)
+    rig.world.add(refused_by_its_scheduler(rig.world.cluster.pods[pods[0].uid]))
+    await scheduler.wait(REFUSED_S + 1)
+    assert "default/a-0 was refused" in (await scheduler.refusal(pods[-2])).message
+    assert len(rig.world.ledger) == 0
+
+
+async def test_a_pod_whose_node_its_scheduler_turns_down_counts_no_more() -> None:
+    pods = gang("a", 4)
+    rig, _ = await late(*pods)
+    rig.binder.give_up(pods[0].uid, [name for name in NAMES if name != node_of(rig, pods[0])])
+    assert rig.stage(pods[0].uid) is Stage.PLANNED
+
+
+async def test_a_pod_counts_no_more_when_another_one_has_come_to_its_node() -> None:
+    pods = sharing(5)
+    rig, scheduler = await late(*pods)
+    rig.world.add(pod("thief", None, node=node_of(rig, pods[0])))
+    await scheduler.try_(pods[-1], NAMES)
+    await scheduler.wait(SETTLED_S + 1)
+    assert scheduler.posted == 0
+    assert pods[0].uid not in rig.barrier.lapsed
+
+
+@pytest.mark.parametrize(
+    ("is_nominating", "priority", "counts"), [(True, 0, True), (False, 0, False), (True, 1, False)]
+)
+async def test_a_pod_that_is_accepted_on_the_node_may_not_have_counted_one_that_has_lapsed(
+    *, is_nominating: bool, priority: int, counts: bool
+) -> None:
+    pods = sharing(5)
+    rig, scheduler = await late(*pods, is_nominating=is_nominating)
+    await scheduler.wait(3)
+    beside = pod("b-0", 1, annotations=gang("b", 2)[0].metadata.annotations, priority=priority)
+    held = rig.world.ledger.get(pods[0].uid)
+    assert held is not None
+    assert (pods[0].uid not in rig.barrier.lapsed.uncounted(beside, held)) is counts
+
+
+async def test_a_gang_gives_up_if_only_pods_that_have_come_already_come_again() -> None:
+    pods = gang("a", 4)
+    rig, scheduler = await late(*pods)
+    for _ in range(round(4 * STALLED_S)):
+        await scheduler.try_(pods[0], NAMES)
+        await scheduler.wait(1)
+        if rig.world.engine.gangs.turns.get(rig.world.cluster.jobs.job_of(pods[0])) is not None:
+            break
+    else:
+        raise AssertionError("the gang has not given up")
+    assert scheduler.posted == 0
+
+
+async def test_a_caller_that_does_not_come_again_by_itself_keeps_no_claim() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    place = rig.world.engine.place(a)
+    calling = asyncio.create_task(rig.binder.bind(PodRef.of(a), place.node, hold_s=1))
+    await asyncio.sleep(2)
+    assert calling.done()
+    assert calling.exception() is not None
+    assert (rig.stage(a.uid), len(rig.barrier.lapsed)) == (Stage.PLANNED, 0)
+
+
+async def test_the_caller_that_has_waited_longest_makes_room_for_too_many() -> None:
+    pods = gang("a", 4)
+    rig = rig_of(*pods)
+    rig.barrier = Barrier(
+        rig.world.cluster,
+        rig.world.ledger,
+        rig.world.engine.gangs,
+        monotonic=lambda: rig.world.now_s,
+        hold_s=HOLD_S,
+        most_calls=4,
+    )
+    held = [rig.world.engine.place(each, NAMES) for each in pods]
+    assert held
+    job = rig.world.engine.gang_of(pods[0])
+    assert job is not None
+    calls = [asyncio.create_task(rig.barrier.passed(each, job, is_repeated=True)) for each in pods[:3]]
+    await asyncio.sleep(0.01)
+    assert [call.done() for call in calls] == [True, False, False]
+    assert [rig.stage(each.uid) for each in pods[:3]] == [Stage.HELD] * 3
+    assert calls[0].exception() is not None
+    for call in calls:
+        call.cancel()
