@@ -62,6 +62,8 @@ class Budget:
 def too_many_faults(faulty: int, nodes: int, share: float, what: str = "have faults") -> str | None:
     """Return why nothing is deleted at all, a sentence; None if that is not so.
 
+    It does not name the number of faulty nodes: it would be another Event with each of them.
+
     Args:
         faulty: the number of nodes with faults.
         nodes: the number of nodes with chips.
@@ -74,7 +76,7 @@ def too_many_faults(faulty: int, nodes: int, share: float, what: str = "have fau
     if 2 * faulty <= nodes:
         return None
     return (
-        f"{faulty} of {count(nodes, 'node')} {what} at one time, more than half, which is taken for a wrong report or a"
+        f"more than half of {count(nodes, 'node')} {what} at one time, which is taken for a wrong report or a"
         " network that is cut off"
     )
 
@@ -92,4 +94,4 @@ def why_dark(zone: str, lost: int, nodes: int) -> str | None:
     """
     if not (lost == nodes > 1 or (lost > _DARK_ABOVE and lost >= _DARK_SHARE * nodes)):
         return None
-    return f"{lost} of {nodes} nodes of zone {zone} are not Ready, which is taken for a network that is cut off"
+    return f"most nodes of zone {zone} are not Ready, which is taken for a network that is cut off"
