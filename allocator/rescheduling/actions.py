@@ -54,7 +54,7 @@ class Actions:
         self._tell_shortened = shortened
 
     async def delete(self, pod: Pod, why: str, grace_s: int | None) -> None:
-        """Delete or evict a pod, read anew before; one that is gone, or is being deleted, needs nothing.
+        """Delete or evict a pod, read anew before; one that is gone needs nothing.
 
         Its condition DisruptionTarget says why, so that a Job can tell it from a failure of its own.
 
@@ -72,7 +72,7 @@ class Actions:
         async def attempt(found: Pod) -> None:
             if self._evicts:
                 await self._evict(found, grace_s)
-            elif not found.is_terminating:
+            elif not found.is_terminating or grace_s is not None:  # else it has its own grace period already
                 await self._delete(await self._mark(found, why), grace_s)
 
         await self._try(pod, attempt)

@@ -118,9 +118,8 @@ class Evidence:
 
         found = dict(zip(nodes, await asyncio.gather(*map(faults, nodes)), strict=True))
         pods = await asyncio.gather(*map(pod, faulty))
-        for member, now in zip(faulty, pods, strict=True):
-            if now is None or now.is_terminating:
-                continue  # nothing is left to delete
+        for member, read in zip(faulty, pods, strict=True):
+            now = read if read is not None else member.pod  # gone meanwhile: the others go only if its fault was one
             if now.metadata.labels != member.pod.metadata.labels:
                 return f"the labels of pod {now.key} have changed"
             held = read_holding(now)

@@ -115,6 +115,16 @@ async def test_a_pod_that_is_gone_needs_nothing_and_a_refusal_is_told(*, evicts:
         await sends.delete(POD, "why", None)
 
 
+@pytest.mark.parametrize(("grace_s", "verbs"), [(None, []), (1, ["PATCH", "DELETE"])])
+async def test_only_a_shorter_grace_period_is_sent_for_a_pod_that_is_ending(
+    grace_s: int | None, verbs: list[str]
+) -> None:
+    client, sends = actions(evicts=False)
+    client.pod = replace(POD, metadata=replace(POD.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
+    await sends.delete(POD, "why", grace_s)
+    assert [verb for verb, _, _ in client.sent] == verbs
+
+
 @pytest.mark.parametrize("evicts", [True, False])
 async def test_a_pod_that_changes_meanwhile_is_read_again_and_deleted_as_it_is_then(*, evicts: bool) -> None:
     client, sends = actions(evicts=evicts)

@@ -134,6 +134,15 @@ async def test_time_without_contact_is_no_time_for_a_graceful_end(how: str) -> N
     assert await stage.look(30.0) == (["train-0"] if how != "leader" else [])
 
 
+async def test_pods_of_a_ready_node_stay_when_the_one_that_looked_faulty_has_gone_meanwhile() -> None:
+    stage = scene(job(2))
+    stage.world.add(lost("n1"))
+    await stage.look()
+    await stage.look(NOT_READY_S - 1.0)
+    stage.server.now |= {"n1": node("n1"), "train-0": None}
+    assert await stage.look(60.0) == []
+
+
 async def test_what_was_proved_is_read_again_if_storing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = scene(job(2))
     save = stage.save
