@@ -143,3 +143,41 @@ async def test_a_gang_preempts_once_there_are_nodes_for_its_last_pod(world: Worl
         await world.client.request("PATCH", NODES.path(name=name), body=label, content_type=MERGE_PATCH)
     assert set(await nodes_of(world, 2)) & set(names[1:])
     assert len(await survivors(world)) == 1
+
+
+async def still_running(world: World, names: tuple[str, ...]) -> None:
+    """Wait until kube-scheduler has tried a gang of two; nobody is evicted for it."""
+    for number in range(2):
+        await world.pending_because(f"urgent-{number}")
+    assert await survivors(world) == {f"low-{name}" for name in names}
+
+
+async def test_no_pod_is_evicted_for_a_gang_with_a_pod_that_preempts_nobody(world: World) -> None:
+    names = ("fake-1", "fake-2", "fake-3")
+    await fill(world, *names)
+    for number, priority in enumerate(("urgent", "urgent-never")):
+        await world.create(f"urgent-{number}", 8, annotations=gang(2), priorityClassName=priority, **in_pool(*names))
+    await still_running(world, names)
+
+
+async def test_no_pod_is_evicted_that_is_more_important_than_one_pod_of_the_gang(world: World) -> None:
+    names = ("fake-1", "fake-2", "fake-3")
+    await fill(world, *names, priority="modest")
+    for number, priority in enumerate(("urgent", "least")):
+        await world.create(f"urgent-{number}", 8, annotations=gang(2), priorityClassName=priority, **in_pool(*names))
+    await still_running(world, names)
+
+
+async def test_of_two_gangs_that_preempt_at_once_one_starts_and_no_more_end_than_it_needs(world: World) -> None:
+    names = ("fake-1", "fake-2", "fake-3")
+    await fill(world, *names)
+    for job in ("urgent-a", "urgent-b"):
+        for number in range(2):
+            spec: dict[str, Any] = {"annotations": gang(2, job), "priorityClassName": "urgent", **in_pool(*names)}
+            await world.create(f"{job}-{number}", 8, **spec)
+    await nodes_of(world, 2)
+    bound = [pod.name for pod in await world.pods() if pod.name.startswith("urgent") and pod.spec.node_name]
+    waiting = "urgent-b" if bound[0].startswith("urgent-a") else "urgent-a"
+    assert not [name for name in bound if name.startswith(waiting)]
+    await world.pending_because(f"{waiting}-0")
+    assert len(await survivors(world)) == 1

@@ -18,16 +18,17 @@ from tests.e2e.world import Setup, World, annotated
 
 pytestmark = pytest.mark.real
 
-CLASSES: Final = {"least": 1, "modest": 10, "urgent": 1000}
+CLASSES: Final = {"least": 1, "modest": 10, "urgent": 1000, "urgent-never": 1000}
 _PATH: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 async def create_classes(world: World) -> None:
     """Create the priority classes, unless they exist."""
     for name, value in CLASSES.items():
+        policy = "Never" if name.endswith("never") else "PreemptLowerPriority"
         body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
         with suppress(Conflict):
-            await world.client.request("POST", _PATH, body={**body, "value": value})
+            await world.client.request("POST", _PATH, body={**body, "value": value, "preemptionPolicy": policy})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
