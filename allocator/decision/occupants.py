@@ -67,21 +67,24 @@ class Occupants:
         """The work of the placed pods of a gang."""
         known = self._works.get(job.version)  # no two jobs have the same
         if known is None:
-            pods = [job.pods[uid] for uid in job.placed]
-            priority = max(each.priority for each in pods)
+            members, nodes = job.pods, self._cluster.nodes
+            pods = {uid: members[uid] for uid in job.placed}
+            size = sum(self._size_of(uid, nodes.get(pod.spec.node_name)) for uid, pod in pods.items())
             spare = max(0, len(pods) + job.ended - job.needed)
-            known = Work(priority, sum(map(self._size_of, pods)), len(pods), spare)
+            known = Work(max(pod.priority for pod in pods.values()), size, len(pods), spare)
             if len(self._works) >= _MOST_JOBS:
                 self._works.clear()
             self._works[job.version] = known
         return known
 
-    def _size_of(self, pod: Pod) -> int:
-        held = self._ledger.get(pod.uid)
-        record = self._cluster.nodes.get(pod.spec.node_name or (held.node if held is not None else ""))
-        holding = record.holdings.get(pod.uid) if record is not None else None
+    def _size_of(self, uid: str, record: NodeRecord | None) -> int:
+        """The work of a placed pod, which is on this node unless it is only reserved."""
+        holding = record.holdings.get(uid) if record is not None else None
         if record is not None and holding is not None:
-            return _size(record, holding.chips, holding.parts)
+            has_parts = holding.vnpus or holding.cuts  # a gang may have thousands of pods, and few have parts
+            return _size(record, holding.chips, holding.parts if has_parts else ())
+        held = self._ledger.get(uid)
+        record = self._cluster.nodes.get(held.node) if held is not None else None
         if record is None or held is None:
             return 0
         part = held.take.vnpu or held.take.cut
