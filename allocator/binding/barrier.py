@@ -210,7 +210,8 @@ class Barrier:
     def check(self) -> None:
         """Let gangs start, or give up; call it periodically."""
         self._gangs.prune()  # nobody may have called since a node became unusable
-        self._gangs.turns.pass_on(self._cluster.jobs.by_key, lambda key: key in self._assemblies)
+        self._gangs.turns.pass_on(lambda key: key in self._assemblies)
+        self._gangs.release_without_prospects()
         now_s = self._monotonic()
         stuck: list[tuple[_Assembly, str]] = []
         for assembly in tuple(self._assemblies.values()):

@@ -36,7 +36,7 @@ class Attempts:
         self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner, obstacles: Obstacles
     ) -> None:
         self._obstacles = obstacles
-        self.turns = Turns(ledger.monotonic)
+        self.turns = Turns(cluster.jobs.by_key, ledger, obstacles)
         self._cluster = cluster
         self._ledger = ledger
         self._progress = progress
@@ -61,11 +61,11 @@ class Attempts:
 
     def may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a pod would get a seat now, or has to be filtered first for that."""
+        if self.obstacle(pod, job) is not None:
+            return False
         setback = self.turns.get(job)
         if setback is None:
             return self._planner.fits(pod, request, job)
-        if self.obstacle(pod, job) is not None:
-            return False
         # Its scheduler has to offer each pod once; when that is done, all are planned.
         return pod.uid not in setback.offers or self._planner.lacks_offers(pod, request, job, setback) <= 0
 
@@ -120,11 +120,13 @@ class Attempts:
         return frozenset(each.node for each in (*self._ledger.seats(plan), *held) if each is not None)
 
     def obstacle(self, pod: Pod, job: Job) -> Refusal | None:
-        """Why a gang has to wait for another one; None if it may be planned."""
-        ahead = self.turns.ahead_of(job)
-        if ahead is None or self._progress.find_started(job) is not None:
+        """Why a gang has to wait for another one, or for its scheduler; None if it may be planned."""
+        refused, ahead = self._obstacles.refusal(job), self.turns.ahead_of(job)
+        if (refused is None and ahead is None) or self._progress.find_started(job) is not None:
             return None
         setback = self.turns.get(job)
+        if refused is not None:
+            return _waits(job, f"job {job.key} can't start: {refused}", setback)
         return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it", setback)
 
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:

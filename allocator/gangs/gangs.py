@@ -76,12 +76,12 @@ class Gangs:
         self.planner = Planner(cluster, ledger, request_of, policy_of, now_s)
         self.incomplete, self.lacks = self._progress.incomplete, self._progress.lacks
         self.find_started = self._progress.find_started
-        self.obstacles = Obstacles(cluster, ledger)
+        self.awaits_victims: Callable[[Pod, Job], bool] = lambda _pod, _job: False
+        self.obstacles = Obstacles(cluster, ledger, self._awaits_victims)
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
         self.turns = self._attempts.turns
         self.left_to_others = self._attempts.left_to_others
         self.gang_request = self.planner.gang_request
-        self.awaits_victims: Callable[[Pod, Job], bool] = lambda _pod, _job: False
         self._pruned = self._losses = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
         # the uid of one of these pods, so that it need not be searched for every time.
@@ -112,7 +112,7 @@ class Gangs:
                 self._ledger.refuse(job.key.plan, pod.uid)
                 if not self._ledger.held(job.key.plan):
                     self.turns.end_turn(job)
-            elif refusal.reason is Reason.GANG_STEPPED_BACK:
+            elif refusal.reason is Reason.GANG_STEPPED_BACK and self.obstacles.refusal(job) is None:
                 self.turns.join(job)
             raise
         if isinstance(found, Reservation):
@@ -183,6 +183,16 @@ class Gangs:
                 self._ledger.drop_plan(job.key.plan)
         elif refused and (seat := self._ledger.get(refused.uid)) and seat.stage is Stage.PLANNED:
             self._ledger.release(refused.uid)
+
+    def _awaits_victims(self, pod: Pod, job: Job) -> bool:
+        return self.awaits_victims(pod, job)
+
+    def release_without_prospects(self) -> None:
+        """Release the seats of gangs of which no Binding is held, and that their schedulers don't let start."""
+        for plan in tuple(self._ledger.plans):
+            job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
+            if job is not None and self.obstacles.refusal(job) is not None:
+                self.release_unused(job)
 
     def step_back(self, job: Job, refused: Collection[str], why: str) -> None:
         """Release all seats of a gang that its scheduler does not let start; it tries again in its turn.

@@ -12,17 +12,20 @@ tries: its scheduler does not run, or holds the pod back by a rule of its own.
 """
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from allocator.rules.job import JobKey
-from allocator.rules.scheduled import lacks_other_than_chips, refused, verdict_on
+from allocator.rules.scheduled import Refused, refused, refused_by_filters, verdict_on
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
 from ascend.grammar import count
 from ascend.kube.objects import Condition, Pod
+
+_T = TypeVar("_T")
 
 UNTRIED_S: Final = 30.0
 """How long after its creation was seen a pod without a verdict counts as one that is about to be tried."""
@@ -64,19 +67,21 @@ class Obstacles:
     Args:
         cluster: nodes, pods and jobs.
         ledger: the reservations; its clock counts.
+        awaits_victims: whether other pods are ending for a pod of a gang.
 
     Attributes:
         revision: changes with every verdict that counts.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+    def __init__(self, cluster: Cluster, ledger: Ledger, awaits_victims: Callable[[Pod, Job], bool]) -> None:
+        self._awaits_victims = awaits_victims
         self._cluster = cluster
         self._ledger = ledger
         self.revision = 0
         self._jobs: dict[str, JobKey] = {}
-        self._refused: dict[JobKey, dict[str, Condition]] = {}
+        self._refused: dict[JobKey, dict[str, tuple[Condition, Refused]]] = {}
         self._untried: dict[JobKey, dict[str, float]] = {}  # the first has waited longest
-        self._in_doubt: dict[str, tuple[Condition | None, float]] = {}
+        self._in_doubt: dict[str, tuple[tuple[Condition | None, ...], float]] = {}
         for pod in cluster.waiting:
             self._applied(pod)
         cluster.followers.add(self._applied, self._deleted)
@@ -98,26 +103,43 @@ class Obstacles:
             return Obstacle(Lacking.PODS, f"{count(max(missing, 1), 'pod')} or its group do not exist")
         if missing > 0:
             return Obstacle(Lacking.ADMISSION, f"{count(job.gated, 'pod has', 'pods have')} scheduling gates")
-        now_s, spare = self._ledger.monotonic(), -missing
-        blocked = 0
-        for uid, verdict in self._refused.get(job.key, {}).items():
-            if self._counts(uid, verdict, now_s):
-                blocked += 1
-                if blocked > spare:
-                    return Obstacle(Lacking.SCHEDULER, refused(job.pods[uid], verdict))
+        if (why := self.refusal(job) or self._untried_pod(job)) is not None:
+            return Obstacle(Lacking.SCHEDULER, why)
+        return None
+
+    def refusal(self, job: Job, *, of_chips: bool = False) -> str | None:
+        """Why its scheduler refuses a pod that the minimum of a job needs on every node, a part of a sentence.
+
+        Args:
+            job: the job.
+            of_chips: whether it counts, too, that the scheduler itself finds no node with enough chips.
+        """
+        now_s, spare = self._ledger.monotonic(), job.present - job.min_available
+        for uid, (verdict, what) in self._refused.get(job.key, {}).items():
+            pod = job.pods[uid]
+            if not (of_chips or what is Refused.OTHER) or not self._counts(uid, verdict, now_s):
+                continue
+            if not self._awaits_victims(pod, job):  # it was refused before they were evicted
+                spare -= 1
+                if spare < 0:
+                    return refused(pod, verdict)
+        return None
+
+    def _untried_pod(self, job: Job) -> str | None:
+        now_s, spare = self._ledger.monotonic(), job.present - job.min_available
         for uid, since_s in self._untried.get(job.key, {}).items():
             if now_s - since_s < UNTRIED_S:
                 break
-            blocked += 1
-            if blocked > spare:
-                return Obstacle(Lacking.SCHEDULER, _untried(job.pods[uid]))
+            spare -= 1
+            if spare < 0:
+                return _untried(job.pods[uid])
         return None
 
     def of_pod(self, pod: Pod) -> Obstacle | None:
         """The same for a pod that is placed by itself."""
         key, now_s = self._jobs.get(pod.uid, _NO_JOB), self._ledger.monotonic()
-        verdict = self._refused.get(key, {}).get(pod.uid)
-        if verdict is not None and self._counts(pod.uid, verdict, now_s):
+        verdict, what = self._refused.get(key, {}).get(pod.uid, (None, None))
+        if verdict is not None and what is Refused.OTHER and self._counts(pod.uid, verdict, now_s):
             return Obstacle(Lacking.SCHEDULER, refused(pod, verdict))
         if now_s - self._untried.get(key, {}).get(pod.uid, now_s) >= UNTRIED_S:
             return Obstacle(Lacking.SCHEDULER, _untried(pod))
@@ -128,13 +150,16 @@ class Obstacles:
         held = self._ledger.get(uid)
         if held is not None and held.stage not in {Stage.PLANNED, Stage.RESERVED}:
             return False
-        doubted, until_s = self._in_doubt.get(uid, (None, 0.0))
-        return doubted != verdict or now_s >= until_s
+        doubted, until_s = self._in_doubt.get(uid, ((), 0.0))
+        return verdict not in doubted or now_s >= until_s
 
     def _doubt(self, pod: Pod, for_s: float) -> None:
         if pod.uid in self._jobs:
             self.revision += 1
-            self._in_doubt[pod.uid] = verdict_on(pod), self._ledger.monotonic() + for_s
+            known = self._refused.get(self._jobs[pod.uid], {}).get(pod.uid)
+            # The scheduler may have seen a later one than the informers.
+            verdicts = known[0] if known is not None else None, verdict_on(pod)
+            self._in_doubt[pod.uid] = verdicts, self._ledger.monotonic() + for_s
 
     def _applied(self, pod: Pod) -> None:
         verdict = verdict_on(pod)
@@ -152,10 +177,12 @@ class Obstacles:
                 self._untried.setdefault(key, {})[pod.uid] = self._ledger.monotonic() if is_served else -math.inf
             return
         self._drop(self._untried, pod.uid)
-        if lacks_other_than_chips(verdict):
-            known = self._refused.setdefault(key, {})
-            self.revision += known.get(pod.uid) != verdict
-            known[pod.uid] = verdict
+        known = self._refused.get(key, {}).get(pod.uid)
+        if known is not None and known[0] == verdict:
+            return
+        if (what := refused_by_filters(verdict)) is not None:
+            self.revision += 1
+            self._refused.setdefault(key, {})[pod.uid] = verdict, what
         else:
             self._drop(self._refused, pod.uid)
 
@@ -165,7 +192,7 @@ class Obstacles:
         self._in_doubt.pop(pod.uid, None)
         self._jobs.pop(pod.uid, None)
 
-    def _drop(self, pods: "dict[JobKey, dict[str, Condition]] | dict[JobKey, dict[str, float]]", uid: str) -> None:
+    def _drop(self, pods: dict[JobKey, dict[str, _T]], uid: str) -> None:
         key = self._jobs.get(uid, _NO_JOB)
         of_job = pods.get(key)
         if of_job is not None and uid in of_job:

@@ -5,9 +5,13 @@ its scheduler refuses to some of its pods, for example because another gang hold
 Such a gang releases all its seats, and steps back: it tries again when no gang that stepped back before it is
 still trying. Two gangs that stand in each other's way can't do so twice, because only one of them tries at a time.
 
+A gang without prospects has no turn, and nobody waits for it: its scheduler offers no node for a pod that it needs
+(``gangs/obstacles.py``). It keeps its place, and has its turn when the scheduler asks for that pod again.
+
 A gang that has not tried yet leaves the nodes of the last try to the gangs of the same or a higher priority that have
 stepped back: it would only fail there as well, and take from them what they lack. If it doesn't fit elsewhere, it waits
-for a turn like them, without a try in vain.
+for a turn like them, without a try in vain; after a few seconds the next turn is its own, and every second one at most
+that of such a gang. So neither those that can't start nor those that come anew keep the others from trying.
 
 When its turn comes, the gang does not rely on its first plan. First each of its pods is offered to its scheduler while
 the gang holds nothing, which tells on which nodes each pod may be at all; then all are planned on these nodes. What the
@@ -18,12 +22,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from allocator.gangs.obstacles import Obstacles
 from allocator.rules.job import JobKey
 from allocator.state.job import Job
+from allocator.state.ledger import Ledger
 
 TURN_S: Final = 20.0
 """How long a gang whose turn it is may take until its scheduler filters a further pod of it, or its first Binding is
 held; then it is the next one's turn. kube-scheduler tries a refused pod again after at most 10 s."""
+
+NEW_WAITS_S: Final = 5.0
+"""How long a gang that has not tried yet waits for those that have stepped back."""
 
 _MOST_CONFLICTS: Final = 1000
 
@@ -43,6 +52,7 @@ class Setback:
         nodes: the names of the nodes of its last plan.
         why: what kept it from starting then, a part of a sentence.
         since: when its last pod was created, and its name.
+        joined_s: since when it waits, if it has not tried yet.
     """
 
     job: int
@@ -55,6 +65,7 @@ class Setback:
     nodes: frozenset[str] = frozenset()
     why: str = ""
     since: tuple[str, str] = ("", "")
+    joined_s: float = 0.0
     _known: dict[frozenset[str], frozenset[str]] = field(default_factory=dict)
 
     def offer(self, uid: str, nodes: Collection[str]) -> None:
@@ -94,13 +105,20 @@ class Turns:
     """The gangs that have released their seats, and those that wait for them.
 
     Args:
-        monotonic: the clock.
+        jobs: all jobs.
+        ledger: the reservations; its clock counts.
+        obstacles: says which gangs have no prospects.
     """
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+    def __init__(self, jobs: Mapping[JobKey, Job], ledger: Ledger, obstacles: Obstacles) -> None:
+        self._jobs = jobs
+        self._ledger = ledger
+        self._monotonic = ledger.monotonic
+        self._obstacles = obstacles
         self._waiting: dict[JobKey, Setback] = {}
+        self._first: JobKey | None = None
         self._since_s = 0.0
+        self._favours_new = True
 
     def get(self, job: Job) -> Setback | None:
         """What is known of a gang that has stepped back or waits for its turn; None of any other."""
@@ -111,8 +129,32 @@ class Turns:
         """The gang whose turn it is, if this one has to wait for it; None if it may try."""
         if self.get(job) is None:
             return None
-        first = next(iter(self._waiting))
+        first = self._choose()
         return None if first == job.key else first
+
+    def _choose(self) -> JobKey | None:
+        """The gang whose turn it is: the first with prospects, or a new one that has waited for long."""
+        able = [key for key in self._waiting if self._has_prospects(key)]
+        first, now_s = next(iter(able), None), self._monotonic()
+        if self._favours_new:
+            new = [key for key in able if self._is_new(key) and now_s - self._waiting[key].joined_s >= NEW_WAITS_S]
+            first = min(new, key=lambda key: self._waiting[key].since, default=first)
+        if first != self._first:
+            self._first, self._since_s = first, now_s
+        return first
+
+    def _is_new(self, key: JobKey) -> bool:
+        """Whether a gang has not tried yet."""
+        return key in self._waiting and not self._waiting[key].tries
+
+    def _has_prospects(self, key: JobKey) -> bool:
+        """Whether a gang has seats, or its scheduler offers nodes for the pods that it needs."""
+        job = self._jobs.get(key)
+        return job is not None and (bool(self._ledger.held(key.plan)) or not self._is_stuck(job))
+
+    def _is_stuck(self, job: Job) -> bool:
+        """Whether its scheduler offers no node for a pod that a gang needs."""
+        return self._obstacles.of(job) is not None or self._obstacles.refusal(job, of_chips=True) is not None
 
     def step_back(self, job: Job, nodes: frozenset[str], why: str) -> None:
         """Put a gang behind all others of its priority that have stepped back, and behind all that wait for a turn.
@@ -130,6 +172,8 @@ class Turns:
     def _put_back(self, job: Job, nodes: frozenset[str] = frozenset()) -> Setback:
         known = self.get(job)
         setback = known or Setback(job.first_version, 0)
+        if job.key == self._first:
+            self._favours_new = bool(setback.tries)
         setback.forget_offers()
         setback.tries += 1
         setback.nodes = nodes
@@ -139,7 +183,8 @@ class Turns:
     def join(self, job: Job) -> None:
         """Let a gang that has not tried yet wait for its turn, as if it had stepped back."""
         if self.get(job) is None:
-            setback = Setback(job.first_version, 0, since=(created(job), job.key.plan))
+            since = created(job), job.key.plan
+            setback = Setback(job.first_version, 0, since=since, joined_s=self._monotonic())
             self._enqueue(job, setback, is_back=False)
 
     def preceding(self, job: Job) -> list[tuple[JobKey, Setback]]:
@@ -147,7 +192,11 @@ class Turns:
         if not self._waiting or self.get(job) is not None:
             return []
         priority = _priority(job)
-        return [(key, each) for key, each in self._waiting.items() if each.tries and each.priority >= priority]
+        return [
+            (key, each)
+            for key, each in self._waiting.items()
+            if each.tries and each.priority >= priority and self._has_prospects(key)
+        ]
 
     def _enqueue(self, job: Job, setback: Setback, *, is_back: bool) -> None:
         first = next(iter(self._waiting), None)
@@ -160,8 +209,8 @@ class Turns:
         self._waiting[job.key] = setback
         for key in behind:
             self._waiting[key] = self._waiting.pop(key)
-        if first == job.key or next(iter(self._waiting)) != first:
-            self._since_s = self._monotonic()
+        if job.key == self._first:
+            self._first = None
 
     def extend(self) -> None:
         """Let the gang whose turn it is have as much time again: its scheduler is filtering its pods."""
@@ -169,23 +218,22 @@ class Turns:
 
     def leave(self, job: JobKey) -> None:
         """Remove a gang that has started or is gone."""
-        if next(iter(self._waiting), None) == job:
-            self._since_s = self._monotonic()
+        if job == self._first:
+            self._first, self._favours_new = None, True
         self._waiting.pop(job, None)
 
-    def pass_on(self, jobs: Mapping[JobKey, Job], is_trying: Callable[[JobKey], bool]) -> None:
+    def pass_on(self, is_trying: Callable[[JobKey], bool]) -> None:
         """End the turn of a gang that has not made use of it in time, and forget gangs that are gone.
 
         Args:
-            jobs: all jobs.
             is_trying: whether Bindings of a gang are held.
         """
         for key, setback in tuple(self._waiting.items()):
-            if key not in jobs or jobs[key].first_version != setback.job:
+            if key not in self._jobs or self._jobs[key].first_version != setback.job:
                 self.leave(key)
-        first = next(iter(self._waiting), None)
+        first = self._choose()
         if first is not None and not is_trying(first) and self._monotonic() - self._since_s >= TURN_S:
-            self.end_turn(jobs[first])
+            self.end_turn(self._jobs[first])
 
     def end_turn(self, job: Job) -> None:
         """End the turn of a gang that does not fit now: it starts from scratch when its turn comes again.

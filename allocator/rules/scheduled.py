@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator
+from enum import Enum, auto
 from typing import Final
 
 from ascend.grammar import some
@@ -39,8 +40,18 @@ def is_refusal(verdict: Condition, *ignored: Reason) -> bool:
     return verdict.reason == "Unschedulable" and not of_gang
 
 
-def lacks_other_than_chips(verdict: Condition) -> bool:
-    """Whether a scheduler has refused a pod on every node for what no pod with chips gives back by ending.
+class Refused(Enum):
+    """For what a scheduler has refused a pod on every node by its own filters."""
+
+    CHIPS = auto()
+    """On some node perhaps for nothing but the chips that it counts itself."""
+
+    OTHER = auto()
+    """What no pod with chips gives back by ending."""
+
+
+def refused_by_filters(verdict: Condition) -> Refused | None:
+    """For what a scheduler has refused a pod on every node by its own filters; None if some node has passed them.
 
     kube-scheduler counts the nodes for each reason, and says on how many of them preemption can't help. A node that
     lacks CPU as well as chips may have both when its pods end, so it counts as lacking chips, unless preemption can't
@@ -48,13 +59,13 @@ def lacks_other_than_chips(verdict: Condition) -> bool:
     """
     message = _NAMES.sub("", verdict.message)
     if verdict.status != "False" or verdict.reason not in {"Unschedulable", "SchedulerError"}:
-        return False
+        return None
     if _OWN.search(message) or _OF_PEERS.search(message):
-        return False
-    if not _CHIPS.search(message):
-        return True
+        return None
     helpless = _PREEMPTION.search(message)
-    return helpless is not None and helpless[1] == helpless[2]
+    if not _CHIPS.search(message) or (helpless is not None and helpless[1] == helpless[2]):
+        return Refused.OTHER
+    return Refused.CHIPS
 
 
 def refused(pod: Pod, verdict: Condition) -> str:

@@ -1,6 +1,7 @@
 """Gangs that the scheduler refuses for reasons the allocator does not know: each starts whole, or not at all."""
 
 from collections.abc import Collection
+from typing import Any
 
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
@@ -90,3 +91,31 @@ async def test_a_gang_whose_pods_share_no_node_by_cpu_is_spread(world: World) ->
     await create_gang(world, "a", 4)
     nodes = await nodes_of(world, [f"a-{rank}" for rank in range(4)])
     assert len(set(nodes)) == 4
+
+
+async def test_a_gang_that_fits_starts_at_once_beside_gangs_that_cannot_start(world: World) -> None:
+    await world.add_fake_nodes("q-0", "q-1", labels=POOL, cpu=6)
+    impossible: list[dict[str, Any]] = [
+        {"cpu": 1000},
+        {"nodeSelector": {**POOL, "pool": "none"}},
+        {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+        {"schedulerName": "nobody"},
+    ]
+    for number, spec in enumerate(impossible * 3):
+        name = f"never-{number}"
+        await world.create(f"{name}-0", 4, annotations=of_gang(name, 2), cpu=1, nodeSelector=POOL)
+        await world.create(f"{name}-1", 4, annotations=of_gang(name, 2), **{"nodeSelector": POOL, **spec})
+
+    async def all_tried() -> bool:
+        waiting = [pod for pod in await world.pods() if pod.spec.scheduler_name != "nobody"]
+        return all(any(each.status == "False" for each in pod.status.conditions) for pod in waiting)
+
+    await world.eventually(all_tried, "all gangs that can't start have been tried")
+    for rank in range(2):
+        await world.create(f"good-{rank}", 8, annotations=of_gang("good", 2), cpu=1, nodeSelector=POOL)
+
+    async def starts() -> bool:
+        return "good" in await bound_gangs(world, ("good", *(f"never-{number}" for number in range(12))), 2)
+
+    await world.eventually(starts, "the gang that fits starts")
+    assert not [pod.name for pod in await world.pods() if pod.name.startswith("never") and pod.spec.node_name]

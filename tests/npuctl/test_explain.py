@@ -588,7 +588,7 @@ def test_the_pod_that_keeps_its_gang_from_starting_is_named(
 ) -> None:
     objects = members_that(*saying, minimum=minimum)
     answer = explain(tmp_path, *objects, name="big-0")
-    assert answer["state"] == "fits"
+    assert answer["state"] == ("waits" if any("refused" in each for each in holdups) else "fits")
     assert answer["holdups"][:1] == holdups
     printed = " ".join(people(tmp_path, *objects, name="big-0").split())
     assert ("what keeps its gang from starting:" in printed) is bool(holdups)

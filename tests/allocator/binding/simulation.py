@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -25,12 +26,13 @@ BOUND_S = 0.5
 
 @dataclass
 class Demand:
-    """What a pod requests, and the nodes whose taints it tolerates."""
+    """What a pod requests, the nodes whose taints it tolerates, and whether its scheduler exists."""
 
     pod: Pod
     chips: int
     cpu: int
     tolerated: frozenset[str]
+    is_tried: bool = True
 
 
 @dataclass
@@ -107,7 +109,7 @@ class Simulation:
         for name in ("n1", "n2"):
             self.rig.world.cluster.node_deleted(node(name))
         self.rig.world.add(*(node(name, labels=LABELS) for name in self.case.cpu), *pods)
-        self.queue = {each.pod.uid: Entry(each) for each in self.demands.values()}
+        self._enqueue(self.demands.values())
         self._started_s = self.rig.world.now_s
 
     async def run(self, seconds: float) -> None:
@@ -133,6 +135,17 @@ class Simulation:
     @property
     def bound(self) -> dict[str, Demand]:
         return {f"{self.assumed[uid]} {uid}": each for uid, each in self.demands.items() if self._is_bound(uid)}
+
+    def add(self, gang: list[Demand]) -> None:
+        """Pods are created."""
+        pods = [each.pod for each in gang]
+        self.demands |= {each.pod.uid: each for each in gang}
+        self.rig.server.pods |= {each.name: each for each in pods}
+        self.rig.world.add(*pods)
+        self._enqueue(gang)
+
+    def _enqueue(self, demands: Iterable[Demand]) -> None:
+        self.queue |= {each.pod.uid: Entry(each) for each in demands if each.is_tried and not each.pod.is_gated}
 
     def end(self, gang: list[Demand]) -> None:
         """The pods of a gang are deleted."""
@@ -174,7 +187,7 @@ class Simulation:
         feasible = [first] if first and self._fits(entry.demand, first) else []
         feasible = feasible or [name for name in self.case.cpu if self._fits(entry.demand, name)]
         if not feasible:
-            self._fail(entry, "0 nodes are available: Insufficient cpu", needs_event=True)
+            self._fail(entry, self._message(entry.demand), needs_event=True)
             return
         if entry.demand.chips == 0:
             del self.queue[each.uid]
@@ -182,10 +195,11 @@ class Simulation:
             self._bound_thieves.append((now_s + BOUND_S, each.uid))
             return
         self.rig.binder.give_up(each.uid, feasible)
+        self.rig.world.engine.gangs.obstacles.asked(each)
         try:
             chosen = self.rig.world.engine.place(each, feasible).node
         except Refusal as refusal:
-            self._fail(entry, str(refusal), needs_event=True)
+            self._fail(entry, f"{refusal.reason}: {refusal}", needs_event=True)
             return
         del self.queue[each.uid]
         self.assumed[each.uid] = chosen
@@ -202,6 +216,21 @@ class Simulation:
             and demand.cpu + sum(each.cpu for each in there) <= self.case.cpu[name]
             and demand.chips + sum(each.chips for each in there) <= CHIPS
         )
+
+    def _message(self, demand: Demand) -> str:
+        """Why no node passes the scheduler's own filters, and on how many of them preemption can't help."""
+        reasons, helpless = Counter[str](), 0
+        for name, cpu in self.case.cpu.items():
+            there = [self.demands[uid] for uid, where in self.assumed.items() if where == name]
+            if name not in demand.tolerated:
+                reasons["node(s) had untolerated taint {a: b}"] += 1
+            else:
+                reasons["Insufficient cpu"] += demand.cpu + sum(each.cpu for each in there) > cpu
+                reasons["Insufficient huawei.com/Ascend910"] += demand.chips + sum(each.chips for each in there) > CHIPS
+            helpless += name not in demand.tolerated or demand.cpu > cpu
+        nodes = f"0/{len(self.case.cpu)} nodes are available: "
+        listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if count)
+        return f"{nodes}{listed}. preemption: {nodes}{helpless} Preemption is not helpful for scheduling."
 
     def _fail(self, entry: Entry, message: str, *, needs_event: bool) -> None:
         entry.due_s = self.rig.world.now_s + entry.backoff_s
@@ -276,7 +305,7 @@ class Simulation:
                 bound = task.result()
             except AscendError as error:
                 entry = self.queue[uid] = Entry(self.demands[uid])
-                self._fail(entry, str(error), needs_event=False)
+                self._fail(entry, f"{error.reason}: {error}", needs_event=False)
                 del self.assumed[uid]
             else:
                 known = self.rig.world.cluster.pods[uid]

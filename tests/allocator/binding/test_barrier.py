@@ -53,6 +53,7 @@ class Scheduler:
     async def try_(self, each: Pod, nodes: Iterable[str] = NODES) -> str:
         """Filter a pod and ask to bind it; the node, or the reason of the refusal."""
         self.rig.binder.give_up(each.uid, tuple(nodes))
+        self.rig.world.engine.gangs.obstacles.asked(each)
         await asyncio.sleep(0.001)
         try:
             node = self.rig.world.engine.place(each, tuple(nodes)).node
@@ -180,6 +181,8 @@ async def test_a_gang_of_high_priority_that_never_starts_does_not_keep_others_fr
     rig = rig_of(*high, *low)
     jobs = {pods[0].name: rig.world.cluster.jobs.job_of(pods[0]) for pods in (high, low)}
     gangs = rig.world.engine.gangs
+    for each in (*high, *low):
+        gangs.obstacles.asked(each)
     gangs.step_back(jobs["low-0"], (), "a test says so")
     gangs.step_back(jobs["high-0"], (), "a test says so")
     scheduler, turns = Scheduler(rig), []
@@ -307,13 +310,26 @@ async def test_a_pod_that_is_refused_as_before_when_another_gang_has_given_up_is
 
 async def test_a_pod_that_is_refused_as_before_its_gang_was_planned_is_noticed() -> None:
     a, b = gang("a", 2)
-    rig = rig_of(a, refused_by_its_scheduler(b))
+    rig = rig_of(a, refused_by_its_scheduler(b, "0/2 nodes are available: 2 Insufficient huawei.com/Ascend910."))
     scheduler = Scheduler(rig)
     await scheduler.try_(a)
     await scheduler.wait(RETRIED_S - 1)
     assert rig.stage(a.uid) is Stage.HELD
     await scheduler.wait(2)
     assert "default/a-1 was refused" in (await scheduler.refusal(a)).message
+
+
+async def test_a_gang_with_a_pod_that_lacks_cpu_on_every_node_holds_nothing_until_that_changes() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, refused_by_its_scheduler(b))
+    scheduler = Scheduler(rig)
+    assert await scheduler.try_(a) == Reason.GANG_STEPPED_BACK
+    assert rig.world.engine.gangs.turns.get(rig.world.cluster.jobs.job_of(a)) is None
+    assert not rig.world.engine.may_fit(a)
+    assert await scheduler.try_(b) in NODES
+    assert await scheduler.try_(a) in NODES
+    await scheduler.wait(1)
+    assert scheduler.posted == 2
 
 
 @pytest.mark.parametrize("planned_first", [True, False], ids=["since the gang was planned", "before"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.gangs.turns import TURN_S
+from allocator.gangs.turns import NEW_WAITS_S, TURN_S
 from allocator.state.promises import Promise
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
@@ -44,7 +44,7 @@ def refusal(world: World, each: Pod) -> Refusal:
 
 def end_turn(world: World) -> None:
     world.now_s += TURN_S
-    world.engine.gangs.turns.pass_on(world.cluster.jobs.by_key, lambda _key: False)
+    world.engine.gangs.turns.pass_on(lambda _key: False)
 
 
 def test_a_new_gang_leaves_its_nodes_to_one_that_has_stepped_back() -> None:
@@ -67,7 +67,7 @@ def test_a_new_gang_that_fits_nowhere_else_waits_for_its_turn() -> None:
     assert not world.engine.may_fit(second[0])
     for each in first:
         world.cluster.pod_deleted(each)
-    world.engine.gangs.turns.pass_on(world.cluster.jobs.by_key, lambda _key: False)
+    world.engine.gangs.turns.pass_on(lambda _key: False)
     assert world.engine.may_fit(second[0])
     assert try_again(world, second) == {"n0", "n1"}
 
@@ -111,7 +111,9 @@ def test_a_gang_that_does_not_fit_any_more_in_its_first_turn_waits_for_room() ->
     job = world.cluster.jobs.job_of(second[0])
     assert world.engine.gangs.turns.get(job) is None  # so nodes may drain for it
     world.add(node("n2"))
-    assert {world.engine.place(each).node for each in second} == {"n1", "n2"}
+    assert reason(world, second[0]) is Reason.GANG_STEPPED_BACK
+    world.now_s += NEW_WAITS_S
+    assert try_again(world, second) == {"n1", "n2"}
 
 
 @pytest.mark.parametrize(("priority", "fits"), [(0, True), (1, False), (2, False)])

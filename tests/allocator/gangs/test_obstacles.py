@@ -117,7 +117,6 @@ def test_a_verdict_from_beside_the_peers_is_in_doubt_after_they_have_gone() -> N
     first, second = members(2)
     world = world_of(first, saying(second, CPU))
     gangs, job = world.engine.gangs, world.cluster.jobs.job_of(first)
-    world.engine.place(first)
     gangs.step_back(job, [second.uid], "")
     assert lacking(world) is None
     world.now_s += RELEASED_S
@@ -127,7 +126,9 @@ def test_a_verdict_from_beside_the_peers_is_in_doubt_after_they_have_gone() -> N
 def test_the_old_verdict_on_a_pod_whose_binding_is_held_does_not_count() -> None:
     first, second = members(2)
     world = world_of(first, saying(second, CPU))
+    world.engine.gangs.obstacles.asked(second)
     world.engine.place(second)
+    world.now_s += ASKED_S
     world.ledger.advance(second.uid, Stage.HELD)
     assert lacking(world) is None
 
