@@ -188,6 +188,17 @@ async def test_an_api_server_that_is_slow_for_a_while_does_not_let_pods_of_a_rea
     await _forget(stage, server)
 
 
+async def test_nothing_goes_while_no_node_is_ready(stage: Stage) -> None:
+    name = f"job{next(_numbers)}"
+    server, _ = await stage.job(name)
+    nodes = [each.name for each in await stage.client.list_objects(NODES)]
+    await asyncio.gather(*(stage.set_ready(each, ready=False) for each in nodes))
+    await stage.stays(name, NOT_READY_S + 4.0)
+    await asyncio.gather(*(stage.set_ready(each, ready=True) for each in nodes if each != server))
+    await stage.goes(name)
+    await _forget(stage, server)
+
+
 async def _forget(stage: Stage, server: str) -> None:
     """Let a server be Ready again, so that it is no fault of the next test."""
     await stage.set_ready(server, ready=True)
