@@ -55,7 +55,8 @@ _FULL: Final = (
 )
 _FULL_TLS: Final = (
     _Size(nodes=1_000, pods=700, rounds=6, warm_up=100, singles=10, quiet_s=10.0),
-    _Size(nodes=10_000, pods=300, rounds=2, warm_up=30, singles=15, quiet_s=15.0),
+    _Size(nodes=5_000, pods=400, rounds=2, warm_up=30, singles=15, quiet_s=10.0),
+    _Size(nodes=10_000, pods=250, rounds=2, warm_up=30, singles=15, quiet_s=15.0),
 )
 _QUICK: Final = (_Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0),)
 
@@ -160,7 +161,8 @@ class _Bench:
         await asyncio.to_thread(allocator.process.start)
         server = Server(allocator.probes)
         await asyncio.to_thread(allocator.process.wait_until, lambda: server.answers("/readyz"), timeout_s=_READY_S)
-        tls: dict[str, Any] = {"enableHTTPS": True, "tlsConfig": {"insecure": True}} if allocator.has_tls else {}
+        verify = {"caFile": str(self.authority.cert)}
+        tls: dict[str, Any] = {"enableHTTPS": True, "tlsConfig": verify} if allocator.has_tls else {}
         if (pair := allocator.pair) is not None:
             tls["tlsConfig"] |= {"certFile": str(pair.cert), "keyFile": str(pair.key)}
         ours = extender(f"{allocator.url}/scheduler", **tls)

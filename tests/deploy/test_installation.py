@@ -20,7 +20,7 @@ import yaml
 
 from allocator.leadership.endpoint import Endpoint, publish
 from allocator.state.report import NODE_INFO, NODE_INFO_PREFIX
-from ascend.annotations import BASE_DEVICE_INFOS
+from ascend.annotations import BASE_DEVICE_INFOS, MIN_AVAILABLE
 from ascend.chips import RESOURCE, parse_names
 from ascend.deviceinfo import LABELS, config_map_name
 from ascend.kube.client import KubeClient
@@ -70,6 +70,23 @@ def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster
         assert BASE_DEVICE_INFOS in cluster.api.get(f"/api/v1/nodes/{node.name}")["metadata"]["annotations"]
     for program in (*(each.process for each in running.allocators), *running.device_plugins.values()):
         assert "forbidden" not in program.log.read_text().lower()
+
+
+def test_the_held_bindings_of_a_gang_share_the_schedulers_connection(
+    cluster: Cluster, running: Running, kube_namespace: str
+) -> None:
+    names = [f"train-{number}" for number in range(len(cluster.nodes))]
+    gang = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: str(len(names))}
+    for name in names:
+        cluster.api.create(pod_manifest(name, 8, namespace=kube_namespace, annotations=gang))
+    for name in names:
+        assert RESOURCE in cluster.wait_for_pod(name, namespace=kube_namespace)["metadata"]["annotations"]
+    port = int(running.allocators[0].address.rpartition(":")[2])
+    # Those of the client that are open, or were closed within the last minute.
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    assert len([line for line in lines if line[2].endswith(f":{port:04X}") and line[3] in {"01", "06"}]) == 1
+    for name in names:
+        cluster.delete_pod(name, namespace=kube_namespace)
 
 
 def test_a_stranger_on_the_network_gets_nothing_from_the_allocator(
