@@ -194,10 +194,10 @@ class Settings(DaemonSettings):
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )
     nominate: Literal["off", "pending", "gated"] = setting(
-        default="off",
+        default="pending",
         description="nominate a node for a pod ahead of kube-scheduler, which then filters that node alone: pending, as"
         " soon as the pod is seen; gated, before kube-scheduler sees the pod, which has a scheduling gate until its"
-        " chips are reserved; off, never",
+        " chips are reserved; off, only pods of a gang whose Bindings were held for gang_hold_s",
     )
     scheduler_names: list[str] = setting(
         default=["default-scheduler"],

@@ -23,7 +23,7 @@ class NominationOptions:
         gate_limit_s: seconds after which a gated pod that does not fit is let through; 0 for no limit.
     """
 
-    mode: Mode = "off"
+    mode: Mode = "pending"
     schedulers: frozenset[str] = frozenset({"default-scheduler"})
     from_nodes: int = 500
     gate_from_nodes: int = 2_000

@@ -239,7 +239,7 @@ async def test_a_new_leader_adopts_nominations_that_fit_and_clears_others(tmp_pa
 
 async def former_bind(server: ApiServer, folder: Path, node: str) -> str:
     """Bind a pod to a node while no allocator nominates; return its uid."""
-    async with running(server, folder) as allocator:
+    async with running(server, folder, nominate="off") as allocator:
         pod = await allocator.pod("blocker", 1)
         assert await allocator.bind(pod, node) == ""
         return str(pod["metadata"]["uid"])
