@@ -270,7 +270,7 @@ OF_OTHERS = frozenset({
     "baseDeviceInfos", "superPodID", "serverIndex", "rackID", "serverType", "app.kubernetes.io/component",
     "volume.kubernetes.io/selected-node", "kueue.x-k8s.io/queue-name", "ResetInfo", "huawei.com/Ascend910-Recover",
     "huawei.com/Ascend910-NetworkRecover", "huawei.com/topotree.rackid", "huawei.com/topotree.serverid",
-    "huawei.com/topotree.superpodid", "certificate",
+    "huawei.com/topotree.superpodid", "certificate", "topology.kubernetes.io/zone", "topology.kubernetes.io/region",
 })  # fmt: skip
 """Keys of nodes, claims, metrics and objects that are not kept; of the labels of pods those that any pod may have."""
 
