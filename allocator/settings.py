@@ -136,9 +136,9 @@ class Settings(DaemonSettings):
         default=0.5,
         ge=0,
         le=1,
-        description="the largest share of the cluster's chips that are kept free for a waiting gang, while smaller pods"
-        " of lower or equal priority wait; a gang that needs more waits until they happen to be free at one time; 0:"
-        " for none",
+        description="the largest share of the cluster's chips that are kept free for the waiting job that comes first,"
+        " a gang or a pod alone, while others of lower or equal priority wait; a job that needs more waits until they"
+        " happen to be free at one time; 0: for none",
     )
     prefer_previous_node: bool = setting(
         default=False,

@@ -168,8 +168,8 @@ class Reason(StrEnum):
         "fewer chips are free than requested; for a job of several pods, chips whose network is unhealthy don't count",
         "wait, request fewer chips, or repair the network")
     CHIPS_KEPT = ("ChipsKept", Category.OCCUPIED, Actor.NOBODY,
-        "the pod would fit, but chips that are free are kept for a pod or a gang that has preempted others, or for a "
-        "gang for which nodes drain; the sentence names it",
+        "the pod would fit, but chips that are free are kept for a pod or a gang that has preempted others, or for the "
+        "job that comes first, for which nodes drain; the sentence names it",
         "wait until that has started, or use a higher priority")
     RING_TOO_SMALL = ("RingTooSmall", Category.OCCUPIED, Actor.NOBODY,
         "enough chips are free, but not within one HCCS ring (910A: 0-3 and 4-7; 910B with 16 chips: 0-7 and 8-15)",

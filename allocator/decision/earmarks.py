@@ -1,10 +1,12 @@
-"""Earmarks: nodes that drain for a gang that waits, so that smaller pods don't starve it. No I/O.
+"""Earmarks: chips that are kept for the job that waits and comes first, so that others don't starve it. No I/O.
 
-A gang needs many chips at one time, and every chip that becomes free would be taken by the next small pod. So the gang
-of the highest priority that waits for chips (of several, the oldest) has earmarked nodes: as many as it needs, always
-those on which the fewest chips are still held. What becomes free there is promised to it (``state/promises.py``): pods
-of lower or equal priority don't get it. A node that becomes free elsewhere replaces one that is still in use, so the
-gang waits for any nodes, not for certain ones.
+A gang, or a pod that takes a whole server or a ring, needs many chips at one time, and every chip that becomes free
+would be taken by the next pod that fits. So of the jobs that wait for chips the one of the highest priority, of several
+the oldest, has earmarked nodes, whatever its size: as many as it needs, always those that drain soonest
+(``decision/drain_order.py``). What becomes free there is promised to it (``state/promises.py``): pods of lower or equal
+priority don't get it. A node that becomes free elsewhere replaces one that is still in use, so the job waits for any
+nodes, not for certain ones; and since some may be in use for very long, it has twice as many after each day. A pod that
+is placed alone has only the chips that it takes, as soon as it fits somewhere, until its scheduler asks for it again.
 
 A pod that has to end in time (``activeDeadlineSeconds``, its own or its Job's) may use an earmarked node: if it ends
 before the last pod of these nodes has to. That is known only if all of them have such a limit.
@@ -15,19 +17,20 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace as with_fields
 
+from allocator.decision.drain_order import DrainOrder
 from allocator.decision.setbacks import Setbacks
+from allocator.decision.waiting_alone import WaitingAlone
 from allocator.decision.waiting_gangs import Need, WaitingGangs
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
 from allocator.gangs.progress import WAITING
-from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy, capacity
+from allocator.rules.taints import untolerated
+from allocator.rules.vacancy import Fit, capacity, judge
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -40,9 +43,14 @@ from ascend.kube.objects import Pod
 from ascend.turn import Steps, Turn, at_once
 
 PATIENCE_S: Final = 120.0
-"""How long nodes stay earmarked on which the gang fits, without being placed: it may lack something else. For how long
-other gangs come first then is in ``decision/setbacks.py``."""
+"""How long nodes stay earmarked on which the job fits, without being placed: it may lack something else. For how long
+others come first then is in ``decision/setbacks.py``."""
 
+MORE_S: Final = 24 * 3600.0
+"""After this time as the first a job has twice as many nodes, after twice this time four times as many, and so on: the
+pods on some of its nodes may run for long, or for ever."""
+
+_MOST_DOUBLINGS: Final = 6
 _PERIOD_S: Final = 10.0
 _STEP: Final = 32
 """After so many nodes there may be a pause."""
@@ -51,15 +59,18 @@ _REST: Final = 9
 
 
 class Earmarks:
-    """Chooses the gang and the nodes.
+    """Chooses the job and the chips.
 
     Args:
         cluster: nodes, pods and jobs.
         ledger: the reservations and promises.
         gangs: what is placed together.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
-        share: the largest share of the cluster's chips that are kept for a gang; 0 for none.
+        share: the largest share of the cluster's chips that are kept for a job; 0 for none.
         now_s: the wall clock, Unix seconds.
+
+    Attributes:
+        setbacks: for which jobs nothing is kept for some time.
     """
 
     def __init__(
@@ -76,32 +87,37 @@ class Earmarks:
         self._ledger = ledger
         self._share = share
         self._wall_s = now_s
-        self._gangs = WaitingGangs(cluster, ledger, gangs, request_of)
+        self.setbacks = Setbacks(ledger.promises.monotonic)
+        self._gangs = WaitingGangs(cluster, ledger, gangs, request_of, self.setbacks)
+        self._alone = WaitingAlone(cluster, ledger, gangs, request_of, self.setbacks)
+        self._order = DrainOrder(cluster, ledger)
         self._owner = ""
-        self._seen: tuple[int, int, int, float] = (-1, 0, 0, 0.0)
+        self._seen: tuple[int, int, int, int, float] = (-1, 0, 0, 0, 0.0)
+        self._first_s = 0.0
         self._drained_s: float | None = None
-        self._last: JobKey | None = None
+        self._last: Need | None = None
         self._measured_s = ledger.promises.monotonic()
         self.kept_chip_s: defaultdict[str, float] = defaultdict(float)
-        """The time for which free chips were kept for the gangs of a namespace, in chip-seconds."""
+        """The time for which free chips were kept for the jobs of a namespace, in chip-seconds."""
         self._wake = asyncio.Event()
         self._prune = gangs.prune
         if share > 0:
             self._gangs.follow()
-
-    @property
-    def setbacks(self) -> Setbacks:
-        """For which gangs nothing is kept for some time."""
-        return self._gangs.setbacks
+            self._alone.follow()
 
     def note(self, job: Job) -> None:
         """A gang was refused because it does not fit."""
         if self._share > 0:
             self._gangs.note(job)
 
+    def note_alone(self, pod: Pod) -> None:
+        """A pod that is placed alone was refused because it fits nowhere."""
+        if self._share > 0:
+            self._alone.note(pod)
+
     def update(self) -> None:
         """Choose again, if something has changed; call it before every decision."""
-        if not len(self._gangs):
+        if not (self._gangs or self._alone or self._owner):
             return
         if self._state == self._seen:
             return
@@ -135,8 +151,9 @@ class Earmarks:
         return (promise.owner,) if end_s <= latest_s < math.inf else ()
 
     @property
-    def _state(self) -> tuple[int, int, int, float]:
-        return self._cluster.changes.revision, len(self._gangs), self._gangs.revision, self._now_s // _PERIOD_S
+    def _state(self) -> tuple[int, int, int, int, float]:
+        gangs, alone = self._gangs, self._alone
+        return self._cluster.changes.revision, len(gangs), gangs.revision, alone.revision, self._now_s // _PERIOD_S
 
     @property
     def _now_s(self) -> float:
@@ -150,65 +167,81 @@ class Earmarks:
     def measure(self) -> None:
         """Count the time since the last call for the chips that are kept and free. Call it periodically."""
         now_s, promise = self._now_s, self._promise
-        if promise is not None:
+        if promise is not None and self._last is not None:
             entries = self._cluster.index.entries
             free = sum(
                 (chips & entry.vacancy.kept).bit_count()
                 for name, chips in promise.chips.items()
                 if isinstance(entry := entries.get(name), Bucket)
             )
-            self.kept_chip_s[JobKey.of_plan(promise.owner).namespace] += free * (now_s - self._measured_s)
+            self.kept_chip_s[self._last.job.namespace] += free * (now_s - self._measured_s)
         self._measured_s = now_s
 
     def _note_use(self) -> None:
-        """Remember if the gang of the last earmark has started."""
-        job = self._cluster.jobs.by_key.get(self._last) if self._last is not None else None
-        if job is None:
+        """Remember if the job of the last earmark has started."""
+        if self._last is not None and self._has_started(self._last):
+            self.setbacks.used(self._last.job)
             self._last = None
-        elif sum(bool(pod.spec.node_name) for pod in job.pods.values()) >= job.min_available:
-            self.setbacks.used(job.key)
-            self._last = None
+
+    def _has_started(self, need: Need) -> bool:
+        if need.is_alone:
+            pod = self._cluster.pods.get(need.owner)
+            return pod is not None and bool(pod.spec.node_name)
+        job = self._cluster.jobs.by_key.get(need.job)
+        return job is not None and sum(bool(pod.spec.node_name) for pod in job.pods.values()) >= job.min_available
 
     def _update(self) -> Steps[None]:
         self.measure()
         self._note_use()
+        if self._now_s // _PERIOD_S != self._seen[-1]:
+            self._alone.look_again()
+        yield from self._order.refresh()
         promises = self._ledger.promises
-        needs = yield from self._gangs.needs()
-        for need in needs:
-            owner = need.order[2].plan
-            kept = promises.get(owner)
+        gangs = yield from self._gangs.needs()
+        hopeless = set[object]()  # many pods that can't be placed are made from one template
+        for need in heapq.merge(gangs, self._alone.needs(), key=_order_of):
+            kept = promises.get(need.owner)
             if kept is not None and not kept.drains:
                 continue  # it preempts: its seats are kept already
-            chips = yield from self._choose(need, kept.chips if kept is not None else {})
+            chips = dict[str, ChipSet]()
+            if need.kind not in hopeless:
+                chips = yield from self._choose(need, kept.chips if kept is not None else {})
             if not chips or self._is_stuck(need, chips):
+                if need.is_alone:
+                    self._alone.pass_over(need.owner)
+                if not chips:
+                    hopeless.add(need.kind)
                 continue
-            if self._owner != owner:
+            if self._owner != need.owner:
                 yield from self._drop()
-                self._owner, self._drained_s, self._last = owner, None, need.order[2]
+                self._owner, self._first_s, self._drained_s = need.owner, self._now_s, None
+            self._last = need
             yield from self._keep(need, chips)
             return
         yield from self._drop()
 
     def _keep(self, need: Need, chips: Mapping[str, ChipSet]) -> Steps[None]:
-        """Promise a gang these chips instead of others."""
-        job, promises = need.order[2], self._ledger.promises
-        kept = promises.get(job.plan)
+        """Promise a job these chips instead of others."""
+        owner, promises = need.owner, self._ledger.promises
+        kept = promises.get(owner)
         now = dict(kept.chips) if kept is not None else {}
         changed = [name for name in {**chips, **now} if now.get(name) != chips.get(name)]
         for first in range(0, len(changed), _STEP):
             if first:
                 yield
-            if self._gangs.version(job) != need.version or (first and promises.get(job.plan) is None):
+            if self._gangs.version(need.job) != need.version or (first and promises.get(owner) is None):
                 return  # it has got its seats, or is another one now
             for name in changed[first : first + _STEP]:
                 now.pop(name, None)
                 if name in chips and self._is_available(name):
                     now[name] = chips[name]
-            if promises.get(job.plan) is not None:
-                promises.adjust(job.plan, dict(now))
+            if promises.get(owner) is not None:
+                promises.adjust(owner, dict(now))
             else:
-                what, since = f"job {job}", need.order[1]
-                promises.keep(Promise(job.plan, what, need.priority, dict(now), math.inf, drains=True, since=since))
+                chips_now = dict(now)
+                promises.keep(
+                    Promise(owner, need.what, need.priority, chips_now, math.inf, drains=True, since=need.since)
+                )
 
     def _drop(self) -> Steps[None]:
         owner, self._owner = self._owner, ""
@@ -222,56 +255,64 @@ class Earmarks:
             yield
 
     def _choose(self, need: Need, current: Mapping[str, ChipSet]) -> Steps[dict[str, ChipSet]]:
-        """The chips of as many nodes as the gang needs; none if these are too many, or there are too few nodes."""
-        index, total = self._cluster.index, 0
-        by_held: defaultdict[int, list[Bucket]] = defaultdict(list)
-        for bucket in index.buckets:
-            total += bucket.vacancy.healthy * len(bucket)
-            if bucket.vacancy.healthy >= need.request.chips:
-                by_held[_held(bucket.vacancy)].append(bucket)
-        if need.seats * need.request.chips > self._share * total:
+        """The chips to keep; none if these are too many, or there are too few nodes."""
+        most = self._share * self._order.chips
+        if need.seats * need.request.chips > most:
             return {}
-        earlier: defaultdict[int, list[str]] = defaultdict(list)
-        for name in sorted(current):
-            entry = index.entries.get(name)
-            if isinstance(entry, Bucket):
-                earlier[_held(entry.vacancy)].append(name)
-        chosen: dict[str, ChipSet] = {}
-        missing = need.seats
-        ordered = (self._names(by_held[held], earlier[held], need, current) for held in sorted(by_held))
-        for number, name in enumerate(chain.from_iterable(ordered), start=1):
+        if need.is_alone and (fitting := self._fitting(need, current)):
+            return fitting
+        is_first, chosen, seats, is_used = need.owner == self._owner, dict[str, ChipSet](), 0, False
+        doublings = min(int((self._now_s - self._first_s) // MORE_S), _MOST_DOUBLINGS) if is_first else 0
+        names = self._order.names(need.request.products, need.candidates)
+        for number, name in enumerate(names, start=1):
             if not number % _STEP:
                 yield
-            seats, chips = self._empty(name, need) if name not in chosen else (0, 0)
-            if seats:
+            more, chips = self._empty(name, need) if name not in chosen else (0, 0)
+            most -= chips.bit_count()
+            if most < 0:
+                break
+            if more:
                 chosen[name] = chips
-                missing -= seats
-            if missing <= 0:
-                return chosen
-        return {}
+                seats += more
+                is_used = is_used or self._is_in_use(name, chips)
+            if seats >= (need.seats << doublings if is_used else need.seats):
+                break
+        return chosen if seats >= need.seats else {}
 
-    def _names(
-        self, buckets: list[Bucket], earlier: list[str], need: Need, current: Mapping[str, ChipSet]
-    ) -> Iterator[str]:
-        """The nodes of some buckets: first those that are earmarked, then by name."""
-        yield from earlier
-        allowed = need.candidates
-        names = [
-            name
-            for bucket in buckets
-            for name in bucket
-            if name not in current and (allowed is None or name in allowed)
-        ]
-        heapq.heapify(names)
-        while names:  # few are used of possibly many
-            yield heapq.heappop(names)
+    def _fitting(self, need: Need, current: Mapping[str, ChipSet]) -> dict[str, ChipSet]:
+        """The chips that a pod would take now; none if it fits nowhere."""
+        index = self._cluster.index
+        for name, chips in current.items():
+            entry = index.entries.get(name)
+            is_free = isinstance(entry, Bucket) and not chips & ~(entry.vacancy.free | entry.vacancy.kept)
+            if is_free and chips.bit_count() == need.request.chips and self._admits(name, need):
+                return dict(current)
+            fit = judge(entry.vacancy.with_kept(), need.request) if isinstance(entry, Bucket) else None
+            if isinstance(fit, Fit) and self._admits(name, need):
+                return {name: fit.take.chip_set}
+        best = index.best(need.request, need.candidates)
+        if best is not None and not self._admits(best[0], need):
+            names = index.entries if need.candidates is None else need.candidates
+            best = index.best(need.request, [name for name in names if self._admits(name, need)])
+        return {best[0]: best[1].take.chip_set} if best is not None else {}
+
+    def _admits(self, name: str, need: Need) -> bool:
+        """Whether a pod tolerates the taints of a node, and may be beside the pods of its job there."""
+        record = self._cluster.nodes.get(name)
+        taints = record.node.spec.taints if record is not None and record.node is not None else ()
+        if taints and untolerated(taints, need.pod.spec.tolerations) is not None:
+            return False
+        is_spread = need.is_alone and need.request.is_spread
+        return not (is_spread and self._cluster.jobs.job_of(need.pod).shares(name, need.owner))
 
     def _empty(self, name: str, need: Need) -> tuple[int, ChipSet]:
-        """How many pods of a gang fit on a node without other pods, and the chips for them; 0 if it is promised."""
+        """How many pods of a job fit on a node without other pods, and the chips for them; 0 if it is promised."""
         record, entry = self._cluster.nodes.get(name), self._cluster.index.entries.get(name)
         if record is None or not isinstance(entry, Bucket) or not self._is_available(name):
             return 0, 0
         if not (isinstance(record.server, Server) and isinstance(record.report, NodeReport)):
+            return 0, 0
+        if entry.vacancy.healthy < need.request.chips or not self._admits(name, need):
             return 0, 0
         chips = record.server.reported & ~record.report.unhealthy
         empty = with_fields(entry.vacancy, free=chips, room=record.server.product.chips, kept=0)
@@ -282,25 +323,29 @@ class Earmarks:
         return all(each.drains for each in self._ledger.promises.owners_on(name))
 
     def _is_stuck(self, need: Need, chips: Mapping[str, ChipSet]) -> bool:
-        """Whether a gang has not used free nodes for long; then another one comes first for some time."""
-        if need.order[2].plan != self._owner:
+        """Whether a job has not used free chips for long; then others come first for some time."""
+        if need.owner != self._owner:
             return False
-        if any(self._is_in_use(name) for name in chips):
+        if any(self._is_in_use(*each) for each in chips.items()):
             self._drained_s = None
             return False
         if self._drained_s is None:
             self._drained_s = self._now_s
         if self._now_s - self._drained_s <= PATIENCE_S:
             return False
-        self.setbacks.in_vain(need.order[2])
+        self.setbacks.in_vain(need.job)
         return True
 
-    def _is_in_use(self, name: str) -> bool:
-        """Whether pods hold chips of a node; the seats of gangs that have not started don't count."""
+    def _is_in_use(self, name: str, chips: ChipSet) -> bool:
+        """Whether pods hold some of these chips; the seats of gangs that have not started don't count."""
         entry = self._cluster.index.entries.get(name)
-        seats = (self._ledger.get(uid) for uid in self._ledger.on(name))
-        waiting = sum(len(seat.take.chips) for seat in seats if seat is not None and seat.stage in WAITING)
-        return isinstance(entry, Bucket) and _held(entry.vacancy) > waiting
+        if not isinstance(entry, Bucket):
+            return False
+        for uid, take in self._ledger.on(name).items():
+            seat = self._ledger.get(uid)
+            if seat is not None and seat.stage in WAITING:
+                chips &= ~take.chip_set
+        return bool(chips & ~(entry.vacancy.free | entry.vacancy.kept))
 
     def _occupants(self, chips: Mapping[str, ChipSet]) -> Iterator[str]:
         for name in chips:
@@ -314,6 +359,5 @@ class Earmarks:
         return self._cluster.jobs.end_of(pod, now_s) if pod is not None else math.inf
 
 
-def _held(vacancy: Vacancy) -> int:
-    """How many chips of a node are held."""
-    return vacancy.healthy - vacancy.free.bit_count() - vacancy.kept.bit_count()
+def _order_of(need: Need) -> tuple[int, str, str]:
+    return need.order

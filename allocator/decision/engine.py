@@ -42,7 +42,7 @@ class DecisionEngine:
         ledger: the reservations.
         gang_ttl_s: how long the unused seats of a gang stay reserved after one of its pods was bound.
         defaults: what an administrator has set for all jobs.
-        earmark_share: the largest share of the cluster's chips that are kept for a waiting gang; 0 for none.
+        earmark_share: the largest share of the cluster's chips that are kept for a job that waits; 0 for none.
         now_s: the wall clock, Unix seconds.
     """
 
@@ -357,6 +357,7 @@ class DecisionEngine:
                 best = self._cluster.index.best(request, candidates)
         if best is None:
             self._ledger.release(pod.uid)
+            self.earmarks.note_alone(pod)
             return None
         node, fit = best
         return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, take=fit.take)

@@ -171,7 +171,8 @@ class Preemption:
             request, gang = self._engine.request_of(pod), self._engine.gang_of(pod)
         except Refusal:
             return
-        if gang is not None or promises.get(pod.uid) is not None:
+        promise = promises.get(pod.uid)
+        if gang is not None or (promise is not None and not promise.drains):
             return
         for terminating_only in (True, False):
             victims = self._select(record, pod, request, terminating_only=terminating_only)
@@ -227,7 +228,7 @@ class Preemption:
     def _promised(self, pod: Pod, request: ChipRequest) -> VictimSet | None:
         """The node that was promised to a pod, with the victims that have not ended yet, if all are terminating."""
         promise = self._ledger.promises.get(pod.uid)
-        for node in promise.chips if promise is not None else ():
+        for node in promise.chips if promise is not None and not promise.drains else ():
             own = self._victims(pod, node, request)
             if isinstance(own, VictimSet) and all(each.terminating for each in own.victims):
                 return own

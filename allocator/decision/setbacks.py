@@ -1,8 +1,8 @@
-"""For which gangs nothing is kept for some time, because what was kept for them was of no use. No I/O.
+"""For which jobs nothing is kept for some time, because what was kept for them was of no use. No I/O.
 
-A gang may have nodes kept that it never uses: it lacks something else than chips, or nobody wants to start it. Its next
-turn comes after twice the time; so does that of its namespace, from its second such gang on: one more gang costs its
-author nothing. And since another namespace may cost as little, those of which no gang has ever used what was kept
+A job may have chips kept that it never uses: it lacks something else than chips, or nobody wants to start it. Its next
+turn comes after twice the time; so does that of its namespace, from its second such job on: one more job costs its
+author nothing. And since another namespace may cost as little, those of which no job has ever used what was kept
 for it wait together as well, the longer the more of them did in vain.
 """
 
@@ -13,13 +13,13 @@ from typing import Final
 from allocator.rules.job import JobKey
 
 ASIDE_S: Final = 600.0
-"""How long a gang is left out after its first attempt in vain, and a namespace after its second."""
+"""How long a job is left out after its first attempt in vain, and a namespace after its second."""
 UNPROVEN_S: Final = 120.0
 """How long the namespaces that have used nothing yet are left out after the first attempt in vain of one of them."""
 LONGEST_S: Final = 3600.0
 """The longest of these times."""
 _REMEMBERED_S: Final = 24 * 3600.0
-"""How long after its last attempt the attempts of a gang or namespace are remembered."""
+"""How long after its last attempt the attempts of a job or namespace are remembered."""
 
 
 @dataclass(slots=True)
@@ -44,39 +44,39 @@ class Setbacks:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._gangs: dict[JobKey, _Setback] = {}
+        self._jobs: dict[JobKey, _Setback] = {}
         self._namespaces: dict[str, _Setback] = {}
         self._unproven = _Setback()
         self._proven: dict[str, float] = {}
 
-    def is_aside(self, gang: JobKey) -> bool:
-        """Whether nothing is kept for a gang now."""
+    def is_aside(self, job: JobKey) -> bool:
+        """Whether nothing is kept for a job now."""
         now_s = self._monotonic()
-        own, namespace = self._gangs.get(gang), self._namespaces.get(gang.namespace)
+        own, namespace = self._jobs.get(job), self._namespaces.get(job.namespace)
         return (
             (own is not None and now_s < own.until_s)
             or (namespace is not None and now_s < namespace.until_s)
-            or (gang.namespace not in self._proven and now_s < self._unproven.until_s)
+            or (job.namespace not in self._proven and now_s < self._unproven.until_s)
         )
 
-    def in_vain(self, gang: JobKey) -> None:
-        """Nodes that were kept for a gang were of no use to it."""
+    def in_vain(self, job: JobKey) -> None:
+        """Chips that were kept for a job were of no use to it."""
         now_s = self._monotonic()
         self._forget(now_s)
-        self._gangs.setdefault(gang, _Setback()).again(now_s, ASIDE_S)
-        self._namespaces.setdefault(gang.namespace, _Setback()).again(now_s, ASIDE_S, free=1)
-        if gang.namespace not in self._proven:
+        self._jobs.setdefault(job, _Setback()).again(now_s, ASIDE_S)
+        self._namespaces.setdefault(job.namespace, _Setback()).again(now_s, ASIDE_S, free=1)
+        if job.namespace not in self._proven:
             self._unproven.again(now_s, UNPROVEN_S)
 
-    def used(self, gang: JobKey) -> None:
-        """A gang has started on nodes that were kept for it."""
-        self._proven[gang.namespace] = self._monotonic()
-        self._gangs.pop(gang, None)
-        self._namespaces.pop(gang.namespace, None)
+    def used(self, job: JobKey) -> None:
+        """A job has started on chips that were kept for it."""
+        self._proven[job.namespace] = self._monotonic()
+        self._jobs.pop(job, None)
+        self._namespaces.pop(job.namespace, None)
 
     def _forget(self, now_s: float) -> None:
         since_s = now_s - _REMEMBERED_S
-        self._gangs = {gang: each for gang, each in self._gangs.items() if each.last_s > since_s}
+        self._jobs = {job: each for job, each in self._jobs.items() if each.last_s > since_s}
         self._namespaces = {name: each for name, each in self._namespaces.items() if each.last_s > since_s}
         self._proven = {name: last_s for name, last_s in self._proven.items() if last_s > since_s}
         if self._unproven.last_s <= since_s:

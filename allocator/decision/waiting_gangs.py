@@ -17,23 +17,47 @@ from ascend.turn import Steps
 
 
 class Need(NamedTuple):
-    """What a waiting gang needs.
+    """What a waiting gang needs, or a pod that is placed alone.
 
     Attributes:
+        order: the sort key, what comes first has the smallest: by priority, then by creation, then by owner.
+        owner: of the promise: the name of the gang's plan, or the uid of the pod.
+        job: the job.
+        what: the gang or the pod, in sentences.
+        pod: a pod that waits: that pod, or one of the gang.
         version: of the job and of the nodes' labels; it is valid for this one.
-        order: the sort key, the gang that comes first has the smallest.
-        priority: the lowest of its pods.
+        priority: the lowest of the pods.
         request: what the largest pod requests.
         seats: how many pods must be placed.
         candidates: names of the only nodes to use; None for every node.
     """
 
+    order: tuple[int, str, str]
+    owner: str
+    job: JobKey
+    what: str
+    pod: Pod
     version: tuple[int, int]
-    order: tuple[int, str, JobKey]
     priority: int
     request: ChipRequest
     seats: int
     candidates: Collection[str] | None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a pod that is placed alone."""
+        return self.owner == self.pod.uid
+
+    @property
+    def kind(self) -> object:
+        """Equal for needs for which chips are kept alike."""
+        spec = self.pod.spec
+        return self.request, self.seats, frozenset(spec.node_selector.items()), spec.tolerations
+
+    @property
+    def since(self) -> str:
+        """When the pod, or the last one of the gang, was created."""
+        return self.order[1]
 
 
 class WaitingGangs:
@@ -44,17 +68,23 @@ class WaitingGangs:
         ledger: the reservations.
         gangs: what is placed together.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
+        setbacks: for which jobs nothing is kept for some time.
     """
 
     def __init__(
-        self, cluster: Cluster, ledger: Ledger, gangs: Gangs, request_of: Callable[[Pod], ChipRequest]
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        gangs: Gangs,
+        request_of: Callable[[Pod], ChipRequest],
+        setbacks: Setbacks,
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._gangs = gangs
         self._request_of = request_of
+        self._setbacks = setbacks
         self._waiting: dict[JobKey, Need | None] = {}
-        self.setbacks = Setbacks(ledger.promises.monotonic)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -94,7 +124,7 @@ class WaitingGangs:
             if known is None or known.version != self.version(key):
                 need = yield from self._read(job)
             self._waiting[key] = need
-            if need is not None and not self.setbacks.is_aside(key) and self._gangs.obstacles.of(job) is None:
+            if need is not None and not self._setbacks.is_aside(key) and self._gangs.obstacles.of(job) is None:
                 found.append(need)
         return sorted(found, key=lambda each: each.order)
 
@@ -121,7 +151,11 @@ class WaitingGangs:
         request = max((each.request for each in gang.members[:needed]), key=lambda each: each.chips)
         priority = min(each.priority for each in waiting)
         since = max(each.metadata.creation_timestamp or "" for each in waiting)
-        return Need(version, (-priority, since, job.key), priority, request, needed, gang.candidates)
+        owner, what = job.key.plan, f"job {job.key}"
+        order = -priority, since, owner
+        return Need(
+            order, owner, job.key, what, waiting[0], version, priority, request, needed, gang.candidates
+        )  # fmt: skip
 
     def _appeared(self, pod: Pod) -> None:
         job = self._cluster.jobs.job_of(pod)

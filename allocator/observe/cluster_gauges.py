@@ -142,7 +142,7 @@ class ClusterGauges(Collector):
         yield kept
         earmarked = CounterMetricFamily(
             "ascend_allocator_earmarked_chip_seconds_total",
-            "For how long free chips were kept for waiting gangs of a namespace, in chip-seconds",
+            "For how long free chips were kept for waiting jobs of a namespace, in chip-seconds",
             labels=["namespace"],
         )
         for namespace, chip_s in self._earmarks.kept_chip_s.items():

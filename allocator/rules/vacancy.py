@@ -35,7 +35,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         faulty: the number of its unhealthy chips (``U`` of the rules).
         cut_off: the free or kept chips with an unhealthy network, which distributed jobs can't use.
         sub_healthy: the node or one of its chips is degraded.
-        kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting gang.
+        kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting job.
         keeper: what they are kept for, in sentences.
         vnpus: what is left of its vNPUs; None if it has none.
         cores: what is left of its AI cores, if its chips are cut while pods run; it takes no requests for chips then.

@@ -34,8 +34,8 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         priority: pods of higher priority may take the chips.
         chips: by node; none on its node for a part.
         due_s: when it ends at the latest, on the ledger's clock.
-        drains: these are whole nodes, which drain for a gang that waits: it does not end if others take some chips.
-        since: when the last pod of that gang was created.
+        drains: these are kept for a job that waits, and may be in use: it does not end if others take some chips.
+        since: when that pod, or the last pod of that gang, was created.
         part: the vNPU, on the only node; None for chips.
     """
 

@@ -1,24 +1,38 @@
-"""How long gangs wait among a stream of small pods, with and without nodes that are kept for them, on a virtual clock.
+"""How long jobs wait by their size, with and without chips that are kept for the oldest one, on a virtual clock.
 
-The same seeded jobs are given to the allocator's engine twice. All jobs have one priority. After every end all waiting
-jobs are tried in the order of their arrival, as kube-scheduler does: a gang is tried before the younger pods, and is
-starved nevertheless if nothing is kept for it.
+The same jobs are given to the allocator's engine under several rules. All jobs have one priority. After every end all
+waiting jobs are tried in the order of their arrival, as kube-scheduler does: a large one is tried before the younger
+ones, and is starved nevertheless if nothing is kept for it. Two rules of the literature are the references: strict
+first come, first served, and EASY backfill (Lifka 1995), which is told how long each job will run; the allocator is
+not.
+
+``python -m tests.bench.fairness TRACE NODES LOAD [PLOT]`` compares them on jobs of a file with the columns submit_s,
+duration_s and chips, whose arrivals are stretched to the load.
 """
 
+import csv
 import heapq
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
+
+from rich.console import Console
+from rich.table import Table
 
 from allocator.decision.engine import DecisionEngine
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import Vacancy, capacity
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import MIN_AVAILABLE
+from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.products import ASCEND_910A
 from tests.allocator.builders import GROUP, node, pod
 from tests.bench.outcome import Outcome, Run, p50, p99, percentile, table
 from tests.bench.plot import Panel, save
@@ -33,9 +47,11 @@ SERVERS: Final = (4, 8, 16, 32, 64)
 REQUESTS: Final = (1, 2, 4, 8)
 SINGLE_LIFE_H: Final = 0.5
 GANG_LIFE_H: Final = 2.0
-KEPT: Final = "nodes that drain are kept for the oldest waiting gang"
+KEPT: Final = "kept for the oldest waiting job"
 NOT_KEPT: Final = "nothing is kept"
-_DAYS: Final = {True: 0.5, False: 4.0}
+FCFS: Final = "strict first come, first served"
+EASY: Final = "EASY backfill, told all durations"
+_DAYS: Final = {True: 0.5, False: 1.0}
 _WARM_UP_H: Final = 4.0
 _SHARE: Final = 0.5
 
@@ -58,13 +74,17 @@ class Job:
     chips: int
     lasts_h: float
 
+    @property
+    def size(self) -> int:
+        """The number of its chips."""
+        return self.chips * (self.servers or 1)
+
     def pods(self) -> list[Pod]:
         """Its pods."""
+        since = f"{self.arrives_h:012.6f} {self.number:08}"  # only the order of the times of creation matters
         if not self.servers:
-            return [pod(f"job-{self.number}", self.chips)]
+            return [pod(f"job-{self.number}", self.chips, since=since)]
         annotations = {GROUP: f"job-{self.number}", MIN_AVAILABLE: str(self.servers)}
-        # Only the order of the times of creation matters.
-        since = f"{self.number:08}"
         return [
             pod(f"job-{self.number}-{rank}", self.chips, annotations=annotations, since=since)
             for rank in range(self.servers)
@@ -100,19 +120,38 @@ class Result:
     """What became of the jobs.
 
     Attributes:
-        waited_h: how long each job waited, in hours, by the number of its servers; jobs that never started waited until
-            the end.
-        waiting: the number of jobs that still waited at the end, likewise.
+        waited: each job, and how long it waited, in hours; jobs that never started waited until the end.
+        waiting: the number of jobs that still waited at the end, by the number of their servers.
         used: the share of the chips that were used, on average.
     """
 
-    waited_h: dict[int, list[float]] = field(default_factory=lambda: {servers: [] for servers in (0, *SERVERS)})
+    waited: list[tuple[Job, float]] = field(default_factory=list)
     waiting: Counter[int] = field(default_factory=Counter)
     used: float = 0.0
 
+    @property
+    def waited_h(self) -> dict[int, list[float]]:
+        """The waiting times by the number of servers."""
+        found: defaultdict[int, list[float]] = defaultdict(list)
+        for job, hours in self.waited:
+            found[job.servers].append(hours)
+        return dict(found)
+
+    @property
+    def by_size(self) -> dict[int, list[float]]:
+        """The waiting times by the number of chips."""
+        found: defaultdict[int, list[float]] = defaultdict(list)
+        for job, hours in self.waited:
+            found[job.size].append(hours)
+        return dict(sorted(found.items()))
+
     def of_gangs(self) -> list[float]:
         """The waiting times of all gangs."""
-        return [hours for servers in SERVERS for hours in self.waited_h[servers]]
+        return [hours for job, hours in self.waited if job.servers]
+
+    def mean_h(self) -> float:
+        """The mean waiting time of all jobs."""
+        return sum(hours for _, hours in self.waited) / max(len(self.waited), 1)
 
 
 class Simulation:
@@ -121,9 +160,14 @@ class Simulation:
     Args:
         share: the setting ``gang_earmark_share``.
         nodes: the number of servers.
+        warm_up_h: the time at the beginning that does not count, in hours.
     """
 
-    def __init__(self, share: float, nodes: int = NODES) -> None:
+    tries_all: ClassVar = False
+    """Whether all waiting jobs are tried when one arrives; else that one."""
+
+    def __init__(self, share: float, nodes: int = NODES, warm_up_h: float | None = None) -> None:
+        self._warm_up_h = _WARM_UP_H if warm_up_h is None else warm_up_h
         self.now_h = 0.0
         self.result = Result()
         ledger = Ledger(ttl_s=30.0, monotonic=lambda: self.now_h * 3600)
@@ -145,13 +189,13 @@ class Simulation:
             pods = self._waiting[job] = job.pods()
             for each in pods:
                 self._cluster.pod_applied(each)
-            self._try([job])
+            self._try(list(self._waiting) if self.tries_all else [job])
         self._end(until_h)
         self._pass(until_h)
         for job in self._waiting:
-            self.result.waiting[job.servers] += job.arrives_h >= _WARM_UP_H
+            self.result.waiting[job.servers] += job.arrives_h >= self._warm_up_h
             self._record(job)
-        self.result.used = self._cluster_chips / (self._nodes * 8 * (until_h - _WARM_UP_H))
+        self.result.used = self._cluster_chips / (self._nodes * 8 * (until_h - self._warm_up_h))
         return self.result
 
     def _end(self, until_h: float) -> None:
@@ -164,7 +208,7 @@ class Simulation:
             self._try(list(self._waiting))
 
     def _pass(self, until_h: float) -> None:
-        self._cluster_chips += self._taken * max(until_h - max(self.now_h, _WARM_UP_H), 0.0)
+        self._cluster_chips += self._taken * max(until_h - max(self.now_h, self._warm_up_h), 0.0)
         self.now_h = until_h
 
     def _try(self, jobs: Iterable[Job]) -> None:
@@ -177,12 +221,12 @@ class Simulation:
             except Refusal:
                 refused.add((job.servers, job.chips))
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: Job, candidates: Collection[str] | None = None) -> None:
         bound: list[Pod] = []
         for each in self._waiting[job]:
             self._engine.gangs.obstacles.asked(each)
         for each in self._waiting[job]:
-            held = self._engine.place(each)
+            held = self._engine.place(each, candidates)
             running = pod(
                 each.name, len(held.take.chips), node=held.node, chips=held.take.chips, phase="Running",
                 annotations=each.metadata.annotations, since=each.metadata.creation_timestamp or "",
@@ -195,37 +239,98 @@ class Simulation:
         heapq.heappush(self._running, (self.now_h + job.lasts_h, job.number, bound))
 
     def _record(self, job: Job) -> None:
-        if job.arrives_h >= _WARM_UP_H:
-            self.result.waited_h.setdefault(job.servers, []).append(self.now_h - job.arrives_h)
+        if job.arrives_h >= self._warm_up_h:
+            self.result.waited.append((job, self.now_h - job.arrives_h))
+
+
+class StrictOrder(Simulation):
+    """No job starts before an older one."""
+
+    tries_all = True
+
+    def _try(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            try:
+                self._start(job)
+            except Refusal:
+                return
+
+
+class Easy(StrictOrder):
+    """A younger job starts only if the oldest one that waits starts no later for it, by the durations of all jobs."""
+
+    def _try(self, jobs: Iterable[Job]) -> None:
+        super()._try(jobs)
+        if not self._waiting:
+            return
+        first, *others = self._waiting
+        starts_h, nodes = self._earliest(first)
+        rest = [name for name in self._cluster.nodes if name not in nodes]
+        refused = set[tuple[int, int, bool]]()
+        for job in others:
+            is_short = self.now_h + job.lasts_h <= starts_h
+            kind = job.servers, job.chips, is_short
+            if kind in refused:
+                continue
+            try:
+                self._start(job, None if is_short else rest)
+            except Refusal:
+                refused.add(kind)
+
+    def _earliest(self, job: Job) -> tuple[float, Collection[str]]:
+        """When a job will fit at the earliest, and on which nodes."""
+        free = {name: 0xFF & ~record.held for name, record in self._cluster.nodes.items()}
+        request = ChipRequest(job.chips)
+        fitting = {name for name, chips in free.items() if _fits(chips, request)}
+        for ends_h, _, pods in sorted(self._running, key=lambda each: each[:2]):
+            for each in pods:
+                name = each.spec.node_name
+                free[name] |= self._cluster.nodes[name].holdings[each.uid].chips
+                if _fits(free[name], request):
+                    fitting.add(name)
+            if len(fitting) >= (job.servers or 1):
+                return ends_h, sorted(fitting)[: job.servers or 1]
+        return float("inf"), ()
+
+
+def _fits(chips: ChipSet, request: ChipRequest) -> bool:
+    return capacity(Vacancy(ASCEND_910A, 8, chips, chips.bit_count()), request)[0] > 0
+
+
+def simulations(nodes: int, warm_up_h: float) -> dict[str, Simulation]:
+    """One of each rule, by its name."""
+    return {
+        NOT_KEPT: Simulation(0.0, nodes, warm_up_h),
+        KEPT: Simulation(_SHARE, nodes, warm_up_h),
+        FCFS: StrictOrder(0.0, nodes, warm_up_h),
+        EASY: Easy(0.0, nodes, warm_up_h),
+    }
 
 
 async def measure(run: Run) -> Outcome:
-    """Compare the waiting times of gangs and pods alone with and without kept nodes."""
+    """Compare the waiting times by size under each rule."""
     outcome, hours = Outcome(), _DAYS[run.quick] * 24
     jobs = trace(hours, run.seed)
     results: dict[str, Result] = {}
-    rules = {KEPT: _SHARE, NOT_KEPT: 0.0}
+    rules = simulations(NODES, _WARM_UP_H)
     for step in run.steps(f"{len(jobs):,} jobs", len(rules)):
         name = list(rules)[step]
-        results[name] = Simulation(rules[name]).run(jobs, hours)
+        results[name] = rules[name].run(jobs, hours)
     for name, result in results.items():
-        shown = table("jobs", "number", "waited, h\nmedian", "\np90", "\np99", "\nlongest", "still\nwaiting")
-        for servers, waited in result.waited_h.items():
-            what = f"gangs of {servers} servers" if servers else "pods alone"
-            numbers = [p50(waited), percentile(waited, 0.9), p99(waited), max(waited)] if waited else []
-            shown.add_row(
-                what, f"{len(waited):,}", *(f"{each:.2f}" for each in numbers), f"{result.waiting[servers]:,}"
-            )
-            if waited:
-                outcome.raw[f"{name}, {what}, waited, h"] = [round(each, 4) for each in waited]
+        shown = table("chips", "jobs", "waited, h\nmean", "\nmedian", "\np90", "\np99", "\nlongest")
+        for size, waited in result.by_size.items():
+            numbers = [sum(waited) / len(waited), p50(waited), percentile(waited, 0.9), p99(waited), max(waited)]
+            shown.add_row(f"{size:,}", f"{len(waited):,}", *(f"{each:.2f}" for each in numbers))
+            outcome.raw[f"{name}, {size} chips, waited, h"] = [round(each, 4) for each in waited]
         outcome.raw[f"{name}, used, share"] = result.used
         outcome.show(
             f"fairness: {name}",
             shown,
+            f"mean of all jobs: {result.mean_h():.2f} h; still waiting: {result.waiting.total():,}; "
             f"chips in use on average: {result.used:.1%}",
         )
     path = run.plots / "waiting-times.svg"
-    _plot(path, results)
+    _plot(path, f"How long jobs wait at {LOAD:.0%} load on {NODES} servers", results)
     outcome.shown += [
         f"fairness: {len(jobs):,} jobs in {hours:.0f} h on {NODES} servers of 8 chips, {LOAD:.0%} load.",
         f"{GANG_SHARE:.0%} of the load are gangs of whole servers, all sizes alike; the rest are single pods.",
@@ -234,23 +339,65 @@ async def measure(run: Run) -> Outcome:
     return outcome
 
 
-def _plot(path: Path, results: dict[str, Result]) -> None:
+def read(path: Path, nodes: int, load: float) -> list[Job]:
+    """The jobs of a trace, whose arrivals are stretched to a load of the nodes."""
+    with path.open() as lines:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+    work_s, last_s = sum(row["duration_s"] * row["chips"] for row in rows), max(row["submit_s"] for row in rows)
+    stretch = work_s / (nodes * 8 * load) / last_s
+    return [
+        Job(
+            row["submit_s"] * stretch / 3600,
+            number,
+            int(row["chips"]) // 8 if row["chips"] > 8 else 0,
+            min(int(row["chips"]), 8),
+            row["duration_s"] / 3600,
+        )
+        for number, row in enumerate(sorted(rows, key=lambda row: row["submit_s"]))
+    ]
+
+
+def compared(results: dict[str, Result]) -> Table:
+    """The mean waiting times by size under each rule."""
+    shown = table("rule", "all, h", "of EASY", "still waiting", *(f"{size} chips" for size in results[EASY].by_size))
+    for name, result in results.items():
+        means = {size: sum(waited) / len(waited) for size, waited in result.by_size.items()}
+        ratio = f"{result.mean_h() / results[EASY].mean_h():.2f}"
+        cells = (f"{hours:.1f}" for hours in means.values())
+        shown.add_row(name, f"{result.mean_h():.1f}", ratio, f"{result.waiting.total():,}", *cells)
+    return shown
+
+
+def _plot(path: Path, title: str, results: dict[str, Result]) -> None:
     def curve(waited: list[float]) -> list[tuple[float, float]]:
         ordered = sorted(waited) or [0.0]
         return [(share, percentile(ordered, share / 100)) for share in range(1, 101)]
 
     panels = [
         Panel(
-            "Gangs of 4 to 64 servers",
+            what,
             "% of them waited at most so long",
             "hours",
-            {name: curve(result.of_gangs()) for name, result in results.items()},
-        ),
-        Panel(
-            "Pods of 1, 2, 4 and 8 chips",
-            "% of them waited at most so long",
-            "hours",
-            {name: curve(result.waited_h[0]) for name, result in results.items()},
-        ),
+            {
+                name: curve([hours for job, hours in result.waited if least <= job.size <= most])
+                for name, result in results.items()
+            },
+        )
+        for what, least, most in (("Less than a server", 1, 7), ("One server", 8, 8), ("Gangs of servers", 9, CHIPS))
     ]
-    save(path, f"How long jobs wait at {LOAD:.0%} load on {NODES} servers", panels)
+    save(path, title, panels)
+
+
+def main(trace_file: str, nodes: str, load: str, *plots: str) -> None:
+    """Compare the rules on a trace, until its last arrival."""
+    jobs = read(Path(trace_file), int(nodes), float(load))
+    until_h = jobs[-1].arrives_h
+    results = {name: each.run(jobs, until_h) for name, each in simulations(int(nodes), 0.0).items()}
+    Console(width=140).print(compared(results))
+    for plot in plots:
+        title = f"How long jobs wait: {Path(trace_file).stem} at {float(load):.0%} load on {nodes} servers"
+        _plot(Path(plot), title, results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

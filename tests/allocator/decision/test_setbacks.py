@@ -37,12 +37,12 @@ def world_with(*pods: Pod) -> World:
     return world
 
 
-def blocked(world: World, seconds: int = HOUR_S) -> float:
-    """The part of the time in which three pods of whole servers don't fit on four that are empty."""
+def blocked(world: World, seconds: int = HOUR_S, servers: int = 3) -> float:
+    """The part of the time in which so many pods of whole servers don't fit on four that are empty."""
     refused = 0
     for step in range(seconds // STEP_S):
         world.now_s += STEP_S
-        pods = [pod(f"victim-{step}-{number}", 8) for number in range(3)]
+        pods = [pod(f"victim-{step}-{number}", 8) for number in range(servers)]
         for each in pods:
             world.add(each)
         refused += not all(places(world, each) for each in pods)
@@ -84,6 +84,20 @@ def test_gangs_that_never_start_keep_chips_for_little_of_the_time(gangs: int, na
         for each in of(f"evil-{number % namespaces}", gang(f"g{number}", 2, priority=priority))
     ]
     assert blocked(world_with(*pods)) < 0.3  # 1.0 with seven gangs, before
+
+
+@pytest.mark.parametrize("namespaces", [1, 7])
+def test_pods_that_never_start_keep_chips_for_little_of_the_time(namespaces: int) -> None:
+    # Their scheduler says that they lack chips, and does not bind them when there are some.
+    verdict = Condition("PodScheduled", "False", "Unschedulable", "4 Insufficient huawei.com/Ascend910.")
+    alone = [
+        replace(each, status=replace(each.status, conditions=(verdict,)))
+        for number in range(14)
+        for each in of(f"evil-{number % namespaces}", [pod(f"p{number}", 8)])
+    ]
+    world = world_with(*alone)
+    assert blocked(world, servers=4) < 0.3
+    assert blocked(world, servers=4) < 0.1
 
 
 def test_many_namespaces_keep_chips_for_little_of_the_time() -> None:
