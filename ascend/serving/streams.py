@@ -11,6 +11,7 @@ import asyncio
 from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from weakref import proxy
 
 from aiohttp import StreamReader, hdrs, http, web
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -38,7 +39,7 @@ class Streams:
     def __init__(self, connection: Connection, wire: asyncio.Transport) -> None:
         self._connection = connection
         self._wire = wire
-        self._http2 = Http2(self)
+        self._http2 = Http2(proxy(self))  # not a cycle, whose buffers would stay until the next collection
         self._bodies: dict[Stream, Body] = {}
         self._arriving: dict[Stream, int] = {}
         self._running: dict[Stream, asyncio.Task[None]] = {}
@@ -131,6 +132,9 @@ class Streams:
         connection = self._connection
         try:
             found: Any = await connection.port.server.request_handler(self._request(stream))
+        except asyncio.CancelledError as error:
+            error.__traceback__ = None  # a frame of the handler refers to the task, which keeps the error
+            raise
         except web.HTTPException as error:
             found = error
         except Exception:

@@ -1,6 +1,7 @@
 """Requests over HTTP/2: many at a time on one connection, from an independent client."""
 
 import asyncio
+import gc
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from ascend.daemon.certificates import Certificates, TlsFiles
 from ascend.kube.trust import trusting
 from ascend.serving.bodies import Bodies
+from ascend.serving.connection import Connection
 from ascend.serving.counts import Cause
 from ascend.serving.frames import PREFACE, BrokenError, Kind
 from ascend.serving.http2 import Http2, Stream
+from ascend.serving.streams import Streams
 from tests.allocator.authority import Authority
 from tests.ascend.serving.callers import LOOPS, MOST, Served, run, served, until
 from tests.ascend.serving.http2_client import Client
@@ -179,6 +182,35 @@ def test_a_server_that_stops_answers_what_it_has_begun(new_loop: NewLoop, author
             await until(lambda: client.rest.endswith(b"\0\0\4\0\1" + held.to_bytes(4, "big") + b"held"))
 
     run(new_loop, test)
+
+
+@LOOPS
+def test_a_connection_that_has_ended_leaves_nothing_to_collect(new_loop: NewLoop, authority: Authority) -> None:
+    def left() -> int:
+        return sum(isinstance(each, (Connection, Streams)) for each in gc.get_objects())
+
+    async def test() -> None:
+        async with served(tls=certificates(authority).http(ssl.CERT_REQUIRED)) as port:
+            for _ in range(3):
+                caller = await port.connect(tls=offering(authority))
+                client = Client(caller.reader, caller.writer)
+                client.http2.initiate_connection()
+                client.ask("/hold", b"x")
+                client.ask("/read", b"x", length=2, is_whole=False)
+                await until(lambda: len(port.held) == 1)
+                caller.close()
+                await until(lambda: port.connections == 0)
+                port.held.clear()
+            port.callers.clear()
+            await until(lambda: left() == before)
+
+    gc.collect()
+    gc.disable()
+    before = left()
+    try:
+        run(new_loop, test)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
