@@ -22,6 +22,7 @@ from ascend.serving import limits
 from ascend.serving.bodies import Bodies
 from ascend.serving.counts import Refusals
 from ascend.serving.http import serve_http
+from ascend.serving.http2 import MOST_STREAMS
 from ascend.serving.limits import Limits
 
 CALLS: Final = "http"
@@ -112,11 +113,14 @@ class Ports:
 
 
 def most_calls(settings: Settings) -> int:
-    """How many Bindings may be held at the same time: each has a connection, and others call as well."""
-    within = _calls_within(settings)
-    most = limits.OPEN_CALLS.connections if within is limits.OPEN_CALLS else within.verified
+    """How many Bindings may be held at the same time, so that other calls are answered.
+
+    Each is a request of a scheduler's connection over HTTP/2, or without certificates a connection of its own.
+    """
+    if _calls_within(settings) is limits.CALLS and settings.tls_files is not None:
+        return MOST_STREAMS * 7 // 8
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(most, descriptors - within.spare_descriptors) * 7 // 8
+    return min(limits.OPEN_CALLS.connections, descriptors - limits.OPEN_CALLS.spare_descriptors) * 7 // 8
 
 
 def _calls_within(settings: Settings) -> Limits:

@@ -8,9 +8,12 @@ from msgspec.structs import replace
 from allocator.binding.barrier import REFUSED_S, STALLED_S, Barrier
 from allocator.binding.binding import PodRef
 from allocator.binding.lapsed import SETTLED_S
+from allocator.serving.ports import most_calls
+from allocator.settings import Settings
 from allocator.state.reservation import Stage
 from ascend.kube.objects import Condition, Pod
 from ascend.reasons import Reason
+from ascend.serving import limits
 from tests.allocator.binding.rig import HOLD_S, BinderWorld
 from tests.allocator.binding.simulation import LABELS
 from tests.allocator.binding.test_barrier import Scheduler, gang, refused_by_its_scheduler, rig_of
@@ -198,3 +201,7 @@ async def test_the_caller_that_has_waited_longest_makes_room_for_too_many() -> N
     assert calls[0].exception() is not None
     for call in calls:
         call.cancel()
+
+
+def test_fewer_bindings_are_held_than_a_port_has_connections_for() -> None:
+    assert 500 < most_calls(Settings()) < limits.OPEN_CALLS.connections
