@@ -140,8 +140,9 @@ class Reason(StrEnum):
     GANG_STEPPED_BACK = ("GangSteppedBack", Category.PLACEMENT, Actor.NOBODY,
         "the scheduler refused some pods of the gang for reasons of its own (CPU, affinity, host ports, taints) while "
         "others waited to be bound, or came to no further one of them; so the gang has released its chips. It tries "
-        "again, one such gang after the other. Or another gang has done so, and comes first on the nodes on "
-        "which this one would fit",
+        "again, one such gang after the other. Or it refuses a pod that the gang needs on every node; then the gang "
+        "gets no chips until that changes. Or another gang has stepped back, and comes first on the nodes where this "
+        "one would fit",
         "wait; if it comes again and again, the message of the pods' condition PodScheduled says what the scheduler "
         "lacks")
     GANG_AWAITED = ("GangAwaited", Category.PLACEMENT, Actor.NOBODY,

@@ -37,6 +37,9 @@ class WaitingFor(StrEnum):
     NODES = "nodes"
     """No node that it could use is usable."""
 
+    SCHEDULER = "scheduler"
+    """Its scheduler refuses it, or a pod that its gang needs, on every node for other reasons than chips."""
+
     PODS = "pods"
     """Pods of its gang, or its PodGroup, don't exist yet."""
 
@@ -96,6 +99,7 @@ class BacklogReader:
         self._cluster = cluster
         self._ledger = ledger
         self._engine = engine
+        self._obstacles = engine.gangs.obstacles
         self._known: dict[str, _Read] = {}
 
     async def read(self) -> Backlog:
@@ -122,6 +126,8 @@ class BacklogReader:
                 waits = WaitingFor.CHANGE
             elif self._ledger.get(pod.uid) is not None:
                 waits = WaitingFor.BINDING
+            elif not in_gang and self._obstacles.refusal_of(pod) is not None:
+                waits = WaitingFor.SCHEDULER
             elif in_gang:
                 gang = gangs.setdefault(job.key, _Gang(job, Counter(), []))
                 gang.kinds[kind] += 1
@@ -153,6 +159,8 @@ class BacklogReader:
         job = gang.job
         if self._cluster.jobs.lacks_group(job) or job.present < job.min_available:
             return WaitingFor.PODS
+        if self._obstacles.refusal(job) is not None:
+            return WaitingFor.SCHEDULER
         needed = max(1, job.needed - job.placed_beside(""))
         verdicts = {self._verdict(kind, min(number, needed)) for kind, number in gang.kinds.items()}
         return max(verdicts, key=_WORSE.index)

@@ -138,12 +138,18 @@ class Obstacles:
     def of_pod(self, pod: Pod) -> Obstacle | None:
         """The same for a pod that is placed by itself."""
         key, now_s = self._jobs.get(pod.uid, _NO_JOB), self._ledger.monotonic()
-        verdict, what = self._refused.get(key, {}).get(pod.uid, (None, None))
-        if verdict is not None and what is Refused.OTHER and self._counts(pod.uid, verdict, now_s):
-            return Obstacle(Lacking.SCHEDULER, refused(pod, verdict))
+        if (why := self.refusal_of(pod)) is not None:
+            return Obstacle(Lacking.SCHEDULER, why)
         if now_s - self._untried.get(key, {}).get(pod.uid, now_s) >= UNTRIED_S:
             return Obstacle(Lacking.SCHEDULER, _untried(pod))
         return None
+
+    def refusal_of(self, pod: Pod) -> str | None:
+        """Why its scheduler refuses a pod that is placed by itself on every node, a part of a sentence."""
+        verdict, what = self._refused.get(self._jobs.get(pod.uid, _NO_JOB), {}).get(pod.uid, (None, None))
+        if verdict is None or what is not Refused.OTHER or not self._counts(pod.uid, verdict, self._ledger.monotonic()):
+            return None
+        return refused(pod, verdict)
 
     def _counts(self, uid: str, verdict: Condition, now_s: float) -> bool:
         """Whether a verdict is not in doubt, and no Binding of its pod is held or in flight."""

@@ -160,7 +160,8 @@ def _waiting(what: str, meaning: str, counted: Mapping[tuple[str, WaitingFor], i
     gauge = GaugeMetricFamily(
         f"ascend_allocator_waiting_{what}",
         f"{meaning}, by namespace and what they wait for: binding (they fit now), chips (of other pods), nodes (that "
-        "can be used), pods (of their gang), change (of their invalid request); without pods that have gates of others",
+        "can be used), pods (of their gang), scheduler (which refuses them for other reasons than chips), change (of "
+        "their invalid request); without pods that have gates of others",
         labels=["namespace", "waits_for"],
     )
     for namespace in sorted({namespace for namespace, _ in counted}):

@@ -20,6 +20,7 @@ from ascend.products import PRODUCTS
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP, TYPE, World, node, pod, pod_group, selecting
 from tests.allocator.cores import core_node, core_pod
+from tests.allocator.gangs.test_obstacles import CHIPS, CPU, saying
 from tests.allocator.harness import running
 from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
@@ -56,6 +57,8 @@ def gang(count: int, chips: int = 8, minimum: int | None = None) -> list[Pod]:
         (selecting(pod("a", 8), {"pool": "broken"}), WaitingFor.NODES),
         (pod("a", 8, annotations={GROUP: "x", MIN_AVAILABLE: "2"}), WaitingFor.PODS),
         (gated(pod("a", 1), PLACEMENT_GATE), WaitingFor.BINDING),
+        (saying(pod("a", 1), CPU), WaitingFor.SCHEDULER),
+        (saying(pod("a", 4), CHIPS), WaitingFor.CHIPS),
     ],
     ids=lambda value: value if isinstance(value, WaitingFor) else "",
 )
@@ -110,6 +113,7 @@ def test_pods_that_do_not_wait_are_not_counted() -> None:
         (2, gang(2, 4), WaitingFor.CHANGE),
         (2, gang(3, minimum=2), WaitingFor.BINDING),
         (2, gang(3)[:2], WaitingFor.PODS),
+        (2, [gang(2)[0], saying(gang(2)[1], CPU)], WaitingFor.SCHEDULER),
     ],
 )
 def test_a_gang_is_counted_as_a_whole(nodes: int, pods: list[Pod], expected: WaitingFor) -> None:
