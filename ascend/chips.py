@@ -6,6 +6,7 @@ table. Names are ``Ascend910-<physical id>`` for every product of the 910 family
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TypeAlias
 
 from ascend.errors import InvalidValue
@@ -49,6 +50,7 @@ def chip_name(chip_id: int) -> str:
     return f"{NAME_PREFIX}{chip_id}"
 
 
+@lru_cache(1024)  # an allocator reads those of a few chips for every node
 def parse_chip_name(name: str) -> int:
     """The physical id in a name.
 

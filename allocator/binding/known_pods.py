@@ -1,8 +1,9 @@
 """Finds the pods that calls name: what the API server has of a pod counts, not what its caller says of it.
 
 A caller names a pod by namespace, name and uid, and all three must be right. Mostly the informer has the pod. If the
-caller's watch is ahead of the informer's, the API server is asked once; the number of such reads is limited, because a
-caller can invent any number of pods. No refusal tells a uid, or a name, that the caller did not have.
+caller's watch is ahead of the informer's, the API server is asked once; the rate of such reads is limited, in all and
+for each namespace, because a caller can invent any number of pods. No refusal tells a uid, or a name, that the caller
+did not have.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Final
 from allocator.binding.binding import PodRef
 from allocator.state.cluster import Cluster
 from ascend.errors import AscendError, NotFound, Refusal, Unreachable
+from ascend.fair import FairRate
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 from ascend.reasons import Reason
@@ -29,6 +31,8 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 class ReadLimit:
     """How often the API server is asked for pods that the informer has not seen.
 
+    One namespace may have half of the burst and of the rate (``ascend.fair``).
+
     Attributes:
         at_once: the most reads in flight; further ones wait.
         per_s: the most reads per second, on average.
@@ -40,8 +44,8 @@ class ReadLimit:
     burst: int
 
 
-FOR_SCHEDULERS: Final = ReadLimit(at_once=16, per_s=500.0, burst=500)
-"""For calls that only the allowed clients can make: about the speed of the fastest scheduler."""
+FOR_SCHEDULERS: Final = ReadLimit(at_once=16, per_s=1000.0, burst=1000)
+"""For calls that only the allowed clients can make: in one namespace about the speed of the fastest scheduler."""
 
 FOR_ANYONE: Final = ReadLimit(at_once=4, per_s=20.0, burst=40)
 """For webhooks, which any client may call where the API server presents no certificate."""
@@ -70,10 +74,8 @@ class KnownPods:
         self._client = client
         self._cluster = cluster
         self._schedulers = frozenset(schedulers)
-        self._limit = limit
-        self._monotonic = monotonic
+        self._rate = FairRate(limit.burst, 1 / limit.per_s, monotonic)
         self._slots = asyncio.Semaphore(limit.at_once)
-        self._next_s = 0.0
 
     def seen(self, ref: PodRef) -> Pod | None:
         """The pod as the informer has seen it; None if it has not, or if it is a plain pod (``state/plain_pods.py``).
@@ -126,7 +128,8 @@ class KnownPods:
             raise Refusal(Reason.POD_GONE, f"pod {ref.key} was deleted")
         if not _is_possible(ref):
             raise unknown(ref)
-        self._count(ref)
+        if not self._rate.take(ref.namespace):
+            raise Unreachable(f"pod {ref.key}: the informer has not seen it, and too many other pods are being read")
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._slots:
                 pod = await self._client.get(PODS, ref.name, ref.namespace, timeout_s=READ_TIMEOUT_S)
@@ -160,18 +163,6 @@ class KnownPods:
                 Reason.SCHEDULER_NOT_SERVED,
                 f"pod {pod.key} names the scheduler {name[:64]!r}, which is not in scheduler_names ({served})",
             )
-
-    def _count(self, ref: PodRef) -> None:
-        """Count a read.
-
-        Raises:
-            Unreachable: there were too many.
-        """
-        now_s = self._monotonic()
-        earliest_s = max(self._next_s, now_s - self._limit.burst / self._limit.per_s)
-        if earliest_s > now_s:
-            raise Unreachable(f"pod {ref.key}: the informer has not seen it, and too many other pods are being read")
-        self._next_s = earliest_s + 1 / self._limit.per_s
 
 
 def unknown(ref: PodRef) -> Refusal:

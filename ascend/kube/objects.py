@@ -529,9 +529,14 @@ class Node(KubeObject, frozen=True, kw_only=True):
 
 
 class ConfigMap(KubeObject, frozen=True, kw_only=True):
-    """A ConfigMap."""
+    """A ConfigMap; short texts are kept once for all, to save memory: those of nodes say much the same."""
 
     data: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        for key, text in self.data.items():
+            if len(text) <= LONGEST_NAME:
+                self.data[key] = sys.intern(text)
 
 
 @dataclass(frozen=True, slots=True)

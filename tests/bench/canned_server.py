@@ -57,6 +57,8 @@ class CannedServer:
         self._objects = objects
         self._watches: dict[str, list[asyncio.Queue[bytes]]] = {}
         self.url = ""
+        self.single: dict[str, dict[str, Any]] = {}
+        """Objects that no list has, by their paths."""
         self.lists: dict[str, int] = {}
         """How often the first page of each collection was read."""
 
@@ -106,6 +108,8 @@ class CannedServer:
         if request.method != "GET":
             await request.read()
             return web.json_response({}, status=201 if request.method == "POST" else 200)
+        if (single := self.single.get(request.path)) is not None:
+            return web.json_response(single)
         objects = self._objects.get(request.path)
         if objects is None:
             return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)

@@ -265,8 +265,11 @@ async def test_a_finished_pod_books_nothing(allocator: Allocator) -> None:
 
 async def test_strangers_can_not_make_the_allocator_read_without_limit(allocator: Allocator) -> None:
     before, started_s = allocator.server.requests[READ], time.monotonic()
-    names = [f"ghost-{number}" for number in range(10 * FOR_ANYONE.burst)]
-    bindings = [{"metadata": {"name": name, "uid": "x"}, "target": {"name": "n1"}} for name in names]
+    refs = [(f"tenant-{number % 40}", f"ghost-{number}") for number in range(10 * FOR_ANYONE.burst)]
+    bindings = [
+        {"metadata": {"namespace": namespace, "name": name, "uid": "x"}, "target": {"name": "n1"}}
+        for namespace, name in refs
+    ]
     answers = await asyncio.gather(*(review(allocator, "bindings", each) for each in bindings))
     assert {answer["status"]["code"] for answer in answers} == {404, 503}
     most = FOR_ANYONE.burst + FOR_ANYONE.per_s * (time.monotonic() - started_s) + 1
@@ -276,6 +279,16 @@ async def test_strangers_can_not_make_the_allocator_read_without_limit(allocator
     assert (await review(allocator, "bindings", {"metadata": pod["metadata"], "target": {"name": "n1"}}))["allowed"]
     lag(allocator)
     assert (await allocator.filter(await allocator.server.create(pod_manifest("b", 8)), ["n2"]))["NodeNames"] == ["n2"]
+
+
+async def test_one_namespace_leaves_reads_of_pods_to_others(allocator: Allocator) -> None:
+    target = {"name": "n1"}
+    for number in range(2 * FOR_ANYONE.burst):
+        metadata = {"namespace": "tenant", "name": f"ghost-{number}", "uid": "x"}
+        assert not (await review(allocator, "bindings", {"metadata": metadata, "target": target}))["allowed"]
+    lag(allocator)
+    pod = await allocator.server.create(pod_manifest("new", 8))
+    assert (await review(allocator, "bindings", {"metadata": pod["metadata"], "target": target}))["allowed"]
 
 
 async def test_volcanos_calls_read_nothing(allocator: Allocator) -> None:
