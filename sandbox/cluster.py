@@ -85,6 +85,7 @@ class SandboxCluster:
         self._reregistration_race = reregistration_race
         self._node_status_period_s = node_status_period_s
         self._stack = AsyncExitStack()
+        self._scheduling = AsyncExitStack()
         self.server = ApiServer(tokens={TOKEN: "admin"})
         self.client: KubeClient
         self.nodes: list[SandboxNode] = []
@@ -96,6 +97,7 @@ class SandboxCluster:
             self.client = await stack.enter_async_context(client)
             for number, name in enumerate(self._node_names):
                 self.nodes.append(await self._node(stack, name, self._seed + number))
+            await stack.enter_async_context(self._scheduling)
             self._stack = stack.pop_all()
         return self
 
@@ -105,8 +107,9 @@ class SandboxCluster:
         await self._stack.aclose()
 
     async def start_scheduler(self, extender_url: str | None) -> None:
-        """Start the scheduler with an allocator as its extender; with None it only counts."""
-        await self._stack.enter_async_context(Scheduler(self.client, extender_url, seed=self._seed))
+        """Start the scheduler, or restart it, with an allocator as its extender; with None it only counts."""
+        await self._scheduling.aclose()
+        await self._scheduling.enter_async_context(Scheduler(self.client, extender_url, seed=self._seed))
 
     def write_kubeconfig(self, name: str, server: str = "") -> Path:
         """Write a kubeconfig file for the API server, or for a proxy of it at another address."""

@@ -119,9 +119,8 @@ async def real_world(
         for stop in (*(each.stop for each in world.allocators), *(each.stop_plugin for each in world.nodes)):
             stack.push_async_callback(stop)
         stack.push_async_callback(world.clear)
-        await asyncio.gather(
-            asyncio.to_thread(cluster.restart_scheduler, world.extender_url), *(program.start() for program in programs)
-        )
+        world.restart_scheduler = lambda: asyncio.to_thread(cluster.restart_scheduler, world.extender_url)
+        await asyncio.gather(world.restart_scheduler(), *(program.start() for program in programs))
         await world.all_ready()
         if setup.by_webhook:
             await world.client.request(

@@ -122,7 +122,8 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
         world.nodes = [_node(node, kubeconfig, setup, folder) for node in cluster.nodes]
         if setup.mindclusters_plugin:
             world.install_mindclusters_plugin()
-        await cluster.start_scheduler(world.extender_url)
+        world.restart_scheduler = lambda: cluster.start_scheduler(world.extender_url)
+        await world.restart_scheduler()
         programs = [*world.allocators, *(node.plugin for node in world.nodes)]
         for stop in (*(each.stop for each in world.allocators), *(each.stop_plugin for each in world.nodes)):
             stack.push_async_callback(stop)

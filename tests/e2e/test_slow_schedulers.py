@@ -62,6 +62,14 @@ async def test_a_gang_starts_whole_although_its_allocator_dies_in_the_middle(wor
     await started(world, "a", SIZE)
 
 
+async def test_a_gang_starts_whole_although_its_scheduler_restarts_in_the_middle(world: World) -> None:
+    await world.add_fake_nodes(*(f"q-{number}" for number in range(SIZE // 2)), labels=POOL)
+    await create_gang(world, "a", SIZE, cpu=0)
+    await lapsed(world)
+    await world.restart_scheduler()
+    await started(world, "a", SIZE)
+
+
 async def bound(world: World) -> list[str]:
     return [pod.name for pod in await world.pods() if pod.spec.node_name]
 

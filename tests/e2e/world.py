@@ -94,6 +94,7 @@ class World(ABC):
         nodes: the nodes.
         allocators: the allocators; the first is started first.
         service: forwards to the allocator that is ready.
+        restart_scheduler: ends the scheduler and starts it again.
         grpc_address: the gRPC address of the first allocator.
     """
 
@@ -104,6 +105,7 @@ class World(ABC):
     nodes: list[WorldNode] = field(default_factory=list)
     allocators: list[Program] = field(default_factory=list)
     service: Service = field(default_factory=Service)
+    restart_scheduler: Callable[[], Awaitable[None]] = field(init=False)
     grpc_address: str = ""
     _fakes: list[str] = field(default_factory=list)
 
