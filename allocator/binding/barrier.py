@@ -183,7 +183,8 @@ class Barrier:
 
     def filtered(self, uid: str, names: Collection[str]) -> None:
         """The scheduler of a pod filters it again, on these nodes: nobody waits for its Binding."""
-        if self.lapsed.node_of(uid) not in names:
+        node = self.lapsed.node_of(uid)
+        if node is None or node not in names:
             self.withdraw(uid)
 
     def leave(self, uid: str) -> None:
