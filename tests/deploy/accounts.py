@@ -198,6 +198,7 @@ def _make_targets(cluster: Cluster) -> None:
     create({**lease, "metadata": {"name": "somebodys", "namespace": NAMESPACE}})
     slice_ = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": []}
     create({**slice_, "metadata": {"name": "somebodys", "namespace": NAMESPACE}})
+    create({**slice_, "metadata": {"name": f"{ALLOCATOR}-leader", "namespace": TENANT}})
     leader = {"apiVersion": "ascend-affinity.io/v1alpha1", "kind": "Leader", "spec": {"holder": "x"}}
     create({**leader, "metadata": {"name": ALLOCATOR, "namespace": NAMESPACE}})
     group = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "spec": {"minMember": 2}}

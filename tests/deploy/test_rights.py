@@ -549,6 +549,9 @@ def allocator_forgeries_of_cluster() -> dict[str, Ask]:
             endpoints=[],
         ),
         "deletion of another endpoint": Ask("DELETE", f"{slices}/somebodys"),
+        "deletion of another namespace's endpoint": Ask(
+            "DELETE", api(SLICES, "endpointslices", f"{ALLOCATOR}-leader", TENANT)
+        ),
         "deletion of all endpoints": Ask("DELETE", slices),
         "label of the Leader": change(api(LEADERS, "leaders", ALLOCATOR, NAMESPACE), **meta(labels=keys("a"))),
         "Leader of another namespace": new(
