@@ -153,13 +153,13 @@ class AllocatorApp:
         return self._informers.missing() is None
 
     def missing(self) -> str | None:
-        """What it waits for before it answers calls, a sentence; None once it answers them."""
+        """What the allocator waits for before calls are answered, a sentence; None once calls are answered."""
         closed = self._leadership.closed()
         return closed.message if closed is not None else None
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Where it listens, by what is served there."""
+        """The addresses of the ports, by the names of what they serve."""
         return {**self._addresses, "grpc": self.grpc_address}
 
     @property

@@ -182,7 +182,7 @@ class Barrier:
         self._excused = excused
 
     def filtered(self, uid: str, names: Collection[str]) -> None:
-        """The scheduler of a pod filters it again, on these nodes: nobody waits for its Binding."""
+        """Note that a scheduler filters a pod again, on these nodes, and waits for no Binding of the pod."""
         node = self.lapsed.node_of(uid)
         if node is None or node not in names:
             self.withdraw(uid)

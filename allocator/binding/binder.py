@@ -147,7 +147,7 @@ class Binder:
         return bound
 
     def give_up(self, uid: str, names: Collection[str] = ()) -> None:
-        """End a Binding that is held, because the pod is filtered again, on these nodes; the pod keeps its seat."""
+        """End the held Binding of a pod that a scheduler filters again, on these nodes; the pod keeps its seat."""
         self._barrier.filtered(uid, names)
 
     async def drain(self) -> None:
