@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -12,6 +12,7 @@ from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
 from ascend.daemon.validity import Validity
+from ascend.observe.registry import new_registry
 from ascend.serving.counts import Refusals
 
 # From half a millisecond (a decision in memory) to the timeout of a scheduler (a Binding with a slow API server).
@@ -42,7 +43,7 @@ class AllocatorMetrics(Collector):
         self._age_s = age_s
         self._index = index
         self._leads = leads
-        self.registry = CollectorRegistry()
+        self.registry = new_registry()
         counter = partial(Counter, registry=self.registry)
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
@@ -109,7 +110,9 @@ class AllocatorMetrics(Collector):
         """Yield the metrics that are read from the state at each scrape."""
         reservations = GaugeMetricFamily(
             "ascend_allocator_reservations",
-            "Pods with reserved chips, by state: planned, reserved, held, binding, assumed, doubtful",
+            "Pods with reserved chips, by state: planned (with their gang), reserved (for their schedulers to bind),"
+            " held (until the others of their gang come), binding (the Binding is being posted), assumed (it was made;"
+            " the watch does not show it yet), doubtful (its answer was lost: kept until it is known)",
             labels=["state"],
         )
         for stage in Stage:

@@ -3,8 +3,9 @@
 from functools import partial
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
+from ascend.observe.registry import new_registry
 from ascend.serving.counts import Refusals
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -15,7 +16,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._without: dict[str, int] = {}
-        registry = self.registry = CollectorRegistry()
+        registry = self.registry = new_registry()
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=BUCKETS_S)
         self.devices = gauge(

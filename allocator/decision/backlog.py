@@ -6,7 +6,7 @@ nodes have left, without a plan for all of them.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -14,14 +14,14 @@ import msgspec
 
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.cores import fewest_chips
-from allocator.rules.request import ChipRequest
+from allocator.rules.request import ChipRequest, counted_chips, counted_cores
 from allocator.rules.vacancy import capacity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.reasons import Category
+from ascend.reasons import Category, Reason
 from ascend.turn import Turn
 
 
@@ -152,7 +152,7 @@ class BacklogReader:
         try:
             request = self._engine.request_of(pod)
         except Refusal:
-            return _Read(pod, *versions, None, 0)
+            return _Read(pod, *versions, None, counted_chips(pod) or fewest_chips(counted_cores(pod)))
         return _Read(pod, *versions, request, request.chips or fewest_chips(request.cores))
 
     def _of_gang(self, gang: _Gang) -> WaitingFor:
@@ -178,8 +178,13 @@ class BacklogReader:
             if sum(n * capacity(each.vacancy, request)[0] for each, n in index.buckets_of(candidates)) >= number:
                 return WaitingFor.BINDING
             reasons = index.reasons_when_full(request, candidates)
-        categories = {reason.category for reason in reasons}
-        if Category.OCCUPIED in categories:
-            return WaitingFor.CHIPS
-        usable = categories - {Category.NOT_NPU, Category.MISMATCH}
-        return WaitingFor.CHANGE if usable == {Category.REQUEST} else WaitingFor.NODES
+        return waiting_for(reasons)
+
+
+def waiting_for(reasons: Iterable[Reason]) -> WaitingFor:
+    """What a pod waits for that every node refuses, by the reasons of the nodes."""
+    categories = {reason.category for reason in reasons}
+    if Category.OCCUPIED in categories:
+        return WaitingFor.CHIPS
+    usable = categories - {Category.NOT_NPU, Category.MISMATCH}
+    return WaitingFor.CHANGE if usable == {Category.REQUEST} else WaitingFor.NODES

@@ -320,13 +320,14 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
         what = f"one of its pods ({request.what}) must join its peers and does not fit;"
     else:
         fitting = f"only {count(misfit.fitting, 'fits', 'fit')} at once" if misfit.fitting else "none fits"
-        next_one = f"{'another' if misfit.fitting else 'the first'} one ({request.what})"
+        beside = f"beside {'it' if misfit.fitting == 1 else 'these'}, " if misfit.fitting else ""
+        next_one = f"{beside}for {'another' if misfit.fitting else 'the first'} one ({request.what})"
         if misfit.equals == 1:
             fitting = "one of them fits on no node"
-            next_one = f"this one ({request.what})"
+            next_one = f"for this one ({request.what})"
         elif 0 < misfit.equals < len(gang.members):
             fitting = f"of {misfit.equals} equal ones {fitting}"
-        what = f"{len(gang.members)} pods must be placed together and {fitting}; for {next_one}"
+        what = f"{len(gang.members)} pods must be placed together and {fitting}; {next_one}"
     reasons = misfit.board.reasons(request, misfit.allowed, is_full=misfit.equals > 0)
     # In a defined order, so that the same state gives the same sentence.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))

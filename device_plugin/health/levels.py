@@ -1,8 +1,6 @@
 """Fault levels, what each means for the health of a chip, and the fault codes with a meaning of their own."""
 
 import enum
-from collections.abc import Mapping
-from typing import Final
 
 from ascend.errors import InvalidValue
 from device_plugin.driver import LINK_DOWN
@@ -27,15 +25,6 @@ BUS_ERRORS = frozenset({0x80C98009, 0x80CB8009})
 
 See docs/spec/faults.md#bus-errors-after-memory-errors.
 """
-
-MEANINGS: Final[Mapping[int, str]] = {
-    LINK_DOWN: "no link",
-    CARD_DROP: "it does not answer",
-    HANG: "its processes do nothing",
-    HBM_DOUBLE_BIT: "uncorrectable error of its memory",
-    **dict.fromkeys(BUS_ERRORS, "bus error of its AI cores"),
-}
-"""What is known of a code besides its level, for people (docs/spec/faults.md#codes)."""
 
 MAJOR = 2
 """The lowest severity that the driver ranks above "suggestion" and "minor"."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import structlog
 
 from ascend.daemon.observable import Observable, wait_for_change
+from ascend.fault_codes import meaning_of
 from device_plugin.device_types import DeviceType
-from device_plugin.health.levels import MEANINGS, Level
+from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import FaultRecord, Snapshot
 from device_plugin.ledger.handovers import HandOvers
 from device_plugin.ledger.node_pods import NodePods
@@ -106,7 +107,7 @@ def _sentence(hits: list[_Hit], device_type: DeviceType) -> str:
     fault, network, several = hits[0].fault, hits[0].network, len(hits) > 1
     chips = device_type.join(hit.chip for hit in hits)
     who = f"the network port{'s' if several else ''} of {chips}" if network else chips
-    meaning = ", ".join(filter(None, (fault.level.wire, MEANINGS.get(fault.code))))
+    meaning = ", ".join(filter(None, (fault.level.wire, meaning_of(fault.name))))
     advice = _NETWORK if network else _advice(fault.level, several=several)
     return f"{who} {'have' if several else 'has'} the fault {fault.name} ({meaning}): {advice}"
 

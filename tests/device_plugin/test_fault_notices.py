@@ -23,6 +23,7 @@ from tests.device_plugin.whole import Whole, whole_node
 
 MEMORY = "80E01801"
 SEPARATE = "80E18402"
+ROWS = "64 rows of its memory have had uncorrectable errors, the most that can be isolated"
 LINK = "81078603"
 
 
@@ -80,8 +81,8 @@ def test_a_pod_is_told_of_the_fault_of_its_chip_and_what_to_do() -> None:
     ((name, sentence),) = site.judge(chip_3=faulty(fault(SEPARATE, Level.SEPARATE)))
     assert name == "train"
     assert sentence == (
-        "Ascend910-3 has the fault 80E18402 (SeparateNPU): delete the pod, so that the one that replaces it gets other "
-        "chips; the chip has to be repaired or replaced"
+        f"Ascend910-3 has the fault 80E18402 (SeparateNPU, {ROWS}): delete the pod, so that the one that replaces it "
+        "gets other chips; the chip has to be repaired or replaced"
     )
 
 
@@ -96,9 +97,9 @@ def test_a_pod_is_told_of_the_fault_of_its_chip_and_what_to_do() -> None:
         (
             SEPARATE,
             Level.RESTART,
-            "(RestartNPU): if its work fails, delete the pod, so that the one that replaces it gets",
+            f"(RestartNPU, {ROWS}): if its work fails, delete the pod, so that the one that replaces it gets",
         ),
-        (SEPARATE, Level.PRE_SEPARATE, "(PreSeparateNPU): the pod can go on; no other pod gets"),
+        (SEPARATE, Level.PRE_SEPARATE, f"(PreSeparateNPU, {ROWS}): the pod can go on; no other pod gets"),
         (SEPARATE, Level.MANUALLY_SEPARATE, "it is used again once an operator removes it from ManuallySeparateNPU"),
     ],
 )
@@ -230,7 +231,7 @@ async def test_a_pod_has_one_event_of_the_fault_of_its_chip_also_over_a_restart(
         "default",
         "Warning",
     )
-    assert event["note"].startswith("Ascend910-5 has the fault 80E18402 (SeparateNPU): delete the pod")
+    assert event["note"].startswith(f"Ascend910-5 has the fault 80E18402 (SeparateNPU, {ROWS}): delete the pod")
     assert sorted(each["note"].partition(" ")[0] for each in after) == ["Ascend910-4", "Ascend910-5"]
 
 

@@ -69,8 +69,7 @@ def test_a_waiting_pod_is_counted_by_what_it_waits_for(each: Pod, expected: Wait
     world.add(each)
     backlog = read(world)
     assert backlog.pods == {("default", expected): 1}
-    chips = 0 if expected is WaitingFor.CHANGE else sum(c.chips for c in each.spec.containers)
-    assert backlog.chips == {("default", expected): chips}
+    assert backlog.chips == {("default", expected): sum(c.chips for c in each.spec.containers)}
 
 
 def test_a_size_of_which_no_vnpu_is_free_is_counted_as_none() -> None:

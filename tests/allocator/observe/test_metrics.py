@@ -24,8 +24,10 @@ async def test_decisions_are_counted_by_outcome(tmp_path: Path) -> None:
             "ascend_allocator_expired_reservations_total 0.0",
             "ascend_allocator_snapshot_age_seconds ",
             'ascend_allocator_build_info{version="',
+            "process_resident_memory_bytes ",
         ):
             assert line in page
+        assert "_created" not in page
 
 
 async def test_unusable_nodes_are_counted_by_reason(tmp_path: Path) -> None:
