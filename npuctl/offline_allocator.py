@@ -41,6 +41,7 @@ class OfflineAllocator:
         cluster: the allocator's view of the objects.
         ledger: its reservations. They don't expire.
         engine: its decisions.
+        preemption: its choice of victims.
     """
 
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
@@ -64,11 +65,12 @@ class OfflineAllocator:
         )
         fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))
         # What the nominated pods were promised, as another leader reads it.
-        Preemption(self.cluster, self.ledger, self.engine, keep_s=settings.preemption_keep_s).resume()
+        self.preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=settings.preemption_keep_s)
+        self.preemption.resume()
 
     def waits(self, pod: Pod) -> bool:
-        """Whether a pod waits for the allocator's decision; schedulers ignore pods that are being deleted."""
-        return self._is_unbound(pod) and self.engine.handles(pod)
+        """Whether a pod waits for the allocator's decision; schedulers ignore pods with gates or that are deleted."""
+        return self._is_unbound(pod) and not pod.is_gated and self.engine.handles(pod)
 
     def is_for_others(self, pod: Pod) -> bool:
         """Whether a pod waits for devices that the allocator does not place."""
@@ -131,7 +133,7 @@ class OfflineAllocator:
             return self.engine.place(pod)
         request = self.engine.request_of(pod)
         try:
-            return self.engine.place(pod, self._selected(pod))
+            return self.engine.place(pod, self.selected(pod))
         except Refusal:
             reasons = Counter(each.reason for each in self.refusals(pod).values())
             raise sum_up(pod.key, request.what, reasons) from None
@@ -147,7 +149,7 @@ class OfflineAllocator:
         selector = pod.spec.node_selector
         if not selector:
             return refused
-        selected = self._selected(pod)
+        selected = self.selected(pod)
         # With these reasons a label would not help.
         stronger = {Category.INCOMPLETE, Category.NOT_NPU}
         for name, record in nodes.items():
@@ -161,7 +163,7 @@ class OfflineAllocator:
         Raises:
             Refusal: the pod's request is invalid.
         """
-        selected = self._selected(pod)
+        selected = self.selected(pod)
         return [each for each in self.engine.fits(pod) if each[0] in selected]
 
     def kept_for(self, pod: Pod) -> list[Promise]:
@@ -181,13 +183,14 @@ class OfflineAllocator:
             request = self.engine.request_of(pod)
             with self.ledger.promises.lifted(owners):
                 if gang is None:
-                    return self.cluster.index.best(request, self._selected(pod)) is not None
+                    return self.cluster.index.best(request, self.selected(pod)) is not None
                 self.engine.gangs.preview(pod, request, gang, None)
         except Refusal:
             return False
         return True
 
-    def _selected(self, pod: Pod) -> frozenset[str]:
+    def selected(self, pod: Pod) -> frozenset[str]:
+        """The names of the nodes that match the node selector of a pod."""
         return frozenset(self.cluster.labels.selected(pod.spec.node_selector))
 
 

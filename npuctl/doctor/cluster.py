@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Final
 
 from allocator.binding.binding import grant_of
+from allocator.decision.backlog import WaitingFor
 from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import counted_vnpus
 from allocator.settings import Settings
@@ -26,41 +27,62 @@ from ascend.templates import Template
 from ascend.vnpus import device_type
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.details import Details
+from npuctl.doctor.faults import check_faults
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
 from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
+from npuctl.doctor.schedulers import check_schedulers
 from npuctl.doctor.variables import check_taken
-from npuctl.offline_allocator import OfflineAllocator
+from npuctl.evaluation import Evaluation, Verdict
 from npuctl.output import as_values, group
-from npuctl.plan.placement import PendingPod, plan_pods
 from npuctl.reading.objects import ClusterObjects
 
 _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
 """What an administrator may have wanted: worth knowing rather than mending."""
 
+_UNSERVED: Final = {Reason.STALE_REPORT, Reason.RESOURCE_NOT_OFFERED}
+"""Reasons of nodes on which no device plugin seems to run."""
+_OF_REPORTS: Final = {Reason.STALE_REPORT, Reason.INVALID_REPORT, Reason.NO_BASE_DEVICE_INFOS}
+_OF_KUBELETS: Final = {Reason.RESOURCE_NOT_OFFERED, Reason.INCONSISTENT_CAPACITY, Reason.NODE_NOT_READY}
+"""Reasons of nodes by which their reports or kubelets are not as they should be, which is said of the nodes."""
 
-def check_cluster(objects: ClusterObjects, details: Details, settings: Settings, now_ns: int) -> list[Finding]:
+
+async def check_cluster(objects: ClusterObjects, details: Details, settings: Settings, now_ns: int) -> list[Finding]:
     """Check a cluster by its objects, what else is known of its programs, and the allocator's settings.
 
     The time ``now_ns`` is in Unix nanoseconds.
     """
-    cluster = OfflineAllocator(objects, settings, now_ns).cluster
+    evaluation = Evaluation(objects, settings, now_ns)
+    cluster = evaluation.allocator.cluster
     nodes = [
         record
         for _, record in sorted(cluster.nodes.items())
         if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
     ]
-    return [
+    served = details.served or settings.scheduler_names
+    schedulers = named("schedulers", check_schedulers(objects.pods, served, details.kube_schedulers, now_ns / 1e9))
+    unserved = {each.name for each in nodes if isinstance(each.offer, Refusal) and each.offer.reason in _UNSERVED}
+    programs = check_programs(
+        objects, (each.name for each in nodes), details, unserved=unserved, is_asked=not schedulers
+    )
+    found = [
         *named("nodes", _check_nodes(nodes)),
-        *named("programs", check_programs(objects, (each.name for each in nodes), details)),
+        *named("programs", programs),
+        *schedulers,
         *named("SuperPods", _check_super_pods(nodes)),
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
+        *named("faults", check_faults(nodes, objects.valid_reports)),
         *named("pods", _check_pods(objects.pods)),
         *named("pods", check_taken(details.taken)),
-        *named("waiting", _check_waiting(plan_pods(objects, settings, now_ns).pending, objects.pods)),
     ]
+    # From here on the pods that have a place count as bound.
+    verdicts = [await evaluation.decide(pod) for pod in evaluation.waiting()]
+    found += named("waiting", _check_waiting(verdicts))
+    # Nothing green beside what is wrong with the same.
+    wrong = {each.check for each in found if each.severity != "ok"} - {"programs"}
+    return [each for each in found if each.severity != "ok" or each.check not in wrong]
 
 
 def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
@@ -73,7 +95,7 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
     for each in group(as_values(refusals)):
         found = warning if each.reason in _DELIBERATE else problem
         sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
-        yield found(sentence, each.reason.cure.replace("`", ""))
+        yield found(sentence, each.reason.cure.replace("`", ""), reason=each.reason, nodes=each.nodes)
     for record in npu_nodes:
         if record.ignored:
             names = some(record.ignored)
@@ -115,16 +137,17 @@ def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now
     left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reports.keys() - nodes)]
     if missing:
         advice = "all their chips count as healthy; check the device plugins of these nodes, which write the reports"
-        yield warning(f"no ConfigMap {config_map_name('<node>')}: {some(missing)}", advice)
+        yield warning(f"no ConfigMap {config_map_name('<node>')}: {some(missing)}", advice, nodes=tuple(missing))
     if old:
         advice = "npuctl doctor on these nodes says what is wrong"
-        yield warning(f"older than {OLD_S} s, but renewed every 300 s: {some(old)}", advice)
+        yield warning(f"older than {OLD_S} s, but renewed every 300 s: {some(old)}", advice, nodes=tuple(old))
     if ahead:
         advice = "set the clocks of these nodes: what they write has wrong times"
-        yield warning(f"timestamp in the future: {some(ahead)}", advice)
+        yield warning(f"timestamp in the future: {some(ahead)}", advice, nodes=tuple(ahead))
     if left:
         yield warning(f"the node does not exist: {some(left)}", "delete these ConfigMaps")
-    if not (missing or old or ahead or left):
+    distrusted = {each.offer.reason for each in npu_nodes if isinstance(each.offer, Refusal)} & _OF_REPORTS
+    if not (missing or old or ahead or left or distrusted):
         yield ok(f"{count(len(reports), 'report')}, none old, each of an existing node")
 
 
@@ -141,7 +164,9 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
                 sentence = f"the kubelet of node {record.name} offers {offered}, but {are}{more}"
                 advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
                 different.append(warning(sentence, advice))
-    return different or [ok("each offers as many chips as are healthy")]
+    if different or any(isinstance(each.offer, Refusal) and each.offer.reason in _OF_KUBELETS for each in npu_nodes):
+        return different
+    return [ok("each offers as many chips as are healthy")]
 
 
 def _offered(server: Server, unhealthy: ChipSet, kept: Kept) -> Iterator[tuple[str, str, int, int, int]]:
@@ -264,26 +289,40 @@ def _unclaimed(pod: Pod, where: str, *, is_theirs: bool) -> Finding | None:
     return problem(f"{where} runs, but has no annotation {REAL}", advice)
 
 
-def _check_waiting(pending: Sequence[PendingPod], pods: Sequence[Pod]) -> Iterator[Finding]:
-    names = {(each.namespace, each.name) for each in pending}
-    refused = [
-        (pod, says)
-        for pod in pods
-        if pod.waits_for_chips and (pod.metadata.namespace, pod.name) not in names and (says := _refusal_of(pod))
-    ]
-    if not pending and not refused:
+_WAITS_FOR: Final = {
+    WaitingFor.BINDING: ("for room beside others that wait",) * 2,
+    WaitingFor.CHIPS: ("for chips",) * 2,
+    WaitingFor.NODES: ("for a node that can be used",) * 2,
+    WaitingFor.SCHEDULER: ("for what its scheduler lacks", "for what their schedulers lack"),
+    WaitingFor.PODS: ("for the other pods of its job", "for the other pods of their jobs"),
+    WaitingFor.CHANGE: ("for its author, who has to change it", "for their authors, who have to change them"),
+}
+"""For what a pod waits, and for what several do."""
+
+
+def _check_waiting(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
+    refused = [(each.pod, says) for each in verdicts if each.held is not None and (says := _refusal_of(each.pod))]
+    preempting = [each for each in verdicts if each.victims]
+    alike: dict[tuple[Reason, WaitingFor], list[str]] = {}
+    for each in verdicts:
+        if each.refusal is not None and each.waits_for is not None:
+            alike.setdefault((each.refusal.reason, each.waits_for), []).append(each.pod.key)
+    if not alike and not refused:
         yield ok("every pod that requests chips has a place, or one is free")
     if refused:
         pod, says = refused[0]
         more = f" and {len(refused) - 1} more wait" if len(refused) > 1 else " waits"
         advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.name}"
-        yield warning(f"{pod.key}{more}, though there are chips: {says}", advice)
-    by_reason: dict[str, list[str]] = {}
-    for each in pending:
-        by_reason.setdefault(each.reason, []).append(f"{each.namespace}/{each.name}")
-    for reason, keys in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
+        yield warning(
+            f"{pod.key}{more}, though there are chips: {says}", advice, pods=tuple(each.key for each, _ in refused)
+        )
+    if preempting:
+        above, victims = [each.pod.key for each in preempting], [key for each in preempting for key in each.victims]
+        yield ok(f"for {some(above)} of higher priority, {some(victims)} would end", pods=tuple(above))
+    for (reason, waits_for), keys in sorted(alike.items(), key=lambda each: (-len(each[1]), each[0])):
         more = f" and {len(keys) - 1} more wait" if len(keys) > 1 else " waits"
-        yield warning(f"{reason}: {keys[0]}{more} for chips", f"npuctl explain {keys[0]}")
+        sentence = f"{reason}: {keys[0]}{more} {_WAITS_FOR[waits_for][len(keys) > 1]}"
+        yield warning(sentence, f"npuctl explain {keys[0]}", reason=reason, pods=tuple(keys))
 
 
 def _refusal_of(pod: Pod) -> str:

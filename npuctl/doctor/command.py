@@ -56,6 +56,17 @@ class Diagnosis(msgspec.Struct):
     warnings: int
     findings: Sequence[Finding]
 
+    @property
+    def exit_status(self) -> int:
+        """The exit status of the command."""
+        return EXIT_FAILURE if self.problems else 0
+
+
+def diagnosis_of(node: str, findings: Sequence[Finding]) -> Diagnosis:
+    """Return the diagnosis of a node, or of the cluster."""
+    problems, warnings = (sum(each.severity == severity for each in findings) for severity in ("problem", "warning"))
+    return Diagnosis(node, problems, warnings, findings)
+
 
 async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
     """Check this node with these flags of ascend-device-plugin, and print the findings.
@@ -124,17 +135,16 @@ async def diagnose_cluster(source: Source, allocator: str | None, authority: Pat
         objects = await source.read_cluster()
         async with await source.connect() as client:
             details = await read_details(client)
-    findings = check_cluster(objects, details, source.settings, source.now_ns)
+    findings = await check_cluster(objects, details, source.settings, source.now_ns)
     if allocator is not None:
         findings += named("allocator", await check_allocator(allocator, authority))
     return _report("cluster", findings, output)
 
 
 def _report(name: str, findings: Sequence[Finding], output: Output) -> int:
-    problems, warnings = (sum(each.severity == severity for each in findings) for severity in ("problem", "warning"))
-    diagnosis = Diagnosis(name, problems, warnings, findings)
+    diagnosis = diagnosis_of(name, findings)
     show(diagnosis, output, lambda: render(diagnosis))
-    return EXIT_FAILURE if problems else 0
+    return diagnosis.exit_status
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:

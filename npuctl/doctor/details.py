@@ -22,6 +22,13 @@ THEIR_PLUGIN: Final = {"name": "ascend-device-plugin-ds"}
 VOLCANO: Final = {"app": "volcano-scheduler"}
 """The labels of the pods of Volcano's scheduler."""
 
+KUBE_SCHEDULER: Final = {"component": "kube-scheduler"}
+"""The labels of the pods of kube-scheduler, as kubeadm makes them."""
+COMPONENT: Final = "app.kubernetes.io/component"
+PLUGIN: Final = {**OURS, COMPONENT: "device-plugin"}
+ALLOCATOR: Final = {**OURS, COMPONENT: "allocator"}
+_SERVED: Final = "--scheduler-names="
+
 _VOLCANOS_CONFIG: Final = ("volcano-system", "volcano-scheduler-configmap")
 _THEIR_PLUGIN_IN_VOLCANO: Final = "volcano-npu"
 """The name of MindCluster's plugin has its version after this, as in ``volcano-npu_v26.0.0_linux-aarch64``."""
@@ -51,6 +58,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 class _Metadata(msgspec.Struct):
     name: str
     namespace: str = ""
+    labels: dict[str, str] | None = None
 
 
 class _Status(msgspec.Struct):
@@ -65,6 +73,16 @@ class _Pod(msgspec.Struct):
     @property
     def runs(self) -> bool:
         return bool(self.spec.node_name) and self.status.phase not in {"Succeeded", "Failed"}
+
+    @property
+    def scheduler_names(self) -> list[str]:
+        """The schedulers that an allocator serves by its flag; none without it."""
+        words = [word for each in self.spec.containers or () for word in each.args or ()]
+        given = [word.removeprefix(_SERVED) for word in words if word.startswith(_SERVED)]
+        try:
+            return msgspec.json.decode(given[-1], type=list[str]) if given else []
+        except UNREADABLE:
+            return []
 
     @property
     def user(self) -> str:
@@ -118,6 +136,10 @@ class Details:
         extender: the arguments of Volcano's extender plugin; None if it is not configured, or that is not known.
         policies: the conditions of this project's admission policies, which name the users that may write.
         taken: the ConfigMaps from which pods take variables that name devices.
+        served: the names of the schedulers that this project's allocator serves; None if they are not known.
+        versions: the versions of this project's programs that run, by component.
+        kube_schedulers: the command lines of the pods of kube-scheduler.
+        is_whole: the objects are those of an API server, so what is not among them does not exist.
         unread: why something could not be read, by what it is.
     """
 
@@ -128,6 +150,10 @@ class Details:
     extender: Mapping[str, object] | None = None
     policies: tuple[str, ...] = ()
     taken: tuple[Taken, ...] = ()
+    served: tuple[str, ...] | None = None
+    versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    kube_schedulers: tuple[str, ...] = ()
+    is_whole: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -154,6 +180,10 @@ async def read_details(client: KubeClient) -> Details:
         get("admission policies", _POLICIES, _List[_Policy], OURS),
         get("variables of pods", PODS.path(), _List[PodVariables]),
     )
+    ours, kube_schedulers = await asyncio.gather(
+        get("pods of this project", PODS.path(), _List[_Pod], OURS),
+        get("pods of kube-scheduler", PODS.path(), _List[_Pod], KUBE_SCHEDULER),
+    )
     found, named = list[Taken](), wanted(_items(pods))
     if len(named) > MOST_READ:
         unread["ConfigMaps of variables"] = f"pods name {len(named)} of them; the first {MOST_READ} were read"
@@ -161,7 +191,8 @@ async def read_details(client: KubeClient) -> Details:
         read = await get("ConfigMaps of variables", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap)
         found += taken((namespace, name), pod, (read.data if read is not None else None) or {})
     details = _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
-    return replace(details, taken=tuple(found))
+    programs = _programs(_items(ours), _items(kube_schedulers))
+    return replace(details, **programs, taken=tuple(found), is_whole=True)
 
 
 def find_details(manifests: Iterable[Manifest]) -> Details:
@@ -170,7 +201,7 @@ def find_details(manifests: Iterable[Manifest]) -> Details:
     Raises:
         InvalidValue: one of these objects is invalid.
     """
-    plugins, volcanos, policies = list[_Pod](), list[_Pod](), list[_Policy]()
+    plugins, volcanos, policies, ours, kube_schedulers = [], [], list[_Policy](), list[_Pod](), list[_Pod]()
     config: _ConfigMap | None = None
     given = list(manifests)
     for each in given:
@@ -179,12 +210,33 @@ def find_details(manifests: Iterable[Manifest]) -> Details:
                 plugins.append(each.convert(_Pod))
             case "Pod" if _has(each, VOLCANO):
                 volcanos.append(each.convert(_Pod))
+            case "Pod" if _has(each, OURS):
+                ours.append(each.convert(_Pod))
+            case "Pod" if _has(each, KUBE_SCHEDULER):
+                kube_schedulers.append(each.convert(_Pod))
             case "ConfigMap" if each.origin.key == "/".join(_VOLCANOS_CONFIG):
                 config = each.convert(_ConfigMap)
             case kind if kind == _POLICY and _has(each, OURS):
                 policies.append(each.convert(_Policy))
     details = _details(plugins, volcanos, config, policies, {})
-    return replace(details, taken=tuple(taken_in(given)))
+    return replace(details, **_programs(ours, kube_schedulers), taken=tuple(taken_in(given)))
+
+
+def _programs(ours: Iterable[_Pod], kube_schedulers: Iterable[_Pod]) -> dict[str, Any]:
+    """What is known of this project's programs that run, and of kube-scheduler: fields of ``Details``."""
+    versions, served = dict[str, set[str]](), list[str]()
+    for pod in ours:
+        labels = pod.metadata.labels or {}
+        component = labels.get(COMPONENT, "")
+        if pod.runs and (version := labels.get("app.kubernetes.io/version")):
+            versions.setdefault(component.partition("-pool")[0], set()).add(version)
+        if pod.runs and component == ALLOCATOR[COMPONENT]:
+            served += pod.scheduler_names
+    return {
+        "served": tuple(dict.fromkeys(served)) or None,
+        "versions": {component: frozenset(found) for component, found in versions.items()},
+        "kube_schedulers": tuple(each.spec.command_line for each in kube_schedulers if each.runs),
+    }
 
 
 def _has(manifest: Manifest, labels: Mapping[str, str]) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import msgspec
 from msgspec import structs
@@ -17,27 +17,44 @@ class Finding(msgspec.Struct, frozen=True):
         severity: ``problem``: pods get no chips, or wrong ones; ``warning``: they do, but an operator should know.
         sentence: what was found.
         advice: what to do; empty if there is nothing to do.
+        reason: why, as one of docs/reasons.md; empty where that says nothing.
+        nodes: the nodes that it is about, all of them.
+        pods: the pods (``namespace/name``) that it is about, all of them.
+        codes: the fault codes that it is about.
     """
 
     check: str
     severity: Literal["ok", "warning", "problem"]
     sentence: str
     advice: str = ""
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
 
 
-def ok(sentence: str, advice: str = "") -> Finding:
+class Facts(TypedDict, total=False):
+    """What a finding is about, for programs; see ``Finding``."""
+
+    reason: str
+    nodes: tuple[str, ...]
+    pods: tuple[str, ...]
+    codes: tuple[str, ...]
+
+
+def ok(sentence: str, advice: str = "", **facts: Unpack[Facts]) -> Finding:
     """Return a finding that is as it should be."""
-    return Finding("", "ok", sentence, advice)
+    return Finding("", "ok", sentence, advice, **facts)
 
 
-def warning(sentence: str, advice: str = "") -> Finding:
+def warning(sentence: str, advice: str = "", **facts: Unpack[Facts]) -> Finding:
     """Return a finding that an operator should know."""
-    return Finding("", "warning", sentence, advice)
+    return Finding("", "warning", sentence, advice, **facts)
 
 
-def problem(sentence: str, advice: str = "") -> Finding:
+def problem(sentence: str, advice: str = "", **facts: Unpack[Facts]) -> Finding:
     """Return a finding because of which pods get no chips, or wrong ones."""
-    return Finding("", "problem", sentence, advice)
+    return Finding("", "problem", sentence, advice, **facts)
 
 
 def named(check: str, findings: Iterable[Finding]) -> list[Finding]:

@@ -12,16 +12,13 @@ from typing import Final
 from ascend.annotations import ALLOCATED, FENCE
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
-from npuctl.doctor.details import OURS, THEIR_PLUGIN, VOLCANO, Details
+from npuctl.doctor.details import ALLOCATOR, COMPONENT, OURS, PLUGIN, THEIR_PLUGIN, VOLCANO, Details
 from npuctl.doctor.finding import Finding, ok, problem, warning
 from npuctl.reading.objects import ClusterObjects
 
 PAGE: Final = "docs/mindcluster.md"
 VOLCANO_PAGE: Final = "docs/volcano.md"
 
-COMPONENT: Final = "app.kubernetes.io/component"
-PLUGIN: Final = {**OURS, COMPONENT: "device-plugin"}
-ALLOCATOR: Final = {**OURS, COMPONENT: "allocator"}
 _VOLCANOS_NAME: Final = "volcano"
 
 _COMMAND: Final = "device-plugin"
@@ -35,28 +32,42 @@ _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
-def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: Details) -> Iterator[Finding]:
+def check_programs(
+    objects: ClusterObjects,
+    npu_nodes: Iterable[str],
+    details: Details,
+    *,
+    unserved: Collection[str] = (),
+    is_asked: bool = True,
+) -> Iterator[Finding]:
     """Say whose the halves are, and what follows.
 
     Args:
         objects: the objects of the cluster; the programs are known by the labels of their pods.
         npu_nodes: the names of the nodes with chips.
         details: what else is known of the programs.
+        unserved: those of them whose kubelet offers no chips, or whose report is not renewed.
+        is_asked: nothing is known of a scheduler that does not ask the allocator.
     """
     pods = [pod for pod in objects.pods if pod.is_live and pod.spec.node_name]
     ours = sorted({pod.spec.node_name for pod in pods if _is_plugin(pod)})
     theirs = sorted(nodes_of_mindclusters_plugin(pods))
     allocates = any(_has(pod, ALLOCATOR) for pod in pods)
     volcano = any(_has(pod, VOLCANO) for pod in pods) and details.chooses_by_volcano is not False
-    if not (ours or theirs or allocates or volcano):
+    if not (ours or theirs or allocates or volcano) and not details.is_whole:
         yield ok("whose they are is not known: none of their pods is among the objects")
         return
     plugins = [pod for pod in pods if _is_plugin(pod) or _has(pod, THEIR_PLUGIN)]
     unready = sorted({pod.spec.node_name for pod in plugins if _is_unready(pod)})
-    yield from _check_plugins(ours, theirs, set(npu_nodes), unready)
+    yield from _check_plugins(ours, theirs, set(npu_nodes), unready, unserved)
     yield from _check_choosers(
-        pods, allocates=allocates, volcano=volcano, is_sure=details.chooses_by_volcano is not None
+        pods,
+        allocates=allocates,
+        volcano=volcano,
+        is_sure=details.chooses_by_volcano is not None,
+        is_asked=is_asked,
     )
+    yield from _check_versions(details.versions)
     if allocates and theirs:
         yield from _check_their_plugin(theirs, details)
     if volcano and ours and not allocates and details.chooses_by_volcano:
@@ -71,7 +82,11 @@ def check_programs(objects: ClusterObjects, npu_nodes: Iterable[str], details: D
 
 
 def _check_plugins(
-    ours: Sequence[str], theirs: Sequence[str], npu_nodes: Collection[str], unready: Sequence[str]
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    npu_nodes: Collection[str],
+    unready: Sequence[str],
+    unserved: Collection[str],
 ) -> Iterator[Finding]:
     whose = {"this project's": ours, "MindCluster's": theirs}
     runs = [f"{maker} device plugin on {_nodes(nodes)}" for maker, nodes in whose.items() if nodes]
@@ -79,19 +94,34 @@ def _check_plugins(
         yield ok(", ".join(runs))
     if unready:
         advice = "pods that are bound there meanwhile can fail; its log, and npuctl doctor on the node, say why"
-        yield warning(f"the device plugin is not ready on {_nodes(unready)}", advice)
+        yield problem(f"the device plugin is not ready on {_nodes(unready)}", advice, nodes=tuple(unready))
     if both := sorted(set(ours) & set(theirs)):
         advice = f"this project's gives way; keep one of the two DaemonSets off the node ({PAGE})"
-        yield problem(f"both device plugins on {_nodes(both)}", advice)
-    if none := sorted(set(npu_nodes) - set(ours) - set(theirs)):
+        yield problem(f"both device plugins on {_nodes(both)}", advice, nodes=tuple(both))
+    without = set(npu_nodes) - set(ours) - set(theirs)
+    if gone := sorted(without.intersection(unserved)):
+        advice = "install it there (docs/install.md); pods that run keep their chips, no new pod gets any"
+        yield problem(f"no device plugin on {_nodes(gone)}", advice, nodes=tuple(gone))
+    if none := sorted(without.difference(unserved)):
         advice = (
             "no new pod gets chips there, unless a plugin runs that is no pod, or has other labels; while a node "
             f"changes from one plugin to the other, this is so for a moment ({PAGE})"
         )
-        yield warning(f"no pod of a known device plugin on {_nodes(none)}", advice)
+        yield warning(f"no pod of a known device plugin on {_nodes(none)}", advice, nodes=tuple(none))
 
 
-def _check_choosers(pods: Iterable[Pod], *, allocates: bool, volcano: bool, is_sure: bool) -> Iterator[Finding]:
+def _check_versions(versions: Mapping[str, frozenset[str]]) -> Iterator[Finding]:
+    """Whether the halves of this project are of one version, and each of them is."""
+    known = {component: found for component, found in versions.items() if component in {"allocator", "device-plugin"}}
+    if len(frozenset().union(*known.values())) > 1:
+        named = "; ".join(f"{component} {', '.join(sorted(found))}" for component, found in sorted(known.items()))
+        advice = "during an upgrade this is so for a moment; else finish it (docs/install.md#upgrade)"
+        yield warning(f"the programs have several versions: {named}", advice)
+
+
+def _check_choosers(
+    pods: Sequence[Pod], *, allocates: bool, volcano: bool, is_sure: bool, is_asked: bool
+) -> Iterator[Finding]:
     names = {"this project's allocator": allocates, "MindCluster's plugin of Volcano": volcano}
     choosers = [name for name, is_there in names.items() if is_there]
     if not choosers:
@@ -103,7 +133,12 @@ def _check_choosers(pods: Iterable[Pod], *, allocates: bool, volcano: bool, is_s
         return
     unsure = ", if ascend-for-volcano is in its configuration, which is not known" if volcano and not is_sure else ""
     if len(choosers) == 1:
-        yield ok(f"chips are chosen by {choosers[0]}{unsure}")
+        leads = not allocates or any(_has(pod, ALLOCATOR) and not _is_unready(pod) for pod in pods)
+        if leads and is_asked:
+            yield ok(f"chips are chosen by {choosers[0]}{unsure}")
+        elif not leads:
+            advice = "pods with chips wait until one leads; its log and /readyz say why none does"
+            yield problem("no pod of the allocator is ready", advice)
         return
     mixed = _placed_by_both(pods)
     for node, (first, second) in mixed.items() if is_sure else ():

@@ -28,11 +28,17 @@ _NOTHING_TO_DO: Final = {
     "terminating": "is being deleted: no scheduler binds it any more",
 }
 _OTHER_DEVICES: Final = "requests no chips that the allocator handles"
-_STATES: Final = {"none": "without chips", "waits": "waiting", "fits": "not bound yet"}
+_STATES: Final = {
+    "none": "without chips",
+    "waits": "waiting",
+    "fits": "not bound yet",
+    "preempts": "not bound yet, preempts others",
+}
 _TRIED: Final = "the end of up to three pods, the recovery of chips, a node that is Ready, uncordoned and has a report"
 _MOST_REMEDIES: Final = 5
 _MOST_CANDIDATES: Final = 3
 _MOST_HOLDUPS: Final = 3
+_MOST_AHEAD: Final = 5
 
 
 class _JobExplanation(msgspec.Struct):
@@ -60,7 +66,7 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
         reading = read_manifests(source.files, strict=False)
         objects = expand(reading.unsubmitted, objects).objects
         target = find_target(argument, namespace, objects.pods, source.namespace)
-    answers = tuple(explain(pod, objects, source.settings, source.now_ns) for pod in target.pods)
+    answers = await explain(target.pods, objects, source.settings, source.now_ns)
     if target.job is None:
         (answer,) = answers
         show(answer, output, lambda: render(answer))
@@ -91,6 +97,8 @@ def _render_job(job: _JobExplanation) -> RenderableType:
             answer.node,
             answer.chips,
             answer.vnpus,
+            answer.preempts,
+            answer.broken,
             groups,
             nodes,
         )
@@ -112,7 +120,7 @@ def render(answer: Explanation) -> RenderableType:
         parts += _blocks(f"\nblocks of job {answer.job}{own}:", answer.blocks)
     if answer.switches:
         parts += _blocks(f"\nswitches of job {answer.job}:", answer.switches)
-    if answer.groups and answer.state == "waits":
+    if answer.state == "waits" and any(each.message != answer.message for each in answer.groups):
         parts += [Text("\nwhy not:", style="bold"), _groups(answer)]
     if answer.state == "waits":
         parts += [Text("\nwhat would help:", style="bold"), _remedies(answer)]
@@ -124,7 +132,10 @@ def render(answer: Explanation) -> RenderableType:
             says = f"its scheduler says: {answer.scheduler}"
             look = "if it stays unbound, look at its scheduler: kubectl describe pod shows its events"
             parts.append(Text(f"\n{says if answer.scheduler else look}"))
-    parts += [*_holdups(answer), *_gates(answer)]
+    if answer.broken:
+        parts.append(Text("\nbroken:", style="bold red"))
+        parts += [Text(f"  {each.chip}: {each.what}\n    → {each.advice}", style="red") for each in answer.broken]
+    parts += [*_queue(answer), *_holdups(answer), *_gates(answer)]
     if answer.without_effect:
         parts.append(Text("\nwithout effect here:", style="bold"))
         parts += [Text(f"  {sentence}") for sentence in answer.without_effect]
@@ -135,6 +146,23 @@ def render(answer: Explanation) -> RenderableType:
 def _blocks(title: str, sentences: Iterable[str]) -> Iterator[Text]:
     yield Text(title, style="bold")
     yield from (Text(f"  {sentence}") for sentence in sentences)
+
+
+def _queue(answer: Explanation) -> Iterator[Text]:
+    """What is before it in the queue, as far as it matters: what gets something."""
+    getting = [each for each in answer.ahead if each.placed]
+    if not getting:
+        return
+    yield Text("\nbefore it in the queue:", style="bold")
+    for each in getting[:_MOST_AHEAD]:
+        what = f"{count(each.chips, 'chip')} for " if each.chips else ""
+        more = f", and {each.pods - each.placed} that wait" if each.pods > each.placed else ""
+        priority = f", priority {each.priority}" if each.priority else ""
+        yield Text(f"  job {each.job}: {what}{count(each.placed, 'pod')}{more}{priority}")
+    if (others := len(getting) - _MOST_AHEAD) > 0:
+        yield Text(f"  and {count(others, 'other job')} (-o json has all)", style="dim")
+    if answer.fits_alone:
+        yield Text(f"  without these it would fit on {count(answer.fits_alone, 'node')}; behind them it does not")
 
 
 def _holdups(answer: Explanation) -> Iterator[Text]:
@@ -163,17 +191,26 @@ def _verdict(answer: Explanation) -> Text:
             return Text(_OTHER_DEVICES if other else _NOTHING_TO_DO[answer.state])
         case "finished":
             return Text(f"has finished: {answer.reason or 'done'}: {answer.message}")
-        case "placed" if answer.reason:
-            return Text.assemble(f"is on node {answer.node}: ", (answer.reason, "red"), f": {answer.message}")
         case "placed":
-            return Text(f"is on node {answer.node} with {_devices(answer)}")
+            return _place(answer)
         case "fits":
             gang = ", and so do the other pods of its gang" if answer.gang else ""
             nodes = count(len(answer.candidates), "node")
             where = " of the SuperPod of its block" if answer.block is not None else ""
             return Text(f"{requests} and fits on {nodes}{where} now{gang}; it is not bound yet")
+        case "preempts":
+            end = "end" if len(answer.preempts) > 1 else "ends"
+            on = f"it gets {_devices(answer)} of node {answer.node}"
+            victims = f"{some(answer.preempts)} {end}, of lower priority"
+            return Text(f"{requests} and preempts: {on} once {victims}")
     waits = f"{requests} and waits: " if answer.request or answer.vnpu or answer.cores else "waits: "
     return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
+
+
+def _place(answer: Explanation) -> Text:
+    if answer.reason:
+        return Text.assemble(f"is on node {answer.node}: ", (answer.reason, "red"), f": {answer.message}")
+    return Text(f"is on node {answer.node} with {_devices(answer)}")
 
 
 def _devices(answer: Explanation | Candidate) -> str:

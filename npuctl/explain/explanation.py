@@ -1,13 +1,14 @@
 """Why a pod waits, by node, from the code that decides; and what would help."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from msgspec import structs
 
-from allocator.rules.job import find_job
+from allocator.rules.job import JobKey, find_job
 from allocator.rules.own_devices import NODE_CURE, named_devices, named_node
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
 from allocator.settings import Settings
@@ -21,11 +22,13 @@ from ascend.kube.objects import Pod
 from ascend.pod_devices import read_held
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
+from npuctl.chip_faults import chip_faults
+from npuctl.evaluation import Evaluation, Verdict
 from npuctl.explain.blocks import describe_blocks
 from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import Group, NodeRefusal, as_values, group
-from npuctl.plan.placement import Candidate, find_candidates
+from npuctl.plan.placement import Candidate, devices, find_candidates
 from npuctl.reading.objects import ClusterObjects
 
 MOST_NODES: Final = 200
@@ -49,8 +52,9 @@ class Explanation(msgspec.Struct, frozen=True):
         cores: the number of AI cores that it requests instead.
         requests: all of this for people: ``2 chips``, ``1 vNPU Ascend910-2c``, ``5 AI cores``.
         state: ``none`` (it requests neither chips nor a vNPU), ``finished``, ``placed``, ``terminating`` (it is being
-            deleted, so no scheduler binds it), ``fits`` (it is not bound, but fits on a node) or ``waits``.
-        node: its node, if it is placed.
+            deleted, so no scheduler binds it), ``fits`` (it is not bound, but fits on a node behind those before it in
+            the queue), ``preempts`` (it fits once pods of lower priority have ended) or ``waits``.
+        node: its node, if it is placed or preempts.
         chips: its chips.
         vnpus: its vNPU.
         reason: why it waits.
@@ -70,6 +74,10 @@ class Explanation(msgspec.Struct, frozen=True):
         block: the id of its block, if it fits and its job has blocks.
         blocks: the SuperPods of the blocks of its job, or what room there is for them; a sentence for each.
         switches: which pods of its job are below which leaf switch, a sentence for each; none without switch affinity.
+        broken: its chips that must not be used any more.
+        ahead: the jobs before it in the queue, in their order; also other pods of its job, unless they are a gang.
+        fits_alone: the number of nodes on which it would fit if none of these was before it.
+        preempts: the pods (``namespace/name``) of lower priority that end for it.
     """
 
     namespace: str
@@ -100,80 +108,230 @@ class Explanation(msgspec.Struct, frozen=True):
     block: int | None = None
     blocks: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
+    broken: tuple["BrokenChip", ...] = ()
+    ahead: tuple["Ahead", ...] = ()
+    fits_alone: int = 0
+    preempts: tuple[str, ...] = ()
 
 
-def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
-    """Explain why one of these pods has no place at a time in Unix nanoseconds, or say where its place is."""
-    gates = tuple(gate.name for gate in pod.spec.scheduling_gates)
-    if pod.is_gated:
-        job_key = find_job(pod)
-        objects = objects.without_gates(lambda each: find_job(each) == job_key)
-        pod = next(each for each in objects.pods if each.uid == pod.uid)
-    allocator = OfflineAllocator(objects, settings, now_ns)
-    namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
-    says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
-    explanation = Explanation(
-        namespace,
-        name,
-        job,
-        counted_chips(pod),
-        "none",
-        ",".join(counted_vnpus(pod)),
-        counted_cores(pod),
-        requested_what(pod),
-        scheduler=printable(says),
+class BrokenChip(msgspec.Struct, frozen=True):
+    """A chip of a pod that must not be used any more.
+
+    Attributes:
+        chip: its name.
+        codes: its fault codes.
+        level: the level of these codes; empty without codes.
+        what: the codes with their meaning, for people.
+        advice: what to do.
+    """
+
+    chip: str
+    codes: tuple[str, ...]
+    level: str
+    what: str
+    advice: str
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """A job that comes before a pod in the queue.
+
+    Attributes:
+        job: ``namespace/name``.
+        priority: its highest.
+        pods: how many of its pods come before.
+        placed: how many of them get chips, vNPUs or AI cores.
+        chips: the whole chips that these get.
+    """
+
+    job: str
+    priority: int
+    pods: int
+    placed: int
+    chips: int
+
+
+async def explain(
+    pods: Sequence[Pod], objects: ClusterObjects, settings: Settings, now_ns: int
+) -> tuple[Explanation, ...]:
+    """Explain why these pods of a job have no place at a time in Unix nanoseconds, or say where their places are.
+
+    Pods with the gates of others are judged as if their job had none.
+    """
+    gates = {pod.uid: tuple(gate.name for gate in pod.spec.scheduling_gates) for pod in pods}
+    gated = {find_job(pod) for pod in pods if pod.is_gated}
+    if gated:
+        objects = objects.without_gates(lambda each: find_job(each) in gated)
+    judging = _Judging(objects, settings, now_ns)
+    asked = [pod for pod in objects.pods if pod.uid in gates]
+    found = await judging.explain(asked)
+    return tuple(
+        structs.replace(found[pod.uid], gates=gates[pod.uid]) if pod.uid in judging.waited else found[pod.uid]
+        for pod in pods
     )
-    if pod.is_live:
-        told = allocator.engine.without_effect(pod)
-        explanation = structs.replace(explanation, without_effect=told, warnings=tuple(named_devices(pod)))
-    if not pod.requests_chips and not allocator.waits(pod):
-        return explanation
-    if not pod.is_live:
-        message = printable(pod.status.message) or "its containers have ended"
-        return structs.replace(explanation, state="finished", reason=printable(pod.status.reason), message=message)
-    if pod.spec.node_name:
-        return _placed(explanation, pod)
-    if pod.is_terminating:
-        return structs.replace(explanation, state="terminating")
-    refused = as_values(allocator.refusals(pod))
-    explanation = structs.replace(
-        explanation,
-        gates=gates,
-        gang=allocator.engine.is_of_gang(pod),
-        holdups=allocator.holdups(pod),
-        groups=group(refused),
-        nodes=refused,
-        candidates=find_candidates(allocator, pod),
-    )
-    asked = allocator.free_for_blocks(pod)
-    try:
-        held = allocator.place(pod)
-    except Refusal as refusal:
-        blocks = describe_blocks(allocator, pod, asked)
-        waiting = structs.replace(
-            explanation, state="waits", reason=refusal.reason, message=refusal.message, blocks=blocks
+
+
+class _Judging:
+    """Judges pods in the order of the queue; those that are asked for are explained when it is their turn."""
+
+    def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
+        self._given = objects
+        self._settings = settings
+        self._now_ns = now_ns
+        self._evaluation = Evaluation(objects, settings, now_ns)
+        self._allocator = self._evaluation.allocator
+        self._ahead: dict[JobKey, Ahead] = {}
+        self.waited: set[str] = set()
+        """The uids of the pods that wait, of those that were asked for."""
+
+    async def explain(self, pods: Sequence[Pod]) -> dict[str, Explanation]:
+        """Explain pods, by uid."""
+        queue = self._evaluation.waiting()
+        self.waited = {pod.uid for pod in queue}.intersection(pod.uid for pod in pods)
+        found = {pod.uid: self._without_turn(pod) for pod in pods if pod.uid not in self.waited}
+        units = defaultdict[str, list[Pod]](list)
+        for pod in pods:
+            if pod.uid in self.waited:
+                units[self._unit_of(pod)].append(pod)
+        begun = dict[str, Explanation]()
+        for pod in queue:
+            if len(found) == len(pods):
+                break
+            # The pods of a gang are placed when its first one is.
+            due = units.pop(self._unit_of(pod), [])
+            begun |= {each.uid: self._begin(each) for each in due}
+            asked = self._allocator.free_for_blocks(pod) if due else None
+            verdict = await self._evaluation.judge(pod)
+            if due:
+                blocks = describe_blocks(self._allocator, pod, asked)
+                switches = self._allocator.switches_of(self._allocator.job_of(pod))
+                for each in due:
+                    begun[each.uid] = structs.replace(begun[each.uid], blocks=blocks, switches=switches)
+            if pod.uid in begun:
+                found[pod.uid] = self._finish(begun[pod.uid], verdict)
+            if verdict.held is not None:
+                self._evaluation.bind(pod, verdict.held)
+            self._note(verdict)
+        return found
+
+    def _unit_of(self, pod: Pod) -> str:
+        """What tells the pods of its gang, or this pod alone, from others."""
+        gang = self._allocator.engine.gang_of(pod)
+        return gang.key.plan if gang is not None else pod.uid
+
+    def _note(self, verdict: Verdict) -> None:
+        """Count a pod among those before the next one."""
+        held, pod = verdict.held, verdict.pod
+        known = self._ahead.get(verdict.job) or Ahead(str(verdict.job), pod.priority, 0, 0, 0)
+        self._ahead[verdict.job] = structs.replace(
+            known,
+            priority=max(known.priority, pod.priority),
+            pods=known.pods + 1,
+            placed=known.placed + (held is not None),
+            chips=known.chips + (len(held.take.chips) if held is not None else 0),
         )
+
+    def _describe(self, pod: Pod) -> Explanation:
+        says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
+        explanation = Explanation(
+            pod.metadata.namespace,
+            pod.name,
+            str(self._allocator.job_of(pod).key),
+            counted_chips(pod),
+            "none",
+            ",".join(counted_vnpus(pod)),
+            counted_cores(pod),
+            requested_what(pod),
+            scheduler=printable(says),
+        )
+        if not pod.is_live:
+            return explanation
+        told = self._allocator.engine.without_effect(pod)
+        return structs.replace(explanation, without_effect=told, warnings=tuple(named_devices(pod)))
+
+    def _without_turn(self, pod: Pod) -> Explanation:
+        """Explain a pod that no scheduler looks at any more, or of which the allocator does not decide."""
+        explanation = self._describe(pod)
+        if not pod.requests_chips:
+            return explanation
+        if not pod.is_live:
+            message = printable(pod.status.message) or "its containers have ended"
+            return structs.replace(explanation, state="finished", reason=printable(pod.status.reason), message=message)
+        if pod.spec.node_name:
+            return _placed(structs.replace(explanation, broken=self._broken(pod)), pod)
+        return structs.replace(explanation, state="terminating")
+
+    def _broken(self, pod: Pod) -> tuple[BrokenChip, ...]:
+        """The chips of a pod that must not be used any more."""
+        name = pod.spec.node_name
+        record = self._allocator.cluster.nodes.get(name)
+        if record is None:
+            return ()
+        faults = chip_faults(record, self._given.valid_reports.get(name))
+        return tuple(
+            BrokenChip(chip_name(each.chip), each.codes, each.level, each.what, each.advice)
+            for each in faults
+            if pod.key in each.pods
+        )
+
+    def _begin(self, pod: Pod) -> Explanation:
+        """What is said of a pod whether it fits or not, before its gang is placed."""
+        refused = as_values(self._allocator.refusals(pod))
+        return structs.replace(
+            self._describe(pod),
+            gang=self._allocator.engine.is_of_gang(pod),
+            holdups=self._allocator.holdups(pod),
+            groups=group(refused),
+            nodes=refused,
+            candidates=find_candidates(self._allocator, pod),
+            ahead=tuple(self._ahead.values()),
+        )
+
+    def _finish(self, begun: Explanation, verdict: Verdict) -> Explanation:
+        held = verdict.held
+        if held is None:
+            return self._waits(structs.replace(begun, switches=()), verdict)
+        block = held.part.block if isinstance(held.part, InBlock) else None
+        fits = structs.replace(begun, state="fits", block=block)
+        if not verdict.victims:
+            return fits
+        chips, vnpus = devices(held.take)
+        return structs.replace(
+            fits, state="preempts", node=held.node, chips=chips, vnpus=vnpus, preempts=verdict.victims
+        )
+
+    def _waits(self, begun: Explanation, verdict: Verdict) -> Explanation:
+        pod, refusal, allocator = verdict.pod, verdict.refusal, self._allocator
+        assert refusal is not None  # noqa: S101 - a pod that gets nothing is refused
+        waiting = structs.replace(begun, state="waits", reason=refusal.reason, message=refusal.message)
         request = None
         with contextlib.suppress(Refusal):
             request = allocator.engine.request_of(pod)
+        if refusal.reason.category is Category.REQUEST:
+            waiting = structs.replace(waiting, holdups=())  # its scheduler repeats what is said here
+        invalid = ""
         if request is not None:
+            refused = waiting.nodes
             likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
             examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
             peers = frozenset(allocator.job_of(pod).pods)
-            found = tuple(_search(objects, settings, now_ns, request, examined, peers=peers))
+            objects = self._evaluation.objects
+            found = tuple(_search(objects, self._settings, self._now_ns, request, examined, peers=peers))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
-            invalid = ""
+            if any(each.placed for each in waiting.ahead):
+                waiting = structs.replace(waiting, fits_alone=self._fits_alone(pod))
         else:
-            invalid = _of_peers(pod, objects, settings, now_ns, allocator) or _INVALID
+            invalid = _of_peers(pod, self._given, self._settings, self._now_ns, allocator) or _INVALID
         return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, invalid))
-    block = held.part.block if isinstance(held.part, InBlock) else None
-    return structs.replace(
-        explanation,
-        state="fits",
-        block=block,
-        blocks=describe_blocks(allocator, pod, asked),
-        switches=allocator.switches_of(allocator.job_of(pod)),
-    )
+
+    def _fits_alone(self, pod: Pod) -> int:
+        """The number of nodes on which a pod fits, or one of its gang, if nobody is before it in the queue."""
+        allocator = OfflineAllocator(self._given, self._settings, self._now_ns)
+        candidates = find_candidates(allocator, pod)
+        try:
+            allocator.place(pod)
+        except Refusal:
+            return 0
+        return len(candidates)
 
 
 def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, invalid: str) -> tuple[str, ...]:
@@ -278,6 +436,10 @@ def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tupl
         Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
         Reason.PRODUCT_NOT_NAMED: (
             f"set the node selector accelerator-type in the pods of job {job.key}, or default_product"
+        ),
+        Reason.PEER_ON_NODE: (
+            f"the pods of job {job.key} may not share a server of this product: add servers, let a Deployment create "
+            "them if they work alone, or name the product in the allocator's setting sharing_products"
         ),
         Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
     }

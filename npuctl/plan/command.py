@@ -43,15 +43,19 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: O
     if not cluster and not source.files:
         raise InvalidValue("give the objects to plan with -f, or plan the waiting pods of a cluster with --cluster")
     reading = source.read_files() if source.files else Reading()
-    live = _without_gated(await source.read_cluster()) if cluster else ClusterObjects()
+    live = await source.read_cluster() if cluster else ClusterObjects()
     there = {pod.key for pod in live.pods}
     new, known = _sort_out(reading.unsubmitted, live)
     if known := [*known, *(f"Pod {pod.key}" for pod in reading.objects.pods if pod.key in there)]:
         warn(f"in the cluster already, so not planned again: {some(known)}")
     expansion = expand(new, live.with_new(reading.objects) if cluster else reading.objects)
-    planning = Planning(expansion.objects, source.settings, source.now_ns, candidates=candidates)
+    # What was not submitted yet is planned as if it was admitted.
+    objects = expansion.objects.without_gates(lambda pod: pod.uid == pod.key)
+    if gated := [pod.key for pod in objects.pods if pod.requests_chips and pod.is_gated]:
+        warn(f"not planned, because of scheduling gates: {some(gated)}")
+    planning = Planning(objects, source.settings, source.now_ns, candidates=candidates)
     rescheduled = await reschedule(planning, source.settings, held=warn) if source.settings.reschedules else ()
-    plan = structs.replace(planning.rest(), rescheduled=rescheduled)
+    plan = structs.replace(await planning.rest(), rescheduled=rescheduled)
     of_cluster = there if source.files else set()
     unplanned = [each for each in plan.unplanned if f"{each.namespace}/{each.name}" not in of_cluster]
     plan = structs.replace(plan, unplanned=(*expansion.unplanned, *unplanned))
@@ -68,13 +72,6 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: O
         return EXIT_USAGE
     waits = any(f"{each.namespace}/{each.name}" not in of_cluster for each in plan.pending)
     return EXIT_NO_PLACE if waits else 0
-
-
-def _without_gated(live: ClusterObjects) -> ClusterObjects:
-    """The objects of a cluster without the pods that no scheduler looks at."""
-    if gated := [pod.key for pod in live.pods if pod.requests_chips and pod.is_gated]:
-        warn(f"not planned, because of scheduling gates: {some(gated)}")
-    return live.without(lambda pod: pod.is_gated)
 
 
 def _sort_out(given: Iterable[Manifest], live: ClusterObjects) -> tuple[list[Manifest], list[str]]:
@@ -100,6 +97,11 @@ def _render(plan: PlacementPlan) -> RenderableType:
     for waiting in plan.pending:
         nodes = tuple((each.reason, each.nodes) for each in group(waiting.nodes))
         alike.setdefault((waiting.job, waiting.reason, waiting.message, nodes), []).append(waiting)
+    parts += [
+        Text(f"{each.namespace}/{each.name} preempts {some(each.preempts)} on node {each.node}", "yellow")
+        for each in plan.pods
+        if each.preempts
+    ]
     parts += map(_pending, alike.values())
     parts += [Text(f"job {each.job}: {_start(each)}") for each in plan.jobs]
     parts += [Text(f"job {each.job}: {sentence}") for each in plan.jobs for sentence in each.blocks + each.switches]

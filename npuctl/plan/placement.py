@@ -1,35 +1,24 @@
-"""A planning run: decides on every pod without a node, with the allocator's own code.
+"""A planning run: what becomes of every pod without a node, and what is said about its job."""
 
-Each pod is decided on as if a scheduler asked about it alone and bound it at once to the node it got. No reservation
-expires, and the clock stands still, so the same objects give the same answer byte for byte.
-"""
-
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 
 import msgspec
-from msgspec import structs
 
-from allocator.binding.annotations import Stamper
-from allocator.rules.job import JobKey, own_rank
 from allocator.rules.own_devices import named_devices, named_node
 from allocator.settings import Settings
 from allocator.state.location import Level
-from allocator.state.reservation import Stage
 from allocator.superpods.choice import advise, describe
 from allocator.superpods.demand import Demand
-from allocator.superpods.repair import Verdict
+from allocator.superpods.repair import Verdict as BlockVerdict
 from ascend.annotations import BLOCK_SUPER_POD, read_block
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.takes import Take
+from npuctl.evaluation import Evaluation, Verdict
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import NodeRefusal, as_values
 from npuctl.reading.objects import ClusterObjects
-
-_NUMBERS = re.compile(r"(\d+)")
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -51,7 +40,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A pod that gets chips or a vNPU, and the annotations its Binding would carry."""
+    """A pod that gets chips or a vNPU, and the annotations its Binding would carry.
+
+    ``preempts`` has the pods (``namespace/name``) of lower priority that end for it on its node first.
+    """
 
     namespace: str
     name: str
@@ -60,6 +52,7 @@ class Placement(msgspec.Struct, frozen=True):
     chips: tuple[str, ...]
     vnpus: tuple[str, ...]
     annotations: dict[str, str]
+    preempts: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -113,7 +106,7 @@ class PlannedJob(msgspec.Struct, frozen=True):
 class BlockAfter(msgspec.Struct, frozen=True):
     """A block of a job that is rescheduled: what becomes of it, and its nodes afterwards in the order of ranks."""
 
-    verdict: Verdict
+    verdict: BlockVerdict
     nodes: tuple[str, ...]
 
 
@@ -148,7 +141,7 @@ class PlacementPlan(msgspec.Struct, frozen=True):
     warnings: tuple[Told, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Planning:
+class Planning(Evaluation):
     """A planning run.
 
     Args:
@@ -158,24 +151,20 @@ class Planning:
         candidates: also list every node that each pod fits on.
 
     Attributes:
-        allocator: the allocator; what is decided is bound there at once.
         returning: the jobs whose pods return to their blocks, which are not chosen anew.
     """
 
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> None:
-        objects = objects.without_gates(lambda _pod: True)
-        self.allocator = OfflineAllocator(objects, settings, now_ns)
-        self._pods = {pod.uid: pod for pod in objects.pods}
+        super().__init__(objects, settings, now_ns)
         self.returning: set[str] = set()
         self._candidates = candidates
-        self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
         self._placed: dict[str, Placement] = {}
         self._ignored: dict[tuple[str, str], Told] = {}
         self._asked: dict[str, tuple[Demand, dict[int, int]]] = {}
         self._seen: list[Pod] = []
 
-    def decide(self, pod: Pod) -> Refusal | None:
-        """Decide on a pod, and bind it to the node it gets; returns why it gets none."""
+    async def decide(self, pod: Pod) -> Verdict:
+        """Decide on a pod, bind it to the node it gets, and note what the plan says of it."""
         allocator = self.allocator
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
         for sentence in allocator.engine.without_effect(pod):
@@ -184,39 +173,25 @@ class Planning:
         if is_new and (found := allocator.free_for_blocks(pod)) is not None:
             self._asked[job] = found
         offered = find_candidates(allocator, pod) if self._candidates else msgspec.UNSET
-        try:
-            reservation = allocator.place(pod)
-        except Refusal as refusal:
-            return refusal
-        stamped = self._stamper.stamp(reservation, Stage.BINDING)
-        annotations = self._stamper.annotations(pod, stamped)
-        self.apply(_bound(pod, stamped.node, annotations))
-        devices = _devices(stamped.take)
-        self._placed[pod.uid] = Placement(namespace, name, job, reservation.node, *devices, annotations, offered)
-        self._seen.append(pod)
-        return None
-
-    def apply(self, pod: Pod) -> None:
-        """Add a pod, or show it as it is now."""
-        self._pods[pod.uid] = pod
-        self.allocator.cluster.pod_applied(pod)
+        verdict = await self.judge(pod)
+        if (held := verdict.held) is not None:
+            annotations = self.bind(pod, held)
+            own = namespace, name, job, held.node, *devices(held.take), annotations, verdict.victims, offered
+            self._placed[pod.uid] = Placement(*own)
+            self._seen.append(pod)
+        return verdict
 
     def delete(self, pod: Pod) -> None:
         """Delete a pod, also one that was placed before."""
-        del self._pods[pod.uid]
+        super().delete(pod)
         self._placed.pop(pod.uid, None)
-        self.allocator.cluster.pod_deleted(pod)
 
-    def waiting(self) -> list[Pod]:
-        """Return the pods that wait for the allocator's decision, in the order in which they are decided on."""
-        return _in_order(self._pods.values(), self.allocator)
-
-    def rest(self) -> PlacementPlan:
-        """Decide on all pods that wait, job after job."""
+    async def rest(self) -> PlacementPlan:
+        """Decide on all pods that wait, in their order."""
         allocator, pending = self.allocator, list(self._on_named_nodes())
         ordered = self.waiting()
         for pod in ordered:
-            if (refusal := self.decide(pod)) is not None:
+            if (refusal := (await self.decide(pod)).refusal) is not None:
                 nodes, job = as_values(allocator.refusals(pod)), str(allocator.job_of(pod).key)
                 pending.append(
                     PendingPod(pod.metadata.namespace, pod.name, job, refusal.reason, refusal.message, nodes)
@@ -255,14 +230,6 @@ class Planning:
         return tuple(found.values())
 
 
-def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:
-    """Decide on every pod that waits for a node, job after job, at a time in Unix nanoseconds.
-
-    ``candidates`` also lists every node that each pod fits on.
-    """
-    return Planning(objects, settings, now_ns, candidates=candidates).rest()
-
-
 def _blocks_of(job: str, placed: Iterable[Placement], demand: Demand, free: Mapping[int, int]) -> tuple[str, ...]:
     """What is said about the blocks of a job that was placed."""
     blocks: dict[int, list[int]] = {}
@@ -287,7 +254,7 @@ def _several(
     return tuple(each for each in found if each.pods > 1 or each.together > 1)
 
 
-def _devices(take: Take) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def devices(take: Take) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the chips and of the vNPUs that a pod takes."""
     return (take.names, ()) if take.is_whole else ((), take.names)
 
@@ -304,39 +271,7 @@ def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, .
             node,
             ranks.setdefault((fit.key, fit.score), len(ranks) + 1),
             fit.score,
-            *_devices(fit.take),
+            *devices(fit.take),
         )
         for node, fit in found
     )
-
-
-def _in_order(pods: Iterable[Pod], allocator: OfflineAllocator) -> list[Pod]:
-    """The pods that wait: jobs by creation time and name, pods of a job by rank and by the numbers in their names.
-
-    Pods without a creation time come last.
-    """
-    waiting: dict[JobKey, list[Pod]] = {}
-    for pod in pods:
-        if allocator.waits(pod):
-            waiting.setdefault(allocator.job_of(pod).key, []).append(pod)
-    ordered = sorted(waiting.items(), key=lambda job: (min(_created(pod) for pod in job[1]), job[0]))
-    return [pod for _, members in ordered for pod in sorted(members, key=position)]
-
-
-def _created(pod: Pod) -> datetime:
-    stamp = pod.metadata.creation_timestamp
-    return msgspec.convert(stamp, datetime) if stamp is not None else datetime.max.replace(tzinfo=UTC)
-
-
-def position(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:
-    """Return the order of the pods of a job: by rank, and by the numbers in their names."""
-    rank = own_rank(pod)
-    # Every second part is a number: train-10 comes after train-9.
-    parts = _NUMBERS.split(pod.name)
-    return rank is None, rank or 0, tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), pod.name
-
-
-def _bound(pod: Pod, node: str, annotations: dict[str, str]) -> Pod:
-    """The pod as the watch shows it after its Binding: from then on the pod itself holds its chips."""
-    metadata = structs.replace(pod.metadata, annotations=pod.metadata.annotations | annotations)
-    return structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=node))

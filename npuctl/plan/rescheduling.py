@@ -27,7 +27,8 @@ from allocator.superpods.repair import Verdict
 from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK, is_ours, read_block
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod, PodStatus
-from npuctl.plan.placement import BlockAfter, Planning, Rescheduled, position
+from npuctl.evaluation import position
+from npuctl.plan.placement import BlockAfter, Planning, Rescheduled
 
 _LONG_S: Final = 1e9
 _HOT_SWITCH: Final = "needVolcanoOpe"
@@ -51,7 +52,7 @@ async def reschedule(planning: Planning, settings: Settings, *, held: Callable[[
     found = []
     for key, failed in sorted(preview.jobs().items()):
         try:
-            found.append(preview.reschedule(key, failed))
+            found.append(await preview.reschedule(key, failed))
         except _HeldError as error:
             held(f"job {key} is not rescheduled: {error}")
     return tuple(each for each in found if each is not None)
@@ -99,7 +100,7 @@ class _Preview:
                 failed.append(pod)
         return found
 
-    def reschedule(self, key: JobKey, failed: Sequence[Pod]) -> Rescheduled | None:
+    async def reschedule(self, key: JobKey, failed: Sequence[Pod]) -> Rescheduled | None:
         """Reschedule a job; None if none of its pods has to go.
 
         Raises:
@@ -115,15 +116,15 @@ class _Preview:
         if switches.mode is Mode.OFF:
             return None
         before, case = self._blocks(bound), _Case(key, switches)
-        stage = self._delete(case, bound, Stage.PODS)
+        stage = await self._delete(case, bound, Stage.PODS)
         while stage is not None:
-            stage = self._delete(case, self._bound(key, ()), stage)
+            stage = await self._delete(case, self._bound(key, ()), stage)
         if not case.deleted:
             return None
         names = tuple(pod.name for pod in sorted(case.deleted.values(), key=position))
         return Rescheduled(str(key), names, self._compare(before, self._blocks(self._bound(key, ()))), case.why)
 
-    def _delete(self, case: "_Case", pods: Sequence[Pod], stage: Stage) -> Stage | None:
+    async def _delete(self, case: "_Case", pods: Sequence[Pod], stage: Stage) -> Stage | None:
         """Delete pods, and place their successors; returns how far the deletion reaches next, because these wait.
 
         Raises:
@@ -141,7 +142,7 @@ class _Preview:
         case.deleted = {each.pod.name: each.pod for each in choice.pods} | case.deleted
         self._cluster.faulty_nodes.note(case.key, case.faulty)
         self._planning.returning.add(str(case.key))
-        all_are_placed = self._replace(case.key, [each.pod for each in choice.pods])
+        all_are_placed = await self._replace(case.key, [each.pod for each in choice.pods])
         if all_are_placed or choice.is_switch or switches.reach is not Reach.WIDER or stage is Stage.JOB:
             return None
         has_blocks = any(each.block is not None for each in members)
@@ -171,7 +172,7 @@ class _Preview:
         case.stays = stays
         return replace(member, fault=None)
 
-    def _replace(self, key: JobKey, pods: Sequence[Pod]) -> bool:
+    async def _replace(self, key: JobKey, pods: Sequence[Pod]) -> bool:
         """Delete pods, and place the pods of their job that wait; returns whether all of these have a place."""
         for pod in pods:
             self._planning.delete(pod)
@@ -179,7 +180,7 @@ class _Preview:
             if not is_counted(pod):  # a Job has replaced its failed pods already
                 self._planning.apply(_anew(pod))
         waiting = [each for each in self._planning.waiting() if self._cluster.jobs.job_of(each).key == key]
-        return not [each for each in waiting if self._planning.decide(each) is not None]
+        return not [each for each in waiting if (await self._planning.decide(each)).held is None]
 
     def _blocks(self, pods: Sequence[Pod]) -> dict[int, dict[int, tuple[str, int]]]:
         """The node of each rank and its SuperPod, by block."""

@@ -77,7 +77,11 @@ class ClusterObjects:
 
     def without(self, dropped: Callable[[Pod], bool]) -> Self:
         """Return the objects without some pods."""
-        return type(self)({**self.by_kind, "pods": tuple(pod for pod in self.pods if not dropped(pod))})
+        return self.with_pods(pod for pod in self.pods if not dropped(pod))
+
+    def with_pods(self, pods: Iterable[Pod]) -> Self:
+        """Return the objects with other pods, which are ordered by name."""
+        return type(self)({**self.by_kind, "pods": tuple(pods)})
 
     def without_gates(self, ungated: Callable[[Pod], bool]) -> Self:
         """Return these objects, with the scheduling gates of some pods removed.
@@ -89,7 +93,7 @@ class ClusterObjects:
         def changed(pod: Pod) -> Pod:
             return replace(pod, spec=replace(pod.spec, scheduling_gates=[])) if pod.is_gated and ungated(pod) else pod
 
-        return type(self)({**self.by_kind, "pods": tuple(changed(pod) for pod in self.pods)})
+        return self.with_pods(map(changed, self.pods))
 
     def watched(self, health_namespace: str) -> dict[str, list[Any]]:
         """The objects that an allocator watches, by name of their kind; MindCluster's are in this namespace."""

@@ -20,8 +20,7 @@ from ascend.daemon.setting import settings_of
 from ascend.daemon.settings import SettingsSource
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
-from npuctl.doctor.details import WRITERS_CONDITION
-from npuctl.doctor.programs import ALLOCATOR, PLUGIN
+from npuctl.doctor.details import ALLOCATOR, PLUGIN, WRITERS_CONDITION
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm

@@ -1,5 +1,6 @@
 """The readers that are fuzzed. Each takes any bytes: a value comes of them, or an error of the project."""
 
+import asyncio
 import ctypes
 import os
 import re
@@ -216,7 +217,7 @@ def manifests(data: bytes) -> None:
     # A job of a million pods is planned in its time; here only reading and expanding is tried for small ones.
     if len(data) < _MOST_PLANNED and not _asks_for_many(data):
         expansion = expand(reading.unsubmitted, reading.objects)
-        Planning(expansion.objects, AllocatorSettings(), NOW_NS).rest()
+        asyncio.run(Planning(expansion.objects, AllocatorSettings(), NOW_NS).rest())
 
 
 _MOST_PLANNED: Final = 20_000

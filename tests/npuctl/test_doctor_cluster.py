@@ -76,6 +76,7 @@ def test_a_healthy_cluster_has_no_problems(tmp_path: Path) -> None:
         "reports",
         "kubelets",
         "chips",
+        "faults",
         "pods",
         "waiting",
     ]
@@ -119,8 +120,12 @@ def test_a_node_without_base_device_infos_is_a_problem(tmp_path: Path) -> None:
     assert found[2].startswith("NoBaseDeviceInfos: node n1 has no annotation baseDeviceInfos")
 
 
+def of_kubelets(folder: Path, *objects: Json) -> list[tuple[str, str, str]]:
+    return [each for each in bad(folder, *objects) if each[0] == "kubelets"]
+
+
 def test_a_kubelet_that_offers_unhealthy_chips_is_a_warning(tmp_path: Path) -> None:
-    (found,) = bad(tmp_path, node("n1", chips=8), report("n1", unhealthy=0b1))
+    (found,) = of_kubelets(tmp_path, node("n1", chips=8), report("n1", unhealthy=0b1))
     assert found == ("kubelets", "warning", "the kubelet of node n1 offers 8 chips, but 7 are healthy")
 
 
@@ -128,19 +133,19 @@ def test_what_pods_have_of_an_unhealthy_chip_is_offered_and_no_problem(tmp_path:
     whole = claimed("a", [0, 1], [0, 1])
     # The plugin keeps it healthy until its pod has ended; MindCluster's does not.
     for chips in (8, 7):
-        assert bad(tmp_path, node("n1", chips=chips), report("n1", unhealthy=0b1), whole) == []
-    (found,) = bad(tmp_path, node("n1", chips=6), report("n1", unhealthy=0b1), whole)
+        assert of_kubelets(tmp_path, node("n1", chips=chips), report("n1", unhealthy=0b1), whole) == []
+    (found,) = of_kubelets(tmp_path, node("n1", chips=6), report("n1", unhealthy=0b1), whole)
     assert found[2].endswith("offers 6 chips, but 7 are healthy, and 1 of unhealthy chips in use")
     made = core_pod("p", 5, "0-vir05_1c_16g", node="n2", real="Ascend910-5c.1cpu.16g-100-0_1")
     chip = core_pod("q", 20, "1", node="n2", real="Ascend910-1")
-    assert bad(tmp_path, core_node("n2", 145), report("n2", unhealthy=0b1), made, chip) == []
-    assert bad(tmp_path, core_node("n2", 145), report("n2", unhealthy=0b11), made, chip) == []
-    (found,) = bad(tmp_path, core_node("n2", 150), report("n2", unhealthy=0b1), made)
+    assert of_kubelets(tmp_path, core_node("n2", 145), report("n2", unhealthy=0b1), made, chip) == []
+    assert of_kubelets(tmp_path, core_node("n2", 145), report("n2", unhealthy=0b11), made, chip) == []
+    (found,) = of_kubelets(tmp_path, core_node("n2", 150), report("n2", unhealthy=0b1), made)
     assert found[2].endswith("offers 150 AI cores, but 140 are healthy, and 5 of unhealthy chips in use")
     part = parts("v", "1", node="n3", annotations={f"{RESOURCE}-2c": "Ascend910-2c-100-0", REAL: "Ascend910-2c-100-0"})
     cut = cut_node("n3", chips=1, allocatable=1)
-    assert bad(tmp_path, cut, report("n3", unhealthy=0b1), part) == []
-    (found,) = bad(tmp_path, cut, report("n3", unhealthy=0b1))
+    assert of_kubelets(tmp_path, cut, report("n3", unhealthy=0b1), part) == []
+    (found,) = of_kubelets(tmp_path, cut, report("n3", unhealthy=0b1))
     assert found[2].endswith("offers 1 vNPU Ascend910-2c, but 0 are healthy")
 
 
@@ -329,3 +334,12 @@ def test_an_id_of_a_super_pod_that_is_no_number_is_a_problem(tmp_path: Path) -> 
 def test_nodes_without_super_pods_are_not_checked_for_them(tmp_path: Path) -> None:
     _, diagnosis = doctor(tmp_path, node("n1"), report("n1"))
     assert not [each for each in diagnosis["findings"] if each["check"] == "SuperPods"]
+
+
+def test_a_pod_whose_request_is_invalid_waits_for_its_author(tmp_path: Path) -> None:
+    diagnosis = doctor(tmp_path, node("n1"), report("n1"), pod("bad", 3), pod("many", 16))[1]
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "waiting"]
+    assert found["sentence"] == (
+        "InvalidRequest: default/bad and 1 more wait for their authors, who have to change them"
+    )
+    assert (found["reason"], found["pods"]) == ("InvalidRequest", ["default/bad", "default/many"])

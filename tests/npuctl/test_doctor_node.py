@@ -395,7 +395,8 @@ async def test_the_command_reads_the_plugins_settings_and_prints_json(whole: Who
     status, out, err = await command("-o", "json", ASCEND_DP_CONFIG=str(config))
     found = json.loads(out)
     assert (status, found["node"], found["problems"]) == (0, NODE, 0), out
-    assert set(found["findings"][0]) == {"check", "severity", "sentence", "advice"}
+    keys = {"check", "severity", "sentence", "advice", "reason", "nodes", "pods", "codes"}
+    assert set(found["findings"][0]) == keys
     assert "Traceback" not in err
     status, out, _ = await command("--config", str(config), "--device-plugin-dir", "/nowhere")
     assert status == 1

@@ -271,11 +271,11 @@ def test_the_plugins_of_pools_are_recognized(tmp_path: Path) -> None:
     assert ("ok", "this project's device plugin on node n1") in found
 
 
-def test_a_plugin_that_is_not_ready_is_a_warning(tmp_path: Path) -> None:
+def test_a_plugin_that_is_not_ready_is_a_problem(tmp_path: Path) -> None:
     plugin = our("device-plugin", "n1")
     plugin["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     found = say(check(tmp_path, node("n1"), plugin, our("allocator", "n1")))
-    assert ("warning", "the device plugin is not ready on node n1") in found
+    assert ("problem", "the device plugin is not ready on node n1") in found
 
 
 def test_plain_volcano_needs_no_right_to_write(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ async def test_pods_that_have_ended_count_for_nothing(phase: str, tmp_path: Path
             ended = await client.create(PODS, their_plugin("n1"), "kube-system")
             body = {"status": {"phase": phase}}
             await client.patch(PODS, ended.name, body, namespace="kube-system", subresource="status")
-            assert await read_details(client) == Details()
+            assert await read_details(client) == Details(is_whole=True)
 
 
 @pytest.mark.parametrize("status", [403, 500, 503, 504])
@@ -374,11 +374,11 @@ async def test_details_are_read_from_the_api_server(tmp_path: Path) -> None:
         path = tmp_path / "kubeconfig"
         path.write_text(json.dumps(server.kubeconfig()))
         async with await KubeClient.connect(str(path)) as client:
-            assert await read_details(client) == Details()
+            assert await read_details(client) == Details(is_whole=True)
             await client.create(PODS, their_plugin_with([FLAGS]), "kube-system")
             await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "volcano-system"}})
             await client.create(CONFIG_MAPS, config_of_volcano({"volcano-scheduler.conf": THEIRS}), "volcano-system")
-            assert await read_details(client) == DETAILS
+            assert await read_details(client) == replace(DETAILS, is_whole=True)
 
 
 def test_details_are_found_in_files(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import chip_fault
 from npuctl.cli import app
-from npuctl.plan.placement import plan_pods
+from npuctl.plan.placement import Planning
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
 from sandbox.apiserver import ApiServer
@@ -277,7 +277,8 @@ def test_every_remedy_makes_the_pod_fit(
         path = folder / "after.json"
         path.write_text(json.dumps(as_list(*after)))
         source = Source.of(files=[str(path)], now=NOW)
-        assert not plan_pods(read_manifests(source.files).objects, source.settings, source.now_ns).pending, each
+        planning = Planning(read_manifests(source.files).objects, source.settings, source.now_ns)
+        assert not asyncio.run(planning.rest()).pending, each
 
 
 def test_a_pod_that_fits_gets_its_best_nodes(tmp_path: Path) -> None:
@@ -593,3 +594,26 @@ def test_the_pod_that_keeps_its_gang_from_starting_is_named(
     printed = " ".join(people(tmp_path, *objects, name="big-0").split())
     assert ("what keeps its gang from starting:" in printed) is bool(holdups)
     assert all(each in printed for each in holdups)
+
+
+def test_a_pod_behind_others_in_the_queue_is_told_of_them(tmp_path: Path) -> None:
+    first = pod("first", 8, creationTimestamp="2026-01-01T00:00:00Z")
+    train = pod("train", 4, creationTimestamp="2026-01-01T00:01:00Z")
+    answer = explain(tmp_path, node("n1"), first, train)
+    assert (answer["state"], answer["reason"], answer["fits_alone"]) == ("waits", "NotEnoughChips", 1)
+    assert answer["ahead"] == [{"job": "default/first", "priority": 0, "pods": 1, "placed": 1, "chips": 8}]
+    printed = people(tmp_path, node("n1"), first, train)
+    assert "before it in the queue:\n  job default/first: 8 chips for 1 pod\n" in printed
+    assert "without these it would fit on 1 node; behind them it does not" in printed
+    assert explain(tmp_path, node("n1"), first, train, name="first")["state"] == "fits"
+
+
+def test_a_pod_that_preempts_names_its_victims(tmp_path: Path) -> None:
+    train = pod("train", 8)
+    train["spec"]["priority"] = 10
+    objects = node("n1"), pod("runs", 1, node="n1", chips=[0]), train
+    answer = explain(tmp_path, *objects)
+    assert (answer["state"], answer["node"], answer["preempts"]) == ("preempts", "n1", ["default/runs"])
+    assert "it gets chips 0,1,2,3,4,5,6,7 of node n1 once default/runs ends, of lower priority" in " ".join(
+        people(tmp_path, *objects).split()
+    )

@@ -59,18 +59,15 @@ def test_a_gang_is_told_of_the_gang_that_comes_first(tmp_path: Path) -> None:
     assert "job default/big" in printed
 
 
-def test_explain_names_the_preemptor_that_was_promised_the_chips(tmp_path: Path) -> None:
+def test_explain_names_the_preemptor_that_gets_the_chips(tmp_path: Path) -> None:
     urgent = pod("urgent", 8, creationTimestamp=EARLIER)
     urgent["spec"]["priority"] = 10
     urgent["status"] = {"phase": "Pending", "nominatedNodeName": "n1"}
     victim = pod("victim", 4, node="n1", chips=range(4), deletionTimestamp=EARLIER)
-    status, answer, _ = run(tmp_path, "explain", node("n1"), victim, urgent, pod("train", 4), name="train")
+    status, answer, printed = run(tmp_path, "explain", node("n1"), victim, urgent, pod("train", 4), name="train")
     assert (status, answer["state"]) == (3, "waits")
-    (group,) = answer["groups"]
-    assert group["message"] == "4 chips requested, 0 free of 8 healthy; 4 chips are kept for pod default/urgent"
-    assert answer["advice"] == [
-        "chips on 1 node are kept for pod default/urgent, which has preempted other pods for them: it comes first"
-    ]
+    assert answer["ahead"] == [{"job": "default/urgent", "priority": 10, "pods": 1, "placed": 1, "chips": 8}]
+    assert "before it in the queue: job default/urgent: 8 chips for 1 pod, priority 10" in printed
 
 
 def test_a_pod_of_higher_priority_takes_what_is_kept(tmp_path: Path) -> None:

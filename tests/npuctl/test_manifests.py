@@ -1,5 +1,6 @@
 """Files of Kubernetes objects: what is read, and the errors of invalid ones."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from ascend.kube.kept import short
-from npuctl.plan.placement import plan_pods
+from npuctl.plan.placement import Planning
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import Reading, read_manifests
 from npuctl.reading.source import Source
@@ -351,4 +352,4 @@ def test_any_value_in_any_field_is_read_or_refused(
         assert f"{path}: document 1" in sentence
         return
     source = Source.of(now="2026-01-01T00:00:00Z")
-    plan_pods(objects, source.settings, source.now_ns, candidates=True)
+    asyncio.run(Planning(objects, source.settings, source.now_ns, candidates=True).rest())

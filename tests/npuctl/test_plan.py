@@ -47,6 +47,9 @@ class Npuctl:
         assert status == (2 if answer["unplanned"] else 3 if answer["pending"] else 0), err
         return answer
 
+    def printed(self, *objects: Json) -> str:
+        return self.run("-f", self.write(*objects), "--now", NOW)[1]
+
 
 def test_a_pod_gets_the_chips_and_annotations_of_its_binding(npuctl: Npuctl) -> None:
     busy = pod("busy", 2, node="node-a", chips=(4, 5))
@@ -64,6 +67,7 @@ def test_a_pod_gets_the_chips_and_annotations_of_its_binding(npuctl: Npuctl) -> 
                     "predicate-time": str(NOW_NS),
                     "distributed-job": "false",
                 },
+                "preempts": [],
             }
         ],
         "pending": [],
@@ -314,7 +318,8 @@ def test_a_waiting_gang_names_the_nodes_its_selector_excludes(npuctl: Npuctl) ->
     for each in pending:
         reasons = {name: why["reason"] for name, why in each["nodes"].items()}
         assert reasons == {"n1": "NodeSelectorMismatch", "n2": "GangDoesNotFit", "n3": "NodeSelectorMismatch"}
-    assert "only 1 fits at once; for another one (8 chips) the nodes refuse: 1 NotEnoughChips" in pending[0]["message"]
+    refused = "only 1 fits at once; beside it, for another one (8 chips) the nodes refuse: 1 NotEnoughChips"
+    assert refused in pending[0]["message"]
     (first, _) = npuctl.plan(node("n1"), *members, pod_group("train", 2))["pending"]
     assert first["message"].endswith("none fits; for the first one (8 chips) no node matches its node selector")
     (early,) = npuctl.plan(*nodes, members[0], pod_group("train", 2))["pending"]
@@ -577,3 +582,53 @@ def test_a_setting_outside_of_the_pod_template_is_named(npuctl: Npuctl, what: st
     }
     (named,) = npuctl.plan(node("node-a"), node("node-b"), job)["without_effect"]
     assert named["message"].startswith(f"{what} {key} on Job default/train: settings on a Job have no effect")
+
+
+def names(listed: list[dict[str, Any]]) -> list[str]:
+    return [each["name"] for each in listed]
+
+
+def of_priority(manifest: Json, priority: int, **spec: Any) -> Json:
+    manifest["spec"] |= {"priority": priority, **spec}
+    return manifest
+
+
+def test_pods_of_higher_priority_are_decided_on_first(npuctl: Npuctl) -> None:
+    low = pod("old-low", 1, creationTimestamp="2026-01-01T00:00:00Z")
+    high = of_priority(pod("new-high", 1, creationTimestamp="2026-01-01T00:01:00Z"), 1_000_000)
+    busy = of_priority(pod("busy", 7, node="n1", chips=range(7)), 1_000_000)
+    plan = npuctl.plan(node("n1"), busy, low, high)
+    assert (names(plan["pods"]), names(plan["pending"])) == (["new-high"], ["old-low"])
+
+
+def test_a_pod_of_higher_priority_preempts_those_whose_chips_it_needs(npuctl: Npuctl) -> None:
+    runs = [pod(f"runs-{ring}", 4, node="n1", chips=range(4 * ring, 4 * ring + 4)) for ring in (0, 1)]
+    of_priority(runs[1], 5)
+    urgent = of_priority(pod("urgent", 4), 10)
+    plan = npuctl.plan(node("n1"), *runs, urgent, pod("late", 4))
+    (placed,) = plan["pods"]
+    assert (placed["name"], placed["node"], placed["preempts"]) == ("urgent", "n1", ["default/runs-0"])
+    assert placed["chips"] == [f"Ascend910-{chip}" for chip in range(4)]
+    assert names(plan["pending"]) == ["late"]
+    assert "default/urgent preempts default/runs-0 on node n1" in npuctl.printed(node("n1"), *runs, urgent)
+
+
+def test_nobody_is_preempted_where_kube_scheduler_would_not(npuctl: Npuctl) -> None:
+    runs = pod("runs", 8, node="n1", chips=range(8))
+    for urgent in (pod("equal", 4), of_priority(pod("never", 4), 10, preemptionPolicy="Never")):
+        assert npuctl.plan(node("n1"), runs, urgent)["pods"] == []
+    # By number four chips are free, so kube-scheduler looks for no victims, though the free ones are in two rings.
+    halves = [pod(f"half-{ring}", 2, node="n1", chips=[4 * ring, 4 * ring + 1]) for ring in (0, 1)]
+    assert npuctl.plan(node("n1"), *halves, of_priority(pod("ring", 4), 10))["pods"] == []
+
+
+def test_a_gang_preempts_only_if_all_of_it_fits_then(npuctl: Npuctl) -> None:
+    def gang(size: int) -> list[Json]:
+        return [pod_group("big", size), *(of_priority(member(f"big-{at}", "big"), 10) for at in range(size))]
+
+    runs = [pod(f"runs-{at}", 1, node=f"n{at}", chips=[0]) for at in (1, 2)]
+    plan = npuctl.plan(node("n1"), node("n2"), node("n3"), *runs, *gang(3))
+    assert sorted(names(plan["pods"])) == ["big-0", "big-1", "big-2"]
+    assert sorted(key for each in plan["pods"] for key in each["preempts"]) == ["default/runs-1", "default/runs-2"]
+    plan = npuctl.plan(node("n1"), node("n2"), node("n3"), *runs, *gang(4))
+    assert (plan["pods"], len(plan["pending"])) == ([], 4)

@@ -1,0 +1,78 @@
+"""The chips that don't work, why, and which pods have them, from the reports of the device plugins."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from allocator.state.node import NodeRecord
+from allocator.state.report import NodeReport
+from ascend.chips import chip_ids, chip_name
+from ascend.deviceinfo import DeviceReport
+from ascend.fault_codes import action, explained
+
+
+class ChipFault(NamedTuple):
+    """A chip that must not be used.
+
+    Attributes:
+        node: its node.
+        chip: its physical id.
+        codes: its fault codes; none if the device plugin can't read it, holds it back or was told to.
+        level: the level of these codes, as on the wire; empty without codes.
+        pods: the pods (``namespace/name``) that have it or a part of it.
+        cause: why it has no code: ``reset``, ``separated`` or ``silent``; empty if it has one.
+        may_go_on: its pods may go on with it.
+    """
+
+    node: str
+    chip: int
+    codes: tuple[str, ...]
+    level: str
+    pods: tuple[str, ...]
+    cause: str = ""
+    may_go_on: bool = False
+
+    @property
+    def name(self) -> str:
+        """Node and chip."""
+        return f"{self.node}/{chip_name(self.chip)}"
+
+    @property
+    def what(self) -> str:
+        """Its codes with their meaning."""
+        return ", ".join(map(explained, self.codes)) or _CAUSES[self.cause]
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return action(self.level, in_use=bool(self.pods)) or _ADVICE.get(self.cause, "")
+
+
+_CAUSES = {
+    "reset": "the chip is being reset",
+    "separated": "an operator has taken the chip out of use, or the rule of frequent faults",
+    "silent": "unhealthy without a fault code: the driver does not answer for it, or it is held back after a fault",
+}
+_ADVICE = {
+    "reset": "wait",
+    "separated": "put it back once it is repaired (docs/device-plugin.md#taking-a-chip-out-of-use)",
+    "silent": "npuctl doctor on the node says what its driver answers; if it stays so, restart the server",
+}
+
+
+def chip_faults(record: NodeRecord, report: DeviceReport | None) -> Iterator[ChipFault]:
+    """The chips of a node that must not be used, by number; none without a valid report."""
+    if not isinstance(record.report, NodeReport) or report is None:
+        return
+    barred = record.report.unhealthy | record.report.pre_separate
+    holders = record.holdings.values()
+    for chip in chip_ids(barred):
+        own = [each for each in report.faults if each.npu_name == chip_name(chip) and not each.of_network]
+        codes = tuple(code for each in own for code in each.fault_code.split(",") if code)
+        pods = tuple(sorted(each.pod for each in holders if each.occupied >> chip & 1))
+        may_go_on = not record.report.unhealthy >> chip & 1
+        cause = ""
+        if not codes:
+            is_reset, is_separated = report.recovering >> chip & 1, report.manually_separated >> chip & 1
+            cause = "reset" if is_reset else "separated" if is_separated else "silent"
+        level = own[0].fault_level if own else ""
+        yield ChipFault(record.name, chip, codes, level, pods, cause, may_go_on)

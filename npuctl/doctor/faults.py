@@ -1,0 +1,71 @@
+"""The check of faults: chips that don't work, by code, and the pods that run on them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from allocator.state.node import NodeRecord, Server
+from ascend.chips import chip_set
+from ascend.deviceinfo import DeviceReport
+from ascend.grammar import count, some
+from ascend.reasons import Reason
+from npuctl.chip_faults import ChipFault, chip_faults
+from npuctl.doctor.finding import Finding, ok, problem, warning
+
+_NOT_TRUSTED = {Reason.STALE_REPORT, Reason.INVALID_REPORT}
+
+
+def check_faults(npu_nodes: Iterable[NodeRecord], reports: Mapping[str, DeviceReport]) -> Iterator[Finding]:
+    """Check the chips of nodes by their reports, except reports that another check finds too old or invalid."""
+    faults, silent, chips = list[ChipFault](), list[str](), 0
+    for record in npu_nodes:
+        if getattr(record.offer, "reason", None) in _NOT_TRUSTED or not isinstance(record.server, Server):
+            continue
+        own = list(chip_faults(record, reports.get(record.name)))
+        chips += record.server.reported.bit_count()
+        if _is_silent(record, own):
+            silent.append(record.name)
+        else:
+            faults += own
+    if silent:
+        sentence = f"the driver does not answer on {_nodes(silent)}: no chip there is given to a pod"
+        yield problem(sentence, "npuctl doctor there says more; dmesg; restart the server", nodes=tuple(silent))
+    alike: dict[tuple[bool, bool, tuple[str, ...], str], list[ChipFault]] = {}
+    for each in faults:
+        alike.setdefault((not each.pods, each.may_go_on, each.codes, each.cause), []).append(each)
+    yield from (_finding(same) for _, same in sorted(alike.items()))
+    if not silent and not faults:
+        yield ok(f"none of {count(chips, 'chip')} has a fault that bars its use")
+
+
+def _finding(same: list[ChipFault]) -> Finding:
+    """What is said of chips with the same codes, all of which are in use, or none."""
+    first, names = same[0], [each.name for each in same]
+    pods = tuple(dict.fromkeys(pod for each in same for pod in each.pods))
+    nodes = tuple(dict.fromkeys(each.node for each in same))
+    have = "has" if len(same) == 1 else "have"
+    if not pods:
+        sentence = f"{_chips(names)} {have} a fault: {first.what}" if first.codes else f"{_chips(names)}: {first.what}"
+        return warning(sentence, first.advice, nodes=nodes, codes=first.codes)
+    run = f"pod {pods[0]} runs" if len(pods) == 1 else f"{len(pods)} pods ({some(pods)}) run"
+    sentence = f"{run} on {_chips(names)}" + (f", which {have} a fault: " if first.codes else ": ") + first.what
+    # Of a chip without a code nothing bad is known.
+    found = problem if first.codes and not first.may_go_on else warning
+    return found(sentence, first.advice, nodes=nodes, pods=pods, codes=first.codes)
+
+
+def _is_silent(record: NodeRecord, faults: list[ChipFault]) -> bool:
+    """Whether the device plugin knows nothing of all chips that it may report: not those that pods have."""
+    if not isinstance(record.server, Server):
+        return False
+    held = 0
+    for each in record.holdings.values():
+        held |= each.occupied
+    idle, unread = record.server.reported & ~held, chip_set(each.chip for each in faults if each.cause == "silent")
+    return bool(idle) and not idle & ~unread
+
+
+def _chips(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} chips ({some(names)})"
+
+
+def _nodes(names: list[str]) -> str:
+    return f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes ({some(names)})"

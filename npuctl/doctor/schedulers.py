@@ -1,0 +1,146 @@
+"""The check of schedulers: whether those that the allocator serves ask it, as far as their pods tell.
+
+A pod that was bound without the allocator is refused by the device plugin of its node, and stays as *Failed*.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from ascend.annotations import ALLOCATED, PREDICATE_TIME
+from ascend.grammar import count, some
+from ascend.kube.objects import Pod
+from ascend.printable import printable
+from ascend.reasons import Reason
+from npuctl.doctor.finding import Finding, problem, warning
+
+_REFUSED: Final = "UnexpectedAdmissionError"
+"""The reason of the status of a pod whose containers the device plugin refused."""
+_REASON: Final = re.compile(r"desc = (\w+):")
+
+_SLOW_S: Final = 120.0
+"""A scheduler tries a new pod within seconds, unless thousands of others are before it."""
+
+_CONNECT: Final = "connect it by the extender (deploy/kube-scheduler.yaml)"
+
+
+def check_schedulers(
+    pods: Sequence[Pod], served: Collection[str], command_lines: Sequence[str] | None, now_s: float
+) -> Iterator[Finding]:
+    """Check schedulers.
+
+    Args:
+        pods: all pods.
+        served: the names of the schedulers that the allocator serves.
+        command_lines: those of kube-scheduler's pods; None if they are not known.
+        now_s: the time, Unix seconds.
+    """
+    asking = [pod for pod in pods if pod.requests_chips]
+    yield from _check_failed(asking, served)
+    yield from _check_errors(asking)
+    yield from _check_untried(asking, now_s)
+    if command_lines and not any("--config" in each for each in command_lines):
+        yield from _check_unconfigured(asking, served)
+
+
+def _check_failed(pods: Iterable[Pod], served: Collection[str]) -> Iterator[Finding]:
+    """Pods that the device plugins of their nodes have refused."""
+    placed_s = defaultdict[str, float](float)
+    failed = defaultdict[tuple[str, str], list[Pod]](list)
+    for pod in pods:
+        scheduler, reason = pod.spec.scheduler_name, _refusal(pod)
+        if reason is not None:
+            failed[reason, scheduler if reason == Reason.NOT_PLACED else ""].append(pod)
+        elif ALLOCATED in pod.metadata.annotations:
+            placed_s[scheduler] = max(placed_s[scheduler], _placed_s(pod))
+    for (reason, scheduler), refused in sorted(failed.items()):
+        keys = tuple(pod.key for pod in refused)
+        delete = "delete them (kubectl delete pods -A --field-selector status.phase=Failed)"
+        if reason != Reason.NOT_PLACED:
+            sentence = f"{reason}: {_pods(keys)} failed at {_their(keys)} when the device plugin was asked for chips"
+            known = next((each for each in Reason if each == reason), None)
+            advice = known.cure.replace("`", "") if known is not None else delete
+            yield warning(sentence, advice, reason=reason, pods=keys)
+            continue
+        who = f"scheduler {printable(scheduler) or '(unnamed)'}"
+        if placed_s[scheduler] > max(map(_created_s, refused)):
+            sentence = f"{reason}: {_pods(keys)} failed before {who} asked the allocator, which it does now"
+            yield warning(sentence, delete, reason=reason, pods=keys)
+            continue
+        sentence = f"{reason}: {_pods(keys)} failed at {_their(keys)}, because {who} did not ask the allocator"
+        yield problem(sentence, f"{_advice(scheduler, served)}; then {delete}", reason=reason, pods=keys)
+
+
+def _check_errors(pods: Iterable[Pod]) -> Iterator[Finding]:
+    """Pods that a scheduler could not try, because the allocator did not answer it."""
+    errors = defaultdict[tuple[str, str], list[str]](list)
+    for pod in pods:
+        if not pod.waits_for_chips:
+            continue
+        for each in pod.status.conditions:
+            if each.type == "PodScheduled" and each.status == "False" and each.reason == "SchedulerError":
+                errors[pod.spec.scheduler_name, printable(each.message)].append(pod.key)
+    for (scheduler, message), keys in sorted(errors.items()):
+        sentence = f"scheduler {printable(scheduler)} can't schedule {_pods(keys)}: {message}"
+        advice = "check that an allocator leads (kubectl get lease), and the address and certificates of the extender"
+        yield problem(sentence, advice, pods=tuple(keys))
+
+
+def _check_untried(pods: Iterable[Pod], now_s: float) -> Iterator[Finding]:
+    """Pods that no scheduler has tried."""
+    untried = defaultdict[str, list[str]](list)
+    for pod in pods:
+        is_tried = any(each.type == "PodScheduled" for each in pod.status.conditions)
+        is_tried = is_tried or pod.is_terminating or bool(pod.spec.scheduling_gates)
+        if pod.waits_for_chips and not is_tried and 0 < _created_s(pod) < now_s - _SLOW_S and pod.status.phase:
+            untried[pod.spec.scheduler_name].append(pod.key)
+    for scheduler, keys in sorted(untried.items()):
+        sentence = f"scheduler {printable(scheduler)} has not tried {_pods(keys)}, for {_SLOW_S:.0f} s or more"
+        yield problem(sentence, "check that a scheduler with this name runs, and its log", pods=tuple(keys))
+
+
+def _check_unconfigured(pods: Iterable[Pod], served: Collection[str]) -> Iterator[Finding]:
+    """kube-scheduler's pods have no configuration file, so no extender."""
+    name = "default-scheduler"
+    own = [pod for pod in pods if pod.spec.scheduler_name == name]
+    if name not in served or any(ALLOCATED in pod.metadata.annotations and pod.is_live for pod in own):
+        return
+    sentence = "kube-scheduler runs without --config, so it does not ask the allocator: pods with chips fail"
+    yield problem(sentence, f"{_CONNECT}, or take {name} out of scheduler_names")
+
+
+def _refusal(pod: Pod) -> str | None:
+    """The reason for which the device plugin of its node has refused a pod; None if it has not."""
+    if pod.status.phase != "Failed" or pod.status.reason != _REFUSED:
+        return None
+    found = _REASON.search(pod.status.message)
+    return found[1] if found is not None else _REFUSED
+
+
+def _advice(scheduler: str, served: Collection[str]) -> str:
+    name = printable(scheduler)
+    if scheduler in served:
+        return f"{_CONNECT}: its --config was never given, or is lost"
+    return f"give the pods a schedulerName that the allocator serves ({', '.join(sorted(served))}), or serve {name}"
+
+
+def _placed_s(pod: Pod) -> float:
+    text = pod.metadata.annotations.get(PREDICATE_TIME, "")
+    return int(text) / 1e9 if text.isascii() and text.isdecimal() and len(text) < 20 else 0.0  # noqa: PLR2004 - 64 bits
+
+
+def _created_s(pod: Pod) -> float:
+    stamp = pod.metadata.creation_timestamp
+    return msgspec.convert(stamp, datetime).timestamp() if stamp is not None else 0.0
+
+
+def _pods(keys: Sequence[str]) -> str:
+    return f"pod {keys[0]}" if len(keys) == 1 else f"{count(len(keys), 'pod')} ({some(keys)})"
+
+
+def _their(keys: Sequence[str]) -> str:
+    return "its node" if len(keys) == 1 else "their nodes"

@@ -1,0 +1,257 @@
+"""What becomes of every pod that waits: decided on in the order in which kube-scheduler schedules them.
+
+All verbs ask here, so what one says of a pod no other contradicts. A pod of higher priority comes first, of several the
+pods of the oldest job; what a pod gets is not free for the next. A pod that fits nowhere preempts pods of lower
+priority where kube-scheduler would, which counts chips by their number only (docs/kube-scheduler.md#preemption); these
+are gone for the next pod. Their successors are not known. Volcano's own order and preemption are not known either.
+
+No reservation expires, and the clock stands still, so the same objects give the same verdicts.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from allocator.binding.annotations import Stamper
+from allocator.decision.backlog import WaitingFor, waiting_for
+from allocator.decision.victim_set import NEVER, Suggestion
+from allocator.rules.job import JobKey, own_rank
+from allocator.rules.request import counted_chips, counted_cores, counted_vnpus
+from allocator.rules.vacancy import Vacancy
+from allocator.settings import Settings
+from allocator.state.job import Job
+from allocator.state.node import NodeRecord, Server
+from allocator.state.reservation import Reservation, Stage
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Category
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.reading.objects import ClusterObjects
+
+VOLCANO: Final = "volcano"
+"""The name of Volcano's scheduler."""
+
+_NUMBERS: Final = re.compile(r"(\d+)")
+_NO_PRIORITY: Final = 1 << 31
+"""Above every priority."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What becomes of a pod.
+
+    Attributes:
+        pod: the pod, as it waits.
+        job: its job.
+        held: what it gets; None if it waits.
+        refusal: why it waits; None if it gets something.
+        waits_for: what it waits for then, as the allocator's gauges say.
+        victims: the pods (``namespace/name``) that it preempts on its node.
+    """
+
+    pod: Pod
+    job: JobKey
+    held: Reservation | None = None
+    refusal: Refusal | None = None
+    waits_for: WaitingFor | None = None
+    victims: tuple[str, ...] = ()
+
+
+class Evaluation:
+    """Decides on the pods of a cluster that wait.
+
+    Args:
+        objects: the objects; pods with the gates of others don't wait.
+        settings: the allocator's settings.
+        now_ns: the time, Unix nanoseconds.
+
+    Attributes:
+        allocator: the allocator; what is decided is bound there at once.
+    """
+
+    def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
+        self.allocator = OfflineAllocator(objects, settings, now_ns)
+        self._objects = objects
+        self._pods = {pod.uid: pod for pod in objects.pods}
+        self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
+        self._ended: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        self._in_vain: tuple[object, int] | None = None
+        running = (pod for pod in self._pods.values() if pod.spec.node_name and pod.is_live and pod.requests_chips)
+        self._lowest = min((pod.priority for pod in running), default=_NO_PRIORITY)
+
+    @property
+    def objects(self) -> ClusterObjects:
+        """The objects as they are after what has been decided."""
+        return self._objects.with_pods(sorted(self._pods.values(), key=lambda pod: pod.key))
+
+    def waiting(self) -> list[Pod]:
+        """Return the pods that wait for the allocator's decision, in the order in which they are decided on.
+
+        Gangs, and the pods of other jobs that have one priority: by priority, creation time and name; their pods by
+        rank and by the numbers in their names. Pods without a creation time come last.
+        """
+        units = defaultdict[tuple[JobKey, int | None], list[Pod]](list)
+        for pod in self._pods.values():
+            if self.allocator.waits(pod):
+                job = self.allocator.job_of(pod)
+                units[job.key, None if self.allocator.engine.is_of_gang(pod) else pod.priority].append(pod)
+        ordered = sorted(units.items(), key=lambda unit: (*_precedence(unit[1]), unit[0][0]))
+        return [pod for _, members in ordered for pod in sorted(members, key=position)]
+
+    async def decide(self, pod: Pod) -> Verdict:
+        """Decide on a pod, and bind it to the node it gets."""
+        verdict = await self.judge(pod)
+        if verdict.held is not None:
+            self.bind(pod, verdict.held)
+        return verdict
+
+    async def judge(self, pod: Pod) -> Verdict:
+        """Decide on a pod, without binding it: what it gets is reserved, and the pods that it preempts are gone."""
+        job = self.allocator.job_of(pod)
+        try:
+            held = self.allocator.place(pod)
+        except Refusal as refusal:
+            refused = refusal.with_traceback(None)
+        else:
+            return Verdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
+        gone = await self._preempt(pod, job)
+        if gone:
+            with suppress(Refusal):
+                held = self.allocator.place(pod)
+                return Verdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
+            for each in gone:
+                self.apply(each)
+            self.allocator.ledger.promises.drop(_owner(pod, job))
+        return Verdict(pod, job.key, refusal=refused, waits_for=self._waits_for(pod, job, refused))
+
+    def bind(self, pod: Pod, held: Reservation) -> dict[str, str]:
+        """Bind a pod to the node it gets; returns the annotations of its Binding."""
+        stamped = self._stamper.stamp(held, Stage.BINDING)
+        annotations = self._stamper.annotations(pod, stamped)
+        # As the watch shows it after its Binding: from then on the pod itself holds its chips.
+        metadata = structs.replace(pod.metadata, annotations=pod.metadata.annotations | annotations)
+        self.apply(structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=stamped.node)))
+        return annotations
+
+    def apply(self, pod: Pod) -> None:
+        """Add a pod, or show it as it is now."""
+        self._pods[pod.uid] = pod
+        self.allocator.cluster.pod_applied(pod)
+        if pod.spec.node_name and pod.is_live and pod.requests_chips:
+            self._lowest = min(self._lowest, pod.priority)
+
+    def delete(self, pod: Pod) -> None:
+        """Delete a pod, also one that was placed before."""
+        del self._pods[pod.uid]
+        self.allocator.cluster.pod_deleted(pod)
+
+    def _waits_for(self, pod: Pod, job: Job, refusal: Refusal) -> WaitingFor:
+        engine, index = self.allocator.engine, self.allocator.cluster.index
+        if refusal.reason.category is Category.INCOMPLETE:
+            return WaitingFor.PODS
+        gang = engine.gang_of(pod)
+        if gang is not None and engine.gangs.obstacles.refusal(job) is not None:
+            return WaitingFor.SCHEDULER
+        try:
+            request = engine.request_of(pod)
+        except Refusal:
+            return WaitingFor.CHANGE
+        nodes = self.allocator.selected(pod) if pod.spec.node_selector else None
+        return waiting_for(index.reasons(request, nodes) if gang is None else index.reasons_when_full(request, nodes))
+
+    def _victims_on(self, node: str, pod: Pod, job: Job) -> tuple[str, ...]:
+        ended = self._ended.get(_owner(pod, job))
+        return tuple(ended.pop(node, ())) if ended is not None else ()
+
+    async def _preempt(self, pod: Pod, job: Job) -> list[Pod]:
+        """Delete the pods that kube-scheduler would preempt for a pod, or for its gang; returns these."""
+        spec = pod.spec
+        if self._lowest >= pod.priority or spec.preemption_policy == NEVER or spec.scheduler_name == VOLCANO:
+            return []
+        allocator, preemption = self.allocator, self.allocator.preemption
+        kind: object = job.key.plan
+        if not job.is_gang:
+            kind = tuple(sorted(_resources(pod).items())), frozenset(spec.node_selector.items()), pod.priority
+        state = kind, allocator.cluster.changes.revision
+        if state == self._in_vain:
+            return []  # as for the last one like it
+        preemptors = [pod]
+        if allocator.engine.is_of_gang(pod):
+            # The first ones are answered once their scheduler has tried the others.
+            waiting = [each for _, each in job.ranked() if each.waits_for_chips and each.uid != pod.uid]
+            preemptors = [pod, *waiting] * 2
+        ended = defaultdict[str, dict[str, None]](dict)
+        for each in preemptors:
+            suggested, passed = self._by_number(each)
+            if passed:
+                preemption.offered(each, passed)
+            with suppress(Refusal):
+                if suggested and (chosen := await preemption.improve(each, suggested)) is not None:
+                    ended[chosen.node] |= dict.fromkeys(victim.uid for victim in chosen.victims)
+        self._in_vain = None if ended else state
+        gone = {node: [self._pods[uid] for uid in uids if uid in self._pods] for node, uids in ended.items()}
+        for each in (each for pods in gone.values() for each in pods):
+            self.delete(each)
+        self._ended[_owner(pod, job)] = {node: [each.key for each in pods] for node, pods in gone.items()}
+        return [each for pods in gone.values() for each in pods]
+
+    def _by_number(self, pod: Pod) -> tuple[dict[str, Suggestion], list[str]]:
+        """By number alone, as kube-scheduler counts: the nodes where others have to end, and those where none has."""
+        wanted = _resources(pod)
+        suggested, passed = dict[str, Suggestion](), list[str]()
+        for name in sorted(self.allocator.selected(pod)):
+            record = self.allocator.cluster.nodes[name]
+            if not isinstance(record.offer, Vacancy) or not isinstance(record.server, Server):
+                continue
+            there = [each for uid in record.holdings if (each := self._pods.get(uid)) is not None]
+            lower = [each for each in there if each.priority < pod.priority]
+            free = _allocatable(record)
+            for each in there:
+                free.subtract(_resources(each))
+            if all(free[resource] >= number for resource, number in wanted.items()):
+                passed.append(name)
+                continue
+            for each in lower:
+                free.update(_resources(each))
+            if lower and all(free[resource] >= number for resource, number in wanted.items()):
+                suggested[name] = Suggestion(tuple(each.uid for each in lower))
+        return suggested, passed
+
+
+def position(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:
+    """Return the order of the pods of a job: by rank, and by the numbers in their names."""
+    rank = own_rank(pod)
+    # Every second part is a number: train-10 comes after train-9.
+    parts = _NUMBERS.split(pod.name)
+    return rank is None, rank or 0, tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), pod.name
+
+
+def _precedence(pods: Iterable[Pod]) -> tuple[int, datetime]:
+    """The order of pods of one job: the most important first, then the oldest."""
+    return min(-pod.priority for pod in pods), min(_created(pod) for pod in pods)
+
+
+def _created(pod: Pod) -> datetime:
+    stamp = pod.metadata.creation_timestamp
+    return msgspec.convert(stamp, datetime) if stamp is not None else datetime.max.replace(tzinfo=UTC)
+
+
+def _owner(pod: Pod, job: Job) -> str:
+    return job.key.plan if job.is_gang else pod.uid
+
+
+def _resources(pod: Pod) -> Counter[str]:
+    """What kube-scheduler counts for a pod."""
+    found = Counter({"chips": counted_chips(pod), "cores": counted_cores(pod), **counted_vnpus(pod)})
+    return +found
+
+
+def _allocatable(record: NodeRecord) -> Counter[str]:
+    server = record.server
+    assert isinstance(server, Server)  # noqa: S101 - the caller has looked
+    return Counter({"chips": server.allocatable, "cores": server.allocatable_cores, **server.allocatable_vnpus})

@@ -1,0 +1,90 @@
+"""What breaks in a cluster turns ``npuctl doctor --cluster`` red, with a line that says what breaks."""
+
+import time
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.console import Console
+
+from allocator.settings import Settings
+from npuctl.doctor.cluster import check_cluster
+from npuctl.doctor.command import Diagnosis, diagnosis_of, render
+from npuctl.doctor.details import read_details
+from npuctl.doctor.finding import Finding
+from npuctl.reading.objects import list_objects
+from tests.e2e.test_main_job import check_hand_over
+from tests.e2e.world import World
+
+
+async def diagnose(world: World) -> Diagnosis:
+    """The diagnosis of the cluster as it is now."""
+    objects, details = await list_objects(world.client), await read_details(world.client)
+    return diagnosis_of("cluster", await check_cluster(objects, details, Settings(), time.time_ns()))
+
+
+async def red(world: World, check: str, saying: str) -> Finding:
+    """Wait until a check has a problem in these words; nothing is green beside it, and the exit status is 1."""
+
+    async def look() -> tuple[Finding, Sequence[Finding]] | None:
+        diagnosis = await diagnose(world)
+        own = [each for each in diagnosis.findings if each.check == check]
+        found = [each for each in own if each.severity == "problem" and saying in each.sentence]
+        assert not found or diagnosis.exit_status == 1
+        return (found[0], own) if found else None
+
+    found, own = await world.eventually(look, f"doctor says {saying!r}")
+    assert check == "programs" or all(each.severity != "ok" for each in own)
+    return found
+
+
+async def test_a_healthy_cluster_has_no_problems(world: World) -> None:
+    await world.create("healthy", 2)
+    await check_hand_over(world, "healthy", 2)
+    diagnosis = await diagnose(world)
+    printed = Console(width=200, file=StringIO())
+    printed.print(render(diagnosis))
+    assert (diagnosis.exit_status, diagnosis.problems) == (0, 0), printed.file.getvalue()  # type: ignore[attr-defined]
+    # The programs are no pods here, nor is their scheduler.
+    assert {each.check for each in diagnosis.findings if each.severity == "warning"} <= {"programs"}
+
+
+async def test_a_pod_that_was_bound_without_the_allocator_is_told_after_it_has_failed(world: World) -> None:
+    pod = await world.create("stray", 1, schedulerName="another")
+    await world.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=world.nodes[0].name, annotations={})
+    await world.failed("stray")
+    found = await red(world, "schedulers", "failed at its node, because scheduler another did not ask the allocator")
+    assert (found.reason, found.pods) == ("NotPlaced", ("default/stray",))
+
+
+async def test_a_pod_that_no_scheduler_serves_is_told(world: World) -> None:
+    pod = await world.create("unserved", 1, schedulerName="nobody")
+    objects, details = await list_objects(world.client), await read_details(world.client)
+    later_ns = time.time_ns() + 300 * 10**9
+    found = [each for each in await check_cluster(objects, details, Settings(), later_ns) if pod.key in each.pods]
+    assert [(each.check, each.severity) for each in found] == [("schedulers", "problem")]
+
+
+async def test_a_pod_on_a_chip_that_breaks_is_told_with_the_code(world: World) -> None:
+    pod = await world.create("works", 1)
+    await check_hand_over(world, "works", 1)
+    pod = await world.running("works")
+    node = world.node(pod.spec.node_name)
+    chip = int(pod.metadata.annotations["huawei.com/AscendReal"].removeprefix("Ascend910-"))
+    node.edit_chip(chip, health="Unhealthy", fault_codes=["80E18402"])
+    found = await red(world, "faults", f"pod default/works runs on {node.name}/Ascend910-{chip}")
+    assert (found.pods, found.codes) == (("default/works",), ("80E18402",))
+
+
+async def test_a_device_plugin_that_ended_is_told(world: World) -> None:
+    name = world.nodes[0].name
+    await world.nodes[0].stop_plugin()
+    found = await red(world, "nodes", f"node {name}")
+    assert found.reason in {"ResourceNotOffered", "StaleReport"}
+    assert (await red(world, "programs", f"no device plugin on node {name}")).nodes == (name,)
+
+
+async def test_an_allocator_that_does_not_answer_is_told(world: World) -> None:
+    await world.allocator.stop()
+    await world.create("waits", 1)
+    found = await red(world, "schedulers", "can't schedule pod default/waits")
+    assert "check that an allocator leads" in found.advice

@@ -1,0 +1,182 @@
+"""``npuctl doctor --cluster`` is red where users suffer, and nothing is green beside it: each test breaks something."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ascend.chips import RESOURCE
+from ascend.deviceinfo import DeviceReport, encode_report
+from ascend.faults import FaultTime, chip_fault
+from npuctl.cli import app
+from npuctl.doctor.schedulers import check_schedulers
+from npuctl.reading.manifests import read_manifests
+from tests.npuctl.manifests import Json, as_list, node, pod, report
+from tests.npuctl.test_doctor_cluster import NOW, claimed, doctor
+
+NOW_S = 1_767_225_600
+
+
+def finding(folder: Path, *objects: Json, check: str) -> dict[str, Any]:
+    """The first finding of a check, which has to be a problem, and nothing else of that check is green."""
+    status, diagnosis = doctor(folder, *objects)
+    own = [each for each in diagnosis["findings"] if each["check"] == check]
+    assert [each["severity"] for each in own if each["severity"] == "ok"] == []
+    assert (status, own[0]["severity"]) == (1, "problem")
+    found: dict[str, Any] = own[0]
+    return found
+
+
+def faulty_report(
+    name: str, *, level: str = "SeparateNPU", codes: tuple[str, ...] = ("80E18402",), chip: int = 0
+) -> Json:
+    fault = chip_fault(chip_id=chip, level=level, codes=dict.fromkeys(codes, FaultTime(0, level)))
+    made = DeviceReport(0xFE, 1 << chip, 0, NOW_S, faults=(fault,) if codes else ())
+    return {**report(name), "data": encode_report(made)}
+
+
+def rejected(name: str, reason: str, *, scheduler: str = "default-scheduler", at: str = "2026-01-01T00:00:00Z") -> Json:
+    made = pod(name, 1, node="n1", phase="Failed", creationTimestamp=at)
+    message = f"Allocate failed due to rpc error: code = Unknown desc = {reason}: pod {name} …, which is unexpected"
+    made["status"] |= {"reason": "UnexpectedAdmissionError", "message": message}
+    made["spec"]["schedulerName"] = scheduler
+    return made
+
+
+def test_failed_pods_that_nobody_placed_tell_of_a_scheduler_that_does_not_ask(tmp_path: Path) -> None:
+    pods = [rejected(f"web-{number}", "NotPlaced") for number in range(5)]
+    found = finding(tmp_path, node("n1"), report("n1"), *pods, check="schedulers")
+    assert found["sentence"] == (
+        "NotPlaced: 5 pods (default/web-0, default/web-1, default/web-2 and 2 more) failed at their nodes, because "
+        "scheduler default-scheduler did not ask the allocator"
+    )
+    assert found["advice"].startswith("connect it by the extender (deploy/kube-scheduler.yaml): its --config was never")
+    assert (found["reason"], len(found["pods"])) == ("NotPlaced", 5)
+
+
+def test_a_scheduler_that_is_not_served_is_named(tmp_path: Path) -> None:
+    found = finding(tmp_path, node("n1"), report("n1"), rejected("a", "NotPlaced", scheduler="own"), check="schedulers")
+    assert (
+        "give the pods a schedulerName that the allocator serves (default-scheduler), or serve own" in found["advice"]
+    )
+
+
+def test_failed_pods_of_a_scheduler_that_asks_now_are_only_left_over(tmp_path: Path) -> None:
+    later = claimed("later", [0], [0])
+    later["spec"]["schedulerName"] = "default-scheduler"
+    later["metadata"]["annotations"]["predicate-time"] = str((NOW_S + 60) * 10**9)
+    status, diagnosis = doctor(tmp_path, node("n1"), report("n1"), rejected("a", "NotPlaced"), later)
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "schedulers"]
+    assert (status, found["severity"]) == (0, "warning")
+    assert "failed before scheduler default-scheduler asked the allocator, which it does now" in found["sentence"]
+
+
+def test_pods_that_failed_for_other_reasons_are_counted_by_these(tmp_path: Path) -> None:
+    pods = [rejected("a", "ChipUnhealthy"), rejected("b", "ChipUnhealthy"), rejected("c", "NoSuchPod")]
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1"), *pods)
+    said = {each["reason"]: each["pods"] for each in diagnosis["findings"] if each["check"] == "schedulers"}
+    assert said == {"ChipUnhealthy": ["default/a", "default/b"], "NoSuchPod": ["default/c"]}
+
+
+def waiting(name: str, *conditions: Json, at: str = "2025-12-31T23:00:00Z") -> Json:
+    made = pod(name, 1, creationTimestamp=at, phase="Pending")
+    made["status"]["conditions"] = list(conditions)
+    made["spec"]["schedulerName"] = "second"
+    return made
+
+
+def test_pods_that_no_scheduler_has_tried_are_a_problem(tmp_path: Path) -> None:
+    found = finding(tmp_path, node("n1"), report("n1"), waiting("old"), waiting("new", at=NOW), check="schedulers")
+    assert found["sentence"] == "scheduler second has not tried pod default/old, for 120 s or more"
+
+
+def test_a_scheduler_that_gets_no_answer_is_a_problem(tmp_path: Path) -> None:
+    message = "Post https://allocator/scheduler/filter: dial tcp 10.0.0.1:8080: connect: connection refused"
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": message}
+    found = finding(tmp_path, node("n1"), report("n1"), waiting("a", condition), check="schedulers")
+    assert found["sentence"] == f"scheduler second can't schedule pod default/a: {message}"
+    assert "check that an allocator leads" in found["advice"]
+
+
+@pytest.mark.parametrize(
+    ("line", "placed", "told"),
+    [("kube-scheduler", False, True), ("kube-scheduler --config=/a", False, False), ("kube-scheduler", True, False)],
+)
+def test_a_kube_scheduler_without_a_configuration_is_a_problem_before_pods_fail(
+    line: str,
+    placed: bool,  # noqa: FBT001 - a parameter
+    told: bool,  # noqa: FBT001 - a parameter
+    tmp_path: Path,
+) -> None:
+    own = claimed("a", [0], [0])
+    own["spec"]["schedulerName"] = "default-scheduler"
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(*([own] if placed else []))))
+    pods = read_manifests([str(path)]).objects.pods
+    found = list(check_schedulers(pods, ["default-scheduler"], (line,), NOW_S))
+    assert [each.severity for each in found] == ["problem"] * told
+
+
+def test_pods_on_broken_chips_are_a_problem_with_the_meaning_of_the_code(tmp_path: Path) -> None:
+    found = finding(tmp_path, node("n1"), faulty_report("n1"), claimed("a", [0, 1], [0, 1]), check="faults")
+    assert found["sentence"].startswith("pod default/a runs on n1/Ascend910-0, which has a fault: 80E18402 (64 rows")
+    assert found["advice"] == "end the pods on it; the chip has to be repaired or replaced"
+    assert (found["nodes"], found["pods"], found["codes"]) == (["n1"], ["default/a"], ["80E18402"])
+
+
+def test_a_pod_on_a_broken_chip_is_explained_with_its_fault(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), faulty_report("n1"), claimed("a", [0, 1], [0, 1]))))
+    arguments = ["explain", "a", "-f", str(path), "--now", NOW]
+    answer = json.loads(CliRunner().invoke(app, [*arguments, "-o", "json"]).stdout)
+    (broken,) = answer["broken"]
+    assert (answer["state"], broken["chip"], broken["codes"]) == ("placed", "Ascend910-0", ["80E18402"])
+    printed = CliRunner().invoke(app, arguments).stdout
+    assert "broken:\n  Ascend910-0: 80E18402 (64 rows of its memory" in printed
+
+
+def test_broken_chips_that_nobody_uses_are_warnings_by_code(tmp_path: Path) -> None:
+    nodes = [node("n1", chips=7), node("n2", chips=7)]
+    status, diagnosis = doctor(tmp_path, *nodes, faulty_report("n1"), faulty_report("n2"))
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "faults"]
+    assert (status, found["severity"], found["nodes"]) == (0, "warning", ["n1", "n2"])
+    assert found["sentence"].startswith("2 chips (n1/Ascend910-0, n2/Ascend910-0) have a fault: 80E18402 (")
+
+
+def test_a_pod_may_go_on_with_a_chip_that_only_bars_new_use(tmp_path: Path) -> None:
+    made = faulty_report("n1", level="PreSeparateNPU")
+    fault = chip_fault(chip_id=0, level="PreSeparateNPU", codes={"8F180220": FaultTime(0, "PreSeparateNPU")})
+    made["data"] = encode_report(DeviceReport(0xFE, 0, 0, NOW_S, faults=(fault,)))
+    status, diagnosis = doctor(tmp_path, node("n1"), made, claimed("a", [0], [0]))
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "faults"]
+    assert (status, found["severity"], found["pods"]) == (0, "warning", ["default/a"])
+
+
+def test_a_node_whose_driver_is_silent_is_a_problem(tmp_path: Path) -> None:
+    silent = {**report("n1"), "data": encode_report(DeviceReport(0, 0xF0, 0, NOW_S))}
+    holder = claimed("a", [0, 1, 2, 3], [0, 1, 2, 3])
+    found = finding(tmp_path, node("n1", chips=4), silent, holder, check="faults")
+    assert found["sentence"] == "the driver does not answer on node n1: no chip there is given to a pod"
+    # One chip that can't be read is not the driver.
+    one = {**report("n1"), "data": encode_report(DeviceReport(0xFE, 1, 0, NOW_S))}
+    status, diagnosis = doctor(tmp_path, node("n1", chips=7), one)
+    (said,) = [each for each in diagnosis["findings"] if each["check"] == "faults"]
+    assert (status, said["severity"]) == (0, "warning")
+    assert "unhealthy without a fault code: the driver does not answer for it" in said["sentence"]
+
+
+def test_nothing_green_is_said_of_reports_beside_a_stale_one(tmp_path: Path) -> None:
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1", at_s=NOW_S - 3600), node("n2"), report("n2"))
+    severities = {each["check"]: each["severity"] for each in diagnosis["findings"]}
+    assert severities["nodes"] == "problem"
+    assert "reports" not in severities
+
+
+def test_nothing_green_is_said_of_kubelets_beside_one_that_offers_nothing(tmp_path: Path) -> None:
+    silent = node("n1")
+    del silent["status"]["allocatable"][RESOURCE]
+    _, diagnosis = doctor(tmp_path, silent, report("n1"), node("n2"), report("n2"))
+    checks = [each["check"] for each in diagnosis["findings"]]
+    assert "kubelets" not in checks
