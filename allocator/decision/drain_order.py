@@ -9,7 +9,8 @@ first nodes of this order gets them after a limited number of ends.
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple, TypeAlias
 
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -18,12 +19,71 @@ from ascend.turn import Steps
 
 _STEP: Final = 32
 """After so many nodes there may be a pause."""
+AT_ONCE: Final = 1024
+"""Up to so many changed nodes are read within a decision, in a few milliseconds."""
+_BLOCK: Final = 512
+"""The most nodes in a block of the order: so many are moved by a change."""
+
+_FEW: Final = 256
+"""Up to so many allowed nodes are put in order by themselves."""
+
+Entry: TypeAlias = tuple[int, str]
+"""The number of pods of a node, and its name."""
+
+
+class Part(NamedTuple):
+    """A part of the order.
+
+    Attributes:
+        names: the names of single nodes.
+        last: the last one of others, from the first on.
+    """
+
+    names: Collection[str] = ()
+    last: Entry = (-1, "")
 
 
 class _Place(NamedTuple):
     product: str
     pods: int
     chips: int
+
+
+class _Ordered:
+    """Entries in order, in blocks, so that a change of one moves few of them."""
+
+    def __init__(self) -> None:
+        self._blocks: list[list[Entry]] = [[]]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self._blocks)
+
+    def add(self, entry: Entry) -> None:
+        position = min(self._position(entry), len(self._blocks) - 1)
+        block = self._blocks[position]
+        insort(block, entry)
+        if len(block) > _BLOCK:
+            half = len(block) // 2
+            self._blocks[position : position + 1] = block[:half], block[half:]
+
+    def remove(self, entry: Entry) -> None:
+        position = self._position(entry)
+        block = self._blocks[position]
+        del block[bisect_left(block, entry)]
+        if not block and len(self._blocks) > 1:
+            del self._blocks[position]
+
+    def _position(self, entry: Entry) -> int:
+        """The first block whose last entry does not come before an entry."""
+        return bisect_left(self._blocks, entry, key=_last) if len(self._blocks) > 1 else 0
+
+
+def _last(block: list[Entry]) -> Entry:
+    return block[-1]
+
+
+def _is_before(places: Iterable[_Place | None], name: str, last: Entry) -> bool:
+    return any(place is not None and (place.pods, name) <= last for place in places)
 
 
 class DrainOrder:
@@ -42,49 +102,75 @@ class DrainOrder:
         self._ledger = ledger
         self._seen = -1
         self._places: dict[str, _Place] = {}
-        self._ordered: dict[str, list[tuple[int, str]]] = {}
+        self._ordered: dict[str, _Ordered] = {}
         self.chips = 0
 
-    def refresh(self) -> Steps[None]:
-        """Read the nodes that have changed since the last call."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether so many nodes have changed that reading them takes long."""
+        changed = self._cluster.changes.revision - self._seen
+        return changed > AT_ONCE and len(self._cluster.index.entries) > AT_ONCE
+
+    def refresh(self, part: Part | None = None) -> Steps[bool]:
+        """Read the nodes that have changed since the last call.
+
+        Args:
+            part: a part of the order; None for all of it.
+
+        Returns:
+            Whether any of them is in the part.
+        """
         changes = self._cluster.changes
         names: Iterable[str] | None = changes.since(self._seen)
-        self._seen = changes.revision
+        revision = changes.revision
         if names is None:
             names = list({**self._places, **self._cluster.index.entries})
+        is_changed = part is None
         for number, name in enumerate(names, start=1):
             if not number % _STEP:
                 yield
-            self._put(name)
+            places = self._put(name)
+            is_changed = is_changed or part is None or name in part.names or _is_before(places, name, part.last)
+        self._seen = revision
+        return is_changed
 
-    def names(self, products: Collection[str] | None, allowed: Collection[str] | None) -> Iterator[str]:
-        """The names of the nodes, first those that drain soonest.
+    def entries(self, products: Collection[str] | None, allowed: Collection[str] | None) -> Iterator[Entry]:
+        """The nodes, first those that drain soonest.
 
         Args:
             products: names of products; None for all.
             allowed: names of nodes; None for every node.
         """
+        if allowed is not None and len(allowed) < _FEW:
+            known = {name: place for name in allowed if (place := self._places.get(name)) is not None}
+            return iter(
+                sorted(
+                    (each.pods, name) for name, each in known.items() if products is None or each.product in products
+                )
+            )
         lists = [nodes for product, nodes in self._ordered.items() if products is None or product in products]
         ordered = lists[0] if len(lists) == 1 else heapq.merge(*lists)
-        return (name for _, name in ordered if allowed is None or name in allowed)
+        return (entry for entry in ordered if allowed is None or entry[1] in allowed)
 
-    def _put(self, name: str) -> None:
-        old, new = self._places.get(name), self._read(name)
+    def _put(self, name: str) -> tuple[_Place | None, _Place | None]:
+        """Take over a change of a node; returns its place before and now."""
+        old, new = self._places.get(name), self._place(name)
         if old == new:
-            return
+            return old, new
         if old is not None:
             del self._places[name]
-            nodes = self._ordered[old.product]
-            del nodes[bisect_left(nodes, (old.pods, name))]
+            self._ordered[old.product].remove((old.pods, name))
             self.chips -= old.chips
         if new is not None:
             self._places[name] = new
-            insort(self._ordered.setdefault(new.product, []), (new.pods, name))
+            self._ordered.setdefault(new.product, _Ordered()).add((new.pods, name))
             self.chips += new.chips
+        return old, new
 
-    def _read(self, name: str) -> _Place | None:
+    def _place(self, name: str) -> _Place | None:
         entry, record = self._cluster.index.entries.get(name), self._cluster.nodes.get(name)
         if record is None or not isinstance(entry, Bucket):
             return None
-        pods = record.holdings.keys() | self._ledger.on(name).keys()
-        return _Place(entry.vacancy.product.name, len(pods), entry.vacancy.healthy)
+        held, reserved = record.holdings, self._ledger.on(name)
+        pods = len(held) + sum(uid not in held for uid in reserved) if reserved else len(held)
+        return _Place(entry.vacancy.product.name, pods, entry.vacancy.healthy)

@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec.structs import replace as with_fields
 
-from allocator.decision.drain_order import DrainOrder
+from allocator.decision.drain_order import DrainOrder, Part
 from allocator.decision.setbacks import Setbacks
 from allocator.decision.waiting_alone import WaitingAlone
 from allocator.decision.waiting_gangs import Need, WaitingGangs
@@ -52,6 +52,8 @@ pods on some of its nodes may run for long, or for ever."""
 
 _MOST_DOUBLINGS: Final = 6
 _PERIOD_S: Final = 10.0
+"""After this time what could not be placed, or lacked something else, is looked at again."""
+_MEASURE_S: Final = 1.0
 _STEP: Final = 32
 """After so many nodes there may be a pause."""
 _REST: Final = 9
@@ -95,7 +97,11 @@ class Earmarks:
         self._seen: tuple[int, int, int, int, float] = (-1, 0, 0, 0, 0.0)
         self._first_s = 0.0
         self._drained_s: float | None = None
+        self._labels = 0
         self._last: Need | None = None
+        # For what chips were chosen last, and from which nodes, if nothing has changed there since.
+        self._basis: tuple[Need, Part] | None = None
+        self._hopeless = set[object]()
         self._measured_s = ledger.promises.monotonic()
         self.kept_chip_s: defaultdict[str, float] = defaultdict(float)
         """The time for which free chips were kept for the jobs of a namespace, in chip-seconds."""
@@ -122,7 +128,7 @@ class Earmarks:
         if self._state == self._seen:
             return
         promise = self._promise
-        if self._gangs.has_large or (promise is not None and len(promise.chips) > MANY):
+        if self._gangs.has_large or self._order.is_behind or (promise is not None and len(promise.chips) > MANY):
             self._wake.set()
         else:
             self.choose()
@@ -137,9 +143,9 @@ class Earmarks:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            started_s = self._now_s
+            started_s, seen = self._now_s, self._state
             await Turn().share_between(self._update())
-            self._seen = self._state
+            self._seen = seen
             await asyncio.sleep(_REST * (self._now_s - started_s))
 
     def open_to(self, pod: Pod) -> Collection[str]:
@@ -190,27 +196,47 @@ class Earmarks:
         job = self._cluster.jobs.by_key.get(need.job)
         return job is not None and sum(bool(pod.spec.node_name) for pod in job.pods.values()) >= job.min_available
 
-    def _update(self) -> Steps[None]:
-        self.measure()
-        self._note_use()
-        if self._now_s // _PERIOD_S != self._seen[-1]:
+    def _refresh(self) -> Steps[bool]:
+        """Read what has changed of jobs and nodes; returns whether the choice may be another one now."""
+        state, before, labels = self._state, self._seen, self._cluster.labels.version
+        if is_over := state[-1] != before[-1]:
+            self._gangs.look_again()
             self._alone.look_again()
-        yield from self._order.refresh()
+        if is_over or labels != self._labels:
+            self._labels, self._basis = labels, None
+            self._hopeless.clear()
+        if (yield from self._order.refresh(self._basis[1] if self._basis is not None else None)):
+            self._basis = None
+        has_changed = yield from self._gangs.refresh()
+        return has_changed or state[1:] != before[1:] or not self._stays(self._last)
+
+    def _stays(self, need: Need | None) -> bool:
+        """Whether what is kept for a job would be chosen again."""
+        if need is None or self._basis is None or self._basis[0] is not need or self._promise is None:
+            return False
+        # A pod that fits nowhere may fit on any node that has changed.
+        is_placeless = need.is_alone and not self._basis[1].names
+        return not is_placeless or self._cluster.index.best(need.request, need.candidates) is None
+
+    def _update(self) -> Steps[None]:
+        if self._now_s - self._measured_s >= _MEASURE_S:
+            self.measure()
+        if not (yield from self._refresh()):
+            return
+        self._note_use()
         promises = self._ledger.promises
-        gangs = yield from self._gangs.needs()
-        hopeless = set[object]()  # many pods that can't be placed are made from one template
-        for need in heapq.merge(gangs, self._alone.needs(), key=_order_of):
+        for need in heapq.merge(self._gangs.needs(), self._alone.needs(), key=_order_of):
             kept = promises.get(need.owner)
             if kept is not None and not kept.drains:
                 continue  # it preempts: its seats are kept already
             chips = dict[str, ChipSet]()
-            if need.kind not in hopeless:
+            if need.kind not in self._hopeless:  # many pods that can't be placed are made from one template
                 chips = yield from self._choose(need, kept.chips if kept is not None else {})
             if not chips or self._is_stuck(need, chips):
                 if need.is_alone:
                     self._alone.pass_over(need.owner)
                 if not chips:
-                    hopeless.add(need.kind)
+                    self._hopeless.add(need.kind)
                 continue
             if self._owner != need.owner:
                 yield from self._drop()
@@ -259,12 +285,16 @@ class Earmarks:
         most = self._share * self._order.chips
         if need.seats * need.request.chips > most:
             return {}
+        if current and need.owner == self._owner and self._stays(need):
+            return dict(current)
         if need.is_alone and (fitting := self._fitting(need, current)):
+            self._basis = need, Part(fitting)
             return fitting
         is_first, chosen, seats, is_used = need.owner == self._owner, dict[str, ChipSet](), 0, False
         doublings = min(int((self._now_s - self._first_s) // MORE_S), _MOST_DOUBLINGS) if is_first else 0
-        names = self._order.names(need.request.products, need.candidates)
-        for number, name in enumerate(names, start=1):
+        entry = None
+        for number, entry in enumerate(self._order.entries(need.request.products, need.candidates), start=1):
+            name = entry[1]
             if not number % _STEP:
                 yield
             more, chips = self._empty(name, need) if name not in chosen else (0, 0)
@@ -277,6 +307,7 @@ class Earmarks:
                 is_used = is_used or self._is_in_use(name, chips)
             if seats >= (need.seats << doublings if is_used else need.seats):
                 break
+        self._basis = (need, Part(last=entry)) if entry is not None else None
         return chosen if seats >= need.seats else {}
 
     def _fitting(self, need: Need, current: Mapping[str, ChipSet]) -> dict[str, ChipSet]:

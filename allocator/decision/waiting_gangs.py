@@ -1,6 +1,6 @@
 """The gangs that wait for chips, and what each of them needs. No I/O."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from allocator.decision.setbacks import Setbacks
@@ -84,7 +84,8 @@ class WaitingGangs:
         self._gangs = gangs
         self._request_of = request_of
         self._setbacks = setbacks
-        self._waiting: dict[JobKey, Need | None] = {}
+        self._waiting: dict[JobKey, tuple[tuple[int, int], Need | None] | None] = {}
+        self._ordered: list[Need] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -112,21 +113,36 @@ class WaitingGangs:
         job = self._cluster.jobs.by_key.get(key)
         return job.version if job is not None else 0, self._cluster.labels.version
 
-    def needs(self) -> Steps[list[Need]]:
-        """What the waiting gangs need, in the order in which they come first."""
-        found: list[Need] = []
+    def look_again(self) -> None:
+        """Read again what the gangs need that need nothing as far as is known. Call it periodically."""
+        for key, known in self._waiting.items():
+            if known is not None and known[1] is None:
+                self._waiting[key] = None
+
+    def refresh(self) -> Steps[bool]:
+        """Read what has changed; returns whether anything has."""
+        jobs, labels, is_changed = self._cluster.jobs.by_key, self._cluster.labels.version, False
         for key, known in tuple(self._waiting.items()):
-            job = self._cluster.jobs.by_key.get(key)
+            job = jobs.get(key)
             if job is None or not job.is_gang:
-                del self._waiting[key]
-                continue
-            need = known
-            if known is None or known.version != self.version(key):
+                self._waiting.pop(key, None)
+            elif known is None or known[0] != (job.version, labels):
                 need = yield from self._read(job)
-            self._waiting[key] = need
-            if need is not None and not self._setbacks.is_aside(key) and self._gangs.obstacles.of(job) is None:
-                found.append(need)
-        return sorted(found, key=lambda each: each.order)
+                self._waiting[key] = self.version(key) if need is None else need.version, need
+            else:
+                continue
+            is_changed = True
+        if is_changed:
+            needs = (known[1] for known in self._waiting.values() if known is not None)
+            self._ordered = sorted(filter(None, needs), key=lambda each: each.order)
+        return is_changed
+
+    def needs(self) -> Iterator[Need]:
+        """What the gangs need that lack nothing but chips, in the order in which they come first."""
+        for need in self._ordered:
+            job = self._cluster.jobs.by_key.get(need.job)
+            if job is not None and not self._setbacks.is_aside(need.job) and self._gangs.obstacles.of(job) is None:
+                yield need
 
     def _read(self, job: Job) -> Steps[Need | None]:
         if job.placed_beside("") >= job.min_available:

@@ -161,10 +161,10 @@ class Obstacles:
 
     def _doubt(self, pod: Pod, for_s: float) -> None:
         if pod.uid in self._jobs:
-            self.revision += 1
             known = self._refused.get(self._jobs[pod.uid], {}).get(pod.uid)
             # The scheduler may have seen a later one than the informers.
             verdicts = known[0] if known is not None else None, verdict_on(pod)
+            self.revision += verdicts != (None, None)
             self._in_doubt[pod.uid] = verdicts, self._ledger.monotonic() + for_s
 
     def _applied(self, pod: Pod) -> None:

@@ -15,10 +15,11 @@ from rich.table import Table
 
 from allocator.decision.engine import DecisionEngine
 from allocator.state.ledger import Ledger
+from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
 from sandbox.apiserver import ApiServer
-from tests.allocator.builders import World, pod
+from tests.allocator.builders import GROUP, World, pod
 from tests.allocator.cores import core_node, core_pod
 from tests.allocator.harness import running
 from tests.bench.free_sets import in_memory, node_name, on_server
@@ -28,6 +29,7 @@ REQUESTS: Final = ASCEND_910A.requests
 _REFERENCE_BEST: Final = "107, 1,054 and 17,953 µs"
 _ROUNDS: Final = 10
 _PARTS: Final = (5, 10, 20)
+_GANG: Final = 8
 _IN_USE: Final = (40, 20, 40)
 """The shares of chips with a vNPU of 5 cores, in use as a whole, and free."""
 
@@ -57,6 +59,14 @@ async def measure(run: Run) -> Outcome:
         "walk: filter and rank all nodes by the same rules, then reserve and release; the result is the same.",
         f"The reference's best on these inputs, quoted, not measured here: {_REFERENCE_BEST}.",
         "Its source: docs/spec/measurements.md#decisions-in-process.",
+    )
+    while_waiting = table("nodes", "decisions/s", "p50 µs", "p99 µs")
+    for count in size.nodes:
+        _while_waiting(run, size, count, while_waiting, outcome)
+    outcome.show(
+        f"decisions: the same for 1, 2 and 4 chips, while nodes are kept for a gang of {_GANG} pods of 8 chips",
+        while_waiting,
+        "With gang_earmark_share 0.5; each decision changes a node, after which the kept nodes are chosen anew.",
     )
     parts = table("nodes", "decisions/s", "p50 µs", "p99 µs")
     for count in size.nodes[:3]:
@@ -101,6 +111,21 @@ def _in_process(run: Run, size: _Size, count: int, shown: Table, outcome: Outcom
     )
     outcome.raw[f"{count} nodes, decision, s"] = indexed
     outcome.raw[f"{count} nodes, walk, s"] = walked
+
+
+def _while_waiting(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
+    marks = {GROUP: "waits", MIN_AVAILABLE: str(_GANG)}
+    gang = [pod(f"waits-{number}", 8, annotations=marks) for number in range(_GANG)]
+    ledger = Ledger(ttl_s=30.0, monotonic=time.monotonic)
+    engine = in_memory(count, run.seed, ledger, gang, earmark_share=0.5)
+    engine.earmarks.choose()
+    pods = [pod(f"asks-{request}", request) for request in REQUESTS[:-1]]
+    decided: list[float] = []
+    for number in run.steps(f"{count:,} nodes, a gang waits", _ROUNDS + 1):
+        _timed(lambda each: _indexed(engine, each), pods, size.indexed // _ROUNDS, decided if number else [])
+    assert len(ledger.promises) == 1
+    shown.add_row(f"{count:,}", f"{len(decided) / sum(decided):,.0f}", us(p50(decided)), us(p99(decided)))
+    outcome.raw[f"{count} nodes, decision while a gang waits, s"] = decided
 
 
 def _of_parts(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:

@@ -4,12 +4,14 @@ See docs/spec/measurements.md#decisions-in-process, "random".
 """
 
 import random
+from collections.abc import Iterable
 
 from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import Grant
 from ascend.chips import RESOURCE
+from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import node, pod
@@ -30,15 +32,19 @@ def held_chips(count: int, seed: int) -> list[tuple[int, ...]]:
     return [tuple(chip for chip in chips if chip not in idle) for idle in free]
 
 
-def in_memory(count: int, seed: int, ledger: Ledger) -> DecisionEngine:
-    """Create an engine with these servers."""
+def in_memory(
+    count: int, seed: int, ledger: Ledger, waiting: Iterable[Pod] = (), *, earmark_share: float = 0.0
+) -> DecisionEngine:
+    """Create an engine with these servers, and pods that wait."""
     cluster = Cluster(ledger)
     for number, held in enumerate(held_chips(count, seed)):
         name = node_name(number)
         cluster.node_applied(node(name))
         if held:
             cluster.pod_applied(pod(f"holds-{name}", len(held), node=name, chips=held, phase="Running"))
-    return DecisionEngine(cluster, ledger)
+    for each in waiting:
+        cluster.pod_applied(each)
+    return DecisionEngine(cluster, ledger, earmark_share=earmark_share)
 
 
 async def on_server(server: ApiServer, count: int, seed: int) -> None:

@@ -5,12 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allocator.decision.drain_order import DrainOrder
 from allocator.decision.earmarks import MORE_S, PATIENCE_S
 from allocator.decision.preemption import Preemption
 from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Pod, Taint
-from ascend.turn import at_once
 from tests.allocator.builders import World, node, pod
 from tests.allocator.decision.test_earmarks import end, gang, holder, kept, places, world_of
 
@@ -194,19 +192,3 @@ def test_the_oldest_pod_starts_after_others_have_ended_however_many_younger_ones
             number += 1
         end(world, f"late-{number}")
     raise AssertionError
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7), st.booleans()), max_size=40))
-def test_the_order_is_that_by_the_number_of_pods_and_by_name(steps: list[tuple[int, int, bool]]) -> None:
-    world = world_of(6)
-    order = DrainOrder(world.cluster, world.ledger)
-    for on, chip, stays in steps:
-        name = f"p{on}-{chip}"
-        if stays:
-            world.add(holder(name, f"n{on}", [chip]))
-        elif f"uid-{name}" in world.cluster.pods:
-            end(world, name)
-        at_once(order.refresh())
-        holders = {f"n{number}": len(world.cluster.nodes[f"n{number}"].holdings) for number in range(6)}
-        assert list(order.names(None, None)) == sorted(holders, key=lambda name: (holders[name], name))
-        assert order.chips == 48
