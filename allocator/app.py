@@ -59,6 +59,7 @@ from ascend.kube.lease import boot_time
 from ascend.observe.probes import add_probes
 from ascend.reasons import Reason
 from ascend.serving.counts import Refusals
+from ascend.turn import Turn
 
 log = structlog.get_logger()
 
@@ -351,7 +352,7 @@ class AllocatorApp:
                     tasks.create_task(volumes.run(), name="volumes"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
-                    tasks.create_task(self._lead(grpc_server, preemption, rescheduler), name="leadership"),
+                    tasks.create_task(self._lead(grpc_server, stamper, preemption, rescheduler), name="leadership"),
                     tasks.create_task(self.gauges.run(metrics.registry, informers.synced), name="gauges"),
                     tasks.create_task(self._when_open(nominations.run), name="nominations"),
                     tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
@@ -391,8 +392,11 @@ class AllocatorApp:
                 volcano.add_routes(app)
         self._addresses = dict(await ports.serve(stack, refusals))
 
-    async def _lead(self, grpc_server: GrpcServer, preemption: Preemption, rescheduler: Rescheduler | None) -> None:
+    async def _lead(
+        self, grpc_server: GrpcServer, stamper: Stamper, preemption: Preemption, rescheduler: Rescheduler | None
+    ) -> None:
         await self._leadership.enter()
+        await Turn().share_between(stamper.resume())
         if rescheduler is not None:
             await rescheduler.load()
         for job in await self.engine.resume():

@@ -31,6 +31,7 @@ from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category
+from ascend.turn import at_once
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 
@@ -79,6 +80,7 @@ class Evaluation:
         self._objects = objects
         self._pods = {pod.uid: pod for pod in objects.pods}
         self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
+        at_once(self._stamper.resume())
         self._ended: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._in_vain: tuple[object, int] | None = None
         running = (pod for pod in self._pods.values() if pod.spec.node_name and pod.is_live and pod.requests_chips)

@@ -35,11 +35,13 @@ from ascend.annotations import (
     UNKNOWN,
     Grant,
     read_base_device_infos,
+    read_predicate_time,
     write_configuration,
 )
 from ascend.chips import join_names_sorted
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Node, Pod
+from ascend.turn import Steps
 
 DAY_NS: Final = 24 * 3600 * 10**9
 
@@ -60,7 +62,18 @@ class Stamper:
         self._cluster = cluster
         self._ledger = ledger
         self._now_ns = now_ns
-        self._last: int | None = None
+        self._last = 0
+
+    def resume(self) -> Steps[None]:
+        """Read the predicate times of the pods that were bound before; call it before the first time is given out."""
+        # A pod's author may write any value; one far in the future would push all later ones towards CLAIMED.
+        limit = self._now_ns() + DAY_NS
+        for pod in tuple(self._cluster.pods.values()):
+            if pod.spec.node_name and pod.is_live:
+                time = read_predicate_time(pod.metadata.annotations)
+                if time is not None and time < limit:
+                    self._last = max(self._last, time)
+            yield
 
     def stamp(self, reservation: Reservation, stage: Stage, *, renew: bool = False) -> Reservation:
         """Put a reservation into a stage, with a predicate time.
@@ -109,12 +122,7 @@ class Stamper:
 
     def next_time(self) -> int:
         """A predicate time later than all before, and not earlier than the clock; Unix nanoseconds."""
-        now_ns = self._now_ns()
-        if self._last is None:
-            # A pod's author may write any value; one far in the future would push all later ones towards CLAIMED.
-            written = (time for time in self._cluster.predicate_times() if time < now_ns + DAY_NS)
-            self._last = max(written, default=0)
-        self._last = max(now_ns, self._last + 1)
+        self._last = max(self._now_ns(), self._last + 1)
         return self._last
 
 

@@ -23,7 +23,7 @@ from allocator.state.node import (
     read_server,
     unknown_node,
 )
-from allocator.state.node_labels import NodeLabels
+from allocator.state.node_labels import Marks, NodeLabels
 from allocator.state.node_reports import NodeReports
 from allocator.state.offers import assess
 from allocator.state.plain_pods import PlainPods, is_plain
@@ -35,12 +35,12 @@ from allocator.state.swaps import after_change, after_end, after_report, without
 from allocator.state.switches import Switches, asks_for_switches, read_state
 from allocator.state.unexplained import UnexplainedChips
 from allocator.state.waiting import WaitingPods
-from ascend.annotations import CLAIMED, read_block, read_predicate_time
+from ascend.annotations import read_block
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Node, Pod
-from ascend.products import Product
 from ascend.reasons import Reason
+from ascend.turn import Steps
 
 REMEMBERED_GONE = 10_000
 """The number of deleted pods remembered: more than schedulers may still have in their queues."""
@@ -104,8 +104,21 @@ class Cluster:
         )
         self._unexplained = UnexplainedChips(clock)
         self._held_deleted: set[str] = set()
+        self._put_off: dict[str, None] | None = None
         ledger.subscribe(self._reserved)
         ledger.promises.subscribe(self._promised)
+
+    def begin(self) -> None:
+        """Put off what nodes have left until ``settle``: the first lists change each node several times."""
+        self._put_off = {}
+
+    def settle(self) -> Steps[None]:
+        """Read what was put off, node by node; until it has ended, the index lacks nodes."""
+        while self._put_off:
+            name, _ = self._put_off.popitem()
+            self._read(name)
+            yield
+        self._put_off = None
 
     def hold_deleted(self, uid: str, node: str, holding: Holding) -> None:
         """Let a pod hold what it has although it is deleted: its containers may still run.
@@ -166,19 +179,13 @@ class Cluster:
         """Whether a pod was deleted recently; a pod that was never seen may be new."""
         return uid in self._gone
 
-    def predicate_times(self) -> list[int]:
-        """The predicate times written on live bound pods that the device plugin has not claimed yet."""
-        bound = (pod for pod in self._pods.values() if pod.is_live and pod.spec.node_name)
-        times = (read_predicate_time(pod.metadata.annotations) for pod in bound)
-        return [time for time in times if time is not None and time != CLAIMED]
-
     def node_applied(self, node: Node) -> None:
         """Add or update a node."""
         record = self._record(node.name)
-        if record.node is None or record.node.metadata.labels != node.metadata.labels:
-            self._labels_changed()
+        before = Marks.of(record)
         self._note_ignored(record, node)
         record.node, record.server = node, read_server(node)
+        self._marks_changed(record, before)
         self._refresh(node.name)
 
     def _note_ignored(self, record: NodeRecord, node: Node) -> None:
@@ -192,9 +199,9 @@ class Cluster:
     def node_deleted(self, node: Node) -> None:
         """Remove a node; what its pods hold is kept, in case the node is created again."""
         record = self._record(node.name)
-        record.node, record.server = None, unknown_node(node.name)
-        self._set_product(record, None)
-        self._labels_changed()
+        before = Marks.of(record)
+        record.node, record.server, record.product = None, unknown_node(node.name), None
+        self._marks_changed(record, before)
         self._drop_if_empty(node.name)
 
     def pod_applied(self, pod: Pod) -> None:
@@ -305,14 +312,11 @@ class Cluster:
             record.partners = without_partner(record.partners, uid)
             self._drop_if_empty(record.name)
 
-    def _set_product(self, record: NodeRecord, product: Product | None) -> None:
-        if record.product is not product:
-            record.product = product
-            self._labels_changed()
-
-    def _labels_changed(self) -> None:
-        self.labels.forget()
-        self.index.version += 1  # requests and gangs depend on labels and products as well
+    def _marks_changed(self, record: NodeRecord, before: Marks) -> None:
+        now = Marks.of(record)
+        if now != before:
+            self.labels.changed(record.name, before, now)
+            self.index.version += 1  # requests and gangs depend on labels and products as well
 
     def _note_placed(self, uid: str) -> None:
         pod = self._pods.get(uid)
@@ -347,13 +351,22 @@ class Cluster:
                 self._offer(record)
 
     def _refresh(self, name: str) -> None:
+        if self._put_off is None:
+            self._read(name)
+        else:
+            self._put_off[name] = None
+
+    def _read(self, name: str) -> None:
         record = self._records.get(name)
         if record is None:
             return
         record.idle = None
         record.reread()
         self._unexplained.note(record)
-        self._set_product(record, record.identify())
+        product, before = record.identify(), Marks.of(record)
+        if product is not before.product:
+            record.product = product
+            self._marks_changed(record, before)
         self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
         self._offer(record)
 

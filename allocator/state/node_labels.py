@@ -1,16 +1,36 @@
 """Finds the nodes that match a node selector, and their products.
 
-Labels rarely change and many pods have the same selectors, so nodes are grouped by a label when it is first needed.
+Many pods have the same selectors, and at any time a node may come or get other labels. So nodes are grouped by a label,
+and products counted by selector, when these are needed first; after that a change of a node takes constant time.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from allocator.state.node import NodeRecord
+from ascend.products import Product
+from ascend.rules.identity import ACCELERATOR_TYPE
 
 _LIMIT: Final = 64
-"""The most labels, and selectors, cached: any author of pods can add new ones."""
+"""The most labels, and selectors, that are followed: any author of pods can add new ones."""
+
+
+class Marks(NamedTuple):
+    """By what a node is found.
+
+    Attributes:
+        labels: its labels; None if there is no node.
+        product: its product; None if it is unknown.
+    """
+
+    labels: Mapping[str, str] | None
+    product: Product | None
+
+    @classmethod
+    def of(cls, record: NodeRecord) -> "Marks":
+        """Those of a node."""
+        return cls(record.node.metadata.labels if record.node is not None else None, record.product)
 
 
 class NodeLabels:
@@ -26,20 +46,35 @@ class NodeLabels:
     def __init__(self, records: Mapping[str, NodeRecord]) -> None:
         self.version = 0
         self._records = records
-        self._names: dict[str, Mapping[str, frozenset[str]]] = {}
-        self._products: dict[frozenset[tuple[str, str]], frozenset[str]] = {}
+        # The first are needed in any cluster, and reading all nodes of a large one takes milliseconds.
+        self._names: dict[str, dict[str, set[str]]] = {ACCELERATOR_TYPE: {}}
+        self._products: dict[frozenset[tuple[str, str]], Counter[str]] = {frozenset(): Counter()}
+        self._selected: dict[tuple[str, str], frozenset[str]] = {}
 
-    def forget(self) -> None:
-        """Drop the caches, after the labels or the product of a node have changed."""
+    def changed(self, name: str, old: Marks, new: Marks) -> None:
+        """Take over that the labels or the product of a node have changed."""
         self.version += 1
-        self._names.clear()
-        self._products.clear()
+        for each, step in ((old, -1), (new, 1)):
+            if each.labels is not None and each.product is not None:
+                for selector, products in self._products.items():
+                    if selector <= each.labels.items():
+                        products[each.product.name] += step
+        if old.labels is not new.labels:
+            before, after = old.labels or {}, new.labels or {}
+            for key, names in self._names.items():
+                if before.get(key) != after.get(key):
+                    if (value := before.get(key)) is not None:
+                        self._selected.pop((key, value), None)
+                        names[value].discard(name)
+                    if (value := after.get(key)) is not None:
+                        self._selected.pop((key, value), None)
+                        names.setdefault(value, set()).add(name)
 
     def selected(self, selector: Mapping[str, str]) -> Collection[str]:
         """The names of the nodes that match a node selector."""
         if not selector:
             return frozenset(name for name, record in self._records.items() if record.node is not None)
-        return frozenset.intersection(*(self._by(key).get(value, frozenset()) for key, value in selector.items()))
+        return frozenset.intersection(*(self._with(*label) for label in selector.items()))
 
     def products(self, selector: Mapping[str, str]) -> frozenset[str]:
         """The names of the products of the nodes that match a node selector, usable or not."""
@@ -47,21 +82,28 @@ class NodeLabels:
         found = self._products.get(key)
         if found is None:
             if len(self._products) >= _LIMIT:
-                self._products.clear()
+                self._products = {frozenset(): self._products[frozenset()]}
             products = (self._records[name].product for name in self.selected(selector))
-            found = self._products[key] = frozenset({each.name for each in products if each is not None})
+            found = self._products[key] = Counter(each.name for each in products if each is not None)
+        return frozenset(name for name, number in found.items() if number)
+
+    def _with(self, key: str, value: str) -> frozenset[str]:
+        """The names of the nodes with a label."""
+        found = self._selected.get((key, value))
+        if found is None:
+            if len(self._selected) >= _LIMIT:
+                self._selected.clear()
+            found = self._selected[key, value] = frozenset(self._by(key).get(value, ()))
         return found
 
-    def _by(self, key: str) -> Mapping[str, frozenset[str]]:
+    def _by(self, key: str) -> Mapping[str, Collection[str]]:
         """The names of the nodes, by their value of a label."""
-        known = self._names.get(key)
-        if known is not None:
-            return known
-        names: defaultdict[str, list[str]] = defaultdict(list)
-        for name, record in self._records.items():
-            if record.node is not None and (value := record.node.metadata.labels.get(key)) is not None:
-                names[value].append(name)
-        if len(self._names) >= _LIMIT:
-            self._names.clear()
-        found = self._names[key] = {value: frozenset(each) for value, each in names.items()}
-        return found
+        names = self._names.get(key)
+        if names is None:
+            if len(self._names) >= _LIMIT:
+                self._names = {ACCELERATOR_TYPE: self._names[ACCELERATOR_TYPE]}
+            names = self._names[key] = {}
+            for name, record in self._records.items():
+                if record.node is not None and (value := record.node.metadata.labels.get(key)) is not None:
+                    names.setdefault(value, set()).add(name)
+        return names

@@ -16,6 +16,7 @@ from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
 from ascend.kube.reflector import Reflector
+from ascend.turn import Turn
 
 log = structlog.get_logger()
 
@@ -50,6 +51,8 @@ class Informers:
 
             return OptionalInformer(client, cluster, kind, make) if kind.is_optional else make()
 
+        self._cluster = cluster
+        self._settled = asyncio.Event()
         kinds = watched_kinds(health_namespace)
         self._informers = {kind.name: informer(kind) for kind in kinds}
         (self._pods,) = (
@@ -61,12 +64,13 @@ class Informers:
     def missing(self) -> str | None:
         """The informers that have not synced, a sentence; None once all have."""
         waiting = [name for name, informer in self._informers.items() if not informer.synced.is_set()]
-        return f"the informers have not synced: waiting for {', '.join(waiting)}" if waiting else None
+        if not waiting:
+            return None if self._settled.is_set() else "the informers have synced, and the nodes are read"
+        return f"the informers have not synced: waiting for {', '.join(waiting)}"
 
     async def synced(self) -> None:
-        """Wait until all informers have synced."""
-        for informer in self._informers.values():
-            await informer.synced.wait()
+        """Wait until all informers have synced, and the cluster has what they have listed."""
+        await self._settled.wait()
 
     async def refresh_pods(self) -> None:
         """Wait until the informer has seen every Binding that the API server has made by now."""
@@ -80,9 +84,17 @@ class Informers:
 
     async def run(self) -> None:
         """Keep the cluster current until cancelled."""
+        self._cluster.begin()
         async with asyncio.TaskGroup() as tasks:
             for name, informer in self._informers.items():
                 tasks.create_task(informer.run(), name=f"watch {name}")
+            tasks.create_task(self._settle(), name="first lists")
+
+    async def _settle(self) -> None:
+        for informer in self._informers.values():
+            await informer.synced.wait()
+        await Turn().share_between(self._cluster.settle())
+        self._settled.set()
 
 
 class OptionalInformer:

@@ -18,10 +18,11 @@ a list other tasks run between the changes; deleted objects come last, so that w
 """
 
 import asyncio
+import heapq
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Generic
 
 import msgspec
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 PAGE_SIZE = 500
 PAGE_BYTES = 16 * 1024 * 1024
 """The most that is read of a page; one with more, of objects of up to 1.5 MB each, is asked for again in parts."""
+_TURN_BYTES = 2 * 1024 * 1024
+"""About so much is asked for in a page: finding its objects takes a few milliseconds."""
 _SMALLER, _LARGER = 8, 2
 WATCH_TIMEOUT_S = (240, 480)
 """The server ends each watch after a random time within these bounds, which spreads the load."""
@@ -186,7 +189,7 @@ class Reflector(Generic[T]):
 
     async def _list(self) -> None:
         present: set[str] = set()
-        changed: list[T] = []
+        changed: list[list[T]] = []
         version = token = ""
         size = PAGE_SIZE
         turn = Turn()
@@ -196,7 +199,7 @@ class Reflector(Generic[T]):
             body, size = await self._read_page(token, size)
             self._contacted()
             await turn.share()
-            page = decode(body, _List, "answer")
+            page, new = decode(body, _List, "answer"), list[T]()
             for raw in page.items or ():
                 key = self._key_of_unchanged(raw)
                 if key is not None:
@@ -206,8 +209,9 @@ class Reflector(Generic[T]):
                         self._apply(obj)
                     else:
                         present.add(obj.key)
-                        changed.append(obj)
+                        new.append(obj)
                 await turn.share()
+            changed.append(sorted(new, key=_created))
             version, token = page.metadata.resource_version, page.metadata.continue_
             if not token:
                 break
@@ -229,15 +233,15 @@ class Reflector(Generic[T]):
             except TooLarge:
                 size = max(size // _SMALLER, 1)
             else:
-                return body, min(size * _LARGER, PAGE_SIZE)
+                return body, max(min(size * _LARGER, PAGE_SIZE, size * _TURN_BYTES // len(body)), 1)
 
-    async def _replace(self, present: Collection[str], changed: list[T], turn: Turn) -> None:
+    async def _replace(self, present: Collection[str], changed: Sequence[Sequence[T]], turn: Turn) -> None:
+        gone = [old for key, old in self._objects.items() if key not in present]
         # In the order of their creation, as on a watch.
-        changed.sort(key=lambda obj: obj.metadata.creation_timestamp or "")
-        for new in changed:
+        for new in heapq.merge(*changed, key=_created):
             self._apply(new)
             await turn.share()
-        for old in [old for key, old in self._objects.items() if key not in present]:
+        for old in gone:
             self._delete(old)
             await turn.share()
 
@@ -349,3 +353,7 @@ class Reflector(Generic[T]):
 
     def _contacted(self) -> None:
         self._contact_s = self._monotonic()
+
+
+def _created(obj: KubeObject) -> str:
+    return obj.metadata.creation_timestamp or ""

@@ -5,7 +5,7 @@ It is that of the whole spec without the fields that no scheduler filters nodes 
 because the objects that are kept have few of these fields, and only for pods with chips that are not bound.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 import msgspec
@@ -34,43 +34,40 @@ class _Pod(msgspec.Struct):
     spec: _Fields = {}
 
 
+_PODS: Final = msgspec.json.Decoder(_Pod)
+_LISTS: Final = msgspec.json.Decoder(list[_Fields] | None)
+
+
 def requirements_of(raw: bytes | msgspec.Raw) -> int:
     """The number of a pod. Another process has other numbers."""
     try:
-        spec = msgspec.json.decode(raw, type=_Pod).spec
-        return hash(tuple(sorted(_read(spec))))
+        spec = _PODS.decode(raw).spec
+        return hash(frozenset(_read(spec)))
     except UNREADABLE:
         return hash(bytes(raw))  # fields of other types than Kubernetes has
 
 
-def _read(spec: _Fields) -> Iterable[tuple[str, bytes]]:
-    for field, value in spec.items():
+def _read(spec: _Fields) -> Iterator[tuple[str, Hashable]]:
+    for field in spec.keys() - _NOT_READ:
         if field in {"containers", "initContainers"}:
-            for number, container in enumerate(_list(value)):
-                yield from ((f"{field}/{number}/{name}", read) for name, read in _of_container(container))
-        elif field == "volumes":
-            yield from (
-                (f"{field}/{name}", bytes(source))
-                for volume in _list(value)
-                if volume.keys().isdisjoint(_ON_ANY_NODE)
-                for name, source in volume.items()
-            )
-        elif field not in _NOT_READ:
-            yield field, bytes(value)
+            yield field, tuple(frozenset(_of_container(container)) for container in _LISTS.decode(spec[field]) or ())
+        elif field != "volumes":
+            yield field, bytes(spec[field])
+        elif found := frozenset(_of_volumes(_LISTS.decode(spec[field]) or ())):
+            yield field, found
 
 
-def _of_container(container: _Fields) -> Iterable[tuple[str, bytes]]:
-    for field, value in container.items():
-        if field == "ports":
-            yield from (
-                (f"{field}/{name}", bytes(read))
-                for port in _list(value)
-                if "hostPort" in port
-                for name, read in port.items()
-            )
-        elif field not in _NOT_READ_OF_CONTAINERS:
-            yield field, bytes(value)
+def _of_container(container: _Fields) -> Iterator[tuple[str, Hashable]]:
+    for field in container.keys() - _NOT_READ_OF_CONTAINERS:
+        if field != "ports":
+            yield field, bytes(container[field])
+        elif found := frozenset(_items(port) for port in _LISTS.decode(container[field]) or () if "hostPort" in port):
+            yield field, found
 
 
-def _list(value: msgspec.Raw) -> list[_Fields]:
-    return msgspec.json.decode(value, type=list[_Fields] | None) or []
+def _of_volumes(volumes: Iterable[_Fields]) -> Iterator[Hashable]:
+    return (_items(volume) for volume in volumes if volume.keys().isdisjoint(_ON_ANY_NODE))
+
+
+def _items(fields: _Fields) -> Hashable:
+    return frozenset((field, bytes(value)) for field, value in fields.items())

@@ -28,6 +28,7 @@ from ascend.chips import chip_set
 from ascend.errors import NotFound, Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.turn import at_once
 from tests.allocator.audit import audit, by_kind
 from tests.allocator.builders import GROUP, World, node, pod, report
 
@@ -300,7 +301,9 @@ class Consistency(RuleBasedStateMachine):
         now_s = self.world.now_s
         self.world = World(ttl_s=TTL_S)
         self.world.now_s = now_s
+        self.world.cluster.begin()
         self.world.add(*self.seen.values())
+        at_once(self.world.cluster.settle())
         self.binder = self._new_binder()
         asyncio.run(self.world.engine.resume())
 
@@ -310,6 +313,7 @@ class Consistency(RuleBasedStateMachine):
             world.cluster, world.ledger, world.engine.gangs, monotonic=lambda: world.now_s, hold_s=TTL_S
         )
         stamper = Stamper(world.cluster, world.ledger, lambda: 1)
+        at_once(stamper.resume())
         self.reserver = Reserver(world.cluster, world.ledger, world.engine, stamper)
         pods = KnownPods(
             cast("KubeClient", self),

@@ -29,6 +29,7 @@ from ascend.annotations import (
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.kube.objects import Metadata, Node, NodeAddress, Pod
 from ascend.takes import Take
+from ascend.turn import at_once
 from ascend.vnpus import Vnpu
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, report, stateful_set
 from tests.allocator.reference import reference_cases
@@ -160,27 +161,31 @@ def world_with_times(*times: int) -> World:
 
 
 @given(
-    clock=st.lists(st.integers(NOW_NS - DAY_NS, NOW_NS + DAY_NS), min_size=1, max_size=20),
+    clock=st.lists(st.integers(NOW_NS - DAY_NS, NOW_NS + DAY_NS), min_size=2, max_size=20),
     times=st.lists(st.integers(0, NOW_NS), max_size=3),
 )
 def test_predicate_times_increase_strictly(clock: list[int], times: list[int]) -> None:
     ticks, world = iter(clock), world_with_times(*times)
     stamper = Stamper(world.cluster, world.ledger, lambda: next(ticks))
-    given_out = [stamper.next_time() for _ in clock]
+    at_once(stamper.resume())
+    given_out = [stamper.next_time() for _ in clock[1:]]
     assert given_out == sorted(set(given_out))
     assert given_out[0] > max([time for time in times if time < clock[0] + DAY_NS], default=0)
 
 
 def test_a_predicate_time_far_in_the_future_is_ignored() -> None:
     world = world_with_times(CLAIMED - 1, NOW_NS + 2 * DAY_NS)
-    assert Stamper(world.cluster, world.ledger, lambda: NOW_NS).next_time() == NOW_NS
-
-
-def test_pods_are_read_when_the_first_predicate_time_is_made() -> None:
-    world = World()
     stamper = Stamper(world.cluster, world.ledger, lambda: NOW_NS)
-    world.add(pod("late", 1, node="n1", chips=[0], time=NOW_NS + 5, phase="Running"))
-    assert stamper.next_time() == NOW_NS + 6
+    at_once(stamper.resume())
+    assert stamper.next_time() == NOW_NS
+
+
+def test_ended_and_claimed_pods_have_no_predicate_time_that_counts() -> None:
+    world = world_with_times(CLAIMED)
+    world.add(pod("ended", 1, node="n1", chips=[3], time=NOW_NS + 5, phase="Succeeded"))
+    stamper = Stamper(world.cluster, world.ledger, lambda: NOW_NS)
+    at_once(stamper.resume())
+    assert stamper.next_time() == NOW_NS
 
 
 def test_a_reservation_keeps_its_predicate_time_unless_renewed() -> None:

@@ -1,6 +1,21 @@
-"""Nodes are found by their labels."""
+"""Nodes are found by their labels, and their products by selectors."""
 
+from typing import Final
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend.rules.identity import ACCELERATOR_TYPE
 from tests.allocator.builders import World, node
+
+TYPES = ("module", "half", "module-910b-8")
+SELECTORS: Final[tuple[dict[str, str], ...]] = (
+    {},
+    {"pool": "a"},
+    {"zone": "east"},
+    {ACCELERATOR_TYPE: "module"},
+    {"pool": "a", "zone": "east"},
+)
 
 
 def test_nodes_are_found_by_their_current_labels() -> None:
@@ -14,3 +29,48 @@ def test_nodes_are_found_by_their_current_labels() -> None:
     assert pools.selected({"pool": "a", "zone": "west"}) == {"n1"}
     world.cluster.node_deleted(node("n1", labels={"pool": "a", "zone": "west"}))
     assert pools.selected({"pool": "a"}) == {"n0", "n2"}
+
+
+labels = st.fixed_dictionaries(
+    {},
+    optional={
+        "pool": st.sampled_from("ab"),
+        "zone": st.sampled_from(["east", "west"]),
+        ACCELERATOR_TYPE: st.sampled_from(TYPES),
+    },
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["n0", "n1", "n2"]),
+            st.one_of(st.none(), labels),
+            st.sampled_from([None, *SELECTORS]),
+        ),
+        max_size=20,
+    )
+)
+def test_whatever_was_asked_before_the_answer_is_that_of_the_present_nodes(
+    changes: list[tuple[str, dict[str, str] | None, dict[str, str] | None]],
+) -> None:
+    world = World()
+    found = world.cluster.labels
+    for name, given_labels, selector in changes:
+        if given_labels is None:
+            world.cluster.node_deleted(node(name))
+        else:
+            world.add(node(name, labels=given_labels, chips=range(4 if "half" in given_labels.values() else 8)))
+        if selector is not None:
+            found.selected(selector)
+            found.products(selector)
+    fresh = {name: record for name, record in world.cluster.nodes.items() if record.node is not None}
+    for asked in SELECTORS:
+        names = {
+            name
+            for name, record in fresh.items()
+            if record.node is not None and asked.items() <= record.node.metadata.labels.items()
+        }
+        products = {product.name for name in names if (product := fresh[name].product) is not None}
+        assert found.selected(asked) == names
+        assert found.products(asked) == products

@@ -105,6 +105,27 @@ async def test_a_page_of_large_objects_is_read_in_parts(
     assert [size for size in answers if size > 20_000] == [pytest.approx(50_000, abs=2_000)]
 
 
+async def test_pages_after_one_that_takes_long_have_fewer_objects(
+    server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ascend.kube.reflector.PAGE_SIZE", 12)
+    monkeypatch.setattr("ascend.kube.reflector._TURN_BYTES", 40_000)
+    for number in range(40):
+        await server.create(pod(f"p{number}", other="x" * 9_000))
+    answers: list[int] = []
+    request = client.request
+
+    async def recorded(*arguments: Any, **options: Any) -> bytes:
+        answers.append(len(body := await request(*arguments, **options)))
+        return body
+
+    monkeypatch.setattr(client, "request", recorded)
+    async with watching(client, RecordingHandler()) as reflector:
+        assert len(reflector.objects) == 40
+    assert answers[0] > 100_000
+    assert max(answers[1:]) < 50_000
+
+
 async def test_only_objects_that_match_the_selectors_are_watched(server: ApiServer, client: KubeClient) -> None:
     await server.create(pod("elsewhere"))
     on_n1 = pod("here")
