@@ -443,7 +443,7 @@ class AllocatorApp:
                 )
             for post in posts:
                 post()
-            self._barrier.check()
+            await self._barrier.check()
             await binder.verify()
 
 
