@@ -240,9 +240,7 @@ def _programs(ours: Iterable[_Pod], kube_schedulers: Iterable[_Pod]) -> dict[str
 
 
 def _has(manifest: Manifest, labels: Mapping[str, str]) -> bool:
-    metadata = manifest.body.get("metadata")
-    there = metadata.get("labels") if isinstance(metadata, dict) else None
-    return isinstance(there, dict) and labels.items() <= there.items()
+    return labels.items() <= manifest.labels.items()
 
 
 def _details(

@@ -44,7 +44,7 @@ class PodVariables(msgspec.Struct):
     """A pod, as far as it names ConfigMaps for its environment."""
 
     metadata: _Metadata
-    spec: _Spec
+    spec: _Spec = msgspec.field(default_factory=_Spec)
 
     @property
     def config_maps(self) -> Iterator[tuple[str, str]]:
@@ -54,6 +54,10 @@ class PodVariables(msgspec.Struct):
             for each in container.env_from or ():
                 if each.config_map_ref is not None and not each.prefix:
                     yield self.metadata.namespace, each.config_map_ref.name
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str | None] | None = None
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -91,14 +95,12 @@ def taken_in(manifests: Iterable[Manifest]) -> Iterator[Taken]:
     Raises:
         InvalidValue: one of them is invalid.
     """
-    pods, maps = list[PodVariables](), dict[str, Mapping[str, str | None]]()
-    for each in manifests:
-        if each.origin.kind == "Pod" and "envFrom" in str(each.body.get("spec")):
-            pods.append(each.convert(PodVariables))
-        elif each.origin.kind == "ConfigMap" and isinstance(data := each.body.get("data"), dict):
-            maps[each.origin.key] = data
+    given = list(manifests)
+    pods = [each.part(PodVariables) for each in given if each.origin.kind == "Pod"]
+    maps = {each.origin.key: each for each in given if each.origin.kind == "ConfigMap"}
     for where, pod in wanted(pods).items():
-        yield from taken(where, pod, maps.get("/".join(where), {}))
+        if (named := maps.get("/".join(where))) is not None:
+            yield from taken(where, pod, named.part(_ConfigMap).data or {})
 
 
 def check_taken(found: Iterable[Taken]) -> Iterator[Finding]:

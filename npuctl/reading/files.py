@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import yaml
 
 from ascend.errors import UNREADABLE, InvalidValue
@@ -15,6 +16,14 @@ STDIN: Final = "-"
 
 _MOST_LEVELS: Final = 1000
 """Nested collections in a document. libyaml overflows the C stack at some tens of thousands."""
+
+
+class RawList(msgspec.Struct, rename="camel"):
+    """A list of objects in JSON, as kubectl prints it; its items are not decoded yet."""
+
+    kind: str
+    items: list[msgspec.Raw]
+    api_version: str | None = None
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml is optional in PyYAML
@@ -28,7 +37,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_documents(file: str) -> Iterator[object]:
-    """Yield the documents of a file; ``-`` is standard input.
+    """Yield the documents of a file; ``-`` is standard input. A list in JSON is a ``RawList``.
 
     Raises:
         InvalidValue: the file can't be read, or is neither YAML nor JSON; the message has the names of file and
@@ -44,7 +53,7 @@ def read_documents(file: str) -> Iterator[object]:
 
 
 def documents_in(name: str, text: str, *, is_json: bool = False) -> Iterator[object]:
-    """Yield the documents of a text.
+    """Yield the documents of a text; a list in JSON is a ``RawList``.
 
     Args:
         name: what it is called in errors.
@@ -81,6 +90,11 @@ def documents_in(name: str, text: str, *, is_json: bool = False) -> Iterator[obj
 
 
 def _json_documents(text: str) -> Iterator[object]:
+    with contextlib.suppress(*UNREADABLE):  # another object, several documents, or malformed
+        listed = msgspec.json.decode(text, type=RawList)
+        if listed.kind.endswith("List"):
+            yield listed
+            return
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         if text[at].isspace():

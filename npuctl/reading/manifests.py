@@ -3,24 +3,31 @@
 Defaults and conversions are those of the API server: null is the same as absent, a quantity may be a number, a whole
 quantity of chips may be written in any form, and the default namespace is ``default``. Objects of other kinds are
 counted and skipped.
+
+What an API server has written needs none of this, so the items of a JSON list are first decoded as the allocator
+decodes them; only an item that is not as the API server writes it is normalized and judged field by field.
 """
 
+import contextlib
+import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from allocator.state.kinds import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
-from ascend.kube.objects import KubeObject, Resource, T
+from ascend.kube.objects import KubeObject, Node, Pod, Resource, T
 from ascend.kube.workloads import BATCH_JOBS, STATEFUL_SETS, PodGroup
 from ascend.printable import shown
-from npuctl.reading.files import read_documents
-from npuctl.reading.normalizing import normalize
+from npuctl.reading.files import RawList, read_documents
+from npuctl.reading.normalizing import is_plain, normalize
 from npuctl.reading.objects import ClusterObjects
 
 Json: TypeAlias = dict[str, Any]
@@ -42,6 +49,8 @@ _CONTROLLERS: Final = (
 _MOST_SHOWN: Final = 300
 """Characters of a name or of a field's path in an error."""
 
+D = TypeVar("D")
+
 _FIELD = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 """How msgspec names the field that is wrong."""
 
@@ -51,16 +60,26 @@ class _Kind(msgspec.Struct, rename="camel"):
     api_version: str = "v1"
 
 
-class NamedMetadata(msgspec.Struct, rename="camel"):
-    """The metadata that every object has."""
-
+class _Identity(msgspec.Struct, rename="camel"):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
-    namespace: str = "default"
+    namespace: str = ""
     uid: str = ""
     labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
     creation_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     deletion_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class _Head(msgspec.Struct, rename="camel"):
+    metadata: _Identity
+    kind: str = ""
+    api_version: str = ""
+
+
+class NamedMetadata(_Identity):
+    """The metadata that every object has."""
+
+    namespace: str = "default"
+    annotations: dict[str, str] = {}
 
 
 class Named(msgspec.Struct):
@@ -103,12 +122,35 @@ def _clip(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
-class Manifest(NamedTuple):
-    """An object of a file, normalized; ``origin`` has its kind."""
+@dataclass(slots=True)
+class Manifest:
+    """An object of a file.
+
+    Attributes:
+        origin: where it is, with its kind.
+        version: its ``apiVersion``.
+        uid: that of the object, whatever its type is; empty for an object that was not submitted yet.
+        labels: its labels.
+    """
 
     origin: Origin
     version: str
-    body: Json
+    uid: object
+    labels: Mapping[str, object]
+    _raw: msgspec.Raw | None = None
+    _body: Json | None = None
+
+    @property
+    def body(self) -> Json:
+        """Its fields, normalized.
+
+        Raises:
+            InvalidValue: a field is wrong.
+        """
+        if self._body is None:
+            loaded = _mapping(self.origin, _loaded(self.origin, self._raw))
+            self._body = _normalized(self.origin, {**loaded, "kind": self.origin.kind, "apiVersion": self.version})[1]
+        return self._body
 
     def convert(self, kind: type[Any]) -> Any:
         """Convert it to a type.
@@ -117,6 +159,56 @@ class Manifest(NamedTuple):
             InvalidValue: a field is wrong.
         """
         return self.origin.convert(self.body, kind)
+
+    def part(self, kind: type[D]) -> D:
+        """The same for a type without quantities and without defaults for null: it needs no normalizing.
+
+        Raises:
+            InvalidValue: a field is wrong.
+        """
+        if self._raw is not None:
+            with contextlib.suppress(*UNREADABLE):
+                return msgspec.json.decode(self._raw, type=kind)
+        converted: D = self.convert(kind)
+        return converted
+
+    def read(self, resource: Resource[T]) -> T:
+        """Decode it as the allocator does.
+
+        Raises:
+            InvalidValue: a field is wrong.
+        """
+        if self._raw is not None:
+            with contextlib.suppress(*UNREADABLE):
+                read = msgspec.json.decode(self._raw, type=resource.type)
+                if _has_plain_quantities(read):
+                    return _identified(read, resource)
+        self.origin.convert({"metadata": {}, **self.body}, Named)
+        converted: T = self.origin.convert(self.body, resource.type)
+        return _identified(converted, resource)
+
+
+def _has_plain_quantities(read: KubeObject) -> bool:
+    """Whether the quantities that are kept of an object are as the API server writes them, those of chips in digits."""
+    if isinstance(read, Pod):
+        spec = read.spec
+        resources = [each.resources for each in (*spec.containers, *spec.init_containers)]
+        given = [quantities for each in resources for quantities in (each.limits, each.requests)]
+    elif isinstance(read, Node):
+        given = [read.status.allocatable, read.status.capacity]
+    else:
+        return True
+    return all(is_plain(name, text) for quantities in given for name, text in quantities.items())
+
+
+def _identified(read: T, resource: Resource[T]) -> T:
+    """The object with a namespace and a uid: objects are told apart by uid, and those never submitted have none."""
+    metadata = read.metadata
+    namespace = (metadata.namespace or "default") if resource.namespaced else ""
+    uid = metadata.uid or f"{namespace}/{metadata.name}"
+    if (namespace, uid) == (metadata.namespace, metadata.uid):
+        return read
+    return structs.replace(read, metadata=structs.replace(metadata, namespace=namespace, uid=uid))
 
 
 @dataclass(slots=True)
@@ -153,25 +245,23 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
     """
     ignored: Counter[str] = Counter()
     warnings: dict[str, str] = {}
-    found: dict[tuple[str, str], KubeObject] = {}
+    found: defaultdict[Resource[Any], dict[str, KubeObject]] = defaultdict(dict)
     manifests: list[Manifest] = []
     unsubmitted: dict[tuple[str, str, str], Manifest] = {}
     owners: dict[str, str] = {}
     generated: Counter[tuple[str, str]] = Counter()
     for file in files:
         for number, document in enumerate(read_documents(file), start=1):
-            for origin, manifest in _objects(Origin(file, number), document):
-                version = origin.convert(manifest, _Kind).api_version
-                origin, manifest = _named(origin, manifest, generated)  # noqa: PLW2901 - its name is part of both
-                manifests.append(Manifest(origin, version, manifest))
+            for manifest in _manifests(Origin(file, number), document, generated):
+                origin, version = manifest.origin, manifest.version
+                manifests.append(manifest)
                 resource = _RESOURCES.get((origin.kind, version))
-                metadata = manifest.get("metadata")
-                if resource in _CONTROLLERS and not (isinstance(metadata, dict) and metadata.get("uid")):
-                    unsubmitted[origin.kind, version, origin.key] = manifests[-1]
+                if resource in _CONTROLLERS and not manifest.uid:
+                    unsubmitted[origin.kind, version, origin.key] = manifest
                 if resource is None:
                     ignored[origin.kind] += 1
                     if origin.kind == "PodGroup":
-                        supported = " and ".join(each.api_version for each in _GROUPS.values())
+                        supported = " and ".join(group.api_version for group in _GROUPS.values())
                         what = f"{shown(version)} is not supported, only {supported} are"
                         # Once per version: there are usually many of one.
                         warnings.setdefault(
@@ -180,7 +270,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
                         )
                     continue
                 try:
-                    read = _convert(origin, manifest, resource)
+                    read = manifest.read(resource)
                 except InvalidValue as error:
                     if strict or resource not in _GROUPS.values():
                         raise
@@ -190,34 +280,70 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
                 owner = owners.setdefault(read.uid, read.key)
                 if owner != read.key:
                     raise origin.error("metadata.uid", f"{shown(read.uid)} is also the uid of {owner}")
-                found[resource.path(), read.key] = read
-    optional = {
-        name: [each for (path, _), each in found.items() if path == resource.path()]
-        for name, resource in _OPTIONAL.items()
-    }
+                found[resource][read.key] = read
+    optional = {name: list(found[resource].values()) for name, resource in _OPTIONAL.items()}
     # Pods may be given without the object of their operator, but not without their pod group.
     served = {name: each for name, each in optional.items() if each or name in _GROUPS}
-    objects = ClusterObjects.of(found.values(), served)
+    objects = ClusterObjects.of(chain.from_iterable(map(dict.values, found.values())), served)
     return Reading(objects, manifests, list(unsubmitted.values()), ignored, list(warnings.values()))
 
 
-def _objects(origin: Origin, document: object) -> Iterator[tuple[Origin, Json]]:
-    """Yield the objects of a document, normalized."""
+def _manifests(origin: Origin, document: object, generated: Counter[tuple[str, str]]) -> Iterator[Manifest]:
+    """Yield the objects of a document; the numbers of ``generated`` names are counted."""
     if document is None:  # an empty document
         return
-    manifest = _mapping(origin, document)
-    kind = manifest.get("kind")
+    if isinstance(document, RawList):
+        manifest: Json = {"kind": document.kind, "apiVersion": document.api_version, "items": document.items}
+    else:
+        manifest = _mapping(origin, document)
+    kind, items = manifest.get("kind"), manifest.get("items") or []
     if not (isinstance(kind, str) and kind.endswith("List") and "items" in manifest):
-        yield _normalized(origin, manifest)
+        yield _judged(origin, manifest, generated)
         return
-    items = manifest["items"] or []
     if not isinstance(items, list):
         raise origin.error("items", f"a list is expected, not {type(items).__name__}")
     # The items of the API server's own lists (NodeList …) have neither kind nor apiVersion.
     inherited = {"kind": kind.removesuffix("List"), "apiVersion": manifest.get("apiVersion")}
     for number, item in enumerate(items):
-        place = replace(origin, item=number)
-        yield _normalized(place, {**inherited, **_mapping(place, item)})
+        place = Origin(origin.file, origin.document, number)
+        if not isinstance(item, msgspec.Raw):
+            yield _judged(place, {**inherited, **_mapping(place, item)}, generated)
+        elif (written := _as_written(place, item, inherited)) is not None:
+            yield written
+        else:
+            yield _judged(place, {**inherited, **_mapping(place, _loaded(place, item))}, generated)
+
+
+def _as_written(place: Origin, raw: msgspec.Raw, inherited: Json) -> Manifest | None:
+    """An item of a list that gives it kind and version; None unless its head is as an API server writes it."""
+    try:
+        head = msgspec.json.decode(raw, type=_Head)
+    except UNREADABLE:
+        return None
+    metadata, kind = head.metadata, head.kind or inherited["kind"]
+    key = "/".join(filter(None, (metadata.namespace, metadata.name)))
+    if not kind or not key.isprintable():
+        return None
+    origin = Origin(place.file, place.document, place.item, kind, key)
+    version = head.api_version or inherited["apiVersion"] or _Kind(kind).api_version
+    return Manifest(origin, version, metadata.uid, metadata.labels, raw)
+
+
+def _loaded(origin: Origin, raw: msgspec.Raw | None) -> object:
+    try:
+        return json.loads(bytes(raw or b"null"))
+    except UNREADABLE as error:
+        raise origin.error("", f"not valid JSON: {error}") from error
+
+
+def _judged(origin: Origin, manifest: Json, generated: Counter[tuple[str, str]]) -> Manifest:
+    """An object that anybody has written, normalized."""
+    origin, body = _normalized(origin, manifest)
+    version = origin.convert(body, _Kind).api_version
+    origin, body = _named(origin, body, generated)
+    metadata = body.get("metadata")
+    uid, labels = (metadata.get("uid"), metadata.get("labels")) if isinstance(metadata, dict) else (None, None)
+    return Manifest(origin, version, uid, labels if isinstance(labels, dict) else {}, _body=body)
 
 
 def _mapping(origin: Origin, value: object) -> Json:
@@ -248,16 +374,3 @@ def _named(origin: Origin, manifest: Json, generated: Counter[tuple[str, str]]) 
     number = generated[origin.kind, prefix]
     generated[origin.kind, prefix] += 1
     return _normalized(origin, {**manifest, "metadata": {**metadata, "name": f"{prefix}{number}"}})
-
-
-def _convert(origin: Origin, manifest: Json, resource: Resource[T]) -> T:
-    named: NamedMetadata = origin.convert({"metadata": {}, **manifest}, Named).metadata
-    metadata = dict(manifest["metadata"])
-    if resource.namespaced:
-        metadata["namespace"] = named.namespace
-    else:
-        metadata.pop("namespace", None)
-    # Objects are distinguished by uid, and objects that were never submitted have none.
-    metadata["uid"] = named.uid or f"{metadata.get('namespace', '')}/{named.name}"
-    read: T = origin.convert({**manifest, "metadata": metadata}, resource.type)
-    return read

@@ -45,6 +45,12 @@ def normalize(manifest: dict[str, Any], error: Callable[[str, str], InvalidValue
     return _Normalizer(error).normalize(manifest, "", 0)
 
 
+def is_plain(resource: str, text: str) -> bool:
+    """Whether a quantity is one that normalizing leaves as it is."""
+    digits = text.isascii() and text.isdigit()
+    return digits or (not resource.startswith(_CHIPS) and _QUANTITY.fullmatch(text) is not None)
+
+
 class _Normalizer:
     def __init__(self, error: Callable[[str, str], InvalidValue]) -> None:
         self._error = error
