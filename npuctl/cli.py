@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import logging
 import os
 import sys
@@ -16,7 +18,7 @@ from typer.core import TyperGroup
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
-from npuctl.output import Output, written_out
+from npuctl.output import Output, use_ascii, use_locale, written_out
 from npuctl.topo.choice import By, Choice, Sort, View
 
 _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
@@ -43,38 +45,92 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 _COMPLETE: Final = "_NPUCTL_COMPLETE"
 
 
+def _names_of(what: str) -> Callable[[typer.Context, str], list[str]]:
+    """What completes an option or argument: the names of this kind, given the options typed so far."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        from npuctl.completion import names
+        from npuctl.reading.source import Source
+
+        typed = context.params
+        given = {option: typed.get(option) for option in ("files", "kubeconfig", "context", "server")}
+        try:
+            return names(what, incomplete, typed.get("namespace"), Source.of(**given))
+        except InvalidValue:
+            return []
+
+    return complete
+
+
 _OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="The output format.")]
-_Kubeconfig: TypeAlias = Annotated[str | None, typer.Option(help="The kubeconfig file.", show_default="$KUBECONFIG")]
-_Context: TypeAlias = Annotated[str | None, typer.Option(help="The kubeconfig's context.", show_default="current")]
-_Files: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("-f", "--filename", help="Read objects from this YAML or JSON file (-: stdin), not from a cluster."),
+_Namespace: TypeAlias = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", help="Only what is of this namespace.", autocompletion=_names_of("namespaces")),
 ]
-_Config: TypeAlias = Annotated[Path | None, typer.Option(help="The allocator's settings file.", show_default=False)]
-_Values: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the allocator.")
-]
-_Now: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="RFC3339", help="The time of the objects.", show_default="the clock")
+_AllNamespaces: TypeAlias = Annotated[
+    bool, typer.Option("-A", "--all-namespaces", help="What is of any namespace, as without -n.")
 ]
 
 
-def _pods(context: typer.Context, incomplete: str) -> list[str]:
-    """The pods offered for completion, given the options typed so far."""
-    from npuctl.completion import pod_names
-    from npuctl.reading.source import Source
+def _source_options(
+    *,
+    files: Annotated[
+        list[str] | None,
+        typer.Option("-f", "--filename", metavar="FILE", help="Read objects from this YAML or JSON file; -: stdin."),
+    ] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The kubeconfig file.", show_default="$KUBECONFIG")
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The kubeconfig's context.",
+            show_default="current",
+            autocompletion=_names_of("contexts"),
+        ),
+    ] = None,
+    server: Annotated[str | None, typer.Option("-s", "--server", metavar="URL", help="The API server.")] = None,
+    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The bearer token for it.")] = None,
+    user: Annotated[str | None, typer.Option("--as", metavar="USER", help="The user to act as.")] = None,
+    group: Annotated[str | None, typer.Option("--as-group", metavar="GROUP", help="The group to act as.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The allocator's settings file.", show_default=False)
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the allocator.")
+    ] = None,
+    now: Annotated[
+        str | None, typer.Option(metavar="RFC3339", help="The time of the objects.", show_default="the clock")
+    ] = None,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Print tables in ASCII.")] = False,
+) -> None:
+    """The options that say where the objects of a verb come from; those of kubectl have kubectl's names."""
 
-    typed = context.params
-    try:
-        source = Source.of(files=typed["files"], kubeconfig=typed["kubeconfig"], context=typed["context"])
-    except InvalidValue:
-        return []
-    return pod_names(incomplete, typed["namespace"], source)
+
+def _reading(verb: Callable[..., int]) -> Callable[..., int]:
+    """Give a verb the options of ``_source_options``: its argument ``options`` has what ``Source.of`` takes."""
+    added = inspect.signature(_source_options).parameters
+
+    @functools.wraps(verb)
+    def run(*arguments: Any, **given: Any) -> int:
+        options = {name: given.pop(name) for name in added}
+        if options.pop("ascii_only"):
+            use_ascii()
+        return verb(*arguments, options=options, **given)
+
+    own = inspect.signature(verb)
+    kept = [each for each in own.parameters.values() if each.name != "options"]
+    run.__signature__ = own.replace(parameters=[*kept, *added.values()])  # type: ignore[attr-defined]  # typer reads it
+    hints = {**verb.__annotations__, **_source_options.__annotations__, "return": int}
+    run.__annotations__ = {name: hint for name, hint in hints.items() if name != "options"}
+    return run
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
@@ -94,93 +150,122 @@ def _npuctl(
 
 
 @app.command()
+@_reading
 def plan(
     *,
-    files: Annotated[
-        list[str] | None, typer.Option("-f", "--filename", help="YAML or JSON of Kubernetes objects; -: stdin.")
-    ] = None,
+    options: dict[str, Any],
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Plan the objects of the files into the cluster as it is.")
     ] = False,
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = None,
-    config: _Config = None,
-    values: _Values = None,
-    now: _Now = None,
     candidates: Annotated[
         bool, typer.Option("--candidates", help="Also list every node that each pod fits on.")
     ] = False,
     output: _OutputOption = Output.TABLE,
 ) -> int:
-    """Show what the allocator would do with the pods in these files, without a cluster or in addition to one.
+    """Show where the pods of files would be placed.
 
-    Exit status 0: every pod has a place; 3: a pod has none; 2: the input is invalid, or something that requests chips
-    was not planned.
+    What the allocator would do with them, without a cluster or in addition to what is in one. Exit status 0: every pod
+    has a place; 3: a pod has none; 2: the input is invalid, or something that requests chips was not planned.
     """
     from npuctl.plan.command import run_plan
     from npuctl.reading.source import Source
 
-    source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
-    return asyncio.run(run_plan(source, cluster=cluster, candidates=candidates, output=output))
+    return asyncio.run(run_plan(Source.of(**options), cluster=cluster, candidates=candidates, output=output))
 
 
 @app.command()
+@_reading
 def explain(
     *,
+    options: dict[str, Any],
     pod: Annotated[
         str,
         typer.Argument(
-            metavar="POD", help="The pod: NAME, NAMESPACE/NAME or pod/NAME; or job/NAME.", autocompletion=_pods
+            metavar="POD",
+            help="The pod: NAME, NAMESPACE/NAME or pod/NAME; or job/NAME.",
+            autocompletion=_names_of("pods"),
         ),
     ],
     namespace: Annotated[
-        str | None, typer.Option("-n", "--namespace", help="The pod's namespace.", show_default="the context's")
+        str | None,
+        typer.Option(
+            "-n",
+            "--namespace",
+            help="The pod's namespace.",
+            show_default="the context's",
+            autocompletion=_names_of("namespaces"),
+        ),
     ] = None,
-    files: _Files = None,
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = None,
-    config: _Config = None,
-    values: _Values = None,
-    now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> int:
-    """Show why a pod (or each pod of a job) waits, by node, and what would help.
+    """Show why a pod waits, and what would help.
 
-    Exit status 0: it has a place, or fits on a node; 3: it fits on no node; 2: there is no such pod.
+    By node, with the code that decides; of a job, each of its pods. Exit status 0: it has a place, or fits on a node;
+    3: it fits on no node; 2: there is no such pod.
     """
     from npuctl.explain.command import run_explain
     from npuctl.reading.source import Source
 
-    source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
-    return asyncio.run(run_explain(pod, namespace, source, output))
+    return asyncio.run(run_explain(pod, namespace, Source.of(**options), output))
 
 
 @app.command()
+@_reading
 def topo(
     *,
-    nodes: Annotated[list[str] | None, typer.Argument(help="Show only these nodes.", show_default=False)] = None,
-    selector: Annotated[str, typer.Option("-l", "--selector", help="Show only nodes with these labels.")] = "",
+    options: dict[str, Any],
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NODE]...", help="Only these nodes.", show_default=False, autocompletion=_names_of("nodes")
+        ),
+    ] = None,
+    selector: Annotated[str, typer.Option("-l", "--selector", help="Only nodes with these labels.")] = "",
+    job: Annotated[
+        str,
+        typer.Option(
+            metavar="JOB",
+            help="Only nodes with chips of this job: NAME or NAMESPACE/NAME.",
+            autocompletion=_names_of("jobs"),
+        ),
+    ] = "",
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "-n", "--namespace", help="Only nodes with chips of pods in it.", autocompletion=_names_of("namespaces")
+        ),
+    ] = None,
+    all_namespaces: _AllNamespaces = False,
+    product: Annotated[str, typer.Option(metavar="NAME", help="Only nodes of this product, as in 910B-8.")] = "",
+    fault: Annotated[str, typer.Option(metavar="CODE", help="Only nodes with this fault on a chip.")] = "",
+    free: Annotated[int, typer.Option(metavar="N", min=0, help="Only nodes with so many free chips, or more.")] = 0,
     unhealthy: Annotated[
-        bool, typer.Option("--unhealthy", help="Show only nodes with unhealthy chips, or that can't be used.")
+        bool, typer.Option("--unhealthy", help="Only nodes with unhealthy chips, or that can't be used.")
     ] = False,
     sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = "name",
-    view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = "auto",
+    view: Annotated[View, typer.Option(help="The layout; auto fits the screen.")] = "auto",
     by: Annotated[By, typer.Option(help="List nodes, or the leaf switches above them.")] = "node",
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Show them again every few seconds.")] = False,
-    files: _Files = None,
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = None,
-    config: _Config = None,
-    values: _Values = None,
-    now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> int:
-    """Show nodes, rings and chips: which pods hold them, and which are unhealthy."""
+    """Show nodes, their chips, and who holds them."""
     from npuctl.reading.source import Source
     from npuctl.topo.command import run_topo, watch_topo
 
-    source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
-    choice = Choice(nodes or (), selector, unhealthy, sort, view, by)
+    source = Source.of(**options)
+    choice = Choice(
+        nodes or (),
+        selector,
+        unhealthy,
+        sort,
+        view,
+        by,
+        job,
+        None if all_namespaces else namespace,
+        product,
+        fault,
+        free,
+    )
     if not watch:
         return asyncio.run(run_topo(choice, source, output))
     if output is not Output.TABLE:
@@ -190,10 +275,47 @@ def topo(
     return 0
 
 
+@app.command()
+@_reading
+def capacity(
+    *,
+    options: dict[str, Any],
+    product: Annotated[str, typer.Option(metavar="NAME", help="Only servers of this product, as in 910B-8.")] = "",
+    chips: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only pods with so many chips.")] = None,
+    output: _OutputOption = Output.TABLE,
+) -> int:
+    """Show how many pods, gangs and blocks fit now."""
+    from npuctl.capacity.command import run_capacity
+    from npuctl.reading.source import Source
+
+    return asyncio.run(run_capacity(Source.of(**options), product, chips, output))
+
+
+@app.command()
+@_reading
+def usage(
+    *,
+    options: dict[str, Any],
+    by: Annotated[
+        Literal["namespace", "job", "product"], typer.Option(help="By what chips are counted.")
+    ] = "namespace",
+    namespace: _Namespace = None,
+    all_namespaces: _AllNamespaces = False,
+    output: _OutputOption = Output.TABLE,
+) -> int:
+    """Show who holds and who waits for how many chips."""
+    from npuctl.reading.source import Source
+    from npuctl.usage.command import run_usage
+
+    return asyncio.run(run_usage(Source.of(**options), by, None if all_namespaces else namespace, output))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_reading
 def doctor(
     arguments: typer.Context,
     *,
+    options: dict[str, Any],
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster instead of this node.")] = False,
     allocator: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="With --cluster: also check the allocator at this address.")
@@ -204,36 +326,29 @@ def doctor(
             metavar="FILE", help="With --allocator: the authority of its certificate, PEM.", show_default="the system's"
         ),
     ] = None,
-    files: _Files = None,
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The device plugin's settings file; with --cluster the allocator's.", show_default=False),
-    ] = None,
-    values: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --cluster: a setting of the allocator.")
-    ] = None,
-    now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> int:
-    """Show what is wrong with this node, or with the cluster, and what to do.
+    """Show what is wrong with this node or the cluster.
 
-    Run it on the node, or in the device plugin's pod there; flags, $ASCEND_DP_... variables and --config are those of
-    ascend-device-plugin. With --cluster, --config and --set are the allocator's. Exit status 1: there are problems.
+    And what to do. Run it on the node, or in the device plugin's pod there; flags, $ASCEND_DP_... variables and
+    --config are those of ascend-device-plugin. With --cluster, --config and --set are the allocator's. Exit status 1:
+    there are problems.
     """
     from npuctl.doctor.command import diagnose_cluster, diagnose_node
     from npuctl.reading.source import Source
 
-    if cluster or files:
+    if cluster or options["files"]:
         if arguments.args:
             raise InvalidValue(f"not an option of doctor --cluster: {' '.join(arguments.args)}")
         if allocator_ca is not None and allocator is None:
             raise InvalidValue("--allocator-ca needs --allocator")
-        source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
-        return asyncio.run(diagnose_cluster(source, allocator, allocator_ca, output))
-    if values or any(each is not None for each in (context, now, allocator, allocator_ca)):
-        raise InvalidValue("--context, --now, --set, --allocator and --allocator-ca need --cluster")
+        return asyncio.run(diagnose_cluster(Source.of(**options), allocator, allocator_ca, output))
+    kubeconfig, config = options.pop("kubeconfig"), options.pop("config")
+    if any(options.values()) or allocator is not None or allocator_ca is not None:
+        raise InvalidValue(
+            "--context, --server, --token, --as, --as-group, --now, --set, --allocator and --allocator-ca need "
+            "--cluster"
+        )
     access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
     file = ["--config", str(config)] if config is not None else []
     return asyncio.run(diagnose_node([*arguments.args, *access, *file], output))
@@ -241,7 +356,10 @@ def doctor(
 
 @app.command()
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
-    """Print the script that completes these commands in a shell; docs/npuctl.md says where to put it."""
+    """Print the script that completes npuctl in a shell.
+
+    docs/npuctl.md says where to put it.
+    """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # where typer itself takes it from
 
     typer.echo(get_completion_script(prog_name="npuctl", complete_var=_COMPLETE, shell=shell))
@@ -254,6 +372,7 @@ def main() -> None:
         from npuctl.completion import end_in_time
 
         end_in_time("")
+    use_locale()
     _run(app)
 
 

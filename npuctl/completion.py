@@ -1,4 +1,4 @@
-"""Shell completion: the names of pods, and the protocol of kubectl's plugins.
+"""Shell completion: names of objects and contexts, and the protocol of kubectl's plugins.
 
 The user waits for it at a half-typed line. So its time is limited, and after an error it offers nothing.
 """
@@ -6,10 +6,13 @@ The user waits for it at a half-typed line. So its time is limited, and after an
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from ascend.kube.objects import PODS, Pod
+from allocator.rules.job import find_job
+from ascend.chips import RESOURCE
+from ascend.kube.objects import NODES, PODS, KubeObject, Resource, T
+from npuctl.explain.target import belongs_to, is_known
 from npuctl.reading.files import STDIN
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
@@ -41,30 +44,76 @@ def end_in_time(otherwise: str) -> threading.Timer:
     return timer
 
 
-def pod_names(typed: str, namespace: str | None, source: Source) -> list[str]:
-    """Return the pods that request chips, by name, or as ``namespace/name`` if a slash was typed."""
-    left, slash, _ = typed.rpartition("/")
-    searched = left or namespace or source.namespace()
+def names(what: str, typed: str, namespace: str | None, source: Source) -> list[str]:
+    """Return the names that begin like what was typed; none after an error.
+
+    Args:
+        what: ``pods`` (by name, as ``namespace/name`` or ``kind/name`` if a slash was typed), ``jobs``, ``nodes``,
+            ``namespaces`` or ``contexts``.
+        typed: the incomplete word.
+        namespace: the namespace of pods and jobs; None if not given.
+        source: where the objects come from.
+    """
     try:
-        pods = asyncio.run(_pods(source, searched))
+        found = list(_FINDERS[what](typed, namespace, source))
     except Exception:  # noqa: BLE001 - a traceback would be printed into the line that is being typed
         return []
     # A line that is being typed shows no control characters, and a shell could not complete an escaped one.
-    names = (
-        each.name
-        for each in pods
-        if each.metadata.namespace == searched and each.requests_chips and each.name.isprintable()
-    )
-    return sorted(text for name in names if (text := f"{left}{slash}{name}").startswith(typed))
+    return sorted({name for name in found if name.startswith(typed) and name.isprintable()})
 
 
-async def _pods(source: Source, namespace: str) -> list[Pod]:
+def _pods(typed: str, namespace: str | None, source: Source) -> Iterator[str]:
+    left, slash, _ = typed.rpartition("/")
+    is_kind = bool(slash) and is_known(left)
+    searched = namespace or source.namespace() if is_kind or not slash else left
+    for pod in asyncio.run(_list(PODS, source, searched)):
+        if pod.metadata.namespace != searched or not pod.requests_chips:
+            continue
+        if not is_kind:
+            yield f"{left}{slash}{pod.name}"
+        if is_kind or (typed and not slash):
+            yield from (f"{kind}/{name}" for kind, name in belongs_to(pod) if name and (not slash or kind == left))
+
+
+def _jobs(typed: str, namespace: str | None, source: Source) -> Iterator[str]:
+    left, slash, _ = typed.rpartition("/")
+    for pod in asyncio.run(_list(PODS, source, left or namespace or "")):
+        if pod.requests_chips and (left or namespace) in {None, "", pod.metadata.namespace}:
+            job = find_job(pod)
+            yield f"{job.namespace}/{job.name}" if slash or namespace is None else job.name
+
+
+def _nodes(_typed: str, _namespace: str | None, source: Source) -> Iterator[str]:
+    for node in asyncio.run(_list(NODES, source)):
+        if any(resource.startswith(RESOURCE) for resource in node.status.allocatable):
+            yield node.name
+
+
+def _namespaces(_typed: str, _namespace: str | None, source: Source) -> Iterator[str]:
+    if source.files:
+        yield from (pod.metadata.namespace for pod in asyncio.run(_list(PODS, source)))
+    else:
+        yield from (each.name for each in asyncio.run(_list(_NAMESPACES, source)))
+
+
+_NAMESPACES: Final = Resource(KubeObject, "Namespace", "api/v1", "namespaces", namespaced=False)
+_FINDERS: Final[dict[str, Callable[[str, str | None, Source], Iterable[str]]]] = {
+    "pods": _pods,
+    "jobs": _jobs,
+    "nodes": _nodes,
+    "namespaces": _namespaces,
+    "contexts": lambda _typed, _namespace, source: source.contexts(),
+}
+
+
+async def _list(resource: Resource[T], source: Source, namespace: str = "") -> list[T]:
     if STDIN in source.files:
         return []  # standard input is the shell's
     if source.files:
-        return list(read_manifests(source.files).objects.pods)
+        objects = read_manifests(source.files).objects
+        return [each for some in objects.by_kind.values() for each in some if isinstance(each, resource.type)]
     async with await source.connect() as client:
-        return await client.list_objects(PODS, namespace)
+        return await client.list_objects(resource, namespace)
 
 
 def complete_for_kubectl(command: Any, words: Sequence[str]) -> list[str]:

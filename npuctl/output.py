@@ -27,8 +27,8 @@ from ascend.reasons import Reason
 EXIT_NO_PLACE: Final = 3
 """The exit status if a pod has no place."""
 
-_PIPE_WIDTH: Final = 140
-"""Columns if standard output is not a terminal."""
+PIPE_WIDTH: Final = 140
+"""Columns that are filled side by side if standard output is not a terminal, and $COLUMNS is not set."""
 
 _MOST_COLUMNS: Final = 10_000
 """Columns of a line that is not broken."""
@@ -53,7 +53,7 @@ class OutputFailed(AscendError):
 def show(answer: object, output: Output, table: Callable[[], RenderableType]) -> None:
     """Print an answer on standard output, or the ``table`` that people see instead."""
     if output is Output.TABLE:
-        make_console().print(table(), crop=False)
+        print_table(make_console(), table())
         return
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # programs expect it whatever the locale is
@@ -61,9 +61,19 @@ def show(answer: object, output: Output, table: Callable[[], RenderableType]) ->
         sys.stdout.write(escaped_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()) + "\n")
     else:
         text = yaml.dump(
-            msgspec.to_builtins(answer), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_PIPE_WIDTH
+            msgspec.to_builtins(answer), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=PIPE_WIDTH
         )
         sys.stdout.write(escaped_json(text))
+
+
+def print_table(console: Console, table: RenderableType) -> None:
+    """Print a table, in a pipe without blanks at the ends of lines."""
+    if console.is_terminal:
+        console.print(table, crop=False)
+        return
+    with console.capture() as captured:
+        console.print(table, crop=False)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def warn(sentence: str) -> None:
@@ -84,12 +94,47 @@ _Dumper.add_representer(str, _represent)
 
 
 def make_console() -> Console:
-    """Return a console on standard output that prints names as they are, in the characters its encoding has."""
+    """Return a console on standard output that prints names as they are, in the characters its encoding has.
+
+    Sentences are broken on a terminal, and where $COLUMNS says how wide it is; in a pipe they never are.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("npuctl", _stand_in)
         sys.stdout.reconfigure(errors="npuctl")
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return SafeConsole(width=width)
+    return SafeConsole(width=None if sys.stdout.isatty() or _columns() is not None else _MOST_COLUMNS)
+
+
+def use_ascii() -> None:
+    """Print tables in ASCII."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="ascii")
+
+
+def use_locale() -> None:
+    """Print tables in ASCII in the C locale, in which Python prints UTF-8 unless PYTHONIOENCODING says otherwise."""
+    if os.environ.get("LC_ALL") in {"C", "POSIX"} and not os.environ.get("PYTHONIOENCODING"):
+        use_ascii()
+
+
+def _columns() -> int | None:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else None
+
+
+def filled(console: Console) -> int:
+    """Return the columns of a layout that fills lines from side to side: in a pipe ``PIPE_WIDTH``."""
+    return PIPE_WIDTH if console.width == _MOST_COLUMNS else console.width
+
+
+class Filling:
+    """What fills lines from side to side."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, filled(console))
+        yield from console.render(self._content, options.update(width=width, max_width=width))
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:

@@ -88,19 +88,22 @@ class SupplyReader:
 
     def _figures(self, vacancy: Vacancy) -> _Figures:
         product = vacancy.product
-        is_spread = not product.shared_by_peers and product.name not in self._sharing_products
         sizes = [size for size in SIZES if size in product.allowed(distributed=True)]
-        cores = vacancy.cores.kind.cores if vacancy.cores is not None else 0
-        requests = [
-            # Where chips are offered as AI cores, a request for all of those of a chip is for the whole chip.
-            ChipRequest(
-                0 if cores else size, distributed=True, needs_network=True, is_spread=is_spread, cores=size * cores
-            )
-            for size in sizes
-        ]
+        requests = [gang_request(vacancy, size, self._sharing_products) for size in sizes]
         return _Figures(
             vacancy.free == product.all_chips,
             sum(not ring & ~vacancy.free for ring in product.rings),
             # Not from its cache, which is kept for decisions.
             tuple((size, capacity.__wrapped__(vacancy, each)[0]) for size, each in zip(sizes, requests, strict=True)),
         )
+
+
+def gang_request(vacancy: Vacancy, chips: int, sharing_products: Container[str]) -> ChipRequest:
+    """What a pod of a job of several pods requests of such a node for so many chips."""
+    product = vacancy.product
+    is_spread = not product.shared_by_peers and product.name not in sharing_products
+    # Where chips are offered as AI cores, a request for all of those of a chip is for the whole chip.
+    cores = vacancy.cores.kind.cores if vacancy.cores is not None else 0
+    return ChipRequest(
+        0 if cores else chips, distributed=True, needs_network=True, is_spread=is_spread, cores=chips * cores
+    )

@@ -5,7 +5,7 @@ bucket of the index (``index.py``), so that is one verdict for each bucket that 
 node. A location is not part of a vacancy: then every bucket would be one node.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from allocator.rules.vacancy import Fit, Verdict
@@ -34,6 +34,10 @@ class Place:
         names.discard(name)
         if not names:
             del self._nodes[bucket]
+
+    def buckets(self) -> Iterable[tuple[Bucket, AbstractSet[str]]]:
+        """The buckets, each with the names of its nodes here."""
+        return self._nodes.items()
 
     def fitting(self, verdict: Callable[[Bucket], Verdict]) -> Iterator[tuple[Bucket, AbstractSet[str]]]:
         """The buckets on which a request fits, each with the names of its nodes here."""

@@ -108,7 +108,7 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     if kind == _POD:
         return _pod(right, namespace or default(), pods)
     where = namespace or default()
-    owned = [pod for pod in pods if pod.metadata.namespace == where and (kind, right) in _belongs_to(pod)]
+    owned = [pod for pod in pods if pod.metadata.namespace == where and (kind, right) in belongs_to(pod)]
     if owned:
         return Target([pod for pod in owned if pod.requests_chips] or owned, f"{where}/{right}")
     if kind in _KNOWN:
@@ -133,14 +133,19 @@ def _elsewhere(name: str, pods: Sequence[Pod]) -> str:
     return f"; there is {keys}" if keys else ""
 
 
+def is_known(typed: str) -> bool:
+    """Whether a word before a slash is a kind, and not a namespace."""
+    return _kind(typed) in {_POD, *_KNOWN}
+
+
 def _kind(typed: str) -> str:
     """The kind that a type means: singular, plural, short name, or with its API group."""
     kind = typed.partition(".")[0].lower()
     return _SHORT_NAMES.get(kind, kind.removesuffix("s"))
 
 
-def _belongs_to(pod: Pod) -> Iterator[tuple[str, str]]:
-    """Kind and name of the objects whose pods a user may mean by them: its job, its owner, and what created that."""
+def belongs_to(pod: Pod) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of the objects by which a user may mean a pod: its job, its owner, and what created that."""
     job, owner = find_job(pod), pod.metadata.controller
     if job.kind != SINGLE:
         yield _JOB, job.name

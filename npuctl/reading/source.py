@@ -1,11 +1,11 @@
 """Where a command's objects come from, and by which settings and at which time they are judged."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from yaml import YAMLError
 
@@ -14,7 +14,7 @@ from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
 from ascend.grammar import count, some
 from ascend.kube.client import KubeClient
-from ascend.kube.identity import kubeconfig_paths
+from ascend.kube.identity import Access, kubeconfig_paths, load_access
 from npuctl.output import warn
 from npuctl.reading.manifests import Reading, read_manifests
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects, list_objects
@@ -23,6 +23,38 @@ DEFAULT_NAMESPACE: Final = "default"
 _DAY_S: Final = 86_400
 _OLD_S: Final = 60
 """Age of a file from which on it is said: what has changed since is not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the flags of kubectl say instead of the kubeconfig.
+
+    Attributes:
+        server: the address of the API server.
+        token: the bearer token.
+        user: the user to act as.
+        group: the group to act as.
+    """
+
+    server: str = ""
+    token: str = ""
+    user: str = ""
+    group: str = ""
+
+    def applied(self, access: Access) -> Access:
+        """Return the access that a kubeconfig gives, with what the flags say."""
+
+        async def headers() -> Mapping[str, str]:
+            given = dict(await access.headers())
+            if self.token:
+                given["Authorization"] = f"Bearer {self.token}"
+            if self.user:
+                given["Impersonate-User"] = self.user
+            if self.group:
+                given["Impersonate-Group"] = self.group
+            return given
+
+        return replace(access, url=self.server.rstrip("/") or access.url, headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +68,7 @@ class Source:
         files: the files to read; if there are none, a cluster is read.
         kubeconfig: the path of the kubeconfig; None: as kubectl finds it.
         context: the context of the kubeconfig; None: the current one.
+        overrides: what flags say instead of the kubeconfig.
     """
 
     settings: Settings
@@ -44,6 +77,7 @@ class Source:
     files: tuple[str, ...] = ()
     kubeconfig: str | None = None
     context: str | None = None
+    overrides: Overrides = Overrides()
 
     @classmethod
     def of(
@@ -52,17 +86,26 @@ class Source:
         files: Sequence[str] | None = None,
         kubeconfig: str | None = None,
         context: str | None = None,
+        server: str | None = None,
+        token: str | None = None,
+        user: str | None = None,
+        group: str | None = None,
         config: Path | None = None,
         values: Sequence[str] | None = None,
         now: str | None = None,
     ) -> Self:
         """From the options of a command: the allocator's settings as ``key=value`` win over their file ``config``.
 
+        ``user`` and ``group`` are those to act as.
+
         Raises:
             InvalidValue: an option is invalid.
         """
         settings = fixed_settings(Settings, config, dict(map(_setting, values or ())))
-        return cls(settings, read_time(now), now is not None, tuple(files or ()), kubeconfig, context)
+        if group and not user:
+            raise InvalidValue("--as-group needs --as")
+        overrides = Overrides(server or "", token or "", user or "", group or "")
+        return cls(settings, read_time(now), now is not None, tuple(files or ()), kubeconfig, context, overrides)
 
     def at_present(self) -> Self:
         """Return the source with the clock's present time, unless a time was given."""
@@ -113,7 +156,7 @@ class Source:
         are_stale = age_s > self.settings.max_report_age_s
         if not newest_s or not (are_stale or (age_s >= _OLD_S and not self.now_given)):
             return
-        newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        newest = rfc3339(newest_s * 10**9)
         age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
         now = "the time given" if self.now_given else "now"
         stale = ", so all are stale" if are_stale else ""
@@ -128,8 +171,12 @@ class Source:
         Raises:
             Unreachable: no usable kubeconfig was found.
         """
+
+        async def load() -> Access:
+            return self.overrides.applied(await load_access(self.kubeconfig, self.context))
+
         try:
-            return await KubeClient.connect(self.kubeconfig, self.context)
+            return KubeClient(await load(), load)
         except InvalidValue as error:
             raise Unreachable(error.message) from error
 
@@ -138,15 +185,23 @@ class Source:
         if self.files:
             return DEFAULT_NAMESPACE
         from kubernetes.aio.config import ConfigException
-        from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+        from kubernetes.aio.config.kube_config import KubeConfigLoader
 
         try:
             # Not list_kube_config_contexts: it fails without a usable current context, whichever is wanted.
-            merged = KubeConfigMerger(kubeconfig_paths(self.kubeconfig)).config
-            chosen = KubeConfigLoader(merged, self.context).current_context
+            chosen = KubeConfigLoader(self._kubeconfig(), self.context).current_context
             return str(chosen["context"].get("namespace") or DEFAULT_NAMESPACE)
         except (ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError):
             return DEFAULT_NAMESPACE  # connect() reports what is wrong
+
+    def contexts(self) -> list[str]:
+        """The names of the kubeconfig's contexts."""
+        return [str(each["name"]) for each in self._kubeconfig()["contexts"]]
+
+    def _kubeconfig(self) -> Any:
+        from kubernetes.aio.config.kube_config import KubeConfigMerger
+
+        return KubeConfigMerger(kubeconfig_paths(self.kubeconfig)).config
 
 
 def read_time(text: str | None) -> int:
@@ -165,6 +220,11 @@ def read_time(text: str | None) -> int:
         raise InvalidValue(f"--now: {text!r} is not an RFC 3339 time like 2026-01-31T12:00:00Z")
     whole_s = int(moment.replace(microsecond=0).timestamp())
     return whole_s * 10**9 + moment.microsecond * 1000
+
+
+def rfc3339(time_ns: int) -> str:
+    """Return a time in Unix nanoseconds as people and programs read it, in whole seconds."""
+    return datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -1,23 +1,25 @@
-"""Lays out the chips of nodes: a panel per node, a line per group of linked chips."""
+"""Lays out the chips of nodes: panels side by side, a line per group of linked chips."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
 from ascend.grammar import count
 from ascend.reasons import Reason
 from ascend.vnpus import device_type
-from npuctl.output import full_width
+from npuctl.output import Filling
 from npuctl.topo.nodes import ChipView, NodeView, VnpuView
+from npuctl.topo.summary import Totals
 
 # Pods are distinguished by colour; which pod has which colour does not matter.
-_COLOURS: Final = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
+COLOURS: Final = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
 
 _IN_LINE: Final = 8
 """Chips per line if they are not in groups."""
@@ -25,7 +27,7 @@ _IN_LINE: Final = 8
 _FRAME: Final = 6
 """Columns of a panel around its title."""
 
-_MARKS: Final = {
+MARKS: Final = {
     "unhealthy": ("✗", "bold red", "unhealthy"),
     "separated": ("⊘", "bold red", "separated: removed from use"),
     "separating": ("⊖", "bold yellow", "separating: only for the pod that holds it"),
@@ -36,31 +38,17 @@ _MARKS: Final = {
 
 
 def node_map(views: Sequence[NodeView]) -> RenderableType:
-    """Lay out nodes; a chip shows its number and the pod that holds it."""
-    if not views:
-        return Text("no NPU nodes")
+    """Lay out nodes side by side; a chip shows its number and the pod that holds it."""
     pods = sorted({holder for view in views for chip in view.chips for each in chip.devices for holder in each.holders})
-    colours = {pod: _COLOURS[number % len(_COLOURS)] for number, pod in enumerate(pods)}
-    return Group(*(_NodePanel(view, colours) for view in views), totals(views, marks=True))
+    colours = {pod: COLOURS[number % len(COLOURS)] for number, pod in enumerate(pods)}
+    panels = [_NodePanel(view, colours) for view in views]
+    return Group(Filling(Columns(panels)), Text("; ".join([str(Totals.of(views)), *_marks(views)])))
 
 
-def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
-    """Return a line with the sums over all nodes, and what the ``marks`` of chips mean."""
-    chips = [chip for view in views for chip in view.chips]
-    unusable = sum(view.reason is not None for view in views)
-    free = sum(view.free for view in views if view.reason is None)
-    parts = [count(len(views), "node"), f"{free} of {count(len(chips), 'chip')} free"]
-    if vnpus := sum(view.vnpus for view in views):
-        usable = sum(view.free_vnpus for view in views if view.reason is None)
-        parts.append(f"{usable} of {count(vnpus, 'vNPU')} free")
-    if cores := [view.free_cores for view in views if view.free_cores is not None and view.reason is None]:
-        parts.append(f"{count(sum(cores), 'AI core')} free")
-    unhealthy = sum(view.unhealthy for view in views)
-    parts += [f"{unhealthy} unhealthy"] if unhealthy else []
-    parts += [f"{count(unusable, 'node')} not used"] if unusable else []
-    seen = {chip.health for chip in chips} if marks else set()
-    legend = [f"{mark} {meaning}" for health, (mark, _, meaning) in _MARKS.items() if health in seen]
-    return Text("; ".join([", ".join(parts), *legend]))
+def _marks(views: Sequence[NodeView]) -> list[str]:
+    """What the marks of their chips mean."""
+    seen = {chip.health for view in views for chip in view.chips}
+    return [f"{mark} {meaning}" for health, (mark, _, meaning) in MARKS.items() if health in seen]
 
 
 class _NodePanel:
@@ -71,12 +59,18 @@ class _NodePanel:
         self._colours = colours
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._panel(options)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._panel(options))
+
+    def _panel(self, options: ConsoleOptions) -> Panel:
         view = self._view
         title = Text.assemble((view.node, "bold"), "  ", self._facts())
         body: list[RenderableType] = []
         if title.cell_len + _FRAME > options.max_width:
             title, body = Text(view.node, style="bold"), [self._facts()]
-        body.append(_ChipLines([(name, [self._cell(chip) for chip in chips]) for name, chips in _lines(view)]))
+        body.append(_ChipLines([(name, [self._cell(run) for run in _runs(chips)]) for name, chips in _lines(view)]))
         if view.vnpus:
             cut = [chip for chip in view.chips if chip.vnpus]
             body.append(_ChipLines([(f"chip {_number(chip)}", list(map(self._part, chip.vnpus))) for chip in cut]))
@@ -107,7 +101,7 @@ class _NodePanel:
         ]
         if view.reason is not None:
             body.append(Text(f"not used: {view.message} ({view.reason})", style="red"))
-        yield Panel(Group(*body), title=title, title_align="left", expand=False)
+        return Panel(Group(*body), title=title, title_align="left", expand=False)
 
     def _facts(self) -> Text:
         view = self._view
@@ -118,8 +112,10 @@ class _NodePanel:
             facts.append(f", {count(view.free_cores, 'AI core')}")
         return facts.append("  ").append(f"{view.unhealthy} unhealthy", style="red") if view.unhealthy else facts
 
-    def _cell(self, chip: ChipView) -> Text:
-        number = _number(chip)
+    def _cell(self, run: Sequence[ChipView]) -> Text:
+        """Chips that look alike: their numbers, and the pod that holds them."""
+        chip, number = run[0], _number(run[0])
+        number = number if len(run) == 1 else f"{number}-{_number(run[-1])}"
         if (chip.vnpus or chip.slices) and not chip.holders:
             cell = Text(f"[{number} cut", style="dim")
             return self._marked(cell, chip)
@@ -148,40 +144,41 @@ class _NodePanel:
 
     @staticmethod
     def _marked(cell: Text, chip: ChipView) -> Text:
-        if chip.health in _MARKS:
-            mark, style, _ = _MARKS[chip.health]
+        if chip.health in MARKS:
+            mark, style, _ = MARKS[chip.health]
             cell.append(f" {mark}", style=style)
         return cell.append("]")
 
 
 class _ChipLines:
-    """Lines of chips in columns; where they are too long, each continues on further lines with half as many chips."""
+    """Lines of chips; where they are too long, each continues below, but no chip is broken."""
 
     def __init__(self, lines: Sequence[tuple[str, Sequence[Text]]]) -> None:
         self._lines = lines
+        self._indent = max((len(name) + 1 for name, _ in lines if name), default=0)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._fitting(console, options)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._fitting(console, options))
-
-    def _fitting(self, console: Console, options: ConsoleOptions) -> Table:
-        longest = max((len(cells) for _, cells in self._lines), default=1)
-        grid = self._grid(longest)
-        while longest > 1 and full_width(console, options, grid) > options.max_width:
-            longest = (longest + 1) // 2
-            grid = self._grid(longest)
-        return grid
-
-    def _grid(self, longest: int) -> Table:
-        grid = Table.grid(padding=(0, 1))
-        for _ in range(1 + longest):
-            grid.add_column(no_wrap=True)
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         for name, cells in self._lines:
-            for first in range(0, len(cells), longest):
-                grid.add_row(Text("" if first else name, style="dim"), *cells[first : first + longest])
-        return grid
+            line = Text(name.ljust(self._indent), style="dim", no_wrap=True)
+            for cell in cells:
+                if line.cell_len > self._indent and line.cell_len + cell.cell_len > options.max_width:
+                    line.rstrip()
+                    yield line
+                    line = Text(" " * self._indent, no_wrap=True)
+                line.append_text(cell).append(" ")
+            line.rstrip()
+            yield line
+
+    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max((sum(cell.cell_len + 1 for cell in cells) - 1 for _, cells in self._lines), default=0)
+        width = min(self._indent + longest, options.max_width)
+        return Measurement(width, width)
+
+
+def _runs(chips: Sequence[ChipView]) -> Iterator[Sequence[ChipView]]:
+    """Chips next to each other that look alike."""
+    for _, run in groupby(chips, lambda chip: (chip.health, chip.holders, bool(chip.vnpus or chip.slices))):
+        yield list(run)
 
 
 def _number(chip: ChipView) -> str:

@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-View: TypeAlias = Literal["auto", "map", "nodes", "products"]
-"""How nodes are laid out: a line per chip group, per node, or per product."""
+from npuctl.topo.nodes import NodeView
+
+View: TypeAlias = Literal["auto", "map", "wall", "nodes", "products"]
+"""How nodes are laid out: a line per chip group, a glyph per chip, a line per node, or a line per product."""
 
 By: TypeAlias = Literal["node", "switch"]
 """What is listed: nodes, or the leaf switches above them."""
 
-Sort: TypeAlias = Literal["name", "free", "unhealthy"]
-"""The order of nodes: by name, or those with the most free or unhealthy chips first."""
+Sort: TypeAlias = Literal["name", "free", "unhealthy", "fragmented"]
+"""The order of nodes: by name; those with the most free or unhealthy chips first; those in part free first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Choice:
         sort: their order.
         view: their layout.
         by: what is listed.
+        job: only nodes with chips of this job, ``NAME`` or ``NAMESPACE/NAME``; empty for all.
+        namespace: only nodes with chips of pods in this namespace, or of the ``job`` there; None for all.
+        product: only nodes of this product; empty for all.
+        fault: only nodes with a chip that has this fault code; empty for all.
+        free: only nodes that can be used and have at least so many free chips.
     """
 
     nodes: Sequence[str] = ()
@@ -33,3 +40,30 @@ class Choice:
     sort: Sort = "name"
     view: View = "auto"
     by: By = "node"
+    job: str = ""
+    namespace: str | None = None
+    product: str = ""
+    fault: str = ""
+    free: int = 0
+
+    def shows(self, view: NodeView) -> bool:
+        """Whether a node is shown, as far as names and labels don't decide."""
+        if self.nodes and view.node not in self.nodes:
+            return False
+        if self.unhealthy and not view.unhealthy and view.reason is None:
+            return False
+        if self.free and (view.reason is not None or view.free < self.free):
+            return False
+        if self.product and view.product.lower() != self.product.lower():
+            return False
+        if self.fault and not any(self.fault.upper() == code.upper() for chip in view.chips for code in chip.faults):
+            return False
+        return self._has_pods(view)
+
+    def _has_pods(self, view: NodeView) -> bool:
+        if not self.job and self.namespace is None:
+            return True
+        jobs = {job.partition("/")[::2] for job in view.jobs.values()}
+        space, slash, name = self.job.rpartition("/")
+        wanted = space if slash else self.namespace
+        return any((wanted is None or wanted == there) and (not name or name == job) for there, job in jobs)

@@ -5,20 +5,23 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
+import msgspec
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
 from rich.live import Live
 from rich.text import Text
 
 from ascend.errors import ApiError, InvalidValue, Unreachable
-from npuctl.output import Output, make_console, show
-from npuctl.reading.source import Source
+from ascend.grammar import count
+from npuctl.output import Output, filled, make_console, print_table, show, warn
+from npuctl.reading.source import Source, rfc3339
 from npuctl.topo.chip_map import node_map
 from npuctl.topo.choice import Choice, Sort, View
 from npuctl.topo.nodes import NodeView, node_views
 from npuctl.topo.selector import parse_selector
-from npuctl.topo.summary import node_table, product_table
+from npuctl.topo.summary import Totals, by_product, node_table, product_table
 from npuctl.topo.switches import switch_table, switch_views
+from npuctl.topo.wall import Wall
 
 WATCH_S: Final = 5.0
 """Seconds between two readings of a watched cluster."""
@@ -28,6 +31,25 @@ _PIPE_LINES: Final = 50
 
 _PANEL_LINES: Final = 3
 """A node takes at least so many lines of the map."""
+
+_PANEL_WIDTH: Final = 20
+"""A node takes at least so many columns of the map."""
+
+
+class Topology(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/topo/v1"):
+    """The answer for programs.
+
+    Attributes:
+        time: the time of the objects, RFC 3339.
+        totals: sums over these nodes.
+        products: the same by product.
+        nodes: the nodes that were asked for, in the order that was asked for.
+    """
+
+    time: str
+    totals: Totals
+    products: tuple[Totals, ...]
+    nodes: tuple[NodeView, ...]
 
 
 _LAYOUTS: Final[dict[View, Callable[[Sequence[NodeView]], RenderableType]]] = {
@@ -40,6 +62,7 @@ _ORDERS: Final[dict[Sort, Callable[[NodeView], object]]] = {
     "name": lambda view: view.node,
     "free": lambda view: (view.reason is not None, -view.free, view.node),
     "unhealthy": lambda view: (-view.unhealthy, view.reason is None, view.node),
+    "fragmented": lambda view: (not view.is_broken_up, view.largest - view.free, -view.free, view.node),
 }
 
 
@@ -54,7 +77,8 @@ async def run_topo(choice: Choice, source: Source, output: Output) -> int:
     if choice.by == "switch":
         return await _show_switches(choice, source, output)
     views = await _read(choice, source)
-    show({"nodes": views}, output, lambda: _lay_out(choice, views, make_console()))
+    topology = Topology(rfc3339(source.now_ns), Totals.of(views), by_product(views), tuple(views))
+    show(topology, output, lambda: _lay_out(choice, views, make_console()))
     return 0
 
 
@@ -90,7 +114,7 @@ async def watch_topo(choice: Choice, source: Source) -> None:
             if console.is_terminal:
                 live.update(Stack(_lay_out(choice, views, console), status), refresh=True)
             elif views != shown:
-                console.print(_lay_out(choice, views, console), status)
+                print_table(console, Stack(_lay_out(choice, views, console), status))
             shown = views
             await asyncio.sleep(WATCH_S)
             try:
@@ -107,26 +131,31 @@ async def _read(choice: Choice, source: Source) -> list[NodeView]:
         raise InvalidValue(f"there is no node {', '.join(sorted(absent))}")
     if others := set(choice.nodes) - {view.node for view in views}:
         raise InvalidValue(f"not an NPU node: {', '.join(sorted(others))}")
-    if choice.nodes:
-        views = [view for view in views if view.node in choice.nodes]
+    found = [view for view in views if choice.shows(view)]
     if selects is not None:
         selected = {node.name for node in objects.nodes if selects(node.metadata.labels)}
-        views = [view for view in views if view.node in selected]
-    if choice.unhealthy:
-        views = [view for view in views if view.unhealthy or view.reason is not None]
-    return sorted(views, key=_ORDERS[choice.sort])  # type: ignore[arg-type]  # each order returns one comparable type
+        found = [view for view in found if view.node in selected]
+    if views and not found:
+        warn(f"none of {count(len(views), 'NPU node')} is as the options say")
+    return sorted(found, key=_ORDERS[choice.sort])  # type: ignore[arg-type]  # each order returns one comparable type
 
 
 def _lay_out(choice: Choice, views: Sequence[NodeView], console: Console) -> RenderableType:
+    if not views:
+        return Text("no NPU nodes")
+    lines = console.height - 1 if console.is_terminal else None
     view = choice.view if choice.view != "auto" or not choice.nodes else "map"
+    if view == "wall":
+        return Wall(views, filled(console), lines)
     if view != "auto":
         return _LAYOUTS[view](views)
-    lines = console.height - 1 if console.is_terminal else _PIPE_LINES
-    if len(views) * _PANEL_LINES < lines:
+    most = lines or _PIPE_LINES
+    width = filled(console)
+    if len(views) * _PANEL_LINES < most * max(width // _PANEL_WIDTH, 1):
         chips = node_map(views)
-        if len(console.render_lines(chips, pad=False)) <= lines:
+        if len(console.render_lines(chips, pad=False)) <= most:
             return chips
-    hint = Text("--view map shows the chips of each node", style="dim")
-    if len(views) + _PANEL_LINES < lines:
-        return Stack(node_table(views), hint)
-    return Stack(product_table(views), Text("--view nodes has a line per node; ", style="dim").append_text(hint))
+    if len(views) < most * width and (wall := Wall(views, width, most)).height <= most:
+        return wall
+    hint = "--view wall shows the chips of all nodes, --view map those of each, --view nodes has a line per node"
+    return Stack(product_table(views), Text(hint, style="dim"))

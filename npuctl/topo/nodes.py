@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import structs
 
 from allocator.rules.cores import cores_left
@@ -104,8 +105,7 @@ class ChipView:
         return sum(not each.holders and not each.unknown for each in self.vnpus) if usable else 0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True):
     """A node.
 
     Attributes:
@@ -115,6 +115,10 @@ class NodeView:
         reason: why no pod can be placed on it; None if pods can.
         message: the same as a sentence.
         group: the name of a group of linked chips: ``ring``, ``mesh`` or ``card``; empty if all chips are alike.
+        jobs: the job (``namespace/name``) of each pod that holds chips of it.
+        free: the number of healthy chips that no pod holds, whether the node can be used or not.
+        unhealthy: the number of chips that can't be allocated because of their health.
+        largest: the most free chips in one ring or mesh; where chips are not in any, all that are free.
     """
 
     node: str
@@ -123,6 +127,17 @@ class NodeView:
     reason: Reason | None
     message: str | None
     group: str = ""
+    jobs: dict[str, str] = {}
+    free: int = 0
+    unhealthy: int = 0
+    largest: int = 0
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "free", sum(chip.is_free for chip in self.chips))
+        structs.force_setattr(self, "unhealthy", sum(not chip.healthy for chip in self.chips))
+        linked = self.groups.values() if self.group in {"ring", "mesh"} else [self.chips]
+        largest = max((sum(chip.is_free for chip in chips) for chips in linked), default=0)
+        structs.force_setattr(self, "largest", largest)
 
     @property
     def groups(self) -> dict[int, list[ChipView]]:
@@ -131,11 +146,6 @@ class NodeView:
         for chip in self.chips:
             groups.setdefault(chip.ring, []).append(chip)
         return dict(sorted(groups.items()))
-
-    @property
-    def free(self) -> int:
-        """The number of healthy chips that no pod holds."""
-        return sum(chip.is_free for chip in self.chips)
 
     @property
     def vnpus(self) -> int:
@@ -154,23 +164,22 @@ class NodeView:
         return sum(found) if found else None
 
     @property
-    def unhealthy(self) -> int:
-        """The number of chips that can't be allocated because of their health."""
-        return sum(not chip.healthy for chip in self.chips)
-
-    @property
-    def largest(self) -> int | None:
-        """The most free chips in one ring or mesh; None for other products."""
-        if self.group not in {"ring", "mesh"}:
-            return None
-        return max((sum(chip.is_free for chip in linked) for linked in self.groups.values()), default=0)
+    def is_broken_up(self) -> bool:
+        """Whether it can be used, and some of its chips are free, but not all."""
+        return self.reason is None and 0 < self.free < len(self.chips)
 
 
 def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:
     """Return the NPU nodes of a cluster by name, as an allocator reads them at a time in Unix nanoseconds."""
-    cluster = OfflineAllocator(objects, settings, now_ns).cluster
+    allocator = OfflineAllocator(objects, settings, now_ns)
     reports = objects.valid_reports  # for the others, the reason of the node says what is wrong
-    views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
+    jobs: dict[str, dict[str, str]] = {}
+    for pod in objects.pods:
+        if pod.spec.node_name and pod.is_live and pod.requests_chips:
+            jobs.setdefault(pod.spec.node_name, {})[pod.key] = str(allocator.job_of(pod).key)
+    views = [
+        _view(record, reports.get(name), jobs.get(name, {})) for name, record in sorted(allocator.cluster.nodes.items())
+    ]
     return [view for view in views if view.reason is None or view.reason.category is not Category.NOT_NPU]
 
 
@@ -186,7 +195,7 @@ def _as_usable(node: Node) -> Node:
     return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False), status=status)
 
 
-def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
+def _view(record: NodeRecord, report: DeviceReport | None, jobs: dict[str, str]) -> NodeView:
     offer = record.offer
     closed = _closed(offer)
     reason, message = (closed.reason, closed.message) if closed is not None else (None, None)
@@ -227,7 +236,7 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
         usable = not unusable & chip
         chips.append(ChipView(name, ring, usable, holders, health, faults, vnpus, cut_off, cores.get(chip_id)))
     group = _GROUPS.get(server.product.family, "")
-    return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
+    return NodeView(record.name, server.product.name, tuple(chips), reason, message, group, jobs)
 
 
 def _closed(offer: Offer | None) -> Refusal | None:

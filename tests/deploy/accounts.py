@@ -155,7 +155,6 @@ def installed(*options: str) -> Iterator[Lab]:
             helm.RELEASE,
             str(helm.CHART),
             *where,
-            *helm.IMAGE,
             *EVERY_OPTION,
             *options,
             kubeconfig=cluster.kubeconfig_path,

@@ -93,6 +93,45 @@ def test_reports_older_than_the_clock_are_a_hint_to_give_the_time(command: tuple
     assert old.endswith(" days before now; give the time of the files by --now 2026-01-01T00:00:00Z\n")
 
 
+def printed(*command: str, **environment: str) -> str:
+    plain = {key: text for key, text in os.environ.items() if key not in {"COLUMNS", "LC_ALL", "PYTHONIOENCODING"}}
+    done = subprocess.run(
+        [program("npuctl"), *command], capture_output=True, text=True, check=False, env=plain | environment
+    )
+    assert done.returncode in {0, 3}, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS[:5] if "-o" not in each], ids=lambda each: each[0])
+def test_a_line_in_a_pipe_is_neither_broken_nor_padded(command: tuple[str, ...]) -> None:
+    lines = printed(*command).splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    narrow = printed(*command, COLUMNS="60").splitlines()
+    assert len(narrow) > len(lines)
+    assert max(map(len, narrow)) <= 60
+
+
+def test_a_reason_in_a_pipe_is_on_one_line() -> None:
+    counts = "1 NodeCordoned, 1 NotEnoughChips, 1 RingTooSmall"
+    assert counts in printed("explain", "train-c", *OBJECTS)
+
+
+@pytest.mark.parametrize(("flag", "locale"), [(("--ascii",), {}), ((), {"LC_ALL": "C"}), ((), {"LC_ALL": "POSIX"})])
+def test_tables_are_in_ascii_where_that_is_asked_for(flag: tuple[str, ...], locale: dict[str, str]) -> None:
+    for command in (("topo", *OBJECTS), ("topo", "--view", "wall", *OBJECTS), ("doctor", *OBJECTS)):
+        assert printed(*command, *flag, **locale).isascii()
+    assert not printed("topo", *OBJECTS, LC_ALL="C.UTF-8").isascii()
+
+
+def test_every_verb_has_the_short_help_option() -> None:
+    for verb in ((), ("topo",), ("plan",), ("explain",), ("doctor",), ("completion",)):
+        assert printed(*verb, "-h") == printed(*verb, "--help") != ""
+
+
+def test_the_help_in_80_columns_is_not_cut_short() -> None:
+    assert "..." not in printed("--help", COLUMNS="80").split("Commands:")[1]
+
+
 def topo_error(kubeconfig: Path | None = None) -> str:
     flags = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
     # In process, an error that is not the input's is an exception; main() prints it.

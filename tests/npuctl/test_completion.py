@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from npuctl.cli import app
 from npuctl.completion import complete_for_kubectl
 from sandbox.apiserver import ApiServer
-from tests.npuctl.manifests import as_list, pod
+from tests.npuctl.manifests import as_list, node, pod
 
 
 def complete(words: list[str]) -> list[str]:
@@ -30,14 +30,14 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ([""], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
+        ([""], ["capacity", "completion", "doctor", "explain", "plan", "topo", "usage", ":4"]),
         (["e"], ["explain", ":4"]),
         (["plan", "--c"], ["--candidates", "--cluster", "--config", "--context", ":4"]),
         (["plan", "-o", ""], ["json", "table", "yaml", ":4"]),
         (["plan", "-f", ""], [":0"]),
         (["completion", "z"], ["zsh", ":4"]),
         (["explain", ""], [":4"]),
-        ([], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
+        ([], ["capacity", "completion", "doctor", "explain", "plan", "topo", "usage", ":4"]),
     ],
 )
 def test_kubectl_gets_the_candidates_for_the_last_word(words: list[str], offered: list[str]) -> None:
@@ -81,7 +81,7 @@ def kubeconfig(server: ApiServer, tmp_path: Path) -> Path:
         ("--context public", "", ["tune"]),
         ("", "kube-public/t", ["kube-public/tune"]),
         ("-n default", "kube-public/", ["kube-public/tune"]),
-        ("-n", "", []),
+        ("-n", "kube-p", ["kube-public"]),
         ("train-0", "", []),
         ("--context gone", "", []),
         ("--kubeconfig none", "", []),
@@ -108,6 +108,26 @@ async def test_every_shell_offers_the_same_pods(shell: str, kubeconfig: Path) ->
     assert (done.exit_code, done.stderr) == (0, "")
     assert "tune" in done.stdout
     assert "train" not in done.stdout
+
+
+def test_names_of_nodes_jobs_namespaces_and_contexts_are_offered(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+    member = pod("train-x", 1, namespace="team", ownerReferences=[owner])
+    path.write_text(json.dumps(as_list(node("n1"), node("n2"), member, pod("web", None, namespace="other"))))
+    file = ["-f", str(path)]
+    assert complete(["topo", *file, "n"]) == ["n1", "n2", ":4"]
+    assert complete(["topo", *file, "--job", ""]) == ["team/train", ":4"]
+    assert complete(["topo", *file, "-n", "team", "--job", ""]) == ["train", ":4"]
+    assert complete(["topo", *file, "-n", "t"]) == ["team", ":4"]
+    assert complete(["explain", *file, "-n", "team", "job/"]) == ["job/train", ":4"]
+    assert complete(["explain", *file, "team/"]) == ["team/train-x", ":4"]
+
+
+def test_contexts_are_those_of_the_kubeconfig(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(json.dumps({"contexts": [{"name": "prod"}, {"name": "test"}]}))
+    assert complete(["topo", "--kubeconfig", str(path), "--context", "p"]) == ["prod", ":4"]
 
 
 def test_the_pods_in_files_are_offered(tmp_path: Path) -> None:

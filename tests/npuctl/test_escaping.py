@@ -21,7 +21,7 @@ from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE
 from ascend.observe.console import SafeConsole
 from npuctl.cli import app
-from npuctl.completion import pod_names
+from npuctl.completion import names
 from npuctl.reading.source import Source
 from tests.ascend.test_printable import TEXTS, obeyed
 from tests.npuctl.manifests import Json, as_list, node, pod, report
@@ -130,12 +130,12 @@ def test_names_that_can_not_be_typed_are_not_offered_for_completion(monkeypatch:
         Pod(metadata=Metadata(name, "default"), spec=PodSpec(containers=containers)) for name in ("good", f"bad{E}")
     ]
 
-    async def listed(_source: Source, _namespace: str) -> list[Pod]:
+    async def listed(_resource: object, _source: Source, _namespace: str) -> list[Pod]:
         return pods
 
-    monkeypatch.setattr("npuctl.completion._pods", listed)
+    monkeypatch.setattr("npuctl.completion._list", listed)
     source = Source.of(files=["-"])
-    assert pod_names("", "default", source) == ["good"]
+    assert names("pods", "", "default", source) == ["good"]
 
 
 @given(TEXTS)

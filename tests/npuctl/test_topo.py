@@ -71,8 +71,8 @@ def test_the_map_has_a_line_per_ring() -> None:
     shown = views(node("n1"), pod("train", 2, node="n1", chips=(4, 5)), report("n1", unhealthy=(1,)))
     lines = show(*shown).splitlines()
     assert "n1  910A  5 of 8 free  1 unhealthy" in lines[0]
-    assert lines[1].split()[1:8] == ["ring", "0", "[0", "·]", "[1", "✗]", "[2"]
-    assert "[4 train] [5 train]" in lines[2]
+    assert "ring 0 [0 ·] [1 ✗] [2-3 ·]" in lines[1]
+    assert "ring 1 [4-5 train] [6-7 ·]" in lines[2]
 
 
 def test_two_holders_of_one_chip_are_a_conflict() -> None:
@@ -126,8 +126,8 @@ def test_a_separating_chip_has_a_mark_and_is_not_free() -> None:
         ({"accelerator-type": "module-910b-16"}, 16, ["ring 0", "ring 1"]),
         ({"accelerator-type": "module-a3-8"}, 8, ["card 0", "card 1", "card 2", "card 3"]),
         ({"accelerator-type": "chip4-node8"}, 8, ["mesh 0", "mesh 1"]),
-        ({"accelerator-type": "module-910b-8"}, 8, ["[0 ·]"]),
-        ({"accelerator-type": "chip1-node16"}, 16, ["[0 ·]", "[8 ·]"]),
+        ({"accelerator-type": "module-910b-8"}, 8, ["[0-7 ·]"]),
+        ({"accelerator-type": "chip1-node16"}, 16, ["[0-7 ·]", "[8-15 ·]"]),
     ],
 )
 def test_the_map_has_a_line_per_group_of_linked_chips(labels: dict[str, str], chips: int, lines: list[str]) -> None:
@@ -138,7 +138,7 @@ def test_the_map_has_a_line_per_group_of_linked_chips(labels: dict[str, str], ch
 def test_chips_of_unusable_nodes_do_not_count_as_free() -> None:
     shown = show(*views(node("n1"), node("n2", ready=False), pod("train", 2, node="n2", chips=(4, 5))))
     assert "2 nodes, 8 of 16 chips free, 1 node not used" in shown
-    assert "[4 train] [5 train]" in shown
+    assert "[4-5 train]" in shown
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_names_are_printed_unchanged_on_any_terminal(command: tuple[str, ...], t
 
 def test_marks_have_different_stand_ins_in_ascii(tmp_path: Path) -> None:
     plain = on_a_terminal("ascii", "topo", "-f", odd(tmp_path))
-    assert "[1 x] [2 .]" in plain
+    assert "[1 x] [2-3 .]" in plain
     assert plain.rstrip().endswith("; x unhealthy")
 
 
@@ -301,31 +301,49 @@ def words(out: str) -> list[list[str]]:
 
 
 def test_nodes_beyond_a_screen_are_summed_up_by_product(large: str) -> None:
-    lines = topo(large).splitlines()
-    assert words(topo(large))[:3] == [
+    lines = topo(large, "--view", "products").splitlines()
+    assert words("\n".join(lines))[:3] == [
         ["PRODUCT", "NODES", "USABLE", "EMPTY", "CHIPS", "FREE", "UNHEALTHY", "LARGEST"],
         ["910A", "40", "40", "38", "320", "318", "1", "4"],
-        ["910B-8", "20", "19", "19", "160", "152", "0", "-"],
+        ["910B-8", "20", "19", "19", "160", "152", "0", "8"],
     ]
     assert lines[3] == "1 node NodeCordoned: b19"
     assert lines[4] == "60 nodes, 470 of 480 chips free, 1 unhealthy, 1 node not used"
-    assert lines[-1].startswith("--view nodes has a line per node")
 
 
-def test_nodes_that_fit_a_screen_by_lines_have_a_line_each(large: str) -> None:
-    lines = words(topo(large, "-l", "zone"))
-    assert lines[0] == ["NODE", "PRODUCT", "FREE", "CHIPS", "UNHEALTHY", "LARGEST", "STATUS"]
-    assert lines[1] == ["a00", "910A", "7", "8", "0", "4", "ok"]
-    assert lines[8] == ["a07", "910A", "7", "8", "1", "4", "ok"]
-    assert len(lines) == 1 + 40 + 3
-    assert words(topo(large, "--view", "nodes"))[60] == ["b19", "910B-8", "8", "8", "0", "-", "NodeCordoned"]
+def test_many_nodes_are_a_wall_and_more_a_line_per_product(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = topo(large).splitlines()
+    assert wall[0] == "910A: 40 nodes, 318 of 320 chips free"
+    assert wall[1].startswith("a00 A··· ····  ···· ····  ")
+    assert "A default/held (1)" in wall
+    assert len(wall) <= 50
+    monkeypatch.setenv("COLUMNS", "20")
+    assert topo(large).splitlines()[-1].endswith("line per node")
+
+
+def test_a_node_has_a_line_with_its_jobs(large: str) -> None:
+    lines = words(topo(large, "--view", "nodes"))
+    assert lines[0] == ["NODE", "PRODUCT", "FREE", "CHIPS", "UNHEALTHY", "LARGEST", "STATUS", "JOBS"]
+    assert lines[1] == ["a00", "910A", "7", "8", "0", "4", "ok", "default/held"]
+    assert lines[8] == ["a07", "910A", "7", "8", "1", "4", "ok", "-"]
+    assert len(lines) == 1 + 60 + 2
+    assert lines[60] == ["b19", "910B-8", "8", "8", "0", "8", "NodeCordoned", "-"]
 
 
 def test_named_nodes_and_the_map_view_show_chips(large: str) -> None:
-    assert "[0 held]" in topo(large, "a00")
+    assert "[0 held] [1-3 ·]" in topo(large, "a00")
     assert topo(large, "--view", "map").count("910A") == 40
     many = [f"a{number:02}" for number in range(40)]
     assert topo(large, *many).count("910A") == 40
+
+
+def test_nodes_of_the_map_are_side_by_side_as_far_as_the_screen_is_wide(large: str) -> None:
+    (head, *_) = topo(large, "a00", "a01", "a02").splitlines()
+    assert head.count("╭─") == 3
+    console = Console(width=60, color_system=None)
+    with console.capture() as captured:
+        console.print(node_map(views(node("n1"), node("n2"), node("n3"))))
+    assert [line.count("╭─") for line in captured.get().splitlines() if "╭" in line] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -373,7 +391,7 @@ async def test_a_watched_cluster_is_printed_again_when_it_changes(
     await printed("8 of 8 free")
     server.fail_next("GET", "/nodes", 500, times=3)
     await server.create(manifests.pod("late", "2", node="n1", chips=[0, 1]))
-    await printed("[0 late] [1 late]")
+    await printed("[0-1 late]")
     assert out.count("8 of 8 free") == 1
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

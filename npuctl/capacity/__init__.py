@@ -1,0 +1,1 @@
+"""The command ``npuctl capacity``: how many pods, gangs and blocks fit now."""

@@ -1,0 +1,1 @@
+"""The command ``npuctl usage``: who holds how many chips."""
