@@ -35,7 +35,7 @@ from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
-from device_plugin.kubelet.node_info import NodeInfo, read_node_info
+from device_plugin.kubelet.node_info import NodeStatus, read_node_status
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.chip_choice import ChipChooser, VnpuChooser
 from device_plugin.ledger.cores import kind_of
@@ -60,7 +60,9 @@ from device_plugin.reset.hot_reset import HotReset, Knowledge
 from device_plugin.reset.muting import Muting
 from device_plugin.reset.steps import ResetOptions
 from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.sockets import new_instance
 from device_plugin.serving.succession import Succession, kubelet_version
+from device_plugin.serving.withdrawal import Withdrawal
 from device_plugin.settings import Settings
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
@@ -72,10 +74,10 @@ COMPONENT = "ascend-device-plugin"
 FINISH_CLAIMS_S = 3.0
 """How long claims delay the end, with ``STOP_GRACE_S`` and ``SIGN_OFF_S`` less than a pod's grace period of 10 s."""
 
-NODE_INFO_LIMIT_S = 1.0
-NODE_INFO_S = 300.0
-"""How often the versions of the node's software are read, and how long after a start of the kubelet: it writes them
-within seconds."""
+NODE_STATUS_LIMIT_S = 1.0
+NODE_STATUS_S = 300.0
+"""How often the status of the Node is read, and how long after a start of the kubelet: it writes the versions of its
+software within seconds."""
 NEW_KUBELET_S = 10.0
 
 
@@ -95,9 +97,10 @@ class Plugin:
         self._driver = settings.make_driver(
             lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
         )
-        self._node_info = NodeInfo()
+        self._node_status = Observable(NodeStatus())
         self._new_kubelets: Observable[None] = Observable(None)
         self._injector = self._injectors()[-1]
+        self._instance = new_instance()
         self._serves = False
         """Until then the CDI file is another instance's."""
         self.snapshots: Observable[Snapshot | None] = Observable(None)
@@ -197,9 +200,9 @@ class Plugin:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             self._serves = True
-            await self._read_node_info(client)
+            await self._read_node_status(client)
             self._renew_injector()
-            start("node info", self._follow_node_info(client))
+            start("node status", self._follow_node_status(client))
             if settings.choose_chips:
                 pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
             for device_type in self.ledgers.types.value:
@@ -230,7 +233,16 @@ class Plugin:
             tasks.create_task(trim_heap_after(self.order.reported_unhealthy.newer_than(0)))
             for offer in pods.offers:
                 start(f"registration{_of(offer)}", offer.registration.run())
+            start("withdrawal", self._withdraw(client, pods))
             await self._offer_more(pods, start)
+
+    async def _withdraw(self, client: KubeClient, pods: PodSide) -> None:
+        """Withdraw what earlier plugins offered and this one does not."""
+        # From its first list on the kubelet is there, and another plugin that serves is known.
+        await self.order.advertised.newer_than(0)
+        folder, node = self._settings.device_plugin_dir, self._node_status
+        withdrawal = Withdrawal(folder, self._instance, node, lambda: self._read_node_status(client))
+        await withdrawal.run(lambda: {each.device_type for each in pods.offers}, lambda: pods.other_plugin)
 
     def _process_watch(self, chips: ChipSide, pods: PodSide) -> ProcessWatch:
         return ProcessWatch(
@@ -307,30 +319,30 @@ class Plugin:
 
     def _injectors(self) -> list[Injector]:
         """Return how containers can get chips by the settings, the best way first."""
-        settings, info = self._settings, self._node_info
+        settings, info = self._settings, self._node_status.value.node_info
         # Without the node's folder the file would be written where no container runtime looks.
         cdi = settings.cdi_dir.is_dir() and offers_cdi(info.container_runtime_version, info.kubelet_version)
         ways = (detect(settings.injection, os.environ, cdi=each) for each in ((True, False) if cdi else (False,)))
         return [Injector(way, settings.device_root, settings.cdi_dir) for way in dict.fromkeys(ways)]
 
-    async def _read_node_info(self, client: KubeClient) -> None:
-        """Read the versions of kubelet and container runtime; what can't be read stays as it was."""
+    async def _read_node_status(self, client: KubeClient) -> None:
+        """Read the status of the Node; what can't be read stays as it was."""
         try:
-            async with asyncio.timeout(NODE_INFO_LIMIT_S):
-                self._node_info = await read_node_info(client, self._settings.node_name)
+            async with asyncio.timeout(NODE_STATUS_LIMIT_S):
+                self._node_status.set(await read_node_status(client, self._settings.node_name))
         except (AscendError, TimeoutError) as error:
-            log.warning("can't read the versions of the node's software", error=str(error))
+            log.warning("can't read the status of the Node", error=str(error))
 
-    async def _follow_node_info(self, client: KubeClient) -> None:
+    async def _follow_node_status(self, client: KubeClient) -> None:
         """Renew the way in which containers get chips after an upgrade of kubelet or container runtime."""
         while True:
             version = self._new_kubelets.version
-            is_new = await wait_for_change((self._new_kubelets,), (version,), within_s=NODE_INFO_S)
+            is_new = await wait_for_change((self._new_kubelets,), (version,), within_s=NODE_STATUS_S)
             if is_new:
                 await asyncio.sleep(NEW_KUBELET_S)
-            before = self._node_info
-            await self._read_node_info(client)
-            if self._node_info != before:
+            before = self._node_status.value.node_info
+            await self._read_node_status(client)
+            if self._node_status.value.node_info != before:
                 self._renew_injector()
 
     def _prepare(self, injector: Injector) -> bool:
@@ -422,6 +434,7 @@ class Plugin:
             metrics=self.metrics,
             claims=claims,
             lock=lock,
+            instance=self._instance,
             succession=succession,
             refresh=watch.refresh,
             inject=self._inject,

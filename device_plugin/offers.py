@@ -38,7 +38,7 @@ from device_plugin.pods.reconciler import Keeps, Reconciler
 from device_plugin.publish.node_object import node_announcer
 from device_plugin.publish.order import CoreOrder, PublishingOrder
 from device_plugin.serving.instance_lock import InstanceLock
-from device_plugin.serving.registration import Registration, new_instance
+from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.serving.succession import Succession
 from device_plugin.serving.unknown_plugin import OtherPlugins
@@ -78,6 +78,7 @@ class Surroundings:
         metrics: of the plugin.
         claims: writes what pods were given.
         lock: of this node's instances.
+        instance: distinguishes the sockets of this process from those of others.
         succession: hands the kubelet over to another instance.
         refresh: waits until the watch of the node's pods has caught up with the API server.
         inject: returns what a container with devices of a type gets, or raises Refusal.
@@ -94,6 +95,7 @@ class Surroundings:
     metrics: Metrics
     claims: ClaimWriter
     lock: InstanceLock
+    instance: str
     succession: Succession
     refresh: Callable[[], Awaitable[None]]
     inject: Callable[[tuple[int, ...], DeviceType], ContainerEdits]
@@ -163,7 +165,6 @@ class OfferMaker:
     def __init__(self, node: Surroundings, order: PublishingOrder) -> None:
         self._node = node
         self._order = order
-        self._instance = new_instance()
         self._unwatched: set[DeviceType] = set()
 
     def make(self, device_type: DeviceType) -> Offer:
@@ -310,7 +311,7 @@ class OfferMaker:
             succession=node.succession,
             others=others,
             device_type=device_type,
-            instance=self._instance,
+            instance=node.instance,
         )
 
     def _watched(self, device_type: DeviceType) -> None:

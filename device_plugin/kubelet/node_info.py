@@ -1,4 +1,4 @@
-"""The versions of a node's software, as its kubelet reports them."""
+"""What a node's kubelet reports on the Node: the versions of its software, and its capacity."""
 
 import msgspec
 
@@ -18,24 +18,30 @@ class NodeInfo(msgspec.Struct, rename="camel", frozen=True):
     container_runtime_version: str = ""
 
 
-class StatusWithVersions(msgspec.Struct, rename="camel", frozen=True):
-    """The part of a node's status that has its versions."""
+class NodeStatus(msgspec.Struct, rename="camel", frozen=True):
+    """The part of a node's status that the plugin uses.
 
+    Attributes:
+        capacity: the quantity of each resource, usable or not.
+        node_info: its versions.
+    """
+
+    capacity: dict[str, str] = {}
     node_info: NodeInfo = NodeInfo()
 
 
-class NodeWithVersions(KubeObject, frozen=True, kw_only=True):
-    """A node, with its versions only."""
+class NodeWithStatus(KubeObject, frozen=True, kw_only=True):
+    """A node, with that part of its status only."""
 
-    status: StatusWithVersions = StatusWithVersions()
+    status: NodeStatus = NodeStatus()
 
 
-async def read_node_info(client: KubeClient, node: str) -> NodeInfo:
-    """Read the versions of a node's software.
+async def read_node_status(client: KubeClient, node: str) -> NodeStatus:
+    """Read the status of a node.
 
     Raises:
         ApiError: the API server refuses.
         Unreachable: it does not answer.
     """
-    found = await client.get(Resource(NodeWithVersions, NODES.kind, NODES.prefix, NODES.plural, NODES.namespaced), node)
-    return found.status.node_info
+    found = await client.get(Resource(NodeWithStatus, NODES.kind, NODES.prefix, NODES.plural, NODES.namespaced), node)
+    return found.status

@@ -41,7 +41,7 @@ RIGHTS = (
     Right("list", "pods", "the node's pods, at the start and if the kubelet admits one the watch has not shown"),
     Right("watch", "pods", "the chips written on the node's pods"),
     Right("patch", "pods", "the claim: which chips a pod was given"),
-    Right("get", "nodes", "this node's address and labels"),
+    Right("get", "nodes", "this node's address and labels, and what earlier plugins have left on it"),
     Right("patch", "nodes", "annotations and labels: which chips the node has"),
     Right("get", "nodes", "the kubelet's count of registrations: another plugin's", subresource="metrics"),
     Right("get", "configmaps", "an earlier plugin's report, and the site's fault rules", namespace=NAMESPACE),

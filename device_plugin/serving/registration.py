@@ -17,9 +17,6 @@ inotify says at once that a socket has come or gone, and costs an idle plugin no
 
 import asyncio
 import contextlib
-import os
-import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -28,24 +25,19 @@ from typing import TypeAlias
 import grpc
 import structlog
 
-from ascend.daemon.grpc_start import require_descriptors, start_server
 from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
-from device_plugin.kubelet.channel import open_channel, raise_if_cancelled, unreachable
+from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
-from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.folder_watch import watch_folder
+from device_plugin.serving.plugin_socket import register, served
 from device_plugin.serving.servicer import DevicePluginServicer
-from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, list_names, socket_name
+from device_plugin.serving.sockets import KUBELET_SOCKET, PREFIX, list_names, new_instance, socket_name
 from device_plugin.serving.succession import Succession
 from device_plugin.serving.unknown_plugin import OtherPlugins
-from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
-from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-API_VERSION = "v1beta1"
 
 POLL_S = 0.1
 LOOK_S = 1.0
@@ -57,8 +49,6 @@ REGISTER_DEADLINE_LIMIT_S = 10.0
 WATCH_DEADLINE_S = 0.5
 """After the registration a kubelet opens the stream at once. One that does not gets more time with every attempt."""
 WATCH_DEADLINE_LIMIT_S = 8.0
-STOP_GRACE_S = CAP_S
-"""A call in progress is answered: one that is cut off fails the admission of its pod."""
 STEADY_S = 10.0
 """A registration that lasted this long resets the waiting time before the next one."""
 FIRST_WAIT_S = 0.05
@@ -69,12 +59,6 @@ KUBELET_RESTARTED = "the kubelet has restarted"
 
 Identity: TypeAlias = tuple[int, int, int]
 """Device, inode and change time of a file: a kubelet that restarts makes a new socket, and forgets its plugins."""
-
-
-def new_instance() -> str:
-    """Return a name for the sockets of this process."""
-    # Not the process id: that of every container is 1, and two instances may serve at the same time.
-    return secrets.token_hex(4)
 
 
 class Registration:
@@ -230,25 +214,8 @@ class Registration:
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
         self._generation += 1
         path = self._directory / socket_name(self._instance, self._device_type.suffix, self._generation)
-        require_descriptors()
-        server = grpc.aio.server()
-        pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
-        # The umask sets the mode of the socket; a later chmod would leave a gap
-        # (docs/spec/kube-api.md#grpc-over-unix-sockets).
-        umask = os.umask(0o177)
-        try:
-            server.add_insecure_port(f"unix://{path}")
-        except RuntimeError as error:
-            raise Unreachable(f"can't listen on {path}: {_why_not(path) or error}") from error
-        finally:
-            os.umask(umask)
-        try:
-            await start_server(server)
+        async with served(servicer, path):
             yield path
-        finally:
-            await server.stop(STOP_GRACE_S)
-            with contextlib.suppress(OSError):  # a socket on which nobody listens harms nobody
-                path.unlink(missing_ok=True)
 
     async def _register_failing(self) -> None:
         servicer = self._make_servicer()
@@ -287,22 +254,15 @@ class Registration:
             await asyncio.gather(call, return_exceptions=True)
 
     async def _call_register(self, endpoint: str) -> None:
-        async with open_channel(self._kubelet_socket) as channel:
-            request = pb.RegisterRequest(
-                version=API_VERSION,
-                endpoint=endpoint,
-                resource_name=self._device_type.resource,
-                options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
-            )
-            try:
-                await pb_grpc.RegistrationStub(channel).Register(request, timeout=self._register_deadline_s)
+        try:
+            await register(self._directory / endpoint, self._device_type.resource, self._register_deadline_s)
+            self.others.unknown.count_own()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 self.others.unknown.count_own()
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    self.others.unknown.count_own()
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self._register_deadline_s = min(2 * self._register_deadline_s, REGISTER_DEADLINE_LIMIT_S)
-                raise unreachable("the kubelet did not register us", error) from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._register_deadline_s = min(2 * self._register_deadline_s, REGISTER_DEADLINE_LIMIT_S)
+            raise unreachable("the kubelet did not register us", error) from error
 
     def _remove_stale_sockets(self) -> None:
         # This instance holds the lock, so the instances that made them have ended.
@@ -322,17 +282,6 @@ async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def _why_not(path: Path) -> str:
-    """Return why there can't be a socket, which gRPC does not say; empty if there can."""
-    try:
-        with socket.socket(socket.AF_UNIX) as trial:
-            trial.bind(str(path))
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 def _identity(path: Path) -> Identity | None:

@@ -198,6 +198,34 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
+class NoDevicesServicer(pb_grpc.DevicePluginServicer):
+    """The service of a resource of which there is no device, so that the kubelet allocates none."""
+
+    def __init__(self) -> None:
+        self.listed = asyncio.Event()
+        """Set once the kubelet was sent the list."""
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions()
+
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
+        yield pb.ListAndWatchResponse()
+        self.listed.set()
+
+    async def GetPreferredAllocation(
+        self, request: pb.PreferredAllocationRequest, context: Context
+    ) -> pb.PreferredAllocationResponse:
+        raise NotImplementedError
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+        raise NotImplementedError
+
+    async def PreStartContainer(
+        self, request: pb.PreStartContainerRequest, context: Context
+    ) -> pb.PreStartContainerResponse:
+        raise NotImplementedError
+
+
 def device_list(snapshot: Snapshot, device_type: DeviceType = WHOLE_CHIPS) -> pb.ListAndWatchResponse:
     """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy if it is idle.
 

@@ -1,5 +1,6 @@
 """The names of the sockets in the kubelet's device-plugin folder."""
 
+import secrets
 from pathlib import Path
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -10,6 +11,12 @@ PREFIX = "ascend910-"
 def is_own(socket: str) -> bool:
     """Return whether a socket of this name is one of this plugin, or the kubelet's."""
     return socket == KUBELET_SOCKET or socket.startswith(PREFIX)
+
+
+def new_instance() -> str:
+    """Return a name for the sockets of this process."""
+    # Not the process id: that of every container is 1, and two instances may serve at the same time.
+    return secrets.token_hex(4)
 
 
 def socket_name(instance: str, suffix: str, generation: int) -> str:

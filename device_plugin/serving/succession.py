@@ -24,7 +24,7 @@ import structlog
 
 from ascend.errors import AscendError
 from ascend.kube.client import KubeClient
-from device_plugin.kubelet.node_info import read_node_info
+from device_plugin.kubelet.node_info import read_node_status
 from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.servicer import DevicePluginServicer
@@ -60,7 +60,7 @@ async def kubelet_version(client: KubeClient, node: str) -> str:
         ApiError: the API server refuses.
         Unreachable: it does not answer.
     """
-    return (await read_node_info(client, node)).kubelet_version
+    return (await read_node_status(client, node)).node_info.kubelet_version
 
 
 def distinguishes_plugins(kubelet_version: str) -> bool:

@@ -45,6 +45,7 @@ class Ledger:
         self.healthy: dict[str, set[str]] = {}
         self.unhealthy: dict[str, set[str]] = {}
         self.in_use: dict[str, set[str]] = {}
+        self._removed: set[str] = set()
         self._devices: dict[str, dict[str, pb.Device]] = {}
         self._allocations: dict[tuple[str, str, str], Allocation] = {}
 
@@ -89,6 +90,12 @@ class Ledger:
         """Remove a resource whose plugin did not come back in time."""
         self.healthy.pop(resource, None)
         self.unhealthy.pop(resource, None)
+        self._removed.add(resource)
+
+    def take_removed(self) -> set[str]:
+        """Return the resources that were removed since the last call."""
+        removed, self._removed = self._removed, set()
+        return removed
 
     def knows(self, resource: str) -> bool:
         """Whether a device plugin registered the resource; requests for others are ignored.

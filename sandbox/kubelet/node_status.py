@@ -48,7 +48,6 @@ class NodeStatusUpdater:
         self._version = version
         self._period_s = period_s
         self._outdated = asyncio.Event()
-        self._reported: set[str] = set()
         self.node = Node()
         """The Node as this kubelet last wrote it."""
         self.ready = asyncio.Event()
@@ -80,14 +79,17 @@ class NodeStatusUpdater:
     async def _update(self) -> None:
         # The first update is written even without a change: what an earlier kubelet reported is not this one's report.
         shown = (self.node if self.ready.is_set() else await self._register()).status
+        known = {name: quantity for name, quantity in shown.capacity.items() if is_extended(name)}
+        removed = self._ledger.take_removed()
         if not self.ready.is_set() and self._reset:
-            self._reported |= {each for each in shown.capacity if is_extended(each)}
+            removed |= known.keys()
+        # A resource that was removed is reported as an explicit 0 in one update, whether or not that succeeds. Others
+        # that the device manager does not know count as set by somebody else: all of them is allocatable
+        # (nodestatus/setters.go).
+        known |= dict.fromkeys(removed, "0")
         capacities = self._ledger.capacities()
-        # A resource without a plugin is reported as an explicit 0, never removed (kubelet_node_status.go).
-        self._reported |= capacities.keys()
-        counts = {**dict.fromkeys(self._reported, (0, 0)), **capacities}
-        capacity = {name: str(count) for name, (count, _) in counts.items()}
-        allocatable = {name: str(count) for name, (_, count) in counts.items()}
+        capacity = known | {name: str(count) for name, (count, _) in capacities.items()}
+        allocatable = known | {name: str(count) for name, (_, count) in capacities.items()}
         unchanged = capacity.items() <= shown.capacity.items() and allocatable.items() <= shown.allocatable.items()
         if not self.ready.is_set() or not unchanged:
             body = {"status": self._status(capacity, allocatable)}

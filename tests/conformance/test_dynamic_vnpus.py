@@ -9,12 +9,16 @@ import pytest
 
 from ascend.annotations import CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.templates import RESOURCE_CORES
+from ascend.vnpus import resource_of
 from tests.cluster.nodes import make_device_nodes
 from tests.conformance.node import PODS, PluginNode, PluginProcess
+from tests.conformance.test_upgrade import stands_by
 from tests.conformance.test_vnpus import counts, ledger
 
 SMALL, LARGE = "vir05_1c_16g", "vir10_3c_32g"
 CORES: Final = 160
+UNKNOWN: Final = resource_of("16c")
+"""A resource that no kubelet knows here."""
 
 
 @pytest.fixture
@@ -34,7 +38,9 @@ def by_cores(node: PluginNode) -> Iterator[PluginProcess]:
         with contextlib.suppress(Exception):
             node.wait_until(lambda: node.chips.vnpus() == {}, "all vNPUs are given back")
         plugin.process.stop()
-        node.start_plugin()
+        if not node.plugin.process.alive:
+            node.plugin.process.start()
+        node.wait_until_allocatable()
 
 
 def place(node: PluginNode, name: str, cores: int, written: str) -> None:
@@ -87,3 +93,30 @@ def test_slices_of_a_chip_are_cut_kept_over_a_kill_and_given_back(node: PluginNo
     node.wait_until(lambda: {*node.chips.vnpus()} == {large}, "its vNPU is given back")
     node.delete("large")
     node.wait_until(lambda: node.chips.vnpus() == {}, "nothing is left")
+
+
+def test_no_ai_cores_are_left_when_an_instance_that_offers_chips_takes_over(
+    node: PluginNode, by_cores: PluginProcess
+) -> None:
+    """As a DaemonSet with ``maxSurge`` does it after a change of the setting."""
+    node.plugin.process.start()
+    node.wait_until(lambda: stands_by(node.plugin), "the other instance stands by")
+    by_cores.process.terminate()
+    assert by_cores.process.wait(timeout_s=10) == 0
+    node.wait_until_allocatable()
+    node.wait_until(lambda: counts(node, RESOURCE_CORES) == (0, 0), "no AI cores are left")
+    node.place("train", 0, 1)
+    node.check("train", 0, 1)
+
+
+def test_what_only_the_node_has_is_withdrawn(node: PluginNode) -> None:
+    """A kubelet leaves it if the API server does not answer in the moment in which the kubelet forgets a resource."""
+    left = {UNKNOWN: "2"}
+    node.cluster.api.patch(
+        f"/api/v1/nodes/{node.node.name}/status", {"status": {"capacity": left, "allocatable": left}}
+    )
+    node.restart_kubelet()
+    assert counts(node, UNKNOWN) == (2, 2)
+    node.plugin.process.stop()
+    node.start_plugin()
+    node.wait_until(lambda: counts(node, UNKNOWN) == (0, 0), "no vNPUs are left")

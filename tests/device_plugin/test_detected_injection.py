@@ -68,7 +68,7 @@ async def test_where_ascend_docker_runtime_runs_the_containers_the_chips_are_lef
 async def test_an_upgraded_container_runtime_is_noticed_while_the_plugin_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "NODE_INFO_S", 0.05)
+    monkeypatch.setattr(app, "NODE_STATUS_S", 0.05)
     async with whole_node(folder) as whole:
         (folder / "cdi").mkdir()
         await report_runtime(whole, "containerd://1.7.28")

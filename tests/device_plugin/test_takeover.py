@@ -17,7 +17,7 @@ from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.publish.reporter import SIGN_OFF_S
 from device_plugin.serving import instance_lock
 from device_plugin.serving.instance_lock import NAME
-from device_plugin.serving.registration import STOP_GRACE_S
+from device_plugin.serving.plugin_socket import STOP_GRACE_S
 from device_plugin.serving.succession import LIMIT_S
 from tests.device_plugin.api import NODE, running, until
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node

@@ -1,0 +1,84 @@
+"""Serves the device-plugin service on a socket in the kubelet's folder, and registers that socket with the kubelet."""
+
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from ascend.daemon.grpc_start import require_descriptors, start_server
+from ascend.errors import Unreachable
+from device_plugin.kubelet.channel import open_channel
+from device_plugin.pods.admission_matcher import CAP_S
+from device_plugin.serving.sockets import KUBELET_SOCKET
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+API_VERSION = "v1beta1"
+STOP_GRACE_S = CAP_S
+"""A call in progress is answered: one that is cut off fails the admission of its pod."""
+
+
+@asynccontextmanager
+async def served(servicer: pb_grpc.DevicePluginServicer, path: Path) -> AsyncIterator[None]:
+    """Serve on a socket within the block.
+
+    Raises:
+        Unreachable: there can be no such socket.
+        OSError: there are too few file descriptors.
+    """
+    require_descriptors()
+    server = grpc.aio.server()
+    pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
+    # The umask sets the mode of the socket; a later chmod would leave a gap
+    # (docs/spec/kube-api.md#grpc-over-unix-sockets).
+    umask = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix://{path}")
+    except RuntimeError as error:
+        raise Unreachable(f"can't listen on {path}: {_why_not(path) or error}") from error
+    finally:
+        os.umask(umask)
+    try:
+        await start_server(server)
+        yield
+    finally:
+        await server.stop(STOP_GRACE_S)
+        with contextlib.suppress(OSError):  # a socket on which nobody listens harms nobody
+            path.unlink(missing_ok=True)
+
+
+async def register(path: Path, resource: str, deadline_s: float) -> None:
+    """Register a resource with the kubelet.
+
+    Args:
+        path: the socket on which it is served, in the kubelet's folder.
+        resource: the resource.
+        deadline_s: how long the kubelet may take.
+
+    Raises:
+        AioRpcError: the kubelet refuses, or does not answer in time.
+        Unreachable: there are too few file descriptors.
+    """
+    async with open_channel(path.with_name(KUBELET_SOCKET)) as channel:
+        request = pb.RegisterRequest(
+            version=API_VERSION,
+            endpoint=path.name,
+            resource_name=resource,
+            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+        )
+        await pb_grpc.RegistrationStub(channel).Register(request, timeout=deadline_s)
+
+
+def _why_not(path: Path) -> str:
+    """Return why there can't be a socket, which gRPC does not say; empty if there can."""
+    try:
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.bind(str(path))
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
