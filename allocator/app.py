@@ -35,6 +35,7 @@ from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
+from allocator.serving.bypassing import Bypasses
 from allocator.serving.extender import Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
@@ -118,6 +119,8 @@ class AllocatorApp:
             earmark_share=settings.gang_earmark_share,
             now_s=lambda: now_ns() / 1e9,
         )
+        self.bypasses = Bypasses(monotonic, lambda: now_ns() / 1e9)
+        self.cluster.followers.add(self.bypasses.pod_applied, self.bypasses.pod_deleted)
         now_s, sharing = lambda: now_ns() / 1e9, settings.sharing_products
         self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, now_s, monotonic, sharing_products=sharing)
         self._barrier = Barrier(
@@ -288,7 +291,8 @@ class AllocatorApp:
                 injector,
                 journal,
                 leadership.closed,
-                validate=self.engine.validate,
+                validate=self.engine.validate_here,
+                require_called=self.bypasses.require_called,
                 warnings=self.engine.warnings,
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
@@ -373,7 +377,14 @@ class AllocatorApp:
 
     def _known_pods(self, client: KubeClient, limit: ReadLimit) -> KnownPods:
         names = self._settings.scheduler_names
-        return KnownPods(client, self.cluster, schedulers=names, limit=limit, monotonic=self._monotonic)
+        return KnownPods(
+            client,
+            self.cluster,
+            schedulers=names,
+            called=self.bypasses.called,
+            limit=limit,
+            monotonic=self._monotonic,
+        )
 
     async def _serve_http(
         self, stack: AsyncExitStack, ports: Ports, journal: Journal, refusals: Refusals, pods: KnownPods
@@ -443,7 +454,7 @@ class AllocatorApp:
                 )
             for post in posts:
                 post()
-            self._barrier.check()
+            await self._barrier.check()
             await binder.verify()
 
 

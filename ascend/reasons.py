@@ -261,7 +261,7 @@ class Reason(StrEnum):
     UNREADABLE_POD = ("UnreadablePod", Category.NODE, Actor.ADMINISTRATOR,
         "a pod on the node holds chips or a vNPU, but its annotations don't say which",
         "delete the pod that is named; it was not bound by the allocator: its scheduler does not ask it, or the "
-        "resource is missing in `managedResources` (deploy/kube-scheduler.yaml)")
+        "resource is missing in `managedResources` (deploy/charts/ascend-affinity/kube-scheduler.yaml)")
 
     VIEW_INCOMPLETE = ("ViewIncomplete", Category.ALLOCATOR, Actor.NOBODY,
         "the allocator's informers have not synced yet",
@@ -278,6 +278,13 @@ class Reason(StrEnum):
         "pods of these schedulers",
         "if its scheduler calls this allocator, add the name to `scheduler_names` (in the chart "
         "`allocator.schedulerNames`); else take the extender out of the configuration of the scheduler that called")
+    SCHEDULER_NOT_CONNECTED = ("SchedulerNotConnected", Category.ALLOCATOR, Actor.ADMINISTRATOR,
+        "the pod's scheduler has bound another pod without calling the allocator, and the node of that has refused it "
+        "(`NotPlaced`): a pod that a controller creates would fail like it, and the next one, without an end. The "
+        "webhook for pods denies it; the controller tries again later",
+        "connect the scheduler (docs/kube-scheduler.md), or name a connected one in `schedulerName`; then create a pod "
+        "without a controller, as the first call ends the denial, and delete the failed pods, upon which their "
+        "controllers try again at once")
     POD_UNKNOWN = ("PodUnknown", Category.ALLOCATOR, Actor.DEVELOPER,
         "the API server has no pod with this namespace, name and uid; or Volcano asks for one that the allocator's "
         "informers have not seen yet",
@@ -301,10 +308,11 @@ class Reason(StrEnum):
     THROTTLED = ("Throttled", Category.ALLOCATOR, Actor.ADMINISTRATOR, _API_MEANING, _API_CURE)
     API_ERROR = ("ApiError", Category.ALLOCATOR, Actor.ADMINISTRATOR, _API_MEANING, _API_CURE)
 
-    NOT_PLACED = ("NotPlaced", Category.ADMISSION, Actor.AUTHOR,
-        "the pod has no annotation with its chips: the allocator did not place it",
-        "let the scheduler place it and don't set `nodeName` by hand; without an allocator, set the device plugin's "
-        "`choose_chips`")
+    NOT_PLACED = ("NotPlaced", Category.ADMISSION, Actor.ADMINISTRATOR,
+        "the pod has no annotation with its chips: the allocator did not place it. Most likely its scheduler does not "
+        "call the allocator",
+        "connect its scheduler (docs/kube-scheduler.md), or name a connected one in `schedulerName`; don't set "
+        "`nodeName` by hand; without an allocator, set the device plugin's `choose_chips`")
     STATIC_POD = ("StaticPod", Category.ADMISSION, Actor.AUTHOR,
         "the pod comes from a file of the node; the allocator can't place it, because the API server learns of it only "
         "once it runs",

@@ -16,25 +16,27 @@ only half of them give up, the last ones, and the others get the time to use wha
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from typing import Final, NamedTuple
 
 import structlog
 
 from allocator.binding.lapsed import LapsedHolds
+from allocator.binding.verdicts import Verdicts
 from allocator.gangs.gangs import Gangs
 from allocator.rules.job import JobKey
-from allocator.rules.scheduled import is_refusal, keys_of, refused, verdict_on
+from allocator.rules.scheduled import is_refusal, keys_of, refused
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.grammar import count
-from ascend.kube.objects import Condition, Pod
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.turn import Turn
 
 log = structlog.get_logger()
 
@@ -50,6 +52,8 @@ it again when its backoff is over, 1 or 2 s after its first refusals, and does n
 """
 TURN_RETRIED_S: Final = 12.0
 """The same for the gang whose turn it is; kube-scheduler's longest backoff is 10 s."""
+AT_ONCE: Final = 64
+"""The most Bindings of a gang that starts that go on in one turn of the event loop."""
 COMPLETE_S: Final = 5.0
 """How much longer Bindings are held if the gang is complete, and starts as soon as all nominations were seen."""
 
@@ -77,9 +81,9 @@ class _Assembly:
         held: the requests that callers wait for, by uid.
         most: the most pods that were held at the same time.
         asked: the uids of the pods that were asked for since there were so many.
-        seen: the condition PodScheduled of its pods that have not come yet, when it was looked at last, by uid; before
-            that, when the first Binding was held.
+        last: the number of the last refusal before the first Binding was held, or another gang gave up.
         refused: the pods that their scheduler has refused since, by uid, and when that was seen.
+        is_open: whether the gang starts.
     """
 
     job: Job
@@ -88,8 +92,9 @@ class _Assembly:
     held: dict[str, _Call] = field(default_factory=dict)
     most: int = 0
     asked: set[str] = field(default_factory=set)
-    seen: dict[str, Condition | None] = field(default_factory=dict)
+    last: int = 0
     refused: dict[str, float] = field(default_factory=dict)
+    is_open: bool = False
 
 
 class Barrier:
@@ -127,7 +132,8 @@ class Barrier:
         self._assemblies: dict[JobKey, _Assembly] = {}
         self._why: Refusal | None = None
         self._closed: Refusal | None = None
-        self._excused: Callable[[str], bool] = lambda _uid: False
+        self._excused: Callable[[], Iterable[str]] = tuple
+        self._verdicts = Verdicts(cluster)
         self.lapsed = LapsedHolds(cluster, ledger, monotonic)
         self.post: Callable[[Reservation], None] = lambda _reservation: None
         ledger.on_let_go(self._let_go)
@@ -148,10 +154,8 @@ class Barrier:
             raise self._closed
         assembly = self._assemblies.get(job.key)
         if assembly is None:
-            # The scheduler may refuse the next pod at once, before anything is checked.
-            seen = {each.uid: verdict_on(each) for each in job.pods.values() if each.waits_for_chips}
             now_s = self._monotonic()
-            assembly = self._assemblies[job.key] = _Assembly(job, now_s, now_s, seen=seen)
+            assembly = self._assemblies[job.key] = _Assembly(job, now_s, now_s, last=self._verdicts.last)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         is_further = pod.uid not in self.lapsed
         self.lapsed.discard(pod.uid)
@@ -159,6 +163,7 @@ class Barrier:
         assembly.job = job
         assembly.held[pod.uid] = _Call(future, is_repeated)
         assembly.refused.pop(pod.uid, None)
+        self._verdicts.settle(pod.uid)
         self._note_progress(assembly, pod.uid)
         if is_further and held is not None:
             for uid in self.lapsed.uncounted(pod, held):
@@ -177,8 +182,8 @@ class Barrier:
         own, there = self._ledger.held(job.key.plan), map(self._ledger.get, self._ledger.on(node))
         return any(each is not None and each.stage is Stage.HELD and each.uid not in own for each in there)
 
-    def excuse(self, excused: Callable[[str], bool]) -> None:
-        """Set what says, by uid, for which pods a gang waits however late their schedulers ask to bind them."""
+    def excuse(self, excused: Callable[[], Iterable[str]]) -> None:
+        """Set what returns the uids of pods for which a gang waits however late their schedulers ask to bind them."""
         self._excused = excused
 
     def filtered(self, uid: str, names: Collection[str]) -> None:
@@ -191,13 +196,16 @@ class Barrier:
         """The caller of a pod does not wait any more."""
         held = self._ledger.get(uid)
         assembly = self._assemblies.get(JobKey.of_plan(held.plan)) if held is not None and held.plan else None
-        if assembly is not None and uid in assembly.held:
+        if assembly is not None and uid in assembly.held and not assembly.is_open:
             self._lapse(assembly, uid, "its scheduler does not wait any more")
 
     def withdraw(self, uid: str) -> None:
         """End the wait of a pod whose Binding its scheduler has given up for good; the pod keeps its seat."""
         reservation = self._ledger.get(uid)
-        if reservation is not None and reservation.stage is Stage.HELD:
+        if reservation is None or reservation.stage is not Stage.HELD:
+            return
+        assembly = self._assemblies.get(JobKey.of_plan(reservation.plan))
+        if assembly is None or not assembly.is_open:
             sentence = f"pod {reservation.pod}: its scheduler has given up the Binding"
             self._end(uid, Refusal(Reason.GANG_STEPPED_BACK, sentence))
 
@@ -205,32 +213,43 @@ class Barrier:
         """End the wait of all pods, and of those that come; they keep their seats."""
         self._closed = why
         for assembly in tuple(self._assemblies.values()):
+            while assembly.is_open and assembly.job.key in self._assemblies:
+                self._let_pass(assembly)
             for uid in tuple(assembly.held):
                 self._end(uid, why)
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Let gangs start, or give up; call it periodically."""
+        turn = Turn()
         self._gangs.prune()  # nobody may have called since a node became unusable
         self._gangs.turns.pass_on(lambda key: key in self._assemblies)
         self._gangs.release_without_prospects()
-        now_s = self._monotonic()
         stuck: list[tuple[_Assembly, str]] = []
         for assembly in tuple(self._assemblies.values()):
-            for uid in self._lapsed_of(assembly.job):
+            for uid in self.lapsed.of(assembly.job.key.plan):
+                await turn.share()
                 pod = self._cluster.pods.get(uid)
-                if pod is None or self.lapsed.has_ended(pod):
+                if uid in self.lapsed and (pod is None or self.lapsed.has_ended(pod)):
                     self._ledger.withdraw(uid)
             self._open_if_complete(assembly)
-            self._expire(assembly, now_s)
-            if self._assemblies.get(assembly.job.key) is assembly and (why := self._obstacle(assembly, now_s)):
+            for uid in self._late(assembly):
+                await turn.share()
+                if uid in assembly.held and not assembly.is_open:
+                    self._lapse(assembly, uid, f"its Binding was held for {self._hold_s:.3g} s")
+            await turn.share()
+            if self._is_waiting(assembly) and (why := self._obstacle(assembly, self._monotonic())):
                 stuck.append((assembly, why))
+        stuck = [each for each in stuck if self._is_waiting(each[0])]
         if stuck:
             stuck.sort(key=lambda each: self._order(each[0].job))
             for assembly, why in stuck[len(stuck) // 2 :]:
                 self._give_up(assembly, why)
             for assembly in self._assemblies.values():
-                assembly.since_s = now_s
+                assembly.since_s, assembly.last = self._monotonic(), self._verdicts.last
                 assembly.refused.clear()
+
+    def _is_waiting(self, assembly: _Assembly) -> bool:
+        return self._assemblies.get(assembly.job.key) is assembly and not assembly.is_open
 
     def _note_progress(self, assembly: _Assembly, uid: str) -> None:
         """Give a gang more time: a further pod has come, or one that was not asked for since the last one did.
@@ -245,38 +264,48 @@ class Barrier:
             assembly.asked.add(uid)
             assembly.since_s = self._monotonic()
 
-    def _lapsed_of(self, job: Job) -> list[str]:
-        return [uid for uid in self._ledger.held(job.key.plan) if uid in self.lapsed] if self.lapsed else []
-
     def _open_if_complete(self, assembly: _Assembly) -> None:
         job = assembly.job
-        if not self._gangs.may_start(job):
+        if assembly.is_open or not self._gangs.may_start(job):
             return
-        for uid, call in tuple(assembly.held.items()):
-            if call.answer.cancelled():
-                self.leave(uid)  # its caller has gone in this very moment
-        lapsed = self._lapsed_of(job)
+        lapsed = self.lapsed.of(job.key.plan)
         if not (assembly.held or lapsed) or not all(map(self.lapsed.is_settled, lapsed)):
             return
-        if not self._gangs.may_start(job):
+        if gone := [uid for uid, call in assembly.held.items() if call.answer.cancelled()]:
+            for uid in gone:
+                self.leave(uid)  # its caller has gone in this very moment
             return
-        held, assembly.held = assembly.held, {}
-        self._assemblies.pop(job.key, None)
+        assembly.is_open = True
         self._gangs.turns.leave(job.key)
-        for uid, call in held.items():
-            # At once for all of them: from now on the gang has started.
-            self._ledger.advance(uid, Stage.BINDING)
-            call.answer.set_result(None)
-        for uid in lapsed:
-            self.lapsed.discard(uid)
-            if (reservation := self._ledger.advance(uid, Stage.BINDING)) is not None:
-                self.post(reservation)
+        self._let_pass(assembly)
 
-    def _expire(self, assembly: _Assembly, now_s: float) -> None:
-        """Let no caller wait for longer than it may."""
+    def _let_pass(self, assembly: _Assembly) -> None:
+        """Let Bindings of a gang that starts be posted; of thousands, the others in later turns of the event loop."""
+        key = assembly.job.key
+        if self._assemblies.get(key) is not assembly:
+            return
+        for uid in list(islice(chain(assembly.held, self.lapsed.of(key.plan)), AT_ONCE)):
+            call = assembly.held.pop(uid, None)
+            self.lapsed.discard(uid)
+            reservation = self._ledger.advance(uid, Stage.BINDING)
+            if call is not None and not call.answer.done():
+                call.answer.set_result(None)
+            elif reservation is not None:
+                self.post(reservation)
+        if assembly.held or self.lapsed.of(key.plan):
+            asyncio.get_running_loop().call_soon(self._let_pass, assembly)
+        else:
+            del self._assemblies[key]
+
+    def _late(self, assembly: _Assembly) -> list[str]:
+        """The uids of the pods whose callers have waited for as long as they may."""
         limit_s = self._hold_s + COMPLETE_S * self._gangs.may_start(assembly.job)
-        for uid in list(takewhile(lambda uid: self._is_late(uid, now_s, limit_s), assembly.held)):  # in this order
-            self._lapse(assembly, uid, f"its Binding was held for {limit_s:.3g} s")
+        since_s = self._monotonic() - limit_s
+        return list(takewhile(lambda uid: self._is_held_since(uid, since_s), assembly.held))  # in this order
+
+    def _is_held_since(self, uid: str, time_s: float) -> bool:
+        reservation = self._ledger.get(uid)
+        return reservation is not None and reservation.since_s <= time_s
 
     def _make_room(self, assembly: _Assembly) -> None:
         """Let the caller that has waited longest wait no more if there are too many: each has a connection."""
@@ -297,53 +326,43 @@ class Barrier:
             self._end(uid, refusal)
             return
         del assembly.held[uid]
-        self.lapsed.add(pod, held.node)
-        assembly.seen[uid] = verdict_on(pod)
+        self.lapsed.add(pod, held)
         if not call.answer.done():
             call.answer.set_exception(refusal)
 
-    def _is_late(self, uid: str, now_s: float, limit_s: float) -> bool:
-        reservation = self._ledger.get(uid)
-        return reservation is not None and now_s - reservation.since_s >= limit_s
-
     def _obstacle(self, assembly: _Assembly, now_s: float) -> str:
         """Why a gang has to give up, a part of a sentence; empty if it may still start."""
-        coming, job = 0, assembly.job
+        job, missing = assembly.job, self._missing(assembly.job)
         silent_s = now_s - assembly.since_s
         is_retried = silent_s >= (RETRIED_S if self._gangs.turns.get(job) is None else TURN_RETRIED_S)
+        victims_of = self._gangs.awaiting_victims(job)
+        for uid in victims_of:
+            self._verdicts.settle(uid)  # it was refused before they were evicted
+            assembly.refused.pop(uid, None)
         obstacles: list[str] = []
-        for pod in job.pods.values():
-            if pod.uid in assembly.held or pod.uid in self.lapsed or not pod.waits_for_chips:
+        for uid, verdict in self._verdicts.of(job.key).items():
+            if uid in victims_of or uid not in job.pods or not self._is_coming(assembly, job.pods[uid]):
                 continue
-            coming += 1
-            verdict = verdict_on(pod)
-            if self._gangs.awaits_victims(pod, job):
-                assembly.seen[pod.uid] = verdict  # it was refused before they were evicted
-                assembly.refused.pop(pod.uid, None)
-                continue
-            if verdict is not None and verdict != assembly.seen.get(pod.uid) and is_refusal(verdict):
-                assembly.refused.setdefault(pod.uid, now_s)
-            assembly.seen[pod.uid] = verdict
-            is_new = now_s - assembly.refused.get(pod.uid, now_s) >= REFUSED_S
+            if verdict.number > assembly.last:
+                assembly.refused.setdefault(uid, now_s)
+            is_new = now_s - assembly.refused.get(uid, now_s) >= REFUSED_S
             # The gang may have been refused before it was planned, and the pod has not been filtered since.
-            stale = () if pod.uid in self._ledger.refused(job.key.plan) else (Reason.GANG_DOES_NOT_FIT,)
-            if verdict is not None and (is_new or (is_retried and is_refusal(verdict, *stale))):
-                assembly.refused.setdefault(pod.uid, now_s)
-                obstacles.append(refused(pod, verdict))
-        missing = self._missing(job)
-        if obstacles and coming - len(obstacles) < missing:
+            stale = () if uid in self._ledger.refused(job.key.plan) else (Reason.GANG_DOES_NOT_FIT,)
+            if is_new or (is_retried and is_refusal(verdict.condition, *stale)):
+                assembly.refused.setdefault(uid, now_s)
+                obstacles.append(refused(job.pods[uid], verdict.condition))
+        if obstacles and sum(self._is_coming(assembly, pod) for pod in job.pods.values()) - len(obstacles) < missing:
             return obstacles[0]
-        if self._is_excused(assembly):
+        if victims_of or any(uid in job.pods for uid in self._excused()):
             assembly.since_s = now_s
         if now_s - assembly.since_s < STALLED_S:
             return ""
         pods = f"{count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s: {_lacking(assembly)}"
         return f"no Binding of {pods}"
 
-    def _is_excused(self, assembly: _Assembly) -> bool:
-        if any(map(self._excused, assembly.seen)):
-            return True
-        return any(self._gangs.awaits_victims(pod, assembly.job) for pod in assembly.job.pods.values())
+    def _is_coming(self, assembly: _Assembly, pod: Pod) -> bool:
+        """Whether a pod of a gang waits, and its scheduler has not asked to bind it."""
+        return pod.waits_for_chips and pod.uid not in assembly.held and pod.uid not in self.lapsed
 
     def _missing(self, job: Job) -> int:
         return job.needed - job.ended - len(self._ledger.held(job.key.plan))
@@ -380,7 +399,7 @@ class Barrier:
         if assembly is None:
             return
         call = assembly.held.pop(reservation.uid, None)
-        if not assembly.held and not self._lapsed_of(assembly.job):
+        if not assembly.held and not self.lapsed.of(key.plan):
             del self._assemblies[key]
         if call is not None and not call.answer.done():
             call.answer.set_exception(self._why or self._why_released(assembly.job, reservation))

@@ -60,6 +60,7 @@ class KnownPods:
         schedulers: the names of the schedulers that are served.
         limit: of reads.
         monotonic: the clock.
+        called: told of each pod for which its scheduler has called.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class KnownPods:
         schedulers: Collection[str],
         limit: ReadLimit,
         monotonic: Callable[[], float],
+        called: Callable[[Pod], None] = lambda _pod: None,
     ) -> None:
         self._client = client
         self._cluster = cluster
         self._schedulers = frozenset(schedulers)
+        self._called = called
         self._rate = FairRate(limit.burst, 1 / limit.per_s, monotonic)
         self._slots = asyncio.Semaphore(limit.at_once)
 
@@ -163,6 +166,7 @@ class KnownPods:
                 Reason.SCHEDULER_NOT_SERVED,
                 f"pod {pod.key} names the scheduler {name[:64]!r}, which is not in scheduler_names ({served})",
             )
+        self._called(pod)
 
 
 def unknown(ref: PodRef) -> Refusal:

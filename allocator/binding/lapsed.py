@@ -13,7 +13,7 @@ evidence as well, and a gang starts only when the nominations of such pods were 
 Bindings in flight have become visible.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,7 @@ class _Lapsed:
     """A pod whose Binding is not waited for.
 
     Attributes:
+        plan: the plan of its gang.
         node: its node.
         priority: its priority.
         state: the state of the node when its scheduler gave up.
@@ -40,6 +41,7 @@ class _Lapsed:
             not.
     """
 
+    plan: str
     node: str
     priority: int
     state: object
@@ -61,6 +63,7 @@ class LapsedHolds:
         self._ledger = ledger
         self._monotonic = monotonic
         self._lapsed: dict[str, _Lapsed] = {}
+        self._by_plan: dict[str, dict[str, None]] = {}
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._lapsed
@@ -76,13 +79,24 @@ class LapsedHolds:
         lapsed = self._lapsed.get(uid)
         return lapsed.node if lapsed is not None else None
 
-    def add(self, pod: Pod, node: str) -> None:
+    def of(self, plan: str) -> Collection[str]:
+        """The uids of the pods of a plan whose Bindings are not waited for."""
+        return tuple(self._by_plan.get(plan, ()))
+
+    def add(self, pod: Pod, held: Reservation) -> None:
         """The scheduler of a pod gives its Binding up."""
-        self._lapsed[pod.uid] = _Lapsed(node, pod.priority, self._state(node), verdict_on(pod))
+        state = self._state(held.node)
+        self._lapsed[pod.uid] = _Lapsed(held.plan, held.node, pod.priority, state, verdict_on(pod))
+        self._by_plan.setdefault(held.plan, {})[pod.uid] = None
 
     def discard(self, uid: str) -> None:
         """A pod has no seat any more, or its Binding is waited for again, or posted; no effect on others."""
-        self._lapsed.pop(uid, None)
+        lapsed = self._lapsed.pop(uid, None)
+        if lapsed is not None:
+            of_plan = self._by_plan[lapsed.plan]
+            del of_plan[uid]
+            if not of_plan:
+                del self._by_plan[lapsed.plan]
 
     def uncounted(self, pod: Pod, held: Reservation) -> list[str]:
         """The uids of the pods that a scheduler may not have counted when it accepted a pod on their node."""

@@ -99,7 +99,7 @@ class VolumeWaits:
         self._monotonic = monotonic
         self._waits: dict[str, _Wait] = {}
         self._is_forbidden = False
-        barrier.excuse(lambda uid: uid in self)
+        barrier.excuse(lambda: (uid for uid, wait in self._waits.items() if wait.unbound))
 
     def __contains__(self, uid: object) -> bool:
         """Whether the volumes of a pod are waited for."""

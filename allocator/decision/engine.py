@@ -22,6 +22,7 @@ from allocator.rules.asked import NO_DEFAULTS, JobDefaults
 from allocator.rules.own_devices import named_devices, named_node
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit
+from allocator.rules.validity import JobShape, invalidity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -92,6 +93,22 @@ class DecisionEngine:
         """
         if self.handles(pod):
             self.request_of(pod)
+
+    def validate_here(self, pod: Pod) -> None:
+        """Accept a pod that a server of this cluster could take, usable or not, or that the allocator does not judge.
+
+        Raises:
+            Refusal: its request is invalid on every node, or on those of all products of which there are nodes.
+        """
+        if not self.handles(pod):
+            return
+        request = self.request_of(pod)
+        there = self._cluster.labels.products({})
+        suited = there if request.products is None else there & request.products
+        if suited and request.is_for_chips:
+            shape = JobShape(f"pod {pod.key}", frozenset({request.chips}), 1 + request.distributed, suited)
+            if (refusal := invalidity(shape)) is not None:
+                raise Refusal(refusal.reason, f"{refusal.message}; the cluster has no other servers for it")
 
     def without_effect(self, pod: Pod) -> tuple[str, ...]:
         """What a pod or its job asks for without effect, one sentence for each."""

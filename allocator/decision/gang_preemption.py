@@ -88,7 +88,7 @@ class GangPreemption:
         self._plans: dict[str, Plan] = {}
         self._useless: dict[str, tuple[tuple[int, frozenset[str]], float, Refusal]] = {}
         self._evictions: dict[str, _Eviction] = {}
-        gangs.awaits_victims = self.awaits_victims
+        gangs.awaiting_victims = self.awaiting_victims
 
     def offered(self, pod: Pod, job: Job, nodes: Collection[str]) -> None:
         """A pod of a gang that does not fit was filtered: these nodes have passed the scheduler's own filters.
@@ -97,10 +97,10 @@ class GangPreemption:
         """
         self._offered.filtered(pod, job, nodes)
 
-    def awaits_victims(self, pod: Pod, job: Job) -> bool:
-        """Whether pods are ending for a pod of a gang."""
+    def awaiting_victims(self, job: Job) -> Collection[str]:
+        """The uids of the pods of a gang for which others are ending."""
         plan = self._current(job) if job.key.plan in self._plans else None
-        return plan is not None and any(each.uid == pod.uid and self.remaining(each) for each in plan.places)
+        return {each.uid for each in plan.places if each.uid and self.remaining(each)} if plan is not None else ()
 
     async def place(
         self, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
@@ -147,7 +147,7 @@ class GangPreemption:
     def _is_refused(self, pod: Pod, job: Job) -> bool:
         """Whether its scheduler refuses a pod its seat: beside its peers, though nobody has to end there any more."""
         seat, offered = self._ledger.get(pod.uid), self._offered.of(pod, job)
-        if seat is None or offered is None or self.awaits_victims(pod, job):
+        if seat is None or offered is None or pod.uid in self.awaiting_victims(job):
             return False
         return seat.node not in offered.nodes()
 

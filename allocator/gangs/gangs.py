@@ -21,7 +21,7 @@ missing seats are planned, and pods that have a seat keep it. The same happens a
 and only the bound pods are known; `resuming.py` then plans the rest before any call is answered.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 
 from allocator.gangs.attempts import Attempts
@@ -55,7 +55,8 @@ class Gangs:
 
     Attributes:
         obstacles: what gangs lack besides chips.
-        awaits_victims: says whether other pods are ending for a pod of a gang.
+        awaiting_victims: returns the uids of the pods of a gang for which other pods are ending.
+        planned: called with the uids of pods after chips were reserved for them in a plan.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class Gangs:
         self.planner = Planner(cluster, ledger, request_of, policy_of, now_s)
         self.incomplete, self.lacks = self._progress.incomplete, self._progress.lacks
         self.find_started = self._progress.find_started
-        self.awaits_victims: Callable[[Pod, Job], bool] = lambda _pod, _job: False
+        self.awaiting_victims: Callable[[Job], Collection[str]] = lambda _job: ()
+        self.planned: Callable[[Iterable[str]], None] = lambda _uids: None
         self.obstacles = Obstacles(cluster, ledger, self._awaits_victims)
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
         self.turns = self._attempts.turns
@@ -127,6 +129,7 @@ class Gangs:
         """Reserve seats that were found just now. Call it right after ``prune``."""
         self._ledger.reserve_plan(job.key.plan, seats, ttl_s=self._ttl_s)
         self._pruned = self._cluster.changes.revision  # they are usable
+        self.planned(seat.uid for seat in seats)
 
     def place_on(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> Reservation:
         """A seat for a pod on the node to which its scheduler binds it; no seat is planned for its peers.
@@ -185,7 +188,7 @@ class Gangs:
             self._ledger.release(refused.uid)
 
     def _awaits_victims(self, pod: Pod, job: Job) -> bool:
-        return self.awaits_victims(pod, job)
+        return pod.uid in self.awaiting_victims(job)
 
     def release_without_prospects(self) -> None:
         """Release the seats of gangs of which no Binding is held, and that their schedulers don't let start."""

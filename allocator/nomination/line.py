@@ -3,12 +3,15 @@
 import heapq
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Final
+from typing import Final, TypeAlias
 
 from ascend.kube.objects import Pod
 
 _SWEEP: Final = 64
 """Entries of removed pods are dropped when there are more of them than pods, and more than this."""
+
+_Key: TypeAlias = tuple[int, bool, str, int, str]
+"""What orders pods, and the uid."""
 
 
 class Line:
@@ -19,7 +22,7 @@ class Line:
     """
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
-        self._heap: list[tuple[int, str, int, str]] = []
+        self._heap: list[_Key] = []
         self._uids: dict[str, int] = {}
         self._numbers = count() if numbers is None else numbers
 
@@ -29,18 +32,19 @@ class Line:
     def __contains__(self, uid: str) -> bool:
         return uid in self._uids
 
-    def add(self, pod: Pod) -> None:
-        """Add a pod; no effect if it is there."""
+    def add(self, pod: Pod, *, is_tried: bool = False) -> None:
+        """Add a pod, behind those of its priority that were not tried if it was; no effect if it is there."""
         if pod.uid not in self._uids:
             number = self._uids[pod.uid] = next(self._numbers)
             # Creation times have a resolution of one second; the order of events decides within it.
-            heapq.heappush(self._heap, (-pod.priority, pod.metadata.creation_timestamp or "", number, pod.uid))
+            created = pod.metadata.creation_timestamp or ""
+            heapq.heappush(self._heap, (-pod.priority, is_tried, created, number, pod.uid))
 
     def remove(self, uid: str) -> bool:
         """Remove a pod; returns whether it was there."""
         there = self._uids.pop(uid, None) is not None
         if len(self._heap) > 2 * len(self._uids) + _SWEEP:
-            self._heap = [entry for entry in self._heap if self._uids.get(entry[3]) == entry[2]]
+            self._heap = [entry for entry in self._heap if self._uids.get(entry[-1]) == entry[-2]]
             heapq.heapify(self._heap)
         return there
 
@@ -48,13 +52,13 @@ class Line:
     def first(self) -> str | None:
         """The uid of the first pod; None if there is none."""
         head = self.head
-        return head[3] if head is not None else None
+        return head[-1] if head is not None else None
 
     @property
-    def head(self) -> tuple[int, str, int, str] | None:
+    def head(self) -> _Key | None:
         """The first pod, with what orders it; None if there is none."""
         while self._heap:
-            _, _, number, uid = self._heap[0]
+            *_, number, uid = self._heap[0]
             if self._uids.get(uid) == number:
                 return self._heap[0]
             heapq.heappop(self._heap)
@@ -100,5 +104,5 @@ class Lines:
         first = min((head for head in heads if head is not None), default=None)
         if first is None:
             return None
-        self.remove(first[3])
-        return first[3]
+        self.remove(first[-1])
+        return first[-1]

@@ -5,17 +5,22 @@ others only if it does not fit there. So a pending pod is decided as soon as the
 reserved, and the node is written on its status. ``filter`` then finds the reservation. If the scheduler turns the node
 down for a reason that the allocator does not know, it calls ``filter`` with other nodes, and the answer is one of them.
 
-Only pods right ahead of the scheduler are nominated: a window of them, in the order of its queue. A longer window would
-reserve chips long before they are used, and a burst of pods would become a burst of requests. The first pod is left to
-the scheduler, which takes it before a nomination could reach it. After that the nominations stay ahead of the
-scheduler, because a pod whose nomination comes too late costs it as much as many nominated pods: ``filter`` is answered
-once the next pods are nominated, but waits no longer than the scheduler takes to filter one pod on all nodes.
+Of pods alone only those right ahead of the scheduler are nominated: a window of them, in the order of its queue. A
+longer window would reserve chips long before they are used, and a burst of pods would become a burst of requests. The
+first pod is left to the scheduler, which takes it before a nomination could reach it. After that the nominations stay
+ahead of the scheduler, because a pod whose nomination comes too late costs it as much as many nominated pods:
+``filter`` is answered once the next pods are nominated, but waits no longer than the scheduler takes to filter one pod
+on all nodes.
+
+The pods of a gang have their chips as soon as the gang is planned, whenever the scheduler filters them: they are
+nominated at once, without regard to the window, those last that the scheduler has refused while the gang was
+incomplete.
 
 A nomination that the scheduler has made itself, for a pod that preempts others, is never overwritten.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -24,8 +29,8 @@ from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.candidates import Candidates
 from allocator.nomination.cleaner import Cleaner
-from allocator.nomination.line import Lines
-from allocator.nomination.nomination import Nomination, failure_of, is_ours
+from allocator.nomination.entry import Entry, State, failure_of, is_ours
+from allocator.nomination.line import Line, Lines
 from allocator.nomination.options import NominationOptions
 from allocator.nomination.pace import Pace
 from allocator.nomination.precedence import in_the_way
@@ -78,10 +83,10 @@ class Nominator:
         self._lapsed = lapsed
         self._options = options
         self._monotonic = monotonic
-        self._line = Lines()
-        self._taken: dict[str, float] = {}  # the pod that the scheduler is about to filter, and since when
-        self._left: dict[str, bool] = {}  # pods left to the scheduler, and whether it has filtered them
-        self._nominations: dict[str, Nomination] = {}
+        self._entries: dict[str, Entry] = {}
+        # The entries of some states, in order.
+        self._line, self._seated = Lines(), Line()
+        self._next: dict[str, None] = {}
         self._unfiltered = Window(options.window)
         self._cleaner = Cleaner(cluster, writes, metrics)
         self._candidates = Candidates(cluster, engine, monotonic)
@@ -89,6 +94,7 @@ class Nominator:
         self.freed: Callable[[], None] = lambda: None
         """Called when the window has room again."""
         self._wake = asyncio.Event()
+        engine.gangs.planned = self._planned
 
     @property
     def has_room(self) -> bool:
@@ -101,50 +107,41 @@ class Nominator:
 
     def pod_applied(self, pod: Pod) -> None:
         """A pod was added or has changed."""
-        known = self._nominations.get(pod.uid)
+        entry = self._entries.get(pod.uid)
         if (node := self._lapsed.node_of(pod.uid)) is not None:
-            self._keep(pod, node)
+            self._keep(pod, node, entry)
             return
-        if not self._options.nominates:
-            return
-        if known is None and self._cleaner.applied(pod):
+        if entry is None and (not self._options.nominates or self._cleaner.applied(pod)):
             return
         if not self._options.serves(pod):
-            self._forget(pod.uid)
-            if known is not None:
-                self._end(pod, known)
-            return
-        nominated = pod.status.nominated_node_name
-        if known is not None:
-            self._follow(pod, known)
+            self._end(pod, entry)
+        elif entry is not None and entry.is_nominated:
+            self._follow(pod, entry)
         elif is_ours(pod):
-            self._adopt(pod)
-        elif not (pod.spec.scheduling_gates or pod.uid in self._left or pod.uid in self._taken):
-            if nominated or self._is_small():
-                self._leave(pod.uid)
+            self._adopt(pod, is_filtered=entry is not None and entry.is_filtered)
+        elif entry is None and not pod.spec.scheduling_gates:
+            if pod.status.nominated_node_name or self._is_small():
+                self._enter(pod, State.LEFT)
             else:
-                self._line.add(pod)
-                self._wake.set()
+                self._enter(pod, State.QUEUED)
 
     def pod_deleted(self, pod: Pod) -> None:
         """A pod was deleted."""
         self._cleaner.keep(pod.uid)
         self._forget(pod.uid)
-        self._drop(pod.uid)
 
     def filtered(self, pod: Pod, names: Collection[str]) -> None:
-        """The scheduler calls ``filter`` for a pod, with these nodes."""
+        """The scheduler has called ``filter`` for a pod, with these nodes; the answer is decided."""
         if not self._options.nominates:
             return
         self._pace.filtered(all_nodes=len(names) > 1)
-        self._forget(pod.uid)
-        self._left[pod.uid] = True
-        nomination = self._nominations.get(pod.uid)
-        if nomination is not None:
-            self._unfiltered.remove(pod.uid)
-            nomination.filtered, nomination.since_s = True, self._monotonic()
-            if nomination.node not in names:
-                self._candidates.avoid(nomination.node)
+        entry = self._entries.get(pod.uid)
+        if entry is None or not entry.is_nominated:
+            entry = self._enter(pod, State.LEFT)
+        elif entry.node not in names:
+            self._candidates.avoid(entry.node)
+        entry.is_filtered, entry.since_s = True, self._monotonic()
+        self._unfiltered.remove(pod.uid)
         self._wake.set()
         self.freed()
 
@@ -152,13 +149,13 @@ class Nominator:
         """Wait until the pods that the scheduler filters next are nominated. Call it before answering ``filter``."""
         if self._options.nominates:
             self._metrics.nomination_waits.inc(await self._pace.wait(self._is_behind))
-            self._pace.answered(has_next=bool(self._unfiltered or self._taken or self._line))
+            self._pace.answered(has_next=bool(self._unfiltered or self._next or self._line or self._seated))
 
     def _is_behind(self) -> bool:
         pods = map(self._cluster.pods.get, self._unfiltered.unseen())
         if any(pod is not None and not pod.spec.scheduling_gates for pod in pods):  # the scheduler sees no gated pod
             return True
-        return self._unfiltered.is_short and bool(self._line)
+        return self._unfiltered.is_short and bool(self._line or self._seated)
 
     def make_room(self, pod: Pod, names: Collection[str] | None = None) -> bool:
         """Release what is reserved for nominated pods of lower priority, if a pod that was refused fits then.
@@ -178,7 +175,7 @@ class Nominator:
             pod, names, self._unfiltered, cluster=self._cluster, ledger=self._ledger, engine=self._engine
         )
         for uid in given_up:
-            self._withdraw(uid)
+            self._withdraw(self._entries[uid])
         return bool(given_up)
 
     async def renominate(self, uid: str) -> None:
@@ -206,7 +203,7 @@ class Nominator:
         """
         self._engine.require_first_try(pod)
         held = self._engine.place(pod, self._candidates.of(pod))
-        return self._write(pod, held.node)
+        return self._write(pod, held.node, has_seat=bool(held.plan))
 
     async def run(self) -> None:
         """Nominate until cancelled. Call it once this allocator leads."""
@@ -218,178 +215,204 @@ class Nominator:
                 async with asyncio.timeout(PERIOD_S):
                     await self._wake.wait()
             if self._monotonic() - checked_s >= PERIOD_S:
-                self._check()
+                await self._check()
                 checked_s = self._monotonic()
 
     async def _advance(self) -> None:
+        """Nominate pods alone as far as the window has room, and in turn with them those with seats."""
         turn = Turn()
-        while self.has_room and (uid := self._line.pop(self.has_room_for)) is not None:
-            pod = self._cluster.pods.get(uid)
-            if pod is not None and self._options.serves(pod) and not pod.status.nominated_node_name:
-                await self._decide(pod)
+        while True:
+            alone = self._line.pop(self.has_room_for) if self.has_room else None
+            seated = self._seated.pop() if self._writes.has_room else None
+            if alone is None and seated is None:
+                return
+            for uid in filter(None, (alone, seated)):
+                await self._decide(uid)
             await turn.share()
 
-    async def _decide(self, pod: Pod) -> None:
-        if not (self._unfiltered or self._taken):
-            self._taken[pod.uid] = self._monotonic()
+    async def _decide(self, uid: str) -> None:
+        pod, entry = self._cluster.pods.get(uid), self._entries.get(uid)
+        if pod is None or entry is None or not self._options.serves(pod) or pod.status.nominated_node_name:
+            self._forget(uid)
+            return
+        if not (entry.has_seat or self._unfiltered or self._next):
+            self._enter(pod, State.NEXT)
             return
         await self.prepare(pod)
-        if pod.uid in self._left:
+        if entry is not self._entries.get(uid) or entry.state is not State.QUEUED:
             return  # its scheduler has filtered it meanwhile
         try:
             self.nominate(pod)
         except Refusal:
-            self._leave(pod.uid)
+            self._enter(pod, State.LEFT)
+
+    def _planned(self, uids: Iterable[str]) -> None:
+        """Chips were reserved for pods of a gang, some of which were left to their scheduler before it was complete."""
+        if not self._entries or self._is_small():
             return
-        for peer in self._peers(pod):
-            # They were refused while the gang was not complete.
-            if self._left.get(peer.uid) is False and self._ledger.get(peer.uid) is not None:
-                del self._left[peer.uid]
-                self._line.add(peer)
+        for uid in uids:
+            entry, pod = self._entries.get(uid), self._cluster.pods.get(uid)
+            if entry is not None and not entry.is_nominated and pod is not None and not pod.status.nominated_node_name:
+                self._enter(pod, State.QUEUED, has_seat=True)
 
-    def _peers(self, pod: Pod) -> Iterator[Pod]:
-        if self._engine.is_of_gang(pod):
-            yield from self._cluster.jobs.job_of(pod).pods.values()
-
-    def _keep(self, pod: Pod, node: str) -> None:
+    def _keep(self, pod: Pod, node: str, entry: Entry | None) -> None:
         """Nominate a pod, whose scheduler has accepted it on a node, for as long as it is not bound."""
-        known = self._nominations.get(pod.uid)
+        if entry is not None and not (entry.is_filtered and entry.node == node):
+            entry = None
         if pod.status.nominated_node_name == node:
-            self._adopt_on(pod, node, filtered=True)
-        elif known is None or known.written or known.node != node:
-            self._write(pod, node, filtered=True)
+            if entry is None or entry.state is not State.SEEN:
+                self._enter(pod, State.SEEN, node=node, is_filtered=True)
+        elif entry is None or entry.state is not State.ORDERED:
+            self._write(pod, node, is_filtered=True)
 
-    def _adopt_on(self, pod: Pod, node: str, *, filtered: bool) -> None:
-        """Follow a nomination that is there."""
-        namespace = pod.metadata.namespace
-        nomination = Nomination(
-            pod.uid, node, self._monotonic(), failure_of(pod), written=True, filtered=filtered, namespace=namespace
-        )
-        self._nominations[pod.uid] = nomination
-        if filtered:
-            self._unfiltered.remove(pod.uid)
-        else:
-            self._unfiltered.add(nomination)
-
-    def _write(self, pod: Pod, node: str, *, filtered: bool = False) -> "asyncio.Task[bool]":
-        namespace = pod.metadata.namespace
-        nomination = Nomination(
-            pod.uid, node, self._monotonic(), failure_of(pod), filtered=filtered, namespace=namespace
-        )
-        self._forget(pod.uid)
+    def _write(self, pod: Pod, node: str, *, is_filtered: bool = False, has_seat: bool = False) -> "asyncio.Task[bool]":
         self._cleaner.keep(pod.uid)
-        self._nominations[pod.uid] = nomination
-        if not filtered:
-            self._unfiltered.add(nomination)
-        return self._writes.start(self._post(nomination), f"nominate {pod.key}")
+        entry = self._enter(pod, State.ORDERED, node=node, is_filtered=is_filtered, has_seat=has_seat)
+        return self._writes.start(self._post(entry), f"nominate {pod.key}")
 
-    async def _post(self, nomination: Nomination) -> bool:
+    async def _post(self, entry: Entry) -> bool:
         def current() -> Pod | None:
             """The pod, if the nomination is still worth a request."""
-            pod = self._cluster.pods.get(nomination.uid)
-            is_known = self._nominations.get(nomination.uid) is nomination
-            is_late = nomination.uid not in self._unfiltered and nomination.uid not in self._lapsed
-            if pod is None or not is_known or is_late:
+            pod = self._cluster.pods.get(entry.uid)
+            is_late = entry.is_filtered and entry.uid not in self._lapsed
+            if pod is None or self._entries.get(entry.uid) is not entry or is_late:
                 return None
             # Its scheduler may have nominated a node since the decision.
             return None if pod.status.nominated_node_name and not is_ours(pod) else pod
 
-        written = await self._writes.nominate(current, nomination.node)
+        written = await self._writes.nominate(current, entry.node)
         self._metrics.nominations.labels("written" if written else "dropped").inc()
-        if not written and self._nominations.get(nomination.uid) is nomination:
+        if not written and self._entries.get(entry.uid) is entry:
             # Its chips stay reserved: the scheduler is about to filter it.
-            self._drop(nomination.uid)
-            self._leave(nomination.uid)
+            self._leave(entry)
+        if self._seated:
+            self._wake.set()
         return written
 
-    def _adopt(self, pod: Pod) -> None:
+    def _adopt(self, pod: Pod, *, is_filtered: bool) -> None:
         """Keep the nomination of a former leader, or of a lost answer, if its node still fits; else replace it."""
         node = pod.status.nominated_node_name
         try:
-            candidates = None if self._engine.is_of_gang(pod) else (node,)
-            held = self._engine.place(pod, candidates)
+            held = self._engine.place(pod, None if self._engine.is_of_gang(pod) else (node,))
         except Refusal:
-            self._leave(pod.uid)
+            self._enter(pod, State.LEFT)
             self._cleaner.clear(pod, node, "stale")
             return
         if held.node != node:
-            self._write(pod, held.node)
-            return
-        self._adopt_on(pod, node, filtered=self._left.get(pod.uid, False))
+            self._write(pod, held.node, has_seat=bool(held.plan))
+        else:
+            self._enter(pod, State.SEEN, node=node, is_filtered=is_filtered, has_seat=bool(held.plan))
 
-    def _follow(self, pod: Pod, nomination: Nomination) -> None:
+    def _follow(self, pod: Pod, entry: Entry) -> None:
         """A nominated pod has changed."""
-        if pod.status.nominated_node_name == nomination.node:
-            nomination.written = True
+        if pod.status.nominated_node_name == entry.node:
+            entry.state = State.SEEN
             self._pace.progressed()
-            if failure_of(pod) == nomination.failure:
+            if failure_of(pod) == entry.failure:
                 return
-        elif not nomination.written:
+        elif entry.state is State.ORDERED:
             return
         # The scheduler found no node for it, and may have nominated one where it preempts others.
-        if not nomination.filtered:
+        if not entry.is_filtered:
             self._engine.release(pod.uid)
-        self._drop(pod.uid)
-        self._leave(pod.uid)
-        self._cleaner.clear(pod, nomination.node, "refused")
+        self._leave(entry)
+        self._cleaner.clear(pod, entry.node, "refused")
 
-    def _end(self, pod: Pod, nomination: Nomination) -> None:
-        """A nominated pod was bound, or does not need a node any more."""
-        self._drop(pod.uid)
-        if pod.spec.node_name:
-            is_there = pod.spec.node_name == nomination.node
+    def _end(self, pod: Pod, entry: Entry | None) -> None:
+        """A pod was bound, or does not need a node any more."""
+        self._forget(pod.uid)
+        if entry is not None and entry.is_nominated and pod.spec.node_name:
+            is_there = pod.spec.node_name == entry.node
             self._metrics.nominations.labels("bound" if is_there else "elsewhere").inc()
             if not is_there:
-                self._cleaner.clear(pod, nomination.node, "elsewhere")
+                self._cleaner.clear(pod, entry.node, "elsewhere")
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         """Clear nominations of which nothing will come."""
-        now_s = self._monotonic()
+        turn, now_s = Turn(), self._monotonic()
         for uid in self._lapsed:
-            if (pod := self._cluster.pods.get(uid)) is not None:
-                self._keep(pod, self._lapsed.node_of(uid) or "")
+            await turn.share()
+            pod, node = self._cluster.pods.get(uid), self._lapsed.node_of(uid)
+            if pod is not None and node is not None:
+                self._keep(pod, node, self._entries.get(uid))
         self._cleaner.retry()
-        for uid in [uid for uid, since_s in self._taken.items() if now_s - since_s > self._ledger.ttl_s]:
-            self._leave(uid)
-        for uid in [uid for uid in self._left if uid not in self._cluster.pods]:
-            del self._left[uid]  # the informer has never seen it
-        for nomination in tuple(self._nominations.values()):
-            uid, held = nomination.uid, self._ledger.get(nomination.uid)
-            if nomination.filtered and now_s - nomination.since_s < SETTLE_S:
+        for entry in tuple(self._entries.values()):
+            await turn.share()
+            if self._entries.get(entry.uid) is not entry:
                 continue
-            if held is not None and held.node == nomination.node:
-                record = self._cluster.nodes.get(held.node)
-                if record is not None and record.node is not None:
-                    continue
-            if held is not None and held.stage not in {Stage.RESERVED, Stage.PLANNED}:
-                continue  # its Binding is in flight
-            self._withdraw(uid)
+            if entry.state is State.NEXT and now_s - entry.since_s > self._ledger.ttl_s:
+                self._leave(entry)
+            elif entry.state is State.LEFT and entry.uid not in self._cluster.pods:
+                self._forget(entry.uid)  # the informer has never seen it
+            elif entry.is_nominated and not self._is_kept(entry, now_s):
+                self._withdraw(entry)
 
-    def _withdraw(self, uid: str) -> None:
+    def _is_kept(self, entry: Entry, now_s: float) -> bool:
+        """Whether something may still come of a nomination."""
+        if entry.is_filtered and now_s - entry.since_s < SETTLE_S:
+            return True
+        held = self._ledger.get(entry.uid)
+        if held is None:
+            return False
+        record = self._cluster.nodes.get(held.node)
+        if held.node == entry.node and record is not None and record.node is not None:
+            return True
+        return held.stage not in {Stage.RESERVED, Stage.PLANNED}  # its Binding is in flight
+
+    def _withdraw(self, entry: Entry) -> None:
         """Release what is reserved for a nominated pod, and clear its nomination."""
-        nomination, pod, held = self._nominations[uid], self._cluster.pods.get(uid), self._ledger.get(uid)
-        if held is not None and held.node == nomination.node:
-            self._engine.release(uid)
-        self._drop(uid)
-        self._leave(uid)
+        pod, held = self._cluster.pods.get(entry.uid), self._ledger.get(entry.uid)
+        if held is not None and held.node == entry.node:
+            self._engine.release(entry.uid)
+        self._leave(entry)
         if pod is not None:
-            self._cleaner.clear(pod, nomination.node, "stale")
+            self._cleaner.clear(pod, entry.node, "stale")
 
-    def _drop(self, uid: str) -> None:
-        self._nominations.pop(uid, None)
-        self._unfiltered.remove(uid)
-        self._pace.progressed()
+    def _leave(self, entry: Entry) -> None:
+        """Leave a pod to its scheduler."""
+        if (pod := self._cluster.pods.get(entry.uid)) is not None:
+            self._enter(pod, State.LEFT)
+        else:
+            self._forget(entry.uid)
+
+    def _enter(
+        self, pod: Pod, state: State, *, node: str = "", is_filtered: bool = False, has_seat: bool = False
+    ) -> Entry:
+        """Put a pod into a state; without a nomination it stays one that its scheduler has filtered."""
+        old = self._forget(pod.uid)
+        entry = Entry(
+            pod.uid,
+            pod.metadata.namespace,
+            state,
+            self._monotonic(),
+            is_filtered or (not node and old is not None and old.is_filtered),
+            node,
+            failure_of(pod),
+            has_seat,
+        )
+        self._entries[pod.uid] = entry
+        if state is State.QUEUED and has_seat:
+            self._seated.add(pod, is_tried=entry.is_filtered)
+        elif state is State.QUEUED:
+            self._line.add(pod)
+        elif state is State.NEXT:
+            self._next[pod.uid] = None
+        elif entry.is_nominated and not is_filtered:
+            self._unfiltered.add(entry)
         self._wake.set()
+        return entry
 
-    def _leave(self, uid: str) -> None:
-        """Leave a pod to the scheduler."""
-        self._taken.pop(uid, None)
-        self._left.setdefault(uid, False)
-
-    def _forget(self, uid: str) -> None:
-        self._line.remove(uid)
-        self._taken.pop(uid, None)
-        self._left.pop(uid, None)
+    def _forget(self, uid: str) -> Entry | None:
+        entry = self._entries.pop(uid, None)
+        if entry is not None:
+            self._line.remove(uid)
+            self._seated.remove(uid)
+            self._next.pop(uid, None)
+            self._unfiltered.remove(uid)
+            if entry.is_nominated:
+                self._pace.progressed()
+                self._wake.set()
+        return entry
 
     def _is_small(self) -> bool:
         """Whether filtering all nodes takes less time than a nomination."""

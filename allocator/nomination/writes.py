@@ -42,6 +42,11 @@ class Writes:
         self._next_s = 0.0
         self._tasks: set[asyncio.Task[bool]] = set()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether few requests wait for their turn."""
+        return len(self._tasks) < 2 * AT_ONCE
+
     def start(self, work: Coroutine[None, None, bool], name: str) -> "asyncio.Task[bool]":
         """Run a request in a task of its own."""
         task = asyncio.create_task(work, name=name)

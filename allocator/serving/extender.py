@@ -146,10 +146,12 @@ class Extender:
             # kube-scheduler filters a pod again only after it has given up its Binding.
             self._binder.give_up(pod.uid, names)
             self._engine.gangs.obstacles.asked(pod)
-            self._nominator.filtered(pod, names)
-            found = self._engine.place_or_explain(pod, names)
-            if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):
+            try:
                 found = self._engine.place_or_explain(pod, names)
+                if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):
+                    found = self._engine.place_or_explain(pod, names)
+            finally:
+                self._nominator.filtered(pod, names)  # no longer one that waits for a nomination of its new seat
         except Refusal as refusal:
             self._journal.refused(pod, refusal)
             return refused_result(Filtered([], dict.fromkeys(names, refusal)), (), pod.metadata.namespace)

@@ -2,7 +2,8 @@
 
 ``/webhook/bindings`` (mutating, CREATE of ``pods/binding``) adds the pod's chips to the Binding, or denies it with the
 reason. ``/webhook/pods`` (validating, CREATE of ``pods``) denies a pod whose request is invalid on every node, or only
-warns; the filter would refuse it later. ``/webhook/gates`` (mutating, CREATE of ``pods``) adds the allocator's
+warns; the filter would refuse it later. It also denies pods of controllers that would fail one after the other
+(``bypassing.py``). ``/webhook/gates`` (mutating, CREATE of ``pods``) adds the allocator's
 scheduling gate (``allocator/nomination/gates.py``). The webhook configurations (deploy/charts, webhooks.yaml) select
 the objects, so that no other pod depends on the allocator. All are off by default: every client that reaches the first
 one can have chips reserved.
@@ -10,7 +11,7 @@ one can have chips reserved.
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 from aiohttp import web
@@ -100,6 +101,13 @@ class _Gated(msgspec.Struct, frozen=True):
     spec: _Gates = _Gates()
 
 
+class RequireCalled(Protocol):
+    """Raises a Refusal for a pod that its scheduler would bind without calling the allocator."""
+
+    async def __call__(self, pod: Pod, *, dry_run: bool) -> None:
+        """Judge a pod that is created, or not really created."""
+
+
 class Webhook:
     """Answers the API server.
 
@@ -108,6 +116,7 @@ class Webhook:
         journal: records decisions.
         closed: why Bindings are refused now; None if they are answered.
         validate: raises a Refusal for a pod whose request is invalid on every node.
+        require_called: raises a Refusal for a pod that its scheduler would bind without calling the allocator.
         warnings: what the author of a pod is told, sentences.
         invalid: whether such a pod is denied or causes a warning.
         gates: whether a pod gets the allocator's scheduling gate.
@@ -120,6 +129,7 @@ class Webhook:
         closed: Callable[[], Refusal | None],
         *,
         validate: Callable[[Pod], object],
+        require_called: RequireCalled,
         warnings: Callable[[Pod], Sequence[str]],
         invalid: Literal["deny", "warn"],
         gates: Callable[[Pod], bool],
@@ -128,6 +138,7 @@ class Webhook:
         self._journal = journal
         self._closed = closed
         self._validate = validate
+        self._require_called = require_called
         self._tell = warnings
         self._invalid = invalid
         self._wants_gate = gates
@@ -174,8 +185,14 @@ class Webhook:
         except Refusal as refusal:
             if self._invalid == "deny":
                 return _refused(review, refusal)
-            return _answer(review, {"allowed": True, **_warnings([text(refusal, review.namespace), *self._tell(pod)])})
-        return _answer(review, {"allowed": True, **_warnings(self._tell(pod))})
+            told = [text(refusal, review.namespace), *self._tell(pod)]
+        else:
+            told = list(self._tell(pod))
+        try:
+            await self._require_called(pod, dry_run=review.dry_run)
+        except Refusal as refusal:
+            return _refused(review, refusal)
+        return _answer(review, {"allowed": True, **_warnings(told)})
 
     async def _gates(self, request: web.Request) -> web.Response:
         if (closed := self._closed()) is not None:

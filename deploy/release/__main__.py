@@ -63,7 +63,7 @@ def build(repository: Path, output: Path, settings: Settings) -> str:
         if output.exists():
             output.rmdir()
         unfinished.rename(output)
-    return _report(output, digest, settings, names)
+    return _report(output, digest, settings)
 
 
 def _check_out(repository: Path, source: Path) -> provenance.Commit:
@@ -80,8 +80,8 @@ def _check_out(repository: Path, source: Path) -> provenance.Commit:
     return provenance.Commit(revision, address, epoch)
 
 
-def _report(output: Path, digest: str, settings: Settings, names: list[str]) -> str:
-    lines = [f"{output}:", *(f"  {name}" for name in names)]
+def _report(output: Path, digest: str, settings: Settings) -> str:
+    lines = [f"{output}:", *(f"  {name}" for name in sorted(path.name for path in output.iterdir()))]
     lines += [f"image.digest of the chart: {digest}"]
     if absent := [platform for platform in PLATFORMS if platform not in settings.bases]:
         lines.append(f"NOT BUILT: the image for {', '.join(absent)}")

@@ -24,7 +24,7 @@ from ascend.slices import ContainerRequest
 from device_plugin.device_types import DeviceType
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import Part
-from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.ledger.node_pods import NOT_PLACED, NodePod, NodePods
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,7 @@ def chips_for(
     if pod.grant is None:
         raise Refusal(
             Reason.NOT_PLACED,
-            f"annotation {pod.device_type.resource} is missing: the pod was not placed by the allocator (was its node "
-            "set by hand?)",
+            f"annotation {pod.device_type.resource} is missing: {NOT_PLACED}",
         )
     wanted = pod.grant.chip_set
     if unknown := wanted & ~snapshot.all_chips:

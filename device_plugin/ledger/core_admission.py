@@ -10,7 +10,7 @@ from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Template
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.cores import CoreLedger, Taken, taken
-from device_plugin.ledger.node_pods import NodePod
+from device_plugin.ledger.node_pods import NOT_PLACED, NodePod
 
 
 def check_cores(pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreLedger, whole: ChipSet) -> None:
@@ -31,8 +31,7 @@ def check_cores(pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreL
     if pod.grant is None:
         raise Refusal(
             Reason.NOT_PLACED,
-            f"annotation {RESOURCE_CORES} is missing: the pod was not placed by the allocator (was its node set by "
-            "hand?)",
+            f"annotation {RESOURCE_CORES} is missing: {NOT_PLACED}",
         )
     template = TEMPLATES[pod.template] if pod.template else None
     _check_number(pod, pod.grant.chips, template, kind)

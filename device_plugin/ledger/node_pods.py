@@ -28,6 +28,12 @@ CONFIG_SOURCE = "kubernetes.io/config.source"
 CONFIG_MIRROR = "kubernetes.io/config.mirror"
 """An annotation of the object in the API server that shows a static pod. The kubelet does not admit that object."""
 
+NOT_PLACED = (
+    "the pod was not placed by the allocator; most likely its scheduler does not call it (docs/kube-scheduler.md), "
+    "or its node was set by hand"
+)
+"""Why a pod has no annotation with its chips: the likeliest cause first."""
+
 REMEMBERED = 1024
 """How many deleted pods are remembered: more than a kubelet can still list."""
 

@@ -271,7 +271,7 @@ def _without_chips(pod: Pod, where: str, *, is_theirs: bool) -> Finding:
         return problem(f"{where} has no chips: {sentence}", "docs/security.md#a-node-by-name")
     advice = (
         "its scheduler neither asked the allocator nor chose them itself; use one that asks, and list the resource "
-        "in managedResources (deploy/kube-scheduler.yaml)"
+        "in managedResources (deploy/charts/ascend-affinity/kube-scheduler.yaml)"
     )
     return problem(f"{where} was bound without chips", advice)
 

@@ -25,7 +25,7 @@ _REASON: Final = re.compile(r"desc = (\w+):")
 _SLOW_S: Final = 120.0
 """A scheduler tries a new pod within seconds, unless thousands of others are before it."""
 
-_CONNECT: Final = "connect it by the extender (deploy/kube-scheduler.yaml)"
+_CONNECT: Final = "connect it by the extender (docs/kube-scheduler.md)"
 
 
 def check_schedulers(

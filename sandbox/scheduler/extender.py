@@ -16,7 +16,7 @@ from ascend.kube.objects import JsonObject
 from sandbox.pods import FullPod
 
 _HTTP_TIMEOUT_S: Final = 60.0
-"""The ``httpTimeout`` of the extender, as in deploy/kube-scheduler.yaml."""
+"""The ``httpTimeout`` of the extender, as in deploy/charts/ascend-affinity/kube-scheduler.yaml."""
 
 
 class ExtenderFailure(AscendError):

@@ -1,6 +1,6 @@
 """Pods per second through the real kube-scheduler: alone, so that it only counts, and with the allocator as its
 extender, which nominates nodes in none, one or another of its ways; over HTTP, or over TLS as
-deploy/kube-scheduler.yaml configures."""
+deploy/charts/ascend-affinity/kube-scheduler.yaml configures."""
 
 import asyncio
 import base64

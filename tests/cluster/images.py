@@ -33,6 +33,21 @@ def write_archive(path: Path) -> None:
         _add(archive, "manifest.json", json.dumps(manifest).encode())
 
 
+def write_program_archive(path: Path, image: str, program: Path) -> None:
+    """Write an image with one static program in /usr/local/bin, as the official images of Kubernetes have it."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as layer:
+        _add(layer, f"usr/local/bin/{program.name}", program.read_bytes(), mode=0o755)
+    digest = hashlib.sha256(content.getvalue()).hexdigest()
+    config = _config([program.name], digest, path="/usr/local/bin")
+    name = f"{hashlib.sha256(config).hexdigest()}.json"
+    with tarfile.open(path, "w") as archive:
+        _add(archive, f"{digest}.tar", content.getvalue())
+        _add(archive, name, config)
+        manifest = [{"Config": name, "RepoTags": [image], "Layers": [f"{digest}.tar"]}]
+        _add(archive, "manifest.json", json.dumps(manifest).encode())
+
+
 def _layer() -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as layer:
@@ -48,11 +63,11 @@ def _layer() -> bytes:
     return content.getvalue()
 
 
-def _config(entrypoint: Sequence[str], layer_digest: str) -> bytes:
+def _config(entrypoint: Sequence[str], layer_digest: str, path: str = "/bin") -> bytes:
     config = {
         "architecture": _architecture(),
         "os": "linux",
-        "config": {"Env": ["PATH=/bin"], "Entrypoint": list(entrypoint)},
+        "config": {"Env": [f"PATH={path}"], "Entrypoint": list(entrypoint)},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
     }
     return json.dumps(config).encode()

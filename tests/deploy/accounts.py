@@ -155,6 +155,7 @@ def installed(*options: str) -> Iterator[Lab]:
             helm.RELEASE,
             str(helm.CHART),
             *where,
+            *helm.IMAGE,
             *EVERY_OPTION,
             *options,
             kubeconfig=cluster.kubeconfig_path,

@@ -81,6 +81,7 @@ def installed(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Inst
     where = (helm.RELEASE, "--namespace", helm.NAMESPACE)
     apps = f"/apis/apps/v1/namespaces/{helm.NAMESPACE}"
     chosen = (
+        *helm.IMAGE,
         *("--set", "devicePlugin.driver.type=simulated"),  # there are no real chips
         *("--set", f"allocator.leaseDurationSeconds=5,allocator.nodeHealthNamespace={HEALTH_NAMESPACE}"),
         *(("--set", request.param) if hasattr(request, "param") else ()),
@@ -187,7 +188,7 @@ def programs_of_chart(cluster: Cluster, installed: Installed, folder: Path, *, e
             plugin.start()
             device_plugins[node.name] = plugin
         clean_up.callback(cluster.restart_scheduler)
-        cluster.restart_scheduler(extenders=[_extender(first.address, installed, folder)] if extender else [])
+        cluster.restart_scheduler(extenders=[extender_of(first.address, installed, folder)] if extender else [])
         for node in cluster.nodes:
             address = flags(device_plugins[node.name].command)["--http-address"]
             device_plugins[node.name].wait_until(partial(_is_ready, address), timeout_s=READY_S)
@@ -216,7 +217,7 @@ def point_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
         cluster.api.patch(path, {"webhooks": [webhook]})
 
 
-def _extender(address: str, installed: Installed, folder: Path) -> dict[str, Any]:
+def extender_of(address: str, installed: Installed, folder: Path) -> dict[str, Any]:
     (extender,) = scheduler_configuration()["extenders"]
     pair = {"certFile": str(folder / "client.crt"), "keyFile": str(folder / "client.key")}
     tls = {**extender["tlsConfig"], "serverName": SERVER_NAME, "caData": installed.certificates["ca.crt"], **pair}
@@ -288,7 +289,7 @@ def _environment(workload: Mapping[str, Any], fields: Mapping[str, str]) -> dict
 
 
 def scheduler_configuration() -> dict[str, Any]:
-    read: dict[str, Any] = yaml.safe_load((helm.REPOSITORY / "deploy" / "kube-scheduler.yaml").read_text())
+    read: dict[str, Any] = yaml.safe_load((helm.CHART / "kube-scheduler.yaml").read_text())
     return read
 
 

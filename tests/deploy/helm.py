@@ -30,8 +30,10 @@ _VERSIONS: Final = {
     for package in ("chartutil", "lint/rules")
     for part, number in (("Major", _MAJOR), ("Minor", _MINOR))
 }
+IMAGE: Final = ("--set", "image.repository=registry.example/ascend-affinity")
+"""Without a registry in its name it is refused."""
 # Helm generates another certificate each time.
-_WITHOUT_CLUSTER: Final = ("--set", "allocator.tls.ephemeral=true")
+_WITHOUT_CLUSTER: Final = (*IMAGE, "--set", "allocator.tls.ephemeral=true")
 
 
 class HelmError(ClusterError):

@@ -78,7 +78,12 @@ VARIANTS = {
         *("--set", "allocator.volcano.enabled=true,allocator.volcano.insecurePort=8888"),
         *("--set-json", 'metricsFrom=[{"podSelector":{"matchLabels":{"app":"scraper"}}}]'),
         *("--set-json", 'allocator.networkPolicy.webhooksFrom=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]'),
+        *("--set", "scheduler.enabled=true,scheduler.name=npu,scheduler.certificateSecretName=client"),
+        *("--set", "scheduler.image.tag=v1.33.1,scheduler.replicas=3,scheduler.serviceAccount.name=scheduler"),
+        *("--set-json", 'scheduler.extraArgs=["--v=2"]', "--set-json", 'scheduler.affinity={"nodeAffinity":{}}'),
+        *("--set", "scheduler.podAnnotations.note=yes,scheduler.nodeSelector.zone=a"),
     ),
+    "with its kube-scheduler": ("--set", "scheduler.enabled=true"),
     "open": ("--set", "allocator.tls.insecureAnyoneMayBindPods=true,allocator.networkPolicy.from=everyone"),
 }
 
@@ -90,7 +95,7 @@ def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 
 def test_helm_lint_passes(options: tuple[str, ...]) -> None:
-    assert "0 chart(s) failed" in helm.run("lint", "--strict", str(helm.CHART), *options)
+    assert "0 chart(s) failed" in helm.run("lint", "--strict", str(helm.CHART), *helm.IMAGE, *options)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,10 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
             'allocator.tls={"source":"secret","secretName":"a","insecureAnyoneMayBindPods":true,"webhookClientNames":["a"]}',
             "allocator.tls.webhookClientNames: needs allocator.tls.clientNames",
         ),
-        ("allocator.volcano.port=8888", "'port'"),
+        (
+            "allocator.volcano.port=8888",
+            "allocator.volcano.port: Volcano's extender plugin is answered at the port of all",
+        ),
         ("allocator.webhooks.pods.invalid=shout", "/allocator/webhooks/pods/invalid"),
         ("allocator.policies.enabled=perhaps", "/allocator/policies/enabled"),
         ('allocator.volcano={"enabled":true,"from":[]}', "/allocator/volcano/from"),
@@ -154,6 +162,10 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("allocator.nodeHealthNamespace=Mindx_dl", "/allocator/nodeHealthNamespace"),
         ("allocator.reservationTtlSeconds=0", "/allocator/reservationTtlSeconds"),
         ("image.digest=latest", "/image/digest"),
+        ("image.repository=mine", "image.repository: mine names no registry, so nodes would ask docker.io for it"),
+        ("allocator.podLabels.app\\.kubernetes\\.io/name=a", "/allocator/podLabels"),
+        ("commonLabels.helm\\.sh/chart=a", "/commonLabels"),
+        ("scheduler.priorityClassName=", "/scheduler/priorityClassName"),
         ("nameOverride=1st", "/nameOverride"),
         ("nameOverride=Npu", "/nameOverride"),
         ("fullnameOverride=a.b", "/fullnameOverride"),
@@ -161,6 +173,9 @@ def test_helm_lint_passes(options: tuple[str, ...]) -> None:
         ("fullnameOverride=a-", "/fullnameOverride"),
         (f"fullnameOverride={41 * 'a'}", "/fullnameOverride"),
         ("imagePullPolicy=Always", "'imagePullPolicy'"),
+        ("scheduler.name=a_b", "/scheduler/name"),
+        ("scheduler.replicas=0", "/scheduler/replicas"),
+        ('scheduler={"enabled":true,"name":"default-scheduler"}', "scheduler.name: default-scheduler is the name of"),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(value: str, named: str) -> None:
@@ -325,7 +340,7 @@ def test_the_commands_in_the_notes_name_the_service(tmp_path: Path, address: str
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\ncase "$*" in *clusterIP*) echo {address} ;; *) echo Zm9v ;; esac\n')
     kubectl.chmod(0o755)
-    (tmp_path / "deploy").symlink_to(helm.REPOSITORY / "deploy")
+    (tmp_path / "kube-scheduler.yaml").symlink_to(helm.CHART / "kube-scheduler.yaml")
     subprocess.run(
         ["sh", "-euc", "\n".join(lines[first : lines.index("", first)])],
         cwd=tmp_path,
@@ -351,7 +366,7 @@ def test_the_notes_name_no_secret_that_the_operator_has_to_make(tmp_path: Path) 
     mine = "allocator.tls.source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={scheduler}"
     said = helm.notes(tmp_path, "--set", mine)
     assert f"{LEASE}-scheduler" not in said
-    assert "a certificate of its own, which your CA has to sign, with a name in allocator.tls.clientNames" in said
+    assert "certificate of its own, which your CA has to sign, with a name in allocator.tls.clientNames" in said
     assert f"get secret {LEASE}-scheduler " in helm.notes(tmp_path)
 
 
@@ -366,20 +381,30 @@ def test_the_notes_label_no_node_during_a_migration(tmp_path: Path) -> None:
     ("values", "whole", "cut"),
     [
         ("logLevel=INFO", True, None),
-        ("dynamicVnpus=true", False, "3. Nodes offer AI cores"),
-        ("pools.cut.dynamicVnpus=true", True, "4. Nodes of the pool cut offer AI cores"),
+        ("dynamicVnpus=true", False, "4. Nodes offer AI cores"),
+        ("pools.cut.dynamicVnpus=true", True, "5. Nodes of the pool cut offer AI cores"),
         (
             "dynamicVnpus=true,devicePlugin.pools.a.logLevel=INFO,devicePlugin.pools.b.dynamicVnpus=false",
             True,
-            "4. Nodes of no pool or of the pool a offer AI cores",
+            "5. Nodes of no pool or of the pool a offer AI cores",
         ),
     ],
 )
 def test_the_notes_try_what_the_nodes_offer(tmp_path: Path, values: str, cut: str | None, *, whole: bool) -> None:
     said = helm.notes(tmp_path, "--set", f"devicePlugin.{values}")
-    assert ("examples/pod.yaml" in said) == whole
-    assert ("examples/npu-core-pod.yaml" in said) == (cut is not None)
+    pods = [json.loads(line.partition("'")[2].rpartition("'")[0]) for line in said.splitlines() if " echo '" in line]
+    limits = [each["spec"]["containers"][0]["resources"]["limits"] for each in pods]
+    assert limits == [{"huawei.com/Ascend910": 2}] * whole + [{"huawei.com/npu-core": 5}] * (cut is not None)
     assert cut is None or cut in said
+
+
+def test_the_notes_connect_a_scheduler_before_nodes_offer_chips(tmp_path: Path) -> None:
+    for options in ((), SCHEDULES):
+        said = helm.notes(tmp_path, *options)
+        steps = [said.index(word) for word in ("deployment/", "\n2. ", "kubectl label node", "daemonset/", "two-chips")]
+        assert steps == sorted(steps)
+        assert ("schedulerName: ascend-scheduler" in said) == bool(options)
+        assert ('"schedulerName":"ascend-scheduler"' in said) == bool(options)
 
 
 def test_the_notes_say_who_chooses_the_chips_without_an_allocator(tmp_path: Path) -> None:
@@ -399,7 +424,8 @@ def test_the_notes_say_who_chooses_the_chips_without_an_allocator(tmp_path: Path
 def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
     items = helm.render(*options)
     kinds = Counter(item["kind"] for item in items)
-    assert kinds["ConfigMap"] == (2 if options in (SIMULATED, VARIANTS["simulated, cut"]) else 1)
+    schedules = "scheduler.enabled=true" in " ".join(options)
+    assert kinds["ConfigMap"] == 1 + (options in (SIMULATED, VARIANTS["simulated, cut"])) + schedules
     assert kinds["ValidatingAdmissionPolicy"] == 7
     assert kinds["ValidatingAdmissionPolicyBinding"] == 7
     for item in items:
@@ -815,7 +841,7 @@ def test_a_pools_surge_beside_an_inherited_limit_is_refused_with_the_reason() ->
 
 
 def test_with_cert_manager_each_rendering_is_the_same_and_has_no_key() -> None:
-    chosen = ("template", helm.RELEASE, str(helm.CHART), "--set", "allocator.tls.source=cert-manager")
+    chosen = ("template", helm.RELEASE, str(helm.CHART), *helm.IMAGE, "--set", "allocator.tls.source=cert-manager")
     first, second = (helm.run(*chosen) for _ in range(2))
     assert first == second
     items = [item for item in yaml.safe_load_all(first) if item]
@@ -849,10 +875,10 @@ def test_with_cert_manager_each_rendering_is_the_same_and_has_no_key() -> None:
 
 def test_no_rendering_without_a_cluster_has_a_new_authority() -> None:
     with pytest.raises(helm.HelmError, match="every rendering would have another CA"):
-        helm.run("template", helm.RELEASE, str(helm.CHART))
+        helm.run("template", helm.RELEASE, str(helm.CHART), *helm.IMAGE)
     for source in ("cert-manager", "secret,allocator.tls.secretName=ours,allocator.tls.clientNames={a}"):
         rendered = [
-            helm.run("template", helm.RELEASE, str(helm.CHART), "--set", f"allocator.tls.source={source}")
+            helm.run("template", helm.RELEASE, str(helm.CHART), *helm.IMAGE, "--set", f"allocator.tls.source={source}")
             for _ in range(2)
         ]
         assert rendered[0] == rendered[1]
@@ -988,6 +1014,124 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch", "delete"},
         ("Role", "configmaps"): {"list", "watch"},
     }
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ("allocator.enabled=false", "scheduler.enabled: without allocator.enabled nobody answers"),
+        (
+            "allocator.tls.source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={b}",
+            "scheduler.certificateSecretName: with allocator.tls.source=secret name the Secret",
+        ),
+    ],
+)
+def test_a_kube_scheduler_that_could_not_call_is_refused(values: str, told: str) -> None:
+    with pytest.raises(helm.HelmError, match=re.escape(told)):
+        helm.render(*SCHEDULES, "--set", values)
+
+
+SCHEDULER = "ascend-affinity-scheduler"
+SCHEDULES = ("--set", "scheduler.enabled=true")
+
+
+def test_the_kube_scheduler_has_the_rights_of_kubernetes_own_roles_and_its_lease() -> None:
+    items = helm.render(*SCHEDULES)
+    assert _rights(items, "scheduler") == {
+        ("Role", "leases.coordination.k8s.io"): {"create"},
+        ("Role", f"leases.coordination.k8s.io {SCHEDULER}"): {"get", "update"},
+    }
+    bindings = [item for item in items if "roleRef" in item and _component(item) == "scheduler"]
+    account = {"kind": "ServiceAccount", "name": SCHEDULER, "namespace": helm.NAMESPACE}
+    assert [item["subjects"] for item in bindings] == 4 * [[account]]
+    granted = {(item["kind"], item["metadata"].get("namespace"), item["roleRef"]["name"]) for item in bindings}
+    assert granted == {
+        ("ClusterRoleBinding", None, "system:kube-scheduler"),
+        ("ClusterRoleBinding", None, "system:volume-scheduler"),
+        ("RoleBinding", "kube-system", "extension-apiserver-authentication-reader"),
+        ("RoleBinding", helm.NAMESPACE, SCHEDULER),
+    }
+    assert helm.find(items, "Deployment", "scheduler")["spec"]["template"]["spec"]["serviceAccountName"] == SCHEDULER
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--kube-version", "v1.33.5-eks-1234"), "registry.k8s.io/kube-scheduler:v1.33.5"),
+        (("--kube-version", "v1.32.0+k3s1"), "registry.k8s.io/kube-scheduler:v1.32.0"),
+        (("--set", "scheduler.image.tag=v1.31.2"), "registry.k8s.io/kube-scheduler:v1.31.2"),
+        (
+            ("--set", f"scheduler.image.repository=a/b,scheduler.image.digest=sha256:{64 * '0'}"),
+            f"a/b@sha256:{64 * '0'}",
+        ),
+    ],
+)
+def test_the_kube_scheduler_is_of_the_clusters_version(options: tuple[str, ...], told: str) -> None:
+    workload = helm.find(helm.render(*SCHEDULES, *options), "Deployment", "scheduler")
+    assert _container(workload)["image"] == told
+
+
+@pytest.mark.parametrize(
+    ("values", "host"),
+    [
+        ("scheduler.enabled=true", f"{LEASE}.kube-system.svc:443"),
+        ("allocator.service.clusterIP=10.0.0.77,allocator.service.port=80", "10.0.0.77:80"),
+        ("allocator.service.clusterIP=fd00::4d", "[fd00::4d]:443"),
+    ],
+)
+def test_the_kube_scheduler_has_the_documented_configuration_under_a_name_of_its_own(values: str, host: str) -> None:
+    items = helm.render(*SCHEDULES, "--set", values)
+    own = yaml.safe_load(helm.find(items, "ConfigMap", "scheduler")["data"]["config.yaml"])
+    documented = yaml.safe_load((helm.CHART / "kube-scheduler.yaml").read_text())
+    (extender,), (theirs,) = own.pop("extenders"), documented.pop("extenders")
+    folder = "/etc/kubernetes/ascend-affinity"
+    assert extender.pop("urlPrefix") == f"https://{host}/scheduler"
+    files = {"caFile": f"{folder}/ca.crt", "certFile": f"{folder}/client.crt", "keyFile": f"{folder}/client.key"}
+    assert extender.pop("tlsConfig") == {"serverName": f"{LEASE}.kube-system.svc", **files}
+    assert extender == {key: value for key, value in theirs.items() if key not in {"urlPrefix", "tlsConfig"}}
+    assert own.pop("profiles") == [{"schedulerName": "ascend-scheduler"}]
+    lease = {"resourceLock": "leases", "resourceName": SCHEDULER, "resourceNamespace": helm.NAMESPACE}
+    assert own.pop("leaderElection") == {"leaderElect": True, **lease}
+    del documented["leaderElection"], documented["clientConnection"]["kubeconfig"]
+    assert own == documented
+
+
+@pytest.mark.parametrize(
+    ("tls", "authority", "client"),
+    [
+        ("source=generated", f"{LEASE}-tls", f"{LEASE}-scheduler"),
+        ("source=cert-manager", f"{LEASE}-tls", f"{LEASE}-scheduler"),
+        ("source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={b}", "a", "mine"),
+    ],
+)
+def test_the_kube_scheduler_gets_no_key_but_that_of_its_own_certificate(tls: str, authority: str, client: str) -> None:
+    items = helm.render(*SCHEDULES, "--set", f"allocator.tls.{tls},scheduler.certificateSecretName=mine")
+    (volume,) = helm.find(items, "Deployment", "scheduler")["spec"]["template"]["spec"]["volumes"]
+    secrets = [each["secret"] for each in volume["projected"]["sources"] if "secret" in each]
+    files = {(each["name"], item["key"]): item["path"] for each in secrets for item in each["items"]}
+    own = {(client, "tls.crt"): "client.crt", (client, "tls.key"): "client.key"}
+    assert files == {(authority, "ca.crt"): "ca.crt", **own}
+
+
+def test_pods_of_the_charts_kube_scheduler_are_served_beside_those_of_the_others() -> None:
+    items = helm.render(*SCHEDULES, "--set", "allocator.nominate=gated")
+    names = '["default-scheduler","ascend-scheduler"]'
+    assert f"--scheduler-names={names}" in _container(helm.find(items, "Deployment", "allocator"))["args"]
+    hooks = [hook for item in items for hook in item.get("webhooks", ()) if hook["name"].startswith("gates")]
+    assert f"object.spec.schedulerName in {names}" in [each["expression"] for each in hooks[0]["matchConditions"]]
+    assert "ascend-scheduler" not in json.dumps(helm.render())
+
+
+def test_a_list_of_peers_admits_the_charts_kube_scheduler_too() -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.0/28"}}]
+    items = helm.render(*SCHEDULES, "--set-json", f"allocator.networkPolicy.from={json.dumps(peers)}")
+    rules = helm.find(items, "NetworkPolicy", "allocator")["spec"]["ingress"]
+    given, added = (rule["from"] for rule in rules if {"port": "http", "protocol": "TCP"} in rule["ports"])
+    assert given == peers
+    (peer,) = added
+    labels = helm.find(items, "Deployment", "scheduler")["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+    assert _peers(items, "scheduler") == {"https": _peers(items, "device-plugin")["http"]}
 
 
 def test_nominations_need_no_right_of_their_own() -> None:
@@ -1151,8 +1295,8 @@ def test_only_old_kubelets_need_the_nodes_proxy_right(version: str, wanted: str,
 
 @pytest.mark.parametrize("options", [(), SIMULATED], ids=["dcmi", "simulated"])
 def test_the_containers_have_a_restrictive_security_context(options: tuple[str, ...]) -> None:
-    items = helm.render(*options)
-    for kind, component in (("DaemonSet", "device-plugin"), ("Deployment", "allocator")):
+    items = helm.render(*SCHEDULES, *options)
+    for kind, component in (("DaemonSet", "device-plugin"), ("Deployment", "allocator"), ("Deployment", "scheduler")):
         spec = helm.find(items, kind, component)["spec"]["template"]["spec"]
         context = _container(helm.find(items, kind, component))["securityContext"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
@@ -1191,6 +1335,23 @@ def test_the_kubelets_certificates_are_mounted_where_it_keeps_them_and_only_if_n
     assert mounted("--set", "devicePlugin.kubelet.certDir=/x") == [("/x", "/x", True)]
     for without in ("caFile=/ca.crt", "insecureSkipTLSVerify=true"):
         assert not mounted("--set", f"devicePlugin.kubelet.{without}")
+
+
+def test_labels_and_priority_of_pods_can_be_chosen_and_no_selector_changes() -> None:
+    pods = {"devicePlugin": "a", "allocator": "b", "scheduler": "c"}
+    named = ",".join(f"{key}.podLabels.own={name},{key}.priorityClassName={name}" for key, name in pods.items())
+    items = helm.render(*SCHEDULES, "--set", f"commonLabels.team=npu,{named}")
+    assert {item["metadata"]["labels"]["team"] for item in items} == {"npu"}
+    workloads = {(item["kind"], _component(item)): item["spec"] for item in items if "template" in item.get("spec", {})}
+    default = {_name(item): item for item in helm.render(*SCHEDULES)}
+    assert len(workloads) == 3
+    for (kind, component), spec in workloads.items():
+        labels, name = (
+            spec["template"]["metadata"]["labels"],
+            pods["devicePlugin" if component == "device-plugin" else component],
+        )
+        assert (labels["team"], labels["own"], spec["template"]["spec"]["priorityClassName"]) == ("npu", name, name)
+        assert spec["selector"] == default[kind, f"ascend-affinity-{component}"]["spec"]["selector"]
 
 
 def test_an_upgrade_updates_a_tenth_of_the_nodes_at_a_time() -> None:

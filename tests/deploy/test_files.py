@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 import yaml
 
 from ascend.chips import RESOURCE
@@ -117,7 +116,7 @@ def test_the_simulated_driver_reads_the_charts_chips(tmp_path: Path) -> None:
 
 
 def test_the_scheduler_configuration_has_what_the_allocator_needs() -> None:
-    configuration = yaml.safe_load((REPOSITORY / "deploy" / "kube-scheduler.yaml").read_text())
+    configuration = yaml.safe_load((CHART / "kube-scheduler.yaml").read_text())
     (extender,) = configuration["extenders"]
     assert configuration["percentageOfNodesToScore"] == 100
     verbs = {key: value for key, value in extender.items() if key.endswith("Verb")}
@@ -129,10 +128,10 @@ def test_the_scheduler_configuration_has_what_the_allocator_needs() -> None:
     assert extender["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in managed]
 
 
-@pytest.mark.parametrize("name", ["kube-scheduler.yaml", "examples/pod.yaml", "examples/npu-core-pod.yaml"])
-def test_the_notes_name_files_that_exist(name: str) -> None:
-    assert f"deploy/{name}" in (CHART / "templates" / "NOTES.txt").read_text()
-    assert (REPOSITORY / "deploy" / name).is_file()
+def test_the_notes_need_no_file_that_the_chart_has_not() -> None:
+    notes = (CHART / "templates" / "NOTES.txt").read_text()
+    assert "deploy/" not in notes.replace("deploy/charts/ascend-affinity in the repository", "")
+    assert (CHART / "kube-scheduler.yaml").is_file()
 
 
 def test_the_values_accept_and_a_page_explains_every_field_of_a_simulated_server() -> None:

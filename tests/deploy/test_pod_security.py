@@ -15,9 +15,13 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.ma
 PROFILES: Final = ("restricted", "baseline", "privileged")
 COMPONENTS: Final = {
     "allocator": ("Deployment", "allocator", ""),
+    "kube-scheduler": ("Deployment", "scheduler", ""),
     "device plugin": ("DaemonSet", "device-plugin", "dcmi"),
     "device plugin with simulated chips": ("DaemonSet", "device-plugin", "simulated"),
 }
+
+
+ALL: Final = ("--set", "scheduler.enabled=true")
 
 
 def documented() -> dict[str, str]:
@@ -27,7 +31,7 @@ def documented() -> dict[str, str]:
 
 
 def test_the_table_has_every_component() -> None:
-    workloads = [item for item in helm.render() if item["kind"] in {"Deployment", "DaemonSet"}]
+    workloads = [item for item in helm.render(*ALL) if item["kind"] in {"Deployment", "DaemonSet"}]
     assert len(workloads) == len({component for _, component, _ in COMPONENTS.values()})
     assert documented().keys() == COMPONENTS.keys()
 
@@ -48,7 +52,7 @@ def namespaces(cluster: Cluster) -> Iterator[None]:
 def test_a_component_is_admitted_by_the_strictest_profile_of_the_table(cluster: Cluster, component: str) -> None:
     kind, name, driver = COMPONENTS[component]
     options = ("--set", f"devicePlugin.driver.type={driver}") if driver else ()
-    template = helm.find(helm.render(*options), kind, name)["spec"]["template"]
+    template = helm.find(helm.render(*ALL, *options), kind, name)["spec"]["template"]
     admitted = [profile for profile in PROFILES if _is_admitted(cluster, profile, template)]
     assert admitted[0] == documented()[component]
 

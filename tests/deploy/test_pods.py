@@ -26,6 +26,7 @@ import yaml
 from ascend.chips import RESOURCE, parse_names
 from tests.allocator.authority import Pair
 from tests.cluster import binaries
+from tests.cluster import images as archives
 from tests.cluster.api import HTTPError
 from tests.cluster.cluster import Cluster
 from tests.cluster.controller_manager import PODS, start_controller_manager
@@ -41,6 +42,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.ma
 NAMESPACE = "ascend-affinity"
 WHERE = (helm.RELEASE, "--namespace", NAMESPACE)
 ALLOCATOR, PLUGIN = "ascend-affinity-allocator", "ascend-affinity-device-plugin"
+SCHEDULER, SCHEDULER_IMAGE = "ascend-affinity-scheduler", "docker.io/local/kube-scheduler"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{ALLOCATOR}"
 INSTALL_S = 180.0
@@ -185,9 +187,9 @@ def run_in(cluster: Cluster, item: dict[str, Any], *command: str) -> str:
     return node_of(cluster, item).exec(item["metadata"]["name"], command, **where)
 
 
-def place(cluster: Cluster, name: str, chips: int = 2) -> tuple[str, set[int]]:
+def place(cluster: Cluster, name: str, chips: int = 2, **spec: Any) -> tuple[str, set[int]]:
     """Create a pod with chips; return its node, and the chips it was handed."""
-    cluster.api.create(pod(name, chips))
+    cluster.api.create(pod(name, chips, **spec))
     path = f"/api/v1/namespaces/default/pods/{name}"
     held = cluster.api.wait_for(
         path,
@@ -279,6 +281,63 @@ def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Im
         assert len(chips) == 2
         for name in ("first", "whole"):
             cluster.delete_pod(name)
+
+
+@pytest.mark.shows("image", "910A")
+def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_is(
+    cluster: Cluster, built_image: image.Image
+) -> None:
+    version = f"v{binaries.KUBERNETES_VERSION}"
+    archive = cluster.folder / "kube-scheduler.tar"
+    archives.write_program_archive(archive, f"{SCHEDULER_IMAGE}:{version}", binaries.path("kube-scheduler"))
+    for node in cluster.nodes:
+        node.import_images(archive)
+    before = everything(cluster)
+    network = cluster.control_plane.network
+    assert network is not None
+    address = network.services.replace("0/24", "77")  # there is no DNS server here
+    chosen = f"scheduler.enabled=true,scheduler.image.repository={SCHEDULER_IMAGE}"
+    chosen += f",allocator.service.clusterIP={address}"
+    with installed(cluster, built_image, "--set", chosen, connected=False):
+        schedulers = pods_of(cluster, "scheduler")
+        assert len(schedulers) == 2
+        assert {each["spec"]["containers"][0]["image"] for each in schedulers} == {f"{SCHEDULER_IMAGE}:{version}"}
+        ours: dict[str, Any] = {"schedulerName": "ascend-scheduler"}
+        where, chips = place(cluster, "ours", **ours)
+        assert place(cluster, "whole-ours", 8, **ours)[0] != where
+        # The cluster's own schedules pods without chips, and knows nothing of the allocator.
+        cluster.api.create(pod("theirs"))
+        cluster.wait_for_pod("theirs")
+        events = cluster.api.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        scheduled = [each for each in events if each["reason"] == "Scheduled"]
+        by = {each["regarding"]["name"]: each["reportingController"] for each in scheduled}
+        who = {"ours": "ascend-scheduler", "whole-ours": "ascend-scheduler", "theirs": "default-scheduler"}
+        assert who.items() <= by.items()
+        cluster.api.create(pod("waits-ours", 8, **ours))
+        cluster.api.wait_for(
+            "/api/v1/namespaces/default/pods/waits-ours",
+            is_unschedulable,
+            timeout_s=PLACED_S,
+            what="it waits for chips",
+        )
+        cluster.delete_pod("waits-ours")  # the free chips are kept for it
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{SCHEDULER}"
+        leader = str(cluster.api.get(lease)["spec"]["holderIdentity"]).partition("_")[0]
+        cluster.api.delete(f"{CORE}/pods/{leader}", grace_s=0)
+        assert not place(cluster, "later", **ours)[1] & chips
+        for each in pods_of(cluster, "scheduler"):
+            name = each["metadata"]["name"]
+            log = node_of(cluster, each).container_logs(name, namespace=NAMESPACE, container="kube-scheduler")
+            assert "forbidden" not in log.lower()
+        for name in ("theirs", "ours", "whole-ours", "later"):
+            cluster.delete_pod(name)
+    wait_until(
+        lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
+    )
+
+
+def is_unschedulable(item: dict[str, Any]) -> bool:
+    return any(each.get("reason") == "Unschedulable" for each in item["status"].get("conditions", ()))
 
 
 def left(cluster: Cluster, before: set[str]) -> str:

@@ -134,6 +134,7 @@ def made(
     done = make(source, output, builder, RELEASE_BUILDER="https://example.org/builder", **named)
     assert not done.returncode, done.stderr
     assert "NOT" not in done.stdout
+    assert {"SHA256SUMS", "SHA256SUMS.sig"} <= {*done.stdout.split()}
     (digest,) = re.findall(r"image\.digest of the chart: (sha256:[0-9a-f]{64})\n", f"{done.stdout}\n")
     values = yaml.safe_load((output / f"ascend-affinity-{version()}-image.values.yaml").read_text())
     assert values == {"image": {"repository": "registry.example/ascend-affinity", "digest": digest}}

@@ -52,7 +52,7 @@ def test_failed_pods_that_nobody_placed_tell_of_a_scheduler_that_does_not_ask(tm
         "NotPlaced: 5 pods (default/web-0, default/web-1, default/web-2 and 2 more) failed at their nodes, because "
         "scheduler default-scheduler did not ask the allocator"
     )
-    assert found["advice"].startswith("connect it by the extender (deploy/kube-scheduler.yaml): its --config was never")
+    assert found["advice"].startswith("connect it by the extender (docs/kube-scheduler.md): its --config was never")
     assert (found["reason"], len(found["pods"])) == ("NotPlaced", 5)
 
 

@@ -107,7 +107,9 @@ def test_topo_counts_no_free_vnpus_of_a_size_that_an_unreadable_pod_closes(tmp_p
     assert "6 of 8 chips free, 0 of 4 vNPUs free" in printed
     _, answer = run(tmp_path, "doctor", objects=objects)
     (found,) = (each for each in answer["findings"] if each["check"] == "pods" and each["severity"] == "problem")
-    assert "list the resource in managedResources (deploy/kube-scheduler.yaml)" in found["advice"]
+    assert (
+        "list the resource in managedResources (deploy/charts/ascend-affinity/kube-scheduler.yaml)" in found["advice"]
+    )
 
 
 def test_doctor_finds_vnpus_held_twice_and_swapped_and_not_offered(tmp_path: Path) -> None:

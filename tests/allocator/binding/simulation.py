@@ -122,7 +122,7 @@ class Simulation:
                 self._schedule_next()
             if self.now_s % 1 == 0:
                 self.rig.world.ledger.expire()
-                self.rig.barrier.check()
+                await self.rig.barrier.check()
                 self._requeue()
             for _ in range(4):
                 await asyncio.sleep(0)

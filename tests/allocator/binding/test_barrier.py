@@ -78,7 +78,7 @@ class Scheduler:
         for _ in range(round(seconds)):
             self.rig.world.now_s += 1
             self.rig.world.ledger.expire()
-            self.rig.barrier.check()
+            await self.rig.barrier.check()
             await asyncio.sleep(0.001)
 
 

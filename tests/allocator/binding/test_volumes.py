@@ -73,7 +73,7 @@ class Waiting:
             self.world.now_s += 1.0
             await self.volumes.check()
             self.world.ledger.expire()
-            self.rig.barrier.check()
+            await self.rig.barrier.check()
             for _ in range(5):
                 await asyncio.sleep(0)  # what follows from it in other tasks
 

@@ -108,7 +108,9 @@ async def test_a_pod_that_is_refused_its_seat_beside_its_peers_preempts_elsewher
     hold(world, pods[0])
     # n0 and n1 are in one zone, for example.
     assert await improve(preemption, pods[1], "n2", "n3") == "n2"
-    assert world.engine.gangs.awaits_victims(pods[1], world.engine.gang_of(pods[1]) or pytest.fail("no gang"))
+    gang = world.engine.gang_of(pods[1])
+    assert gang is not None
+    assert pods[1].uid in world.engine.gangs.awaiting_victims(gang)
     end(world, ["low-2"])
     assert world.engine.place(pods[1], ["n2", "n3"]).node == "n2"
 

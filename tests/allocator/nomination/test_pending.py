@@ -74,6 +74,20 @@ async def test_only_a_window_of_pods_is_nominated(tmp_path: Path) -> None:
             assert await nominated(allocator, name)
 
 
+async def test_the_pods_of_a_gang_are_nominated_at_once_when_it_is_complete(tmp_path: Path) -> None:
+    async with nominating(tmp_path, nominate_window=2) as allocator:
+        await busy(allocator)
+        gang = {"annotations": {GROUP: "train", MIN_AVAILABLE: "3"}}
+        pods = [await allocator.pod(f"train-{rank}", 8, **gang) for rank in range(2)]
+        for pod in pods:
+            assert not (await allocator.filter(pod, NODES))["NodeNames"]
+        pods.append(await allocator.pod("train-2", 8, **gang))
+        nodes = [await nominated(allocator, pod["metadata"]["name"]) for pod in pods]
+        assert set(nodes) == set(NODES)
+        for pod, node in zip(pods, nodes, strict=True):
+            assert (await allocator.filter(pod, [node]))["NodeNames"] == [node]
+
+
 async def test_a_gang_that_has_stepped_back_is_left_to_its_scheduler(tmp_path: Path) -> None:
     async with nominating(tmp_path) as allocator:
         await busy(allocator)

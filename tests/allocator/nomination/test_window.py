@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.metrics import AllocatorMetrics
+from allocator.nomination.entry import Entry, State
 from allocator.nomination.gates import Gates
-from allocator.nomination.nomination import Nomination
 from allocator.nomination.nominator import Nominator
 from allocator.nomination.options import NominationOptions
 from allocator.nomination.window import AHEAD, Window
@@ -23,7 +23,7 @@ from tests.allocator.builders import World, node, pod
 def nominate(window: Window, namespace: str) -> bool:
     if not window.has_room_for(namespace):
         return False
-    window.add(Nomination(f"{namespace}-{len(window)}", "n1", 0.0, "", namespace=namespace))
+    window.add(Entry(f"{namespace}-{len(window)}", namespace, State.ORDERED, 0.0, node="n1"))
     return True
 
 
@@ -43,6 +43,18 @@ def test_there_is_a_place_for_another_namespace(busy: int, order: list[int]) -> 
     for number in [*order, *(list(range(busy)) * 128)]:
         nominate(window, f"busy-{number % busy}")
     assert nominate(window, "quiet")
+
+
+def test_pods_with_seats_take_no_place() -> None:
+    window = Window(2)
+    for number in range(8):
+        window.add(Entry(f"seated-{number}", "only", State.ORDERED, 0.0, node="n1", has_seat=True))
+    assert nominate(window, "only")
+    for uid in list(window):
+        window.remove(uid)
+    while nominate(window, "only"):
+        pass
+    assert len(window) == 2
 
 
 def test_a_place_is_free_again_once_a_pod_was_filtered() -> None:

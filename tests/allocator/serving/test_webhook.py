@@ -30,6 +30,7 @@ from tests.allocator.harness import (
     Allocator,
     core_node,
     events_of,
+    node_manifest,
     pod_manifest,
     review,
     running,
@@ -284,6 +285,54 @@ async def test_an_invalid_pod_is_denied_with_the_filters_sentence(allocator: All
     del invalid["metadata"]["name"]
     invalid["metadata"]["generateName"] = "worker-"
     assert "pod default/worker-… " in (await review(allocator, "pods", invalid))["status"]["message"]
+
+
+@pytest.mark.parametrize("count", [3, 9, 16])
+async def test_a_pod_that_no_server_of_this_cluster_could_take_is_denied(allocator: Allocator, count: int) -> None:
+    manifest = pod_manifest("odd", count)
+    assert (await review(allocator, "pods", manifest))["allowed"]  # nodes may come
+    await allocator.node("n1")
+    denied = await review(allocator, "pods", manifest)
+    assert not denied["allowed"]
+    rule = r"on 910A servers a job is one pod of 1, 2, 4 or 8 chips, .*; the cluster has no other servers for it"
+    assert re.search(f"^InvalidRequest: pod default/odd requests {count} chips; {rule}$", denied["status"]["message"])
+    assert (await review(allocator, "pods", pod_manifest("good", 4)))["allowed"]
+
+
+async def test_a_pod_that_another_server_of_this_cluster_could_take_is_created(allocator: Allocator) -> None:
+    await allocator.node("n1")
+    other = node_manifest("n2")
+    other["metadata"]["labels"] = {"accelerator-type": "module-910b-8"}
+    await allocator.server.create(other)
+    await until(lambda: len(allocator.app.cluster.labels.products({})) == 2)
+    assert (await review(allocator, "pods", pod_manifest("odd", 3)))["allowed"]
+    manifest = pod_manifest("named", 3)
+    manifest["spec"]["nodeSelector"] = {"accelerator-type": "module"}
+    assert not (await review(allocator, "pods", manifest))["allowed"]
+
+
+async def test_a_controller_creates_no_more_pods_for_a_scheduler_that_binds_without_calling(
+    allocator: Allocator,
+) -> None:
+    await allocator.node("n1")
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": True}
+    of_controller = pod_manifest("next", 1, ownerReferences=[owner])
+    of_controller["spec"]["schedulerName"] = "default-scheduler"
+    bound = pod_manifest("bound", 1, ownerReferences=[owner])
+    bound["spec"]["nodeName"] = "n1"
+    await allocator.server.create(bound)
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "… desc = NotPlaced: …"}
+    await allocator.patch("bound", {"status": status}, subresource="status")
+    await until(lambda: [each.status.phase for each in allocator.app.cluster.pods.values()] == ["Failed"])
+    for dry_run in (True, False):
+        denied = await review(allocator, "pods", of_controller, dryRun=dry_run)
+        assert not denied["allowed"]
+        sentence = denied["status"]["message"]
+        assert "SchedulerNotConnected: pod default/next: its scheduler 'default-scheduler' has bound pod" in sentence
+    alone = await allocator.pod("alone", 1)
+    assert (await review(allocator, "pods", pod_manifest("another", 1)))["allowed"]
+    await allocator.filter(alone, ["n1"])
+    assert (await review(allocator, "pods", of_controller))["allowed"]
 
 
 @pytest.mark.parametrize("resources", [{f"{RESOURCE}-2c": "2"}, {f"{RESOURCE}-2c": "1", f"{RESOURCE}-4c.1cpu.8g": "1"}])

@@ -14,7 +14,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The following templates take (list $ "device-plugin") or (list $ "allocator"). */}}
+{{/* The following templates take (list $ "device-plugin"), (list $ "allocator") or (list $ "scheduler"). */}}
 
 {{- define "ascend-affinity.componentName" -}}
 {{- printf "%s-%s" (include "ascend-affinity.fullname" (index . 0)) (index . 1) }}
@@ -32,11 +32,21 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: ascend-affinity
 app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | replace "+" "_" }}
+{{- with (index . 0).Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The labels of pods; takes (list $ component labels), with those of the component's values. */}}
+{{- define "ascend-affinity.podLabels" -}}
+{{ include "ascend-affinity.labels" . }}
+{{- with index . 2 }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "ascend-affinity.serviceAccountName" -}}
-{{- $root := index . 0 }}
-{{- $values := ternary $root.Values.allocator $root.Values.devicePlugin (eq (index . 1) "allocator") }}
+{{- $values := index (index . 0).Values (eq (index . 1) "device-plugin" | ternary "devicePlugin" (index . 1)) }}
 {{- default (include "ascend-affinity.componentName" .) $values.serviceAccount.name }}
 {{- end }}
 
@@ -191,6 +201,53 @@ tls.source=secret it is yours.
 {{- end }}
 {{- end }}
 
+{{/* The schedulers whose pods the allocator places, with the chart's own; JSON. */}}
+{{- define "ascend-affinity.schedulerNames" -}}
+{{- concat .Values.allocator.schedulerNames (ternary (list .Values.scheduler.name) list .Values.scheduler.enabled) | uniq | toJson }}
+{{- end }}
+
+{{/* The image of the chart's kube-scheduler: by default of the cluster's version, without what distributions append to it. */}}
+{{- define "ascend-affinity.schedulerImage" -}}
+{{- with .Values.scheduler.image }}
+{{- if .digest }}
+{{- printf "%s@%s" .repository .digest }}
+{{- else }}
+{{- printf "%s:%s" .repository (default (regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" $.Capabilities.KubeVersion.Version) .tag) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The Secret with the certificate that the chart's kube-scheduler presents; empty if it presents none. */}}
+{{- define "ascend-affinity.clientSecretName" -}}
+{{- if eq .Values.allocator.tls.source "secret" }}
+{{- .Values.scheduler.certificateSecretName }}
+{{- else }}
+{{- include "ascend-affinity.schedulerSecretName" . }}
+{{- end }}
+{{- end }}
+
+{{/*
+The configuration of the chart's kube-scheduler: that of kube-scheduler.yaml, with a name and a Lease of its own. YAML. Pods
+resolve the name of the Service, unless its address is given.
+*/}}
+{{- define "ascend-affinity.schedulerConfiguration" -}}
+{{- $configuration := .Files.Get "kube-scheduler.yaml" | fromYaml }}
+{{- $_ := unset $configuration.clientConnection "kubeconfig" }}
+{{- $lease := include "ascend-affinity.componentName" (list . "scheduler") }}
+{{- $_ := set $configuration "leaderElection" (dict "leaderElect" true "resourceLock" "leases" "resourceName" $lease "resourceNamespace" .Release.Namespace) }}
+{{- $_ := set $configuration "profiles" (list (dict "schedulerName" .Values.scheduler.name)) }}
+{{- $extender := first $configuration.extenders }}
+{{- $host := default (include "ascend-affinity.serverName" .) .Values.allocator.service.clusterIP }}
+{{- if contains ":" $host }}{{ $host = printf "[%s]" $host }}{{ end }}
+{{- $_ := set $extender "urlPrefix" (printf "https://%s:%v/scheduler" $host .Values.allocator.service.port) }}
+{{- $tls := dict "serverName" (include "ascend-affinity.serverName" .) "caFile" "/etc/kubernetes/ascend-affinity/ca.crt" }}
+{{- if include "ascend-affinity.clientSecretName" . }}
+{{- $tls = merge $tls (pick $extender.tlsConfig "certFile" "keyFile") }}
+{{- end }}
+{{- $_ := set $extender "tlsConfig" $tls }}
+{{- toYaml $configuration }}
+{{- end }}
+
 {{/* The webhooks that are served; with commas. */}}
 {{- define "ascend-affinity.webhooks" -}}
 {{- with .Values.allocator }}
@@ -280,4 +337,15 @@ ascend-affinity.io/bindings
 from:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* A pod to try the installation with; takes (list $ name resource number). JSON. */}}
+{{- define "ascend-affinity.examplePod" -}}
+{{- $command := list "sh" "-c" "echo chips: $ASCEND_VISIBLE_DEVICES; sleep 3600" }}
+{{- $container := dict "name" "main" "image" "busybox:1.36" "command" $command "resources" (dict "limits" (dict (index . 2) (index . 3))) }}
+{{- $spec := dict "restartPolicy" "Never" "terminationGracePeriodSeconds" 0 "containers" (list $container) }}
+{{- with (index . 0).Values.scheduler }}
+{{- if .enabled }}{{ $_ := set $spec "schedulerName" .name }}{{ end }}
+{{- end }}
+{{- dict "apiVersion" "v1" "kind" "Pod" "metadata" (dict "name" (index . 1)) "spec" $spec | toJson }}
 {{- end }}
