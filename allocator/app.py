@@ -116,7 +116,7 @@ class AllocatorApp:
             self.ledger,
             gang_ttl_s=settings.gang_ttl_s,
             defaults=settings.job_defaults,
-            earmark_share=settings.gang_earmark_share,
+            earmark_share=settings.earmark_share,
             now_s=lambda: now_ns() / 1e9,
         )
         self.bypasses = Bypasses(monotonic, lambda: now_ns() / 1e9)

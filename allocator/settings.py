@@ -132,7 +132,7 @@ class Settings(DaemonSettings):
         description="seconds for which the chips of preempted pods are kept for the pod or gang that preempts them,"
         " counted from the end of their grace period",
     )
-    gang_earmark_share: float = setting(
+    earmark_share: float = setting(
         default=0.5,
         ge=0,
         le=1,

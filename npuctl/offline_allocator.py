@@ -60,7 +60,7 @@ class OfflineAllocator:
             self.ledger,
             gang_ttl_s=settings.gang_ttl_s,
             defaults=settings.job_defaults,
-            earmark_share=settings.gang_earmark_share,
+            earmark_share=settings.earmark_share,
             now_s=lambda: now_ns / 1e9,
         )
         fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))

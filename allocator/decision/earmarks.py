@@ -13,7 +13,6 @@ before the last pod of these nodes has to. That is known only if all of them hav
 """
 
 import asyncio
-import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,8 +22,7 @@ from msgspec.structs import replace as with_fields
 
 from allocator.decision.drain_order import DrainOrder, Part
 from allocator.decision.setbacks import Setbacks
-from allocator.decision.waiting_alone import WaitingAlone
-from allocator.decision.waiting_gangs import Need, WaitingGangs
+from allocator.decision.waiting_jobs import Need, WaitingJobs
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
 from allocator.gangs.progress import WAITING
@@ -32,7 +30,6 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.taints import untolerated
 from allocator.rules.vacancy import Fit, capacity, judge
 from allocator.state.cluster import Cluster
-from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import Server
 from allocator.state.promises import Promise
@@ -90,11 +87,10 @@ class Earmarks:
         self._share = share
         self._wall_s = now_s
         self.setbacks = Setbacks(ledger.promises.monotonic)
-        self._gangs = WaitingGangs(cluster, ledger, gangs, request_of, self.setbacks)
-        self._alone = WaitingAlone(cluster, ledger, gangs, request_of, self.setbacks)
+        self._waiting = WaitingJobs(cluster, ledger, gangs, request_of, self.setbacks)
         self._order = DrainOrder(cluster, ledger)
         self._owner = ""
-        self._seen: tuple[int, int, int, int, float] = (-1, 0, 0, 0, 0.0)
+        self._seen: tuple[int, tuple[int, int, int], float] = (-1, (0, 0, 0), 0.0)
         self._first_s = 0.0
         self._drained_s: float | None = None
         self._labels = 0
@@ -108,27 +104,21 @@ class Earmarks:
         self._wake = asyncio.Event()
         self._prune = gangs.prune
         if share > 0:
-            self._gangs.follow()
-            self._alone.follow()
+            self._waiting.follow()
 
-    def note(self, job: Job) -> None:
-        """A gang was refused because it does not fit."""
+    def note(self, pod: Pod) -> None:
+        """A pod was refused because it, or its gang, does not fit."""
         if self._share > 0:
-            self._gangs.note(job)
-
-    def note_alone(self, pod: Pod) -> None:
-        """A pod that is placed alone was refused because it fits nowhere."""
-        if self._share > 0:
-            self._alone.note(pod)
+            self._waiting.note(pod)
 
     def update(self) -> None:
         """Choose again, if something has changed; call it before every decision."""
-        if not (self._gangs or self._alone or self._owner):
+        if not (self._waiting or self._owner):
             return
         if self._state == self._seen:
             return
         promise = self._promise
-        if self._gangs.has_large or self._order.is_behind or (promise is not None and len(promise.chips) > MANY):
+        if self._waiting.has_large or self._order.is_behind or (promise is not None and len(promise.chips) > MANY):
             self._wake.set()
         else:
             self.choose()
@@ -157,9 +147,8 @@ class Earmarks:
         return (promise.owner,) if end_s <= latest_s < math.inf else ()
 
     @property
-    def _state(self) -> tuple[int, int, int, int, float]:
-        gangs, alone = self._gangs, self._alone
-        return self._cluster.changes.revision, len(gangs), gangs.revision, alone.revision, self._now_s // _PERIOD_S
+    def _state(self) -> tuple[int, tuple[int, int, int], float]:
+        return self._cluster.changes.revision, self._waiting.revision, self._now_s // _PERIOD_S
 
     @property
     def _now_s(self) -> float:
@@ -200,14 +189,13 @@ class Earmarks:
         """Read what has changed of jobs and nodes; returns whether the choice may be another one now."""
         state, before, labels = self._state, self._seen, self._cluster.labels.version
         if is_over := state[-1] != before[-1]:
-            self._gangs.look_again()
-            self._alone.look_again()
+            self._waiting.look_again()
         if is_over or labels != self._labels:
             self._labels, self._basis = labels, None
             self._hopeless.clear()
         if (yield from self._order.refresh(self._basis[1] if self._basis is not None else None)):
             self._basis = None
-        has_changed = yield from self._gangs.refresh()
+        has_changed = yield from self._waiting.refresh()
         return has_changed or state[1:] != before[1:] or not self._stays(self._last)
 
     def _stays(self, need: Need | None) -> bool:
@@ -225,7 +213,7 @@ class Earmarks:
             return
         self._note_use()
         promises = self._ledger.promises
-        for need in heapq.merge(self._gangs.needs(), self._alone.needs(), key=_order_of):
+        for need in self._waiting.needs():
             kept = promises.get(need.owner)
             if kept is not None and not kept.drains:
                 continue  # it preempts: its seats are kept already
@@ -233,8 +221,7 @@ class Earmarks:
             if need.kind not in self._hopeless:  # many pods that can't be placed are made from one template
                 chips = yield from self._choose(need, kept.chips if kept is not None else {})
             if not chips or self._is_stuck(need, chips):
-                if need.is_alone:
-                    self._alone.pass_over(need.owner)
+                self._waiting.pass_over(need)
                 if not chips:
                     self._hopeless.add(need.kind)
                 continue
@@ -255,7 +242,7 @@ class Earmarks:
         for first in range(0, len(changed), _STEP):
             if first:
                 yield
-            if self._gangs.version(need.job) != need.version or (first and promises.get(owner) is None):
+            if self._waiting.version(need.job) != need.version or (first and promises.get(owner) is None):
                 return  # it has got its seats, or is another one now
             for name in changed[first : first + _STEP]:
                 now.pop(name, None)
@@ -388,7 +375,3 @@ class Earmarks:
     def _ends_s(self, uid: str, now_s: float) -> float:
         pod = self._cluster.pods.get(uid)
         return self._cluster.jobs.end_of(pod, now_s) if pod is not None else math.inf
-
-
-def _order_of(need: Need) -> tuple[int, str, str]:
-    return need.order

@@ -348,7 +348,7 @@ class DecisionEngine:
                 return resolved, self.gangs.place(pod, resolved.chips, resolved.gang, candidates)
             except Refusal as refusal:
                 if refusal.reason is Reason.GANG_DOES_NOT_FIT and resolved.chips.is_for_chips:
-                    self.earmarks.note(resolved.gang)
+                    self.earmarks.note(pod)
                 return resolved, refusal.with_traceback(None)
         return resolved, self._place_alone(pod, resolved, held, candidates)
 
@@ -374,7 +374,7 @@ class DecisionEngine:
                 best = self._cluster.index.best(request, candidates)
         if best is None:
             self._ledger.release(pod.uid)
-            self.earmarks.note_alone(pod)
+            self.earmarks.note(pod)
             return None
         node, fit = best
         return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, take=fit.take)

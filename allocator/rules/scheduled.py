@@ -30,8 +30,10 @@ _OF_PEERS: Final = re.compile("pod ?group|gang|permit", re.IGNORECASE)
 
 
 def verdict_on(pod: Pod) -> Condition | None:
-    """What its scheduler says of a pod; None before it has tried it."""
-    return next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+    """What its scheduler says of a pod; None before it has tried it, though the API server says that it had gates."""
+    verdict = next((condition for condition in pod.status.conditions if condition.type == "PodScheduled"), None)
+    had_gates = verdict is not None and verdict.reason == "SchedulingGated" and not pod.spec.scheduling_gates
+    return None if had_gates else verdict
 
 
 def is_refusal(verdict: Condition, *ignored: Reason) -> bool:

@@ -158,7 +158,7 @@ class Simulation:
     """A cluster of idle servers, the engine, and a clock.
 
     Args:
-        share: the setting ``gang_earmark_share``.
+        share: the setting ``earmark_share``.
         nodes: the number of servers.
         warm_up_h: the time at the beginning that does not count, in hours.
     """

@@ -268,7 +268,7 @@ def test_what_is_kept_is_what_would_be_chosen_from_all_that_is_known(
         earmarks = world.engine.earmarks
         earmarks.choose()  # on nodes that are no longer kept for another job
         found, earmarks._basis = kept(world), None
-        earmarks._seen = (-1, 0, 0, 0, earmarks._seen[-1])
+        earmarks._seen = (-1, (0, 0, 0), earmarks._seen[-1])
         earmarks.choose()
         assert kept(world) == found
 
@@ -293,7 +293,7 @@ async def choose(world: World, between: Iterable[Callable[[], object]] = ()) -> 
 def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
     monkeypatch.setattr("allocator.decision.earmarks._STEP", 1)
-    monkeypatch.setattr("allocator.decision.waiting_gangs.MANY", 1)
+    monkeypatch.setattr("allocator.decision.waiting_jobs.MANY", 1)
     monkeypatch.setattr("allocator.decision.earmarks.MANY", 1)
 
 
@@ -318,7 +318,7 @@ def test_the_choice_in_the_background_is_that_before_a_decision(held: list[int],
         return world
 
     at_once = crowded()
-    with mock.patch("allocator.decision.waiting_gangs.MANY", 64), mock.patch("allocator.decision.earmarks.MANY", 64):
+    with mock.patch("allocator.decision.waiting_jobs.MANY", 64), mock.patch("allocator.decision.earmarks.MANY", 64):
         at_once.engine.filter(pod("any", 1))
     world = crowded()
     asyncio.run(choose(world))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from allocator.decision.earmarks import MORE_S, PATIENCE_S
 from allocator.decision.preemption import Preemption
 from ascend.errors import Refusal
-from ascend.kube.objects import Condition, Pod, Taint
+from ascend.kube.objects import Condition, Pod, PodStatus, SchedulingGate, Taint
 from tests.allocator.builders import World, node, pod
 from tests.allocator.decision.test_earmarks import end, gang, holder, kept, places, world_of
 
@@ -61,6 +61,19 @@ def test_nothing_is_kept_for_a_pod_that_was_not_refused_yet() -> None:
     assert places(world, late("one", 8))
     assert not world.ledger.promises
     assert places(world, late("other", 8))
+
+
+def test_a_pod_whose_gates_were_removed_waits_from_its_first_refusal_on_and_comes_by_its_age() -> None:
+    gate = SchedulingGate("kueue.x-k8s.io/admission")
+    verdict = Condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty gates")
+    free = replace(pod("old", 8, since=OLD), status=PodStatus(phase="Pending", conditions=(verdict,)))
+    gated = replace(free, spec=replace(free.spec, scheduling_gates=(gate,)))
+    world = full(2, gated, refused(late("big", 8), CHIPS))
+    assert kept_for(world) == ["pod default/big"]
+    world.add(free)
+    assert kept_for(world) == ["pod default/big"]
+    world.add(refused(free, CHIPS))
+    assert kept_for(world) == ["pod default/old"]
 
 
 def test_nothing_is_kept_for_a_pod_that_lacks_something_else_until_that_changes() -> None:
