@@ -69,11 +69,12 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
         *named("nodes", _check_nodes(nodes)),
         *named("programs", programs),
         *schedulers,
+        *named("certificates", map(_expiring, details.expiring)),
         *named("SuperPods", _check_super_pods(nodes)),
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
-        *named("faults", check_faults(nodes, objects.valid_reports)),
+        *named("faults", check_faults(nodes, objects.valid_reports, details.unread_chips)),
         *named("pods", _check_pods(objects.pods)),
         *named("pods", check_taken(details.taken)),
     ]
@@ -101,6 +102,14 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
             names = some(record.ignored)
             sentence = f"node {record.name} names devices that are neither chips nor vNPUs, and are ignored: {names}"
             yield warning(sentence, "nothing to do if they are devices of another kind")
+
+
+def _expiring(note: str) -> Finding:
+    """What an Event of the allocator says of a certificate."""
+    certificate, _, advice = note.partition(": ")
+    return (problem if " expired at " in certificate else warning)(
+        certificate, f"{advice} (docs/allocator.md#certificates)"
+    )
 
 
 def _check_super_pods(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:

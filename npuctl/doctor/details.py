@@ -10,7 +10,7 @@ import msgspec
 from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, PODS
+from ascend.kube.objects import CONFIG_MAPS, EVENTS, PODS
 from npuctl.doctor.variables import MOST_READ, PodVariables, Taken, taken, taken_in, wanted
 from npuctl.reading.files import documents_in
 from npuctl.reading.manifests import Manifest
@@ -27,7 +27,13 @@ KUBE_SCHEDULER: Final = {"component": "kube-scheduler"}
 COMPONENT: Final = "app.kubernetes.io/component"
 PLUGIN: Final = {**OURS, COMPONENT: "device-plugin"}
 ALLOCATOR: Final = {**OURS, COMPONENT: "allocator"}
+_EXPIRES: Final = "CertificateExpires"
+_UNHEALTHY: Final = "NPUUnhealthy"
+_REASONS: Final = (_EXPIRES, _UNHEALTHY, "NPURecovered")
+"""The reasons of the Events that are read."""
 _SERVED: Final = "--scheduler-names="
+_SCHEDULER: Final = "scheduler"
+"""The component of the chart's kube-scheduler."""
 
 _VOLCANOS_CONFIG: Final = ("volcano-system", "volcano-scheduler-configmap")
 _THEIR_PLUGIN_IN_VOLCANO: Final = "volcano-npu"
@@ -123,6 +129,25 @@ class _List(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
+class _Series(msgspec.Struct, rename="camel"):
+    last_observed_time: str = ""
+
+
+class _Event(msgspec.Struct, rename="camel"):
+    reason: str
+    note: str = ""
+    regarding: _Metadata | None = None
+    event_time: str | None = None
+    deprecated_last_timestamp: str | None = None
+    series: _Series | None = None
+
+    @property
+    def last(self) -> str:
+        """When it was last seen, RFC 3339."""
+        repeated = self.series.last_observed_time if self.series is not None else ""
+        return max(repeated, self.event_time or "", self.deprecated_last_timestamp or "")
+
+
 @dataclass(frozen=True, slots=True)
 class Details:
     """What is known of MindCluster's programs, and of the users that may write.
@@ -138,7 +163,9 @@ class Details:
         taken: the ConfigMaps from which pods take variables that name devices.
         served: the names of the schedulers that this project's allocator serves; None if they are not known.
         versions: the versions of this project's programs that run, by component.
-        kube_schedulers: the command lines of the pods of kube-scheduler.
+        kube_schedulers: the command lines of the pods of kube-scheduler; none if the chart has one of its own.
+        unread_chips: the names of the chips that the driver did not answer for, by node, by its last Events.
+        expiring: what the Events of the allocator say of certificates.
         is_whole: the objects are those of an API server, so what is not among them does not exist.
         unread: why something could not be read, by what it is.
     """
@@ -153,6 +180,8 @@ class Details:
     served: tuple[str, ...] | None = None
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
     kube_schedulers: tuple[str, ...] = ()
+    unread_chips: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    expiring: tuple[str, ...] = ()
     is_whole: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -162,10 +191,13 @@ async def read_details(client: KubeClient) -> Details:
     namespace, name = _VOLCANOS_CONFIG
     unread: dict[str, str] = {}
 
-    async def get(what: str, path: str, kind: type[T], labels: Mapping[str, str] | None = None) -> T | None:
+    async def get(
+        what: str, path: str, kind: type[T], labels: Mapping[str, str] | None = None, fields: str = ""
+    ) -> T | None:
         selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+        given = {"labelSelector": selector, "fieldSelector": fields}
         try:
-            answer = await client.request("GET", path, query={"labelSelector": selector} if selector else None)
+            answer = await client.request("GET", path, query={key: each for key, each in given.items() if each} or None)
             return decode(answer, kind)
         except NotFound:
             return None
@@ -180,9 +212,10 @@ async def read_details(client: KubeClient) -> Details:
         get("admission policies", _POLICIES, _List[_Policy], OURS),
         get("variables of pods", PODS.path(), _List[PodVariables]),
     )
-    ours, kube_schedulers = await asyncio.gather(
+    ours, kube_schedulers, *events = await asyncio.gather(
         get("pods of this project", PODS.path(), _List[_Pod], OURS),
         get("pods of kube-scheduler", PODS.path(), _List[_Pod], KUBE_SCHEDULER),
+        *(get("Events", EVENTS.path(), _List[_Event], fields=f"reason={reason}") for reason in _REASONS),
     )
     found, named = list[Taken](), wanted(_items(pods))
     if len(named) > MOST_READ:
@@ -192,7 +225,8 @@ async def read_details(client: KubeClient) -> Details:
         found += taken((namespace, name), pod, (read.data if read is not None else None) or {})
     details = _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
     programs = _programs(_items(ours), _items(kube_schedulers))
-    return replace(details, **programs, taken=tuple(found), is_whole=True)
+    posted = [event for some in events for event in _items(some)]
+    return replace(details, **programs, **_told(posted), taken=tuple(found), is_whole=True)
 
 
 def find_details(manifests: Iterable[Manifest]) -> Details:
@@ -224,18 +258,40 @@ def find_details(manifests: Iterable[Manifest]) -> Details:
 
 def _programs(ours: Iterable[_Pod], kube_schedulers: Iterable[_Pod]) -> dict[str, Any]:
     """What is known of this project's programs that run, and of kube-scheduler: fields of ``Details``."""
-    versions, served = dict[str, set[str]](), list[str]()
+    versions, served, has_own = dict[str, set[str]](), list[str](), False
     for pod in ours:
         labels = pod.metadata.labels or {}
         component = labels.get(COMPONENT, "")
         if pod.runs and (version := labels.get("app.kubernetes.io/version")):
             versions.setdefault(component.partition("-pool")[0], set()).add(version)
+        has_own = has_own or (pod.runs and component == _SCHEDULER)
         if pod.runs and component == ALLOCATOR[COMPONENT]:
             served += pod.scheduler_names
     return {
         "served": tuple(dict.fromkeys(served)) or None,
         "versions": {component: frozenset(found) for component, found in versions.items()},
-        "kube_schedulers": tuple(each.spec.command_line for each in kube_schedulers if each.runs),
+        "kube_schedulers": tuple(each.spec.command_line for each in kube_schedulers if each.runs and not has_own),
+    }
+
+
+def _told(events: Iterable[_Event]) -> dict[str, Any]:
+    """What the last Events say of certificates, and of chips that the driver does not answer for: as of ``Details``."""
+    chips, certificates = dict[tuple[str, str], str](), dict[str, None]()
+    for event in sorted(events, key=lambda event: event.last):
+        if event.reason == _EXPIRES:
+            certificates[event.note] = None
+            continue
+        node = event.regarding.name if event.regarding is not None else ""
+        for sentence in event.note.split("; "):
+            chip, _, said = sentence.partition(": ")
+            chips[node, chip.partition(" ")[0]] = said if event.reason == _UNHEALTHY else ""
+    unread = dict[str, set[str]]()
+    for (node, chip), said in chips.items():
+        if said.startswith("the driver "):
+            unread.setdefault(node, set()).add(chip)
+    return {
+        "unread_chips": {node: frozenset(names) for node, names in unread.items()},
+        "expiring": tuple(certificates),
     }
 
 

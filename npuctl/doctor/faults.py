@@ -1,9 +1,9 @@
 """The check of faults: chips that don't work, by code, and the pods that run on them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from allocator.state.node import NodeRecord, Server
-from ascend.chips import chip_set
+from ascend.chips import chip_ids, chip_name, chip_set
 from ascend.deviceinfo import DeviceReport
 from ascend.grammar import count, some
 from ascend.reasons import Reason
@@ -13,15 +13,23 @@ from npuctl.doctor.finding import Finding, ok, problem, warning
 _NOT_TRUSTED = {Reason.STALE_REPORT, Reason.INVALID_REPORT}
 
 
-def check_faults(npu_nodes: Iterable[NodeRecord], reports: Mapping[str, DeviceReport]) -> Iterator[Finding]:
-    """Check the chips of nodes by their reports, except reports that another check finds too old or invalid."""
+def check_faults(
+    npu_nodes: Iterable[NodeRecord], reports: Mapping[str, DeviceReport], unread: Mapping[str, Collection[str]]
+) -> Iterator[Finding]:
+    """Check the chips of nodes.
+
+    Args:
+        npu_nodes: the nodes.
+        reports: their reports, by node; those that another check finds too old or invalid are not used.
+        unread: the names of chips that the driver did not answer for, by node: reports don't say so of chips in use.
+    """
     faults, silent, chips = list[ChipFault](), list[str](), 0
     for record in npu_nodes:
         if getattr(record.offer, "reason", None) in _NOT_TRUSTED or not isinstance(record.server, Server):
             continue
         own = list(chip_faults(record, reports.get(record.name)))
         chips += record.server.reported.bit_count()
-        if _is_silent(record, own):
+        if _is_silent(record, own, unread.get(record.name, ())):
             silent.append(record.name)
         else:
             faults += own
@@ -52,15 +60,16 @@ def _finding(same: list[ChipFault]) -> Finding:
     return found(sentence, first.advice, nodes=nodes, pods=pods, codes=first.codes)
 
 
-def _is_silent(record: NodeRecord, faults: list[ChipFault]) -> bool:
-    """Whether the device plugin knows nothing of all chips that it may report: not those that pods have."""
+def _is_silent(record: NodeRecord, faults: list[ChipFault], unread: Collection[str]) -> bool:
+    """Whether the device plugin knows nothing of all chips that it may report, or says so of all chips."""
     if not isinstance(record.server, Server):
         return False
     held = 0
     for each in record.holdings.values():
         held |= each.occupied
-    idle, unread = record.server.reported & ~held, chip_set(each.chip for each in faults if each.cause == "silent")
-    return bool(idle) and not idle & ~unread
+    chips, silent = record.server.reported, chip_set(each.chip for each in faults if each.cause == "silent")
+    told = chip_set(chip for chip in chip_ids(chips) if chip_name(chip) in unread)
+    return (bool(chips & ~held) and not chips & ~held & ~silent) or (bool(chips) and not chips & ~told & ~silent)
 
 
 def _chips(names: list[str]) -> str:

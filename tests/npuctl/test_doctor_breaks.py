@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from allocator.settings import Settings
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import EVENTS
 from npuctl.cli import app
+from npuctl.doctor.cluster import check_cluster
+from npuctl.doctor.details import Details, read_details
 from npuctl.doctor.schedulers import check_schedulers
 from npuctl.reading.manifests import read_manifests
+from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 from tests.npuctl.test_doctor_cluster import NOW, claimed, doctor
 
@@ -180,3 +186,91 @@ def test_nothing_green_is_said_of_kubelets_beside_one_that_offers_nothing(tmp_pa
     _, diagnosis = doctor(tmp_path, silent, report("n1"), node("n2"), report("n2"))
     checks = [each["check"] for each in diagnosis["findings"]]
     assert "kubelets" not in checks
+
+
+def event(reason: str, note: str, *, at: int, on: str = "n1", kind: str = "Node") -> Json:
+    return {
+        "metadata": {"generateName": "event-", "namespace": "default"},
+        "reason": reason,
+        "note": note,
+        "regarding": {"apiVersion": "v1", "kind": kind, "name": on},
+        "eventTime": f"2026-01-01T00:00:{at:02}.000000Z",
+        "reportingController": "test",
+        "reportingInstance": "test",
+        "action": "Test",
+        "type": "Warning",
+    }
+
+
+SILENT = "the driver has not reported it for 60 s"
+
+
+async def test_events_tell_of_certificates_and_of_silent_chips_in_use(tmp_path: Path) -> None:
+    made = [
+        event("NPUUnhealthy", f"Ascend910-0: {SILENT}; Ascend910-1: {SILENT}; Ascend910-2: 80E18402", at=1),
+        event("NPURecovered", "Ascend910-1 is healthy again", at=2),
+        event("CertificateExpires", "the certificate of the allocator expired at …: renew it", at=3, kind="Lease"),
+    ]
+    async with ApiServer() as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(server.kubeconfig()))
+        async with await KubeClient.connect(str(path)) as client:
+            for each in made:
+                await client.create(EVENTS, each, "default")
+            details = await read_details(client)
+    assert details.unread_chips == {"n1": {"Ascend910-0"}}
+    assert details.expiring == ("the certificate of the allocator expired at …: renew it",)
+    assert not details.unread
+
+
+async def test_a_node_all_of_whose_chips_are_in_use_and_silent_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), report("n1"), claimed("a", list(range(8)), list(range(8))))))
+    objects = read_manifests([str(path)]).objects
+    unread = {"n1": frozenset(f"Ascend910-{chip}" for chip in range(8))}
+    expiring = ("the certificate of the allocator expired at …: renew it",)
+    details = Details(unread_chips=unread, expiring=expiring)
+    found = await check_cluster(objects, details, Settings(), NOW_S * 10**9)
+    red = [(each.check, each.sentence) for each in found if each.severity == "problem"]
+    assert red == [
+        ("certificates", "the certificate of the allocator expired at …"),
+        ("faults", "the driver does not answer on node n1: no chip there is given to a pod"),
+    ]
+
+
+def changed(*path: str, value: Any, **made: Any) -> list[Json]:
+    """A node with a report, of which one value was changed."""
+    target = parent = node("n1", **made)
+    for key in path[:-1]:
+        parent = parent.setdefault(key, {})
+    parent[path[-1]] = value
+    return [target, report("n1")]
+
+
+BREAKS: list[tuple[str, list[Json], int]] = [
+    ("NodeNotReady", [node("n1", ready=False), report("n1")], 0),
+    ("NodeCordoned", [node("n1", cordoned=True), report("n1")], 0),
+    ("ResourceNotOffered", changed("status", "allocatable", value={"cpu": "64"}), 1),
+    ("InconsistentCapacity", changed("status", "capacity", value={RESOURCE: "4"}), 1),
+    ("ProductMismatch", changed("metadata", "labels", "accelerator-type", value="module-a3-16"), 1),
+    ("NodeUnhealthy", changed("metadata", "annotations", "NodeHealthyStatus", value="UnHealthy"), 1),
+    ("InvalidReport", changed("metadata", "annotations", "baseDeviceInfos", value="{"), 1),
+    ("InvalidReport", [node("n1"), {**report("n1"), "data": {"DeviceInfoCfg": "edited"}}], 1),
+    ("StaleReport", [node("n1"), report("n1", at_s=NOW_S - 3600)], 1),
+    ("StaleReport", [node("n1"), report("n1", at_s=0)], 1),
+    ("UnreadablePod", [node("n1"), report("n1"), pod("a", 1, node="n1", annotations={RESOURCE: "chip"})], 1),
+    ("UnreadablePod", [node("n1"), report("n1"), pod("a", 1, node="n1")], 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("reason", "objects", "status"), BREAKS, ids=[f"{each[0]}-{at}" for at, each in enumerate(BREAKS)]
+)
+def test_a_node_that_can_not_be_used_is_told_by_its_reason(
+    reason: str, objects: list[Json], status: int, tmp_path: Path
+) -> None:
+    exit_status, diagnosis = doctor(tmp_path, *objects)
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "nodes"]
+    assert (exit_status, found["severity"]) == (status, "problem" if status else "warning")
+    assert (found["reason"], found["nodes"]) == (reason, ["n1"])
+    assert found["advice"]

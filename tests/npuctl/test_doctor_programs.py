@@ -332,7 +332,7 @@ async def test_odd_objects_and_failed_requests_cost_only_themselves(status: int,
         client = await stack.enter_async_context(await KubeClient.connect(str(path)))
         details = await read_details(client)
     assert (details.plugins, details.chooses_by_volcano) == ({"n1": ""}, None)
-    assert set(details.unread) == {"admission policies", "Volcano's configuration"}
+    assert set(details.unread) == {"admission policies", "Volcano's configuration", "Events"}
     assert "no" in details.unread["admission policies"]
     assert "`$.data`" in details.unread["Volcano's configuration"]
 
@@ -404,3 +404,41 @@ def test_an_invalid_command_line_in_a_file_is_an_error_that_names_it(tmp_path: P
     manifests = read(tmp_path, their_plugin_with([FLAGS, 1])).manifests
     with pytest.raises(InvalidValue, match=r"ascend-device-plugin-n1\): spec.containers\[0\].args\[1\]: Expected"):
         find_details(manifests)
+
+
+def test_what_the_pods_of_both_projects_schedulers_say_is_read(tmp_path: Path) -> None:
+    allocator = our("allocator", "n1")
+    allocator["spec"]["containers"][0]["args"] = ['--scheduler-names=["default-scheduler","npu"]']
+    allocator["metadata"]["labels"]["app.kubernetes.io/version"] = "1.0"
+    control_plane = program("kube-scheduler-n1", "n1", {"component": "kube-scheduler"})
+    control_plane["spec"]["containers"][0]["command"] = ["kube-scheduler", "--leader-elect=true"]
+    found = find_details(read(tmp_path, allocator, control_plane).manifests)
+    assert (found.served, found.versions) == (("default-scheduler", "npu"), {"allocator": frozenset({"1.0"})})
+    assert found.kube_schedulers == ("kube-scheduler --leader-elect=true",)
+    # With the chart's kube-scheduler, that of the control plane need not ask the allocator.
+    found = find_details(read(tmp_path, allocator, control_plane, our("scheduler", "n1")).manifests)
+    assert found.kube_schedulers == ()
+
+
+def test_halves_of_different_versions_are_a_warning(tmp_path: Path) -> None:
+    halves = [our("allocator", "n1"), our("device-plugin", "n1")]
+    for half, version in zip(halves, ("1.0", "2.0"), strict=True):
+        half["metadata"]["labels"]["app.kubernetes.io/version"] = version
+    sentence = "the programs have several versions: allocator 1.0; device-plugin 2.0"
+    assert ("warning", sentence) in say(check(tmp_path, node("n1"), *halves))
+
+
+def test_nothing_installed_is_a_problem_where_that_is_known(tmp_path: Path) -> None:
+    nodes = [each.name for each in read(tmp_path, node("n1"), node("n2")).objects.nodes]
+    objects = read(tmp_path, node("n1"), node("n2")).objects
+    found = say(list(check_programs(objects, nodes, Details(is_whole=True), unserved={"n1"})))
+    assert ("problem", "no device plugin on node n1") in found
+    assert ("warning", "no pod of a known device plugin on node n2") in found
+
+
+def test_an_allocator_that_is_not_ready_is_no_chooser_of_chips(tmp_path: Path) -> None:
+    allocator = our("allocator", "n1")
+    allocator["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    found = say(check(tmp_path, node("n1"), allocator, our("device-plugin", "n1")))
+    assert ("problem", "no pod of the allocator is ready") in found
+    assert not any(sentence.startswith("chips are chosen") for _, sentence in found)
