@@ -212,10 +212,12 @@ async def read_details(client: KubeClient) -> Details:
         get("admission policies", _POLICIES, _List[_Policy], OURS),
         get("variables of pods", PODS.path(), _List[PodVariables]),
     )
-    ours, kube_schedulers, *events = await asyncio.gather(
+    ours, kube_schedulers = await asyncio.gather(
         get("pods of this project", PODS.path(), _List[_Pod], OURS),
         get("pods of kube-scheduler", PODS.path(), _List[_Pod], KUBE_SCHEDULER),
-        *(get("Events", EVENTS.path(), _List[_Event], fields=f"reason={reason}") for reason in _REASONS),
+    )
+    events = await asyncio.gather(
+        *(get("Events", EVENTS.path(), _List[_Event], fields=f"reason={reason}") for reason in _REASONS)
     )
     found, named = list[Taken](), wanted(_items(pods))
     if len(named) > MOST_READ:

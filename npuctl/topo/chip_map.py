@@ -16,7 +16,7 @@ from ascend.reasons import Reason
 from ascend.vnpus import device_type
 from npuctl.output import Filling
 from npuctl.topo.nodes import ChipView, NodeView, VnpuView
-from npuctl.topo.summary import Totals
+from npuctl.topo.summary import Totals, fault_lines
 
 # Pods are distinguished by colour; which pod has which colour does not matter.
 COLOURS: Final = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
@@ -42,7 +42,8 @@ def node_map(views: Sequence[NodeView]) -> RenderableType:
     pods = sorted({holder for view in views for chip in view.chips for each in chip.devices for holder in each.holders})
     colours = {pod: COLOURS[number % len(COLOURS)] for number, pod in enumerate(pods)}
     panels = [_NodePanel(view, colours) for view in views]
-    return Group(Filling(Columns(panels)), Text("; ".join([str(Totals.of(views)), *_marks(views)])))
+    totals = Text("; ".join([str(Totals.of(views)), *_marks(views)]))
+    return Group(Filling(Columns(panels)), totals, *fault_lines(views))
 
 
 def _marks(views: Sequence[NodeView]) -> list[str]:

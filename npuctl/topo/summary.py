@@ -7,6 +7,7 @@ from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.text import Text
 
+from ascend.fault_codes import explained
 from ascend.grammar import count, some
 from npuctl.output import FittingTable, NodeRefusal, group
 from npuctl.topo.nodes import NodeView
@@ -103,7 +104,19 @@ def node_table(views: Sequence[NodeView]) -> RenderableType:
             _status(view),
             some(jobs) if jobs else "-",
         )
-    return Stack(table, Text(str(Totals.of(views))), Text(f"LARGEST: {_LARGEST}", style="dim"))
+    legend = Text(f"LARGEST: {_LARGEST}", style="dim")
+    return Stack(table, Text(str(Totals.of(views))), *fault_lines(views), legend)
+
+
+def fault_lines(views: Sequence[NodeView]) -> list[Text]:
+    """A line for each fault code: what it means, on which chips it is, and which pods have these."""
+    chips: dict[str, list[str]] = {}
+    for view in views:
+        for chip in view.chips:
+            held = f" ({some(chip.holders)})" if chip.holders else ""
+            for code in chip.faults:
+                chips.setdefault(code, []).append(f"{view.node}/{chip.name}{held}")
+    return [Text(f"{explained(code)}: {some(names)}", style="red") for code, names in sorted(chips.items())]
 
 
 _LARGEST = "the most free chips in one ring or mesh, or on a node whose chips are in none"

@@ -104,6 +104,8 @@ def test_unhealthy_chips_have_marks_and_fault_codes() -> None:
     shown = show(view)
     assert "[0 ✗] [1 ↻] [2 ⊘] [3 · ≁]" in shown
     assert "Ascend910-0 unhealthy: 80E18402" in shown
+    meaning = "64 rows of its memory have had uncorrectable errors, the most that can be isolated"
+    assert f"80E18402 ({meaning}): n1/Ascend910-0" in " ".join(shown.split())
     assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ separated: removed from use" in shown
 
 
