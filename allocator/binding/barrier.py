@@ -10,7 +10,7 @@ filters the pods. Bindings that nobody waits for any more are posted with the ot
 
 A gang gives up as a whole if its scheduler refuses one of its pods (the pod's condition PodScheduled says so), or has
 not asked to bind a further pod for a while. The requests that are held are then refused, so the scheduler releases what
-it has accounted for, and the gang steps back behind others (``allocator/gangs/turns.py``). If several gangs are stuck,
+it has accounted for, and the gang steps back behind others (``gangs/start_queue.py``). If several gangs are stuck,
 only half of them give up, the last ones, and the others get the time to use what it releases.
 """
 
@@ -222,7 +222,7 @@ class Barrier:
         """Let gangs start, or give up; call it periodically."""
         turn = Turn()
         self._gangs.prune()  # nobody may have called since a node became unusable
-        self._gangs.turns.pass_on(lambda key: key in self._assemblies)
+        self._gangs.queue.pass_on(lambda job: job.key in self._assemblies)
         self._gangs.release_without_prospects()
         stuck: list[tuple[_Assembly, str]] = []
         for assembly in tuple(self._assemblies.values()):
@@ -276,7 +276,6 @@ class Barrier:
                 self.leave(uid)  # its caller has gone in this very moment
             return
         assembly.is_open = True
-        self._gangs.turns.leave(job.key)
         self._let_pass(assembly)
 
     def _let_pass(self, assembly: _Assembly) -> None:
@@ -334,7 +333,7 @@ class Barrier:
         """Why a gang has to give up, a part of a sentence; empty if it may still start."""
         job, missing = assembly.job, self._missing(assembly.job)
         silent_s = now_s - assembly.since_s
-        is_retried = silent_s >= (RETRIED_S if self._gangs.turns.get(job) is None else TURN_RETRIED_S)
+        is_retried = silent_s >= (RETRIED_S if self._gangs.queue.get(job) is None else TURN_RETRIED_S)
         victims_of = self._gangs.awaiting_victims(job)
         for uid in victims_of:
             self._verdicts.settle(uid)  # it was refused before they were evicted
@@ -372,7 +371,7 @@ class Barrier:
         pods = job.pods.values()
         priority = max((pod.priority for pod in pods), default=0)
         since = min((pod.metadata.creation_timestamp or "" for pod in pods), default="")
-        return self._gangs.turns.get(job) is None, -priority, since, job.key
+        return self._gangs.queue.get(job) is None, -priority, since, job.key
 
     def _give_up(self, assembly: _Assembly, why: str) -> None:
         job = assembly.job

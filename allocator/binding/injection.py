@@ -8,9 +8,13 @@ otherwise as long as the API server may take for a request. A repeated Binding t
 to another node is refused during that time.
 
 A scheduler that posts Bindings has chosen their nodes, so each is served for its node alone. Those of a gang wait for
-each other, but only as long as the API server waits for the webhook. When that time is over, a scheduler that posts its
+each other, but only as long as the API server waits for the webhook. Each Binding that waits has chips that the next
+gang lacks, and that gang has chips that the first one lacks: so once gangs stand in each other's way, they start in
+turn (``allocator/gangs/start_queue.py``), and all but one hold nothing.
+ When that time is over, a scheduler that posts its
 Bindings one after the other can't be told from one that will post no more. So the pod is bound if its peers still fit
-somewhere and none of them was refused meanwhile: with such a scheduler, a gang can start in part.
+somewhere and none of them was refused meanwhile: with such a scheduler, a gang can start in part. It is served alone as
+well, until it has all that its minimum needs: nothing is reserved for its other pods.
 """
 
 import asyncio
@@ -21,8 +25,8 @@ from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binding import Assignment, BindingLease, PodRef
 from allocator.binding.known_pods import KnownPods
-from allocator.binding.precedence import Precedence
 from allocator.decision.engine import DecisionEngine
+from allocator.gangs.start_queue import StartQueue
 from allocator.rules.job import JobKey
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -35,6 +39,10 @@ ANSWER_S = 5.0
 
 HOLD_S = 2.0
 """How long a Binding of a gang waits for the others; with the time to read a pod less than the API server waits."""
+
+ROOM_S = 3.0
+"""How often it is examined whether the gang whose turn it is fits; if not, its turn ends. Longer than the Bindings of
+others are held, which may be in its way."""
 
 REFUSED_S = 5.0
 """How long a gang whose Binding was refused does not start in part: schedulers try again within this time."""
@@ -74,7 +82,8 @@ class Injector:
         self._monotonic = monotonic
         self._refused_s: dict[JobKey, float] = {}
         self._one_by_one: set[JobKey] = set()
-        self._precedence = Precedence(cluster, engine.gangs, monotonic)
+        self._queue = StartQueue(cluster.jobs.by_key, monotonic, has_started=self._has_started)
+        self._examined_s = 0.0
         self._lease = lease
         self._reserved = reserved
 
@@ -114,7 +123,7 @@ class Injector:
         gang = self._engine.gang_of(pod)
         reservation = await self._reserve_or_release(pod, gang, node)
         if gang is not None:
-            self._precedence.advance(gang)
+            self._queue.advance(gang)
             lease = self._lease(ANSWER_S)  # it may have waited for others
         reservation = self._hand_out(pod, reservation)
         return {**self._stamper.annotations(pod, reservation), **lease.annotations}
@@ -139,7 +148,7 @@ class Injector:
         except Refusal as refusal:
             lacks_pods = refusal.reason in {Reason.GANG_INCOMPLETE, Reason.GROUP_MISSING}
             if gang is not None and not lacks_pods and self._barrier.holds_other(gang, node):
-                self._precedence.join(gang)
+                self._queue.join(gang)
             raise
         if reservation.stage is Stage.HELD:
             raise Refusal(Reason.GANG_STEPPED_BACK, f"pod {pod.key}: another request to bind it is held")
@@ -154,10 +163,46 @@ class Injector:
         return reservation
 
     def _require_turn(self, pod: Pod, gang: Job) -> None:
-        if (ahead := self._precedence.ahead_of(gang, pod)) is not None:
-            raise Refusal(
-                Reason.GANG_STEPPED_BACK, f"job {gang.key}: job {ahead} starts first; they stood in each other's way"
-            )
+        """Accept a gang whose turn it is, or that need not wait for one.
+
+        Raises:
+            Refusal: another gang is served now.
+        """
+        gangs = self._engine.gangs
+        if self._has_started(gang):
+            return
+        has_begun = gangs.find_started(gang) is not None
+        if has_begun or (self._queue.first is not None and gangs.incomplete(gang, pod) is None):
+            self._queue.join(gang, has_begun=has_begun)  # another allocator may have started it
+            self._pass_on()
+        first = self._queue.ahead_of(gang)
+        if first is not None and not (has_begun and gangs.find_started(first) is None):
+            starts = f"job {gang.key}: job {first.key} starts first; they stood in each other's way"
+            raise Refusal(Reason.GANG_STEPPED_BACK, starts)
+
+    def _has_started(self, gang: Job) -> bool:
+        """Whether a gang has all pods that its minimum needs."""
+        gangs = self._engine.gangs
+        return gangs.find_started(gang) is not None and gangs.may_start(gang)
+
+    def _pass_on(self) -> None:
+        """End the turn of a gang that has not made use of it in time, and the turns of those that do not fit."""
+        self._queue.pass_on()
+        now_s = self._monotonic()
+        if now_s - max(self._queue.since_s, self._examined_s) < ROOM_S:
+            return
+        self._examined_s = now_s
+        for _ in range(len(self._queue)):
+            if (first := self._queue.first) is None or self._fits(first):
+                break
+            self._queue.fail(first)
+
+    def _fits(self, gang: Job) -> bool:
+        try:
+            self._engine.gangs.require_rest(gang)
+        except Refusal:
+            return False
+        return True
 
     def _is_one_by_one(self, gang: Job) -> bool:
         """Whether a gang has started in part, and the Bindings of its other pods follow."""
@@ -180,7 +225,7 @@ class Injector:
             )
         self._require_turn(pod, gang)
         self._engine.gangs.require_rest(gang)
-        self._precedence.join(gang)
+        self._queue.join(gang, has_begun=True)
         self._one_by_one = {key for key in self._one_by_one if key in self._cluster.jobs.by_key} | {gang.key}
 
     def _hand_out(self, pod: Pod, reservation: Reservation) -> Reservation:

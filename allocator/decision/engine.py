@@ -392,7 +392,7 @@ class DecisionEngine:
             Refusal: ``GangSteppedBack``.
         """
         gang = self.gang_of(pod)
-        if gang is not None and self.gangs.turns.get(gang) is not None:
+        if gang is not None and self.gangs.queue.get(gang) is not None:
             raise Refusal(Reason.GANG_STEPPED_BACK, f"pod {pod.key}: its scheduler offers the nodes for its gang now")
 
     def gang_of(self, pod: Pod) -> Job | None:

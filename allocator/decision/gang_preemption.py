@@ -83,7 +83,7 @@ class GangPreemption:
         self._occupants = occupants
         self._due_s = due_s
         self._lock = asyncio.Lock()
-        self._offered = OfferedNodes(ledger, gangs.turns)
+        self._offered = OfferedNodes(ledger, gangs.queue)
         self._victims = GangVictims(cluster, ledger, gangs, occupants, self._offered, due_s=due_s)
         self._plans: dict[str, Plan] = {}
         self._useless: dict[str, tuple[tuple[int, frozenset[str]], float, Refusal]] = {}
@@ -214,8 +214,8 @@ class GangPreemption:
         jobs[job.key.plan] = _Eviction(job.first_version, self._tries(job), vain, self._now_s)
 
     def _tries(self, job: Job) -> int:
-        setback = self._gangs.turns.get(job)
-        return setback.tries if setback is not None else 0
+        wait = self._gangs.queue.get(job)
+        return wait.tries if wait is not None else 0
 
     def unanswered(self, job: Job) -> list[Pod]:
         """The pods of a gang that have to call for the other places of a new plan; returned once for each plan.

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from allocator.decision.victim_set import Suggestion
-from allocator.gangs.turns import Turns
+from allocator.gangs.start_queue import StartQueue
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.kube.objects import Pod
@@ -47,12 +47,12 @@ class OfferedNodes:
 
     Args:
         ledger: says which Bindings are held.
-        turns: says which gangs have stepped back.
+        queue: says which gangs have stepped back, or wait for those.
     """
 
-    def __init__(self, ledger: Ledger, turns: Turns) -> None:
+    def __init__(self, ledger: Ledger, queue: StartQueue) -> None:
         self._ledger = ledger
-        self._turns = turns
+        self._queue = queue
         self._last: dict[str, Collection[str]] = {}
         self._pods: dict[str, dict[str, Offered]] = {}
         self._sets: dict[str, dict[frozenset[str], frozenset[str]]] = {}
@@ -61,7 +61,7 @@ class OfferedNodes:
         """Whether it matters which pod of a gang a node was offered for."""
         plan = job.key.plan
         has_seats = self._ledger.unused(plan) or self._ledger.held(plan)
-        return bool(has_seats) or self._turns.get(job) is not None or job.is_mixed
+        return bool(has_seats) or self._queue.get(job) is not None or job.is_mixed
 
     def last(self, job: Job) -> Collection[str]:
         """The nodes on which a pod of a gang was filtered last."""

@@ -130,8 +130,8 @@ class WaitingJobs:
 
     @property
     def revision(self) -> tuple[int, int, int]:
-        """Changes with the jobs that wait, and with the verdicts of their schedulers."""
-        return len(self._gangs_known), self._changes, self._gangs.obstacles.revision
+        """Changes with the jobs that wait for chips or for a turn, and with the verdicts of their schedulers."""
+        return len(self._gangs_known), self._changes, self._gangs.obstacles.revision + self._gangs.queue.revision
 
     @property
     def has_large(self) -> bool:
@@ -181,7 +181,9 @@ class WaitingJobs:
     def _needs_of_gangs(self) -> Iterator[Need]:
         for need in self._gangs_ordered:
             job = self._cluster.jobs.by_key.get(need.job)
-            if job is not None and not self._setbacks.is_aside(need.job) and self._gangs.obstacles.of(job) is None:
+            if job is None or self._setbacks.is_aside(need.job) or self._gangs.obstacles.of(job) is not None:
+                continue
+            if self._gangs.queue.get(job) is None:  # else it waits for a turn, in which it may use all that is kept
                 yield need
 
     def _needs_alone(self) -> Iterator[Need]:
@@ -226,9 +228,6 @@ class WaitingJobs:
         waiting = [member.pod for member in read or () if self._ledger.get(member.pod.uid) is None]
         if not waiting or self._gangs.incomplete(job, waiting[0]):
             return None
-        setback = self._gangs.turns.get(job)
-        if setback is not None and setback.tries:
-            return None  # its scheduler has refused it: it lacks something else
         try:
             request = self._request_of(waiting[0])
             gang, needed = yield from self._gangs.gang_request(waiting[0], request, job, None)

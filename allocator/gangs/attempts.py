@@ -1,11 +1,24 @@
-"""Plans gangs in their turn: what a gang has to wait for, and what is learned of one that has stepped back."""
+"""Plans gangs in their turn: which ones have to wait, and where the pods of one that has stepped back may be.
 
-from collections.abc import Collection, Mapping
+A gang that its scheduler does not let start releases all its seats: it steps back, and tries again in its turn
+(``start_queue.py``). It does not rely on its first plan then. First each of its pods is offered to its scheduler while
+the gang holds nothing, which tells on which nodes each pod may be at all; then all are planned on these nodes. What the
+scheduler refuses beside peers that hold their seats already is remembered for the next try.
+
+A gang without prospects has no turn, and nobody waits for it: its scheduler offers no node for a pod that it needs
+(``obstacles.py``). It keeps its place, and has its turn when the scheduler asks for that pod again.
+
+A gang that has not tried yet leaves the nodes of the last try to the gangs of the same or a higher priority that have
+stepped back: it would only fail there as well, and take from them what they lack. If it doesn't fit elsewhere, it waits
+for a turn like them, without a try in vain.
+"""
+
+from collections.abc import Collection
 
 from allocator.gangs.obstacles import Obstacles
 from allocator.gangs.planning import Planner
 from allocator.gangs.progress import Progress
-from allocator.gangs.turns import Setback, Turns
+from allocator.gangs.start_queue import StartQueue, Wait, priority_of
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
@@ -29,14 +42,19 @@ class Attempts:
         obstacles: what gangs lack besides chips.
 
     Attributes:
-        turns: the gangs that have stepped back.
+        queue: the gangs that have stepped back, and those that wait for them.
     """
 
     def __init__(
         self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner, obstacles: Obstacles
     ) -> None:
+        self.queue = StartQueue(
+            cluster.jobs.by_key,
+            ledger.monotonic,
+            has_started=lambda job: progress.find_started(job) is not None,
+            has_prospects=self._has_prospects,
+        )
         self._obstacles = obstacles
-        self.turns = Turns(cluster.jobs.by_key, ledger, obstacles)
         self._cluster = cluster
         self._ledger = ledger
         self._progress = progress
@@ -48,107 +66,90 @@ class Attempts:
         Raises:
             Refusal: the gang does not fit, has to wait for others, or its pods have to be filtered first.
         """
-        if (wait := self.obstacle(pod, job)) is not None:
-            raise wait
-        setback = self.turns.get(job)
-        if setback is None:
+        if (refusal := self._refusal(pod, job)) is not None:
+            raise refusal
+        wait = self.queue.get(job)
+        if wait is None:
             return self._plan_first(pod, request, job, candidates)
-        lacking = self._planner.lacks_offers(pod, request, job, setback)
+        lacking = self._planner.lacks_offers(pod, request, job, wait)
         if lacking > 0:
             pods = count(lacking, "more of its pods has", "more of its pods have")
-            raise _waits(job, f"{pods} to be filtered before they are planned again", setback)
-        return self._planner.plan(pod, request, job, candidates, setback)
+            raise _waits(job, f"{pods} to be filtered before they are planned again", wait)
+        return self._planner.plan(pod, request, job, candidates, wait)
 
     def may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a pod would get a seat now, or has to be filtered first for that."""
-        if self.obstacle(pod, job) is not None:
+        if self._refusal(pod, job) is not None:
             return False
-        setback = self.turns.get(job)
-        if setback is None:
+        wait = self.queue.get(job)
+        if wait is None:
             return self._planner.fits(pod, request, job)
         # Its scheduler has to offer each pod once; when that is done, all are planned.
-        return pod.uid not in setback.offers or self._planner.lacks_offers(pod, request, job, setback) <= 0
+        return pod.uid not in wait.offers or self._planner.lacks_offers(pod, request, job, wait) <= 0
 
     def left_to_others(self, job: Job) -> dict[JobKey, frozenset[str]]:
         """The nodes that a gang that has not tried yet leaves to those that come before it, by their jobs."""
-        preceding = self.turns.preceding(job)
-        if not preceding or self._progress.find_started(job) is not None:
-            return {}
         promise = self._ledger.promises.get(job.key.plan)
-        if promise is not None and not promise.drains:
-            return {}  # others end for it on its nodes
-        return {key: self._nodes(key.plan) | setback.nodes for key, setback in preceding}
+        is_free = promise is not None and not promise.drains  # others end for it on its nodes
+        if not self.queue or is_free or self.queue.get(job) is not None or self._progress.find_started(job):
+            return {}
+        return {key: self._nodes(key.plan) | wait.nodes for key, wait in self.queue.preceding(priority_of(job))}
 
     def _plan_first(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         """The plan of a gang that has not tried yet, on nodes that it need not leave to others."""
         left = self.left_to_others(job)
-        avoided = frozenset[str]().union(*left.values())
         try:
-            return self._planner.plan(pod, request, job, candidates, avoided=avoided)
+            return self._planner.plan(pod, request, job, candidates, avoided=frozenset[str]().union(*left.values()))
         except Refusal:
-            if left:
-                raise self._behind(pod, request, job, candidates, left) from None
-            if candidates is None or not job.is_mixed:
+            if not left and (candidates is None or not job.is_mixed):
                 raise
+        if left:
+            drained = [promise.owner for promise in self._ledger.promises if promise.drains]
+            with self._ledger.promises.lifted(drained):  # they drain for it, or for gangs that wait for a turn as well
+                self._planner.plan(pod, request, job, candidates)  # it may not fit there either
+            ahead = next(iter(left))
+            raise _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left")
         self._planner.plan(pod, request, job, None)  # it may not fit at all
         rest = f"its pods differ, and do not all fit where pod {pod.key} may be; each of them has to be filtered"
         raise _waits(job, f"job {job.key}: {rest}")
 
-    def _behind(
-        self,
-        pod: Pod,
-        request: ChipRequest,
-        job: Job,
-        candidates: Collection[str] | None,
-        left: Mapping[JobKey, Collection[str]],
-    ) -> Refusal:
-        """Why a gang waits that fits only on nodes that it leaves to others.
-
-        Raises:
-            Refusal: it does not fit there either.
-        """
-        drained = [each.owner for each in self._ledger.promises if each.drains]
-        with self._ledger.promises.lifted(drained):
-            seats = self._planner.plan(pod, request, job, candidates)
-        ahead = next(
-            (key for key, nodes in left.items() if any(each.node in nodes for each in seats)), next(iter(left))
-        )
-        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left")
-
     def _nodes(self, plan: str) -> frozenset[str]:
         held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
-        return frozenset(each.node for each in (*self._ledger.seats(plan), *held) if each is not None)
+        return frozenset(seat.node for seat in (*self._ledger.seats(plan), *held) if seat is not None)
 
-    def obstacle(self, pod: Pod, job: Job) -> Refusal | None:
+    def _has_prospects(self, job: Job) -> bool:
+        """Whether a gang has seats, or its scheduler offers nodes for the pods that it needs."""
+        if self._ledger.held(job.key.plan):
+            return True
+        return self._obstacles.of(job) is None and self._obstacles.refusal(job, of_chips=True) is None
+
+    def _refusal(self, pod: Pod, job: Job) -> Refusal | None:
         """Why a gang has to wait for another one, or for its scheduler; None if it may be planned."""
-        refused, ahead = self._obstacles.refusal(job), self.turns.ahead_of(job)
+        refused, ahead = self._obstacles.refusal(job), self.queue.ahead_of(job)
         if (refused is None and ahead is None) or self._progress.find_started(job) is not None:
             return None
-        setback = self.turns.get(job)
-        if refused is not None:
-            return _waits(job, f"job {job.key} can't start: {refused}", setback)
-        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it", setback)
+        wait = self.queue.get(job)
+        if ahead is None or refused is not None:
+            return _waits(job, f"job {job.key} can't start: {refused}", wait)
+        return _waits(job, f"pod {pod.key} waits for job {ahead.key}, which tries before it", wait)
 
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
-        setback = self.turns.get(job)
-        if setback is None or self.turns.ahead_of(job) is not None:
+        wait = self.queue.get(job)
+        if wait is None or self.queue.ahead_of(job) is not None:
             return
         nominated = pod.status.nominated_node_name
         if candidates is not None and set(candidates) == {nominated}:
             promise = self._ledger.promises.get(job.key.plan)
             if promise is None or promise.drains or nominated not in promise.chips:
                 return  # its scheduler filters the nominated node first, which says nothing about the others
-        if self._progress.find_started(job) is not None:
-            self.turns.leave(job.key)
-            return
         offered = self._cluster.index.entries if candidates is None else candidates
         held = self._ledger.get(pod.uid)
         if held is not None and held.node not in offered:
-            setback.refuse(pod.uid, held.node, self._held_on(held.node, job))
-        if pod.uid not in setback.offers:
-            self.turns.extend()  # many pods take long
-        setback.offer(pod.uid, offered)
+            wait.refuse(pod.uid, held.node, self._held_on(held.node, job))
+        if pod.uid not in wait.offers:
+            self.queue.advance(job)  # many pods take long
+        wait.offer(pod.uid, offered)
 
     def step_back(self, job: Job, refused: Collection[str], why: str) -> None:
         """Release all seats of a gang, and let it try again in its turn.
@@ -158,21 +159,31 @@ class Attempts:
             refused: the uids of the pods that its scheduler has refused.
             why: what kept it from starting, a part of a sentence.
         """
-        setback = self.turns.get(job)
-        if setback is not None:
+        if (wait := self.queue.get(job)) is not None:
             for uid in refused:
-                for node in setback.offers.get(uid, ()):
-                    setback.refuse(uid, node, self._held_on(node, job))
-        nodes = frozenset(each.node for each in self._ledger.drop_plan(job.key.plan))
+                for node in wait.offers.get(uid, ()):
+                    wait.refuse(uid, node, self._held_on(node, job))
+        nodes = frozenset(seat.node for seat in self._ledger.drop_plan(job.key.plan))
         self._obstacles.released(job)
-        self.turns.step_back(job, nodes, why)
+        wait = self.queue.fail(job)
+        wait.nodes, wait.why = nodes, why
 
-    def _held_on(self, node: str, job: Job) -> list[str]:
+    def does_not_fit(self, job: Job) -> None:
+        """End the turn of a gang that does not fit: one that has not tried yet waits for chips, like any other."""
+        wait = self.queue.get(job)
+        if wait is not None and not wait.tries:
+            self.queue.leave(job.key, is_vain=True)
+        elif wait is not None:
+            wait.limits.clear()  # the cluster may have changed, or they were not the reason
+            self.queue.fail(job)
+
+    def _held_on(self, node: str, job: Job) -> int:
+        """How many pods of a gang have Bindings to a node that are held."""
         held = self._ledger.held(job.key.plan)
-        return [uid for uid in self._ledger.on(node) if uid in held]
+        return sum(uid in held for uid in self._ledger.on(node))
 
 
-def _waits(job: Job, rest: str, setback: Setback | None = None) -> Refusal:
-    if setback is not None and setback.tries:
-        rest = f"job {job.key} has released its chips, because {setback.why}; {rest}"
+def _waits(job: Job, rest: str, wait: Wait | None = None) -> Refusal:
+    if wait is not None and wait.tries:
+        rest = f"job {job.key} has released its chips, because {wait.why}; {rest}"
     return Refusal(Reason.GANG_STEPPED_BACK, rest)

@@ -12,7 +12,7 @@ held until each pod that its minimum needs has passed its scheduler's filters (`
 
 Two gangs can't deadlock. A gang that waits for chips holds none, because a plan is made and reserved without an await
 in between, or not at all; those of large gangs are made one at a time (``gradual.py``). A gang some of whose pods are
-refused by their scheduler releases all its seats, and tries again in its turn (``allocator/gangs/turns.py``). Seats
+refused by their scheduler releases all its seats, and tries again in its turn (``start_queue.py``). Seats
 that are reserved but not used end as a whole: after their time to live, or with the job. Only bound pods hold chips
 without a limit, and those run.
 
@@ -81,7 +81,7 @@ class Gangs:
         self.planned: Callable[[Iterable[str]], None] = lambda _uids: None
         self.obstacles = Obstacles(cluster, ledger, self._awaits_victims)
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
-        self.turns = self._attempts.turns
+        self.queue = self._attempts.queue
         self.left_to_others = self._attempts.left_to_others
         self.gang_request = self.planner.gang_request
         self._pruned = self._losses = 0
@@ -113,9 +113,9 @@ class Gangs:
             if refusal.reason is Reason.GANG_DOES_NOT_FIT:
                 self._ledger.refuse(job.key.plan, pod.uid)
                 if not self._ledger.held(job.key.plan):
-                    self.turns.end_turn(job)
+                    self._attempts.does_not_fit(job)
             elif refusal.reason is Reason.GANG_STEPPED_BACK and self.obstacles.refusal(job) is None:
-                self.turns.join(job)
+                self.queue.join(job)
             raise
         if isinstance(found, Reservation):
             return self._take_seat(pod, found)

@@ -112,7 +112,7 @@ class GradualPlans:
             or pod.is_gated
             or self._ledger.unused(plan)
             or self._ledger.held(plan)
-            or self._gangs.turns.get(job) is not None
+            or self._gangs.queue.get(job) is not None
             or self._gangs.obstacles.refusal(job) is not None
             or self._gangs.incomplete(job, pod) is not None
         )

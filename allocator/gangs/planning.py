@@ -1,5 +1,6 @@
 """Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.gangs.record import count_neighbours, ending_nodes, read_record
 from allocator.gangs.search import Search
-from allocator.gangs.turns import Setback, created
+from allocator.gangs.start_queue import Wait, created
 from allocator.rules.job import JobKey
 from allocator.rules.job_settings import require_one_block, with_settings
 from allocator.rules.request import ChipRequest
@@ -69,12 +70,12 @@ class _Scope(NamedTuple):
         candidates: names of the only nodes of the pod being scheduled, and of its peers if they are several; None for
             every node.
         avoided: names of nodes that are left to other gangs.
-        setback: what is known of a gang that has stepped back.
+        wait: what is known of a gang that waits for a turn.
     """
 
     candidates: Collection[str] | None
     avoided: frozenset[str] = frozenset()
-    setback: Setback | None = None
+    wait: Wait | None = None
 
 
 class Planner:
@@ -126,7 +127,7 @@ class Planner:
         request: ChipRequest,
         job: Job,
         candidates: Collection[str] | None,
-        setback: Setback | None = None,
+        wait: Wait | None = None,
         *,
         avoided: frozenset[str] = frozenset(),
     ) -> list[Seat]:
@@ -138,7 +139,7 @@ class Planner:
             job: its job, a gang.
             candidates: names of the only nodes it may be on; if they are several, they apply to its peers with the same
                 node selector as well.
-            setback: what is known of a gang that has stepped back.
+            wait: what is known of a gang that waits for a turn.
             avoided: names of nodes that are left to other gangs.
 
         Chips that are promised to the gang, and those promised to lower priorities if it does not fit otherwise, count
@@ -148,9 +149,9 @@ class Planner:
             Refusal: not even the minimum fits.
         """
         promises = self._ledger.promises
-        names = candidates if candidates is None or setback is not None else frozenset(candidates)
-        scope = _Scope(names, avoided, setback)
-        if setback is not None:
+        names = candidates if candidates is None or wait is not None else frozenset(candidates)
+        scope = _Scope(names, avoided, wait)
+        if wait is not None:
             later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
             return self._plan_lifting(pod, request, job, scope, later)
         lower = promises.below(pod.priority) if promises else ()
@@ -183,7 +184,7 @@ class Planner:
             return self._plan_once(pod, request, job, scope)
 
     def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
-        if scope.setback is not None or (scope.candidates is not None and len(scope.candidates) == 1):
+        if scope.wait is not None or (scope.candidates is not None and len(scope.candidates) == 1):
             return self._plan(pod, request, job, scope)
         outcomes = self._known_outcomes()
         key = self._key(pod, request, job, scope)
@@ -234,10 +235,10 @@ class Planner:
         later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
         return [job.key.plan, *later]
 
-    def lacks_offers(self, pod: Pod, request: ChipRequest, job: Job, setback: Setback) -> int:
-        """How many pods of a gang that has stepped back have to be offered nodes before it can be planned."""
+    def lacks_offers(self, pod: Pod, request: ChipRequest, job: Job, wait: Wait) -> int:
+        """How many pods of a gang that waits for a turn have to be offered nodes before it can be planned."""
         waiting, needed = self.pending.needed(pod, request, job)
-        return needed - sum(each.pod.uid in setback.offers for each in waiting)
+        return needed - sum(each.pod.uid in wait.offers for each in waiting)
 
     def gang_request(
         self,
@@ -245,7 +246,7 @@ class Planner:
         request: ChipRequest,
         job: Job,
         candidates: Collection[str] | None,
-        setback: Setback | None = None,
+        wait: Wait | None = None,
     ) -> Steps[tuple[GangRequest, int]]:
         """What the policy has to place for a pod and its peers, and how many of them must be placed.
 
@@ -259,8 +260,8 @@ class Planner:
         waiting, needed = self.pending.needed(pod, request, job)
         members: list[Member] = []
         invalid: list[Refusal] = []
-        if setback is not None:  # a scheduler has not offered any node yet for the others
-            waiting = [each for each in waiting if each.pod.uid in setback.offers]
+        if wait is not None:  # a scheduler has not offered any node yet for the others
+            waiting = [each for each in waiting if each.pod.uid in wait.offers]
         for number, each in enumerate(waiting, start=1):
             member, its_selector = each.member, each.pod.spec.node_selector
             if not number % _STEP:
@@ -271,8 +272,8 @@ class Planner:
             own: Collection[str] | None = None  # those of the pod being scheduled
             if is_one and member.uid == pod.uid:
                 own = candidates
-            elif setback is not None:
-                own = setback.offers[member.uid]
+            elif wait is not None:
+                own = wait.offers[member.uid]
             elif its_selector != selector:
                 own = selected(frozenset(its_selector.items()))
             members.append(member if own is None else replace(member, candidates=own))
@@ -315,16 +316,16 @@ class Planner:
         )
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
-        gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.setback))
+        gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.wait))
         if names := ending_nodes(job, gang.record, self._cluster, self._now_s()):
             nodes = "nodes to which its pods return" if gang.policy.level is Level.SWITCH else "nodes of its blocks"
             sentence = f"{count(len(names), 'pod')} of it are still ending on {nodes}"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
-        if scope.setback is None:
-            gang = replace(gang, limits=dict.fromkeys(scope.avoided, 0))
-            found = at_once(self.search.seats(gang, needed, self._cluster.index))
-        else:
-            found = self.search.seats_after(scope.setback, gang, needed, job)
+        limits = dict.fromkeys(scope.avoided, 0)
+        if scope.wait is not None:
+            there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
+            limits = {node: max(0, most - there[node]) for node, most in scope.wait.limits.items()}
+        found = at_once(self.search.seats(replace(gang, limits=limits), needed, self._cluster.index))
         if isinstance(found, Refusal):
             raise found
         return found

@@ -1,20 +1,14 @@
 """Finds the seats of a gang by its policy: on previous nodes if that leaves room for all, for fewer pods if need be."""
 
-from collections import Counter
-from random import Random
-
 from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest
-from allocator.gangs.redraw import conflicts_with, redraw
-from allocator.gangs.turns import Setback
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
-from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
-from ascend.turn import Steps, at_once
+from ascend.turn import Steps
 
 
 class Search:
@@ -41,34 +35,6 @@ class Search:
         if isinstance(found, Refusal) and (fewer := _fewer(gang, needed)) is not None:
             found = yield from self._on_others_first(fewer, index)
         return found
-
-    def seats_after(self, setback: Setback, gang: GangRequest, needed: int, job: Job) -> list[Seat] | Refusal:
-        """The same for a gang that has stepped back, with what has been learned since.
-
-        Args:
-            setback: what has been learned.
-            gang: what is to be placed.
-            needed: how many members must be placed.
-            job: the gang.
-        """
-        found = self._another(setback, gang, job)
-        if isinstance(found, Refusal) and (fewer := _fewer(gang, needed)) is not None:
-            found = at_once(self._with_previous_nodes(fewer, self._cluster.index))
-        return found
-
-    def _another(self, setback: Setback, gang: GangRequest, job: Job) -> list[Seat] | Refusal:
-        index = self._cluster.index
-        found = at_once(self._with_previous_nodes(replace(gang, limits=self._remaining(setback, job)), index))
-        is_new = not isinstance(found, Refusal) and not conflicts_with(found, setback.conflicts)
-        if len(gang.members) == 1 or gang.policy.level is not None or (is_new and setback.tries % 2):
-            return found
-        random = Random(f"{gang.job} {setback.tries}")  # noqa: S311 - repeatable choices, no secrets
-        return redraw(gang, setback.conflicts, index, random) or found
-
-    def _remaining(self, setback: Setback, job: Job) -> dict[str, int]:
-        """The most further pods of a gang on each node on which its scheduler has refused more."""
-        there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
-        return {node: max(0, most - there[node]) for node, most in setback.limits.items()}
 
     def _on_others_first(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """Seats on nodes where no pod of the gang has failed, else on any."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from allocator.binding.barrier import REFUSED_S, RETRIED_S, STALLED_S
 from allocator.binding.binding import Assignment, PodRef
-from allocator.gangs.turns import TURN_S
+from allocator.gangs.start_queue import TURN_S
 from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
@@ -187,7 +187,7 @@ async def test_a_gang_of_high_priority_that_never_starts_does_not_keep_others_fr
     gangs.step_back(jobs["high-0"], (), "a test says so")
     scheduler, turns = Scheduler(rig), []
     for _ in range(4):
-        turns.append(next(name for name, job in jobs.items() if gangs.turns.ahead_of(job) is None))
+        turns.append(next(name for name, job in jobs.items() if gangs.queue.ahead_of(job) is None))
         await scheduler.wait(TURN_S)
     assert turns == ["high-0", "low-0", "high-0", "low-0"]
 
@@ -324,7 +324,7 @@ async def test_a_gang_with_a_pod_that_lacks_cpu_on_every_node_holds_nothing_unti
     rig = rig_of(a, refused_by_its_scheduler(b))
     scheduler = Scheduler(rig)
     assert await scheduler.try_(a) == Reason.GANG_STEPPED_BACK
-    assert rig.world.engine.gangs.turns.get(rig.world.cluster.jobs.job_of(a)) is None
+    assert rig.world.engine.gangs.queue.get(rig.world.cluster.jobs.job_of(a)) is None
     assert not rig.world.engine.may_fit(a)
     assert await scheduler.try_(b) in NODES
     assert await scheduler.try_(a) in NODES

@@ -36,7 +36,7 @@ async def test_a_gang_starts_once_pods_have_ended_for_the_pod_that_was_refused()
     rig, scheduler, pods = await preempting()
     await scheduler.wait(STALLED_S + REFUSED_S)
     assert scheduler.posted == 0
-    assert rig.world.engine.gangs.turns.get(rig.world.engine.gang_of(pods[0]) or pytest.fail("no gang")) is None
+    assert rig.world.engine.gangs.queue.get(rig.world.engine.gang_of(pods[0]) or pytest.fail("no gang")) is None
     rig.world.cluster.pod_deleted(rig.world.cluster.pods["uid-low-2"])
     await scheduler.wait(1)
     assert await scheduler.try_(pods[1], ["n2"]) == "n2"
@@ -49,7 +49,7 @@ async def test_a_gang_gives_up_if_its_scheduler_does_not_come_back_when_they_hav
     rig.world.cluster.pod_deleted(rig.world.cluster.pods["uid-low-2"])
     await scheduler.wait(STALLED_S + REFUSED_S)
     assert (await scheduler.refusal(pods[0])).reason is Reason.GANG_STEPPED_BACK
-    assert rig.world.engine.gangs.turns.get(rig.world.engine.gang_of(pods[0]) or pytest.fail("no gang")) is not None
+    assert rig.world.engine.gangs.queue.get(rig.world.engine.gang_of(pods[0]) or pytest.fail("no gang")) is not None
 
 
 async def test_a_gang_keeps_its_seats_if_they_take_longer_than_a_binding_is_held() -> None:

@@ -161,7 +161,7 @@ async def test_a_gang_gives_up_if_only_pods_that_have_come_already_come_again() 
     for _ in range(round(4 * STALLED_S)):
         await scheduler.try_(pods[0], NAMES)
         await scheduler.wait(1)
-        if rig.world.engine.gangs.turns.get(rig.world.cluster.jobs.job_of(pods[0])) is not None:
+        if rig.world.engine.gangs.queue.get(rig.world.cluster.jobs.job_of(pods[0])) is not None:
             break
     else:
         raise AssertionError("the gang has not given up")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from allocator.decision.gang_victims import RetryError
 from allocator.decision.preemption import Preemption
 from allocator.decision.victim_set import Suggestion
-from allocator.gangs.turns import TURN_S
+from allocator.gangs.start_queue import TURN_S
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal

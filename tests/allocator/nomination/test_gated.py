@@ -195,8 +195,8 @@ async def test_a_gang_that_has_stepped_back_is_let_through_for_its_scheduler(tmp
     # It tries again with the nodes that its scheduler offers for each pod; a nomination would hide the others.
     async with gating(tmp_path, "n1", "n2", "n3") as allocator:
         pods = [await allocator.pod(f"train-{rank}", 8, **GANG) for rank in range(2)]
-        cluster, turns = allocator.app.cluster, allocator.app.engine.gangs.turns
-        turns.step_back(cluster.jobs.job_of(cluster.pods[pods[0]["metadata"]["uid"]]), frozenset(), "a test says so")
+        cluster, gangs = allocator.app.cluster, allocator.app.engine.gangs
+        gangs.step_back(cluster.jobs.job_of(cluster.pods[pods[0]["metadata"]["uid"]]), (), "a test says so")
         pods.append(await allocator.pod("train-2", 8, **GANG))
         assert [await ungated(allocator, f"train-{rank}") for rank in range(3)] == ["", "", ""]
 

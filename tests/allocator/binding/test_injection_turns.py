@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.binding.injection import HOLD_S, REFUSED_S
-from allocator.binding.precedence import ROOM_S, TURN_S
+from allocator.binding.injection import HOLD_S, REFUSED_S, ROOM_S
+from allocator.gangs.start_queue import TURN_S
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason

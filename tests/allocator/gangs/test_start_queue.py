@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocator.gangs.turns import NEW_WAITS_S, TURN_S
+from allocator.gangs.start_queue import TURN_S
 from allocator.state.promises import Promise
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
@@ -43,8 +43,15 @@ def refusal(world: World, each: Pod) -> Refusal:
 
 
 def end_turn(world: World) -> None:
+    queue = world.engine.gangs.queue
+    assert queue.first is not None
     world.now_s += TURN_S
-    world.engine.gangs.turns.pass_on(lambda _key: False)
+    queue.pass_on()
+
+
+def next_of(world: World) -> str:
+    first = world.engine.gangs.queue.first
+    return first.key.name if first is not None else ""
 
 
 def test_a_new_gang_leaves_its_nodes_to_one_that_has_stepped_back() -> None:
@@ -67,7 +74,7 @@ def test_a_new_gang_that_fits_nowhere_else_waits_for_its_turn() -> None:
     assert not world.engine.may_fit(second[0])
     for each in first:
         world.cluster.pod_deleted(each)
-    world.engine.gangs.turns.pass_on(lambda _key: False)
+    world.engine.gangs.queue.pass_on()
     assert world.engine.may_fit(second[0])
     assert try_again(world, second) == {"n0", "n1"}
 
@@ -78,7 +85,7 @@ def test_a_new_gang_that_does_not_fit_at_all_says_so() -> None:
     step_back(world, first)
     world.fill("n0")
     assert reason(world, second[0]) is Reason.GANG_DOES_NOT_FIT
-    assert world.engine.gangs.turns.get(world.cluster.jobs.job_of(second[0])) is None
+    assert world.engine.gangs.queue.get(world.cluster.jobs.job_of(second[0])) is None
 
 
 def test_a_gang_of_higher_priority_leaves_no_nodes_to_others() -> None:
@@ -88,15 +95,38 @@ def test_a_gang_of_higher_priority_leaves_no_nodes_to_others() -> None:
     assert {world.engine.place(each).node for each in second} == {"n0", "n1"}
 
 
-def test_of_the_gangs_that_have_not_tried_yet_the_oldest_is_next() -> None:
-    world, first = world_of(2), gang("first")
-    late, early = gang("late", since="2026-01-03T00:00:00Z"), gang("early", since="2026-01-02T00:00:00Z")
-    world.add(*first, *late, *early)
-    step_back(world, first)
-    for each in (late[0], early[0]):
-        assert reason(world, each) is Reason.GANG_STEPPED_BACK
-    end_turn(world)
-    assert "waits for job default/early" in refusal(world, late[0]).message
+def queue_of_four(world: World) -> None:
+    """A gang that has stepped back, and three that wait for it, not in the order of their age."""
+    days = {"first": 1, "third": 3, "second": 2, "fourth": 4}
+    gangs = {name: gang(name, since=f"2026-01-0{day}T00:00:00Z") for name, day in days.items()}
+    world.add(*(each for pods in gangs.values() for each in pods))
+    for pods in gangs.values():
+        for each in pods:
+            world.engine.gangs.obstacles.asked(each)
+    step_back(world, gangs["first"])
+    for name in ("third", "second", "fourth"):
+        assert reason(world, gangs[name][0]) is Reason.GANG_STEPPED_BACK
+
+
+def test_while_no_gang_starts_every_second_turn_is_that_of_the_newest_gang() -> None:
+    world = world_of(2)
+    queue_of_four(world)
+    turns = []
+    for _ in range(8):
+        turns.append(next_of(world))
+        end_turn(world)
+    assert turns[:4] == ["first", "second", "fourth", "third"]
+    assert sorted(turns[4:]) == ["first", "fourth", "second", "third"]
+
+
+def test_while_gangs_start_the_oldest_is_next() -> None:
+    world, turns = world_of(2), list[str]()
+    queue_of_four(world)
+    while name := next_of(world):
+        turns.append(name)
+        for uid in [uid for uid, each in world.cluster.pods.items() if each.name.startswith(name)]:
+            world.cluster.pod_deleted(world.cluster.pods[uid])
+    assert turns == ["first", "second", "third", "fourth"]
 
 
 def test_a_gang_that_does_not_fit_any_more_in_its_first_turn_waits_for_room() -> None:
@@ -109,11 +139,9 @@ def test_a_gang_that_does_not_fit_any_more_in_its_first_turn_waits_for_room() ->
     assert reason(world, second[0]) is Reason.GANG_STEPPED_BACK
     assert reason(world, second[1]) is Reason.GANG_DOES_NOT_FIT
     job = world.cluster.jobs.job_of(second[0])
-    assert world.engine.gangs.turns.get(job) is None  # so nodes may drain for it
+    assert world.engine.gangs.queue.get(job) is None  # so nodes may drain for it
     world.add(node("n2"))
-    assert reason(world, second[0]) is Reason.GANG_STEPPED_BACK
-    world.now_s += NEW_WAITS_S
-    assert try_again(world, second) == {"n1", "n2"}
+    assert {world.engine.place(each).node for each in second} == {"n1", "n2"}
 
 
 @pytest.mark.parametrize(("priority", "fits"), [(0, True), (1, False), (2, False)])
