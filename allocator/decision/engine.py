@@ -128,10 +128,23 @@ class DecisionEngine:
     def warnings(self, pod: Pod) -> tuple[str, ...]:
         """What the author of a pod is told when it is created.
 
-        What has no effect, what is advised against, and with what it takes devices without the allocator.
+        What has no effect, what is advised against, with what it takes devices without the allocator, and whether it
+        waits for nodes of its product.
         """
         by_hand = (*named_devices(pod), *filter(None, [named_node(pod)]))
-        return (*self.without_effect(pod), *(self.advice(pod) if self.handles(pod) else ()), *by_hand)
+        judged = (*self.advice(pod), *self._absent_product(pod)) if self.handles(pod) else ()
+        return (*self.without_effect(pod), *judged, *by_hand)
+
+    def _absent_product(self, pod: Pod) -> tuple[str, ...]:
+        try:
+            wanted = self.request_of(pod).products
+        except Refusal:
+            return ()
+        there = self._cluster.labels.products({})
+        if wanted is None or not there or there & wanted:
+            return ()
+        names = " or ".join(sorted(wanted))
+        return (f"pod {pod.key} is for {names} servers, of which this cluster has none: it waits until one comes",)
 
     def request_of(self, pod: Pod) -> ChipRequest:
         """The properties of a pod's request that rules depend on.

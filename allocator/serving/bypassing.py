@@ -13,7 +13,7 @@ after the installation, shows with the first pod of a controller what it does: t
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
@@ -23,6 +23,7 @@ import structlog
 from ascend.annotations import CLAIMED, REAL, read_predicate_time
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
+from ascend.grammar import some
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES
@@ -129,7 +130,7 @@ class Bypasses:
                 continue
             now_s = self._monotonic()
             if dry_run or now_s - bypass.tried_s < TRIAL_S:
-                raise _refusal(pod, bypass)
+                raise _refusal(pod, bypass, sorted(name for name, resource in self._worked_s if resource == key[1]))
             bypass.tried_s = now_s
 
     async def _wait_for_the_first(self, controller: str, keys: Collection[_Key]) -> None:
@@ -249,10 +250,11 @@ def _seconds(timestamp: str | None) -> float:
         return 0.0
 
 
-def _refusal(pod: Pod, bypass: _Bypass) -> Refusal:
+def _refusal(pod: Pod, bypass: _Bypass, connected: Sequence[str]) -> Refusal:
+    others = f", or give the pods the schedulerName of one that calls it ({some(connected)})" if connected else ""
     return Refusal(
         Reason.SCHEDULER_NOT_CONNECTED,
         f"pod {pod.key}: its scheduler {pod.spec.scheduler_name!r} has bound pod {bypass.pod} without calling the "
         f"allocator, so node {bypass.node} refused it; further pods of controllers would fail like it. Connect the "
-        "scheduler (docs/kube-scheduler.md), or name another one; then delete the failed pods",
+        f"scheduler (docs/kube-scheduler.md){others}; then delete the failed pods",
     )

@@ -250,8 +250,8 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
     (first,) = (number for number, line in enumerate(lines) if line.strip().startswith("address="))
     typed = lines[first : lines.index("", first)]
     assert typed[-1].split()[0] == "sed"
-    # As an operator types them, in a clone of this repository: so they name no path of the result.
-    (tmp_path / "deploy").symlink_to(helm.REPOSITORY / "deploy")
+    # As an operator types them, in the folder of the chart: so they name no path of the result.
+    (tmp_path / "kube-scheduler.yaml").symlink_to(helm.CHART / "kube-scheduler.yaml")
     subprocess.run(
         ["sh", "-euc", "\n".join(typed)],
         cwd=tmp_path,

@@ -36,6 +36,7 @@ from tests.cluster.nodes import Node
 from tests.cluster.processes import wait_until
 from tests.deploy import helm, image
 from tests.deploy.chart_programs import REAL, scheduler_configuration
+from tests.deploy.workloads import Deployment
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(900)]
 
@@ -334,6 +335,24 @@ def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_
     wait_until(
         lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
     )
+
+
+@pytest.mark.shows("image", "910A")
+def test_a_deployment_that_waits_for_the_installation_fails_once_at_most(
+    cluster: Cluster, built_image: image.Image
+) -> None:
+    """The nodes have their label, and the Deployment exists: all is done in the wrong order."""
+    web = Deployment(cluster, "default", "web")
+    with installed(cluster, built_image, connected=False):
+        web.wait_until_denied()
+        assert len(web.pods("Failed")) == 1
+        connect_scheduler(cluster)
+        place(cluster, "alone")
+        web.delete("Failed")
+        web.wait_until_running()
+        assert not web.pods("Failed")
+        web.end()
+        cluster.delete_pod("alone")
 
 
 def is_unschedulable(item: dict[str, Any]) -> bool:

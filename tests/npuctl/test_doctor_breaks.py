@@ -123,6 +123,8 @@ def test_a_kube_scheduler_without_a_configuration_is_a_problem_before_pods_fail(
     pods = read_manifests([str(path)]).objects.pods
     found = list(check_schedulers(pods, ["default-scheduler"], (line,), NOW_S))
     assert [each.severity for each in found] == ["problem"] * told
+    # The chart's own kube-scheduler is enough, as long as the pods name it.
+    assert not list(check_schedulers([], ["default-scheduler", "ascend-scheduler"], (line,), NOW_S))
 
 
 def test_pods_on_broken_chips_are_a_problem_with_the_meaning_of_the_code(tmp_path: Path) -> None:

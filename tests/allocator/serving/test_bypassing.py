@@ -116,6 +116,14 @@ async def test_one_pod_of_a_controller_fails_and_no_other_is_created(world: Worl
         await world.bypasses.require_called(world.pod())
 
 
+async def test_the_sentence_names_a_scheduler_that_calls(world: World) -> None:
+    world.bypasses.called(world.pod("", scheduler="ascend-scheduler"))
+    world.bypasses.called(world.pod("", scheduler="for-parts", resource=VNPU))
+    await world.fails(world.pod())
+    with pytest.raises(Refusal, match=r"or give the pods the schedulerName of one that calls it \(ascend-scheduler\)"):
+        await world.bypasses.require_called(world.pod())
+
+
 async def test_the_first_call_ends_the_denial(world: World) -> None:
     first = world.pod()
     await world.creates(first)

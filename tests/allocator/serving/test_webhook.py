@@ -311,6 +311,17 @@ async def test_a_pod_that_another_server_of_this_cluster_could_take_is_created(a
     assert not (await review(allocator, "pods", manifest))["allowed"]
 
 
+async def test_the_author_of_a_pod_for_a_product_that_is_not_there_is_told(allocator: Allocator) -> None:
+    manifest = pod_manifest("later", 8)
+    manifest["spec"]["nodeSelector"] = {"accelerator-type": "module-910b-8"}
+    assert "warnings" not in await review(allocator, "pods", manifest)
+    await allocator.node("n1")
+    answer = await review(allocator, "pods", manifest)
+    assert answer["allowed"]
+    told = "pod default/later is for 910B-8 servers, of which this cluster has none: it waits until one comes"
+    assert answer["warnings"] == [told]
+
+
 async def test_a_controller_creates_no_more_pods_for_a_scheduler_that_binds_without_calling(
     allocator: Allocator,
 ) -> None:
