@@ -109,6 +109,10 @@ class Journal:
             line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or requested_part(pod))
             line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes), **left_out)
 
+    def denied(self, refusal: Refusal) -> None:
+        """A pod was not created; its creator shows why."""
+        self._metrics.decisions.labels("refused", refusal.reason).inc()
+
     def gated(self, pod: Pod, refusal: Refusal) -> bool:
         """A gated pod has to wait; returns whether it has an Event that says why."""
         return self._events.refused(PodRef.of(pod), refusal, action="Gate")

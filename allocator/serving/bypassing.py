@@ -34,7 +34,9 @@ log = structlog.get_logger()
 SETTLED_S: Final = 1.0
 """How long the second pod of a controller waits for what becomes of the first one; the API server waits for 2 s."""
 TRIAL_S: Final = 600.0
-"""After this time one pod is created nevertheless, in case its scheduler calls again and nobody has noticed."""
+"""After this time one pod is created nevertheless, in case its scheduler calls again and nobody has noticed; after
+twice this time if that one is refused too, and so on."""
+LONGEST_TRIAL_S: Final = 86_400.0
 _CONTROLLERS: Final = 10_000
 """Controllers whose first pod is remembered."""
 _KEPT: Final = 1000
@@ -55,12 +57,14 @@ class _Bypass:
         node: the node that refused it.
         refused_s: when, Unix seconds.
         tried_s: when it was refused, or another pod was created nevertheless, by the monotonic clock.
+        wait_s: from then until one is created nevertheless.
     """
 
     pod: str
     node: str
     refused_s: float
     tried_s: float
+    wait_s: float = TRIAL_S
 
 
 class Bypasses:
@@ -129,9 +133,9 @@ class Bypasses:
             if bypass is None:
                 continue
             now_s = self._monotonic()
-            if dry_run or now_s - bypass.tried_s < TRIAL_S:
+            if dry_run or now_s - bypass.tried_s < bypass.wait_s:
                 raise _refusal(pod, bypass, sorted(name for name, resource in self._worked_s if resource == key[1]))
-            bypass.tried_s = now_s
+            bypass.tried_s, bypass.wait_s = now_s, min(2 * bypass.wait_s, LONGEST_TRIAL_S)
 
     async def _wait_for_the_first(self, controller: str, keys: Collection[_Key]) -> None:
         """Wait until it is known what became of the pods of this controller; the first one needs not."""
@@ -186,7 +190,8 @@ class Bypasses:
                 )
             elif known is None:
                 continue
-            self._bypasses[key] = _Bypass(pod.key, pod.spec.node_name, refused_s, self._monotonic())
+            wait_s = known.wait_s if known is not None else TRIAL_S
+            self._bypasses[key] = _Bypass(pod.key, pod.spec.node_name, refused_s, self._monotonic(), wait_s)
             self._worked_s.pop(key, None)
             self._wake()
 

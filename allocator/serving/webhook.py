@@ -191,6 +191,8 @@ class Webhook:
         try:
             await self._require_called(pod, dry_run=review.dry_run)
         except Refusal as refusal:
+            if not review.dry_run:
+                self._journal.denied(refusal)
             return _refused(review, refusal)
         return _answer(review, {"allowed": True, **_warnings(told)})
 

@@ -340,6 +340,8 @@ async def test_a_controller_creates_no_more_pods_for_a_scheduler_that_binds_with
         assert not denied["allowed"]
         sentence = denied["status"]["message"]
         assert "SchedulerNotConnected: pod default/next: its scheduler 'default-scheduler' has bound pod" in sentence
+    counted = 'ascend_allocator_decisions_total{outcome="refused",reason="SchedulerNotConnected"} 1.0'
+    assert counted in (await allocator.get("/metrics"))[1]
     alone = await allocator.pod("alone", 1)
     assert (await review(allocator, "pods", pod_manifest("another", 1)))["allowed"]
     await allocator.filter(alone, ["n1"])
