@@ -160,6 +160,7 @@ def plan(
     candidates: Annotated[
         bool, typer.Option("--candidates", help="Also list every node that each pod fits on.")
     ] = False,
+    pods: Annotated[bool, typer.Option("--pods", help="A line for each pod, however many there are.")] = False,
     output: _OutputOption = Output.TABLE,
 ) -> int:
     """Show where the pods of files would be placed.
@@ -170,7 +171,7 @@ def plan(
     from npuctl.plan.command import run_plan
     from npuctl.reading.source import Source
 
-    return asyncio.run(run_plan(Source.of(**options), cluster=cluster, candidates=candidates, output=output))
+    return asyncio.run(run_plan(Source.of(**options), cluster=cluster, candidates=candidates, pods=pods, output=output))
 
 
 @app.command()

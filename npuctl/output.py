@@ -4,9 +4,10 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -245,17 +246,27 @@ def as_values(refusals: Mapping[str, Refusal]) -> dict[str, NodeRefusal]:
 
 def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
     """Group nodes by the reason of their refusal, the most frequent reason first."""
-    by_reason: dict[Reason, list[str]] = {}
-    for node, refusal in sorted(refusals.items()):
-        by_reason.setdefault(refusal.reason, []).append(node)
-    ordered = sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0]))
-    return tuple(Group(reason, _message(refusals, nodes), tuple(nodes)) for reason, nodes in ordered)
+    alike: dict[NodeRefusal, list[str]] = {}
+    for node, refusal in refusals.items():
+        alike.setdefault(refusal, []).append(node)
+    return group_alike(alike.items())
 
 
-def _message(refusals: Mapping[str, NodeRefusal], nodes: Sequence[str]) -> str:
-    sentences = {node: refusals[node].message for node in nodes}
-    first = example(sentences)
-    message = sentences[first]
-    if first in message or set(sentences.values()) == {message}:
-        return message
-    return f"{first}, for example: {message}"
+def group_alike(said: Iterable[tuple[NodeRefusal, Sequence[str]]]) -> tuple[Group, ...]:
+    """The same of nodes that are given by what they say, each sentence once."""
+    by_reason: dict[Reason, dict[str, Sequence[str]]] = {}
+    for refusal, nodes in said:
+        by_reason.setdefault(refusal.reason, {})[refusal.message] = nodes
+    groups = [
+        Group(reason, _message(sentences), tuple(sorted(chain.from_iterable(sentences.values()))))
+        for reason, sentences in by_reason.items()
+    ]
+    return tuple(sorted(groups, key=lambda each: (-len(each.nodes), each.reason)))
+
+
+def _message(sentences: Mapping[str, Sequence[str]]) -> str:
+    """The sentence of several nodes; if they differ, that of one of them, with its name."""
+    first_nodes = {min(nodes): sentence for sentence, nodes in sentences.items()}
+    first = example(dict(sorted(first_nodes.items())))
+    message = first_nodes[first]
+    return message if len(sentences) == 1 or first in message else f"{first}, for example: {message}"

@@ -124,9 +124,10 @@ class Earmarks:
             self.choose()
 
     def choose(self) -> None:
-        """Choose now, however long it takes."""
-        at_once(self._update())
-        self._seen = self._state
+        """Choose now, however long it takes, if something has changed."""
+        if self._state != self._seen:
+            at_once(self._update())
+            self._seen = self._state
 
     async def run(self) -> None:
         """Choose piece by piece for large gangs, until cancelled."""

@@ -17,7 +17,7 @@ from ascend.reasons import Reason
 from ascend.takes import Take
 from npuctl.evaluation import Evaluation, Verdict
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import NodeRefusal, as_values
+from npuctl.plan.node_verdicts import NodesRefusal, NodeVerdicts
 from npuctl.reading.objects import ClusterObjects
 
 
@@ -57,14 +57,17 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class PendingPod(msgspec.Struct, frozen=True):
-    """A pod that gets nothing: why, as a whole and by node."""
+    """A pod that gets nothing, and why.
+
+    ``verdict`` is the number of what nodes say of it, among the ``verdicts`` of the plan; None if they were not asked.
+    """
 
     namespace: str
     name: str
     job: str
     reason: str
     message: str
-    nodes: dict[str, NodeRefusal]
+    verdict: int | None
 
 
 class UnplannedWorkload(msgspec.Struct, frozen=True):
@@ -126,14 +129,27 @@ class Rescheduled(msgspec.Struct, frozen=True):
     why: str
 
 
-class PlacementPlan(msgspec.Struct, frozen=True):
+class PlacementPlan(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/plan/v1"):
     """The answer; pods in the order in which they were decided on.
 
-    ``without_effect`` is what jobs request without effect; ``warnings`` by what containers get chips of others.
+    Attributes:
+        pods: what gets something.
+        pending: what waits.
+        verdicts: what nodes say of pods that wait: the numbers of refusals, from 0; each distinct verdict once.
+        refusals: what nodes say; each distinct sentence with its nodes once.
+        node_sets: the sets of nodes that refusals name by their numbers, from 0; each distinct one once.
+        jobs: the jobs of several pods.
+        rescheduled: the jobs of which pods are deleted.
+        unplanned: what is not known.
+        without_effect: what jobs request without effect.
+        warnings: by what containers get chips of others.
     """
 
     pods: tuple[Placement, ...]
     pending: tuple[PendingPod, ...]
+    verdicts: tuple[tuple[int, ...], ...] = ()
+    refusals: tuple[NodesRefusal, ...] = ()
+    node_sets: tuple[tuple[str, ...], ...] = ()
     jobs: tuple[PlannedJob, ...] = ()
     rescheduled: tuple[Rescheduled, ...] = ()
     unplanned: tuple[UnplannedWorkload, ...] = ()
@@ -189,12 +205,12 @@ class Planning(Evaluation):
     async def rest(self) -> PlacementPlan:
         """Decide on all pods that wait, in their order."""
         allocator, pending = self.allocator, list(self._on_named_nodes())
-        ordered = self.waiting()
+        ordered, verdicts = self.waiting(), NodeVerdicts(allocator)
         for pod in ordered:
             if (refusal := (await self.decide(pod)).refusal) is not None:
-                nodes, job = as_values(allocator.refusals(pod)), str(allocator.job_of(pod).key)
+                number, job = verdicts.number(pod), str(allocator.job_of(pod).key)
                 pending.append(
-                    PendingPod(pod.metadata.namespace, pod.name, job, refusal.reason, refusal.message, nodes)
+                    PendingPod(pod.metadata.namespace, pod.name, job, refusal.reason, refusal.message, number)
                 )
         placed = tuple(self._placed.values())
         super_pods = len(allocator.cluster.index.topology.places(Level.SUPER_POD))
@@ -209,6 +225,9 @@ class Planning(Evaluation):
         return PlacementPlan(
             placed,
             tuple(pending),
+            verdicts.verdicts,
+            verdicts.refusals,
+            verdicts.node_sets,
             _several((*self._seen, *ordered), allocator, blocks),
             unplanned=unplanned,
             without_effect=tuple(self._ignored.values()),
@@ -219,7 +238,7 @@ class Planning(Evaluation):
         for pod in self._pods.values():
             if (sentence := named_node(pod)) is not None:
                 job = str(self.allocator.job_of(pod).key)
-                yield PendingPod(pod.metadata.namespace, pod.name, job, Reason.NOT_PLACED, sentence, {})
+                yield PendingPod(pod.metadata.namespace, pod.name, job, Reason.NOT_PLACED, sentence, None)
 
     def _warnings(self) -> tuple[Told, ...]:
         found: dict[tuple[str, str], Told] = {}

@@ -142,3 +142,16 @@ def pod_group(name: str, minimum: int, *, group: str = "scheduling.volcano.sh/v1
 def member(name: str, group: str, count: int = 8, **more: Any) -> Json:
     """Return a pod of a Volcano pod group."""
     return pod(name, count, annotations={"scheduling.k8s.io/group-name": group}, **more)
+
+
+def with_nodes(plan: Json) -> Json:
+    """The answer of ``npuctl plan``, with what each node says at each pod that waits."""
+    verdicts, refusals, sets = plan.pop("verdicts"), plan.pop("refusals"), plan.pop("node_sets")
+    for each in plan["pending"]:
+        verdict = each.pop("verdict")
+        said = [] if verdict is None else [refusals[number] for number in verdicts[verdict]]
+        nodes = {
+            name: {"reason": why["reason"], "message": why["message"]} for why in said for name in sets[why["nodes"]]
+        }
+        each["nodes"] = dict(sorted(nodes.items()))
+    return plan

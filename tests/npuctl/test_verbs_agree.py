@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from npuctl.cli import app
-from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report
+from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report, with_nodes
 
 NOW = "2026-01-01T00:00:10Z"
 
@@ -66,7 +66,7 @@ def clusters(draw: st.DrawFn) -> list[Json]:
 def test_no_verb_contradicts_another(tmp_path_factory: pytest.TempPathFactory, objects: list[Json]) -> None:
     path = tmp_path_factory.mktemp("verbs") / "objects.json"
     path.write_text(json.dumps(as_list(*objects)))
-    plan, doctor = run(path, "plan"), run(path, "doctor", "--cluster")
+    plan, doctor = with_nodes(run(path, "plan")), run(path, "doctor", "--cluster")
     placed = {each["name"]: each for each in plan["pods"]}
     pending = {each["name"]: each for each in plan["pending"]}
     waiting = [each for each in objects if each["metadata"]["name"].startswith("waits") and each["kind"] == "Pod"]
