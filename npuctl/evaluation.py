@@ -154,6 +154,8 @@ class Evaluation:
 
     def _waits_for(self, pod: Pod, job: Job, refusal: Refusal) -> WaitingFor:
         engine, index = self.allocator.engine, self.allocator.cluster.index
+        if refusal.reason.category is Category.REQUEST:
+            return WaitingFor.CHANGE
         if refusal.reason.category is Category.INCOMPLETE:
             return WaitingFor.PODS
         gang = engine.gang_of(pod)

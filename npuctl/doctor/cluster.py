@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
+from msgspec import structs
+
 from allocator.binding.binding import grant_of
 from allocator.decision.backlog import WaitingFor
 from allocator.rules.own_devices import named_devices, named_node
@@ -101,7 +103,7 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
         if record.ignored:
             names = some(record.ignored)
             sentence = f"node {record.name} names devices that are neither chips nor vNPUs, and are ignored: {names}"
-            yield warning(sentence, "nothing to do if they are devices of another kind")
+            yield warning(sentence, "nothing to do if they are devices of another kind", nodes=(record.name,))
 
 
 def _expiring(note: str) -> Finding:
@@ -124,11 +126,11 @@ def _check_super_pods(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
     for each, names in malformed.items():
         advice = "it is ignored; write a number of 0 or more, or remove it: the device plugin writes it again"
         nodes = f"node {names[0]}" if len(names) == 1 else f"nodes {some(names)}"
-        yield problem(f"{each} of {nodes} is no number", advice)
+        yield problem(f"{each} of {nodes} is no number", advice, nodes=tuple(names))
     if missing:
         sentence = f"in no SuperPod, though their label {ACCELERATOR_TYPE} says that they are: {some(missing)}"
         advice = f"jobs with blocks don't get them: neither the report nor the Node has a valid {SUPER_POD_ID}"
-        yield warning(sentence, advice)
+        yield warning(sentence, advice, nodes=tuple(missing))
     if known:
         yield ok(f"{count(known, 'node is', 'nodes are')} in a SuperPod")
 
@@ -172,7 +174,7 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
                 more = f", and {in_use} of unhealthy chips in use" if in_use else ""
                 sentence = f"the kubelet of node {record.name} offers {offered}, but {are}{more}"
                 advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
-                different.append(warning(sentence, advice))
+                different.append(warning(sentence, advice, nodes=(record.name,)))
     if different or any(isinstance(each.offer, Refusal) and each.offer.reason in _OF_KUBELETS for each in npu_nodes):
         return different
     return [ok("each offers as many chips as are healthy")]
@@ -215,7 +217,8 @@ def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
         for first, second in combinations(holdings, 2):
             if both := _conflicts(first, second):
                 sentence = f"{','.join(both)} of node {record.name}: held by {first.pod} and {second.pod}"
-                twice.append(problem(sentence, "delete one of these pods"))
+                both_pods = (first.pod, second.pod)
+                twice.append(problem(sentence, "delete one of these pods", nodes=(record.name,), pods=both_pods))
         twice += _check_cuts(record)
     return twice or [ok("none is held by two pods")]
 
@@ -232,8 +235,9 @@ def _check_cuts(record: NodeRecord) -> Iterator[Finding]:
         cores, cpus = sum(size.cores for _, size in held), sum(size.cpus for _, size in held)
         if cores > kind.cores or cpus > kind.cpus:
             has = f"{chip_name(chip)} of node {record.name} has {kind.cores} AI cores and {kind.cpus} AI CPUs"
-            sentence = f"{has}, but {cores} and {cpus} are held: by {some(sorted(pod for pod, _ in held))}"
-            yield problem(sentence, "delete one of these pods")
+            pods = tuple(sorted(pod for pod, _ in held))
+            sentence = f"{has}, but {cores} and {cpus} are held: by {some(pods)}"
+            yield problem(sentence, "delete one of these pods", nodes=(record.name,), pods=pods)
 
 
 def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
@@ -241,13 +245,13 @@ def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
     theirs = nodes_of_mindclusters_plugin(pods)
     for pod in pods:
         for sentence in named_devices(pod) if pod.is_live else ():
-            yield warning(f"pod {pod.key}: {sentence}", "docs/security.md#isolation")
+            yield warning(f"pod {pod.key}: {sentence}", "docs/security.md#isolation", pods=(pod.key,))
         if pod.spec.node_name and pod.is_live and pod.requests_chips:
             found = _check_pod(pod, is_theirs=pod.spec.node_name in theirs)
             if found is None:
                 right += 1
             else:
-                yield found
+                yield structs.replace(found, nodes=(pod.spec.node_name,), pods=(pod.key,))
     hold = "holds its" if right == 1 else "hold their"
     yield ok(f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
 

@@ -143,7 +143,8 @@ def _check_choosers(
     mixed = _placed_by_both(pods)
     for node, (first, second) in mixed.items() if is_sure else ():
         sentence = f"node {node} has pods of both schedulers: {first} of this allocator, {second} of Volcano"
-        yield problem(sentence, f"neither knows what the other is about to give away; keep them apart ({PAGE})")
+        advice = f"neither knows what the other is about to give away; keep them apart ({PAGE})"
+        yield problem(sentence, advice, nodes=(node,), pods=(first, second))
     if not mixed or not is_sure:
         sentence = f"this project's allocator and Volcano both choose chips{unsure}"
         yield warning(sentence, f"keep their jobs on different nodes, or switch all nodes at once ({PAGE})")
@@ -168,7 +169,7 @@ def _check_their_plugin(theirs: Sequence[str], details: Details) -> Iterator[Fin
     ignoring = sorted(node for node, line in details.plugins.items() if node in theirs and _follows(line) is False)
     if ignoring:
         sentence = f"MindCluster's device plugin ignores the chips that the allocator writes, on {_nodes(ignoring)}"
-        yield problem(sentence, f"run it with -volcanoType=true ({PAGE})")
+        yield problem(sentence, f"run it with -volcanoType=true ({PAGE})", nodes=tuple(ignoring))
     if following := sorted(set(theirs) - set(ignoring)):
         known = all(_follows(details.plugins.get(node, "")) for node in following)
         works = (

@@ -319,6 +319,8 @@ class _Judging:
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
             if any(each.placed for each in waiting.ahead):
                 waiting = structs.replace(waiting, fits_alone=self._fits_alone(pod))
+            if not found:
+                invalid = _of_several(pod, request, allocator)
         else:
             invalid = _of_peers(pod, self._given, self._settings, self._now_ns, allocator) or _INVALID
         return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, invalid))
@@ -338,6 +340,17 @@ def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator,
     kept = _kept(pod, allocator)
     advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
     return advice or ((invalid,) if invalid else ())
+
+
+def _of_several(pod: Pod, request: ChipRequest, allocator: OfflineAllocator) -> str:
+    """What to do about a pod that would fit now if it was not one of several of a job; empty if it would not."""
+    alone = structs.replace(request, distributed=False, needs_network=False, is_spread=False)
+    if alone == request or allocator.cluster.index.best(alone, allocator.selected(pod)) is None:
+        return ""
+    return (
+        f"it would fit if the pods of job {allocator.job_of(pod).key} did not work together: let a Deployment create "
+        "them if they don't, or name the product in the allocator's setting sharing_products"
+    )
 
 
 def _of_peers(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int, allocator: OfflineAllocator) -> str:
@@ -436,10 +449,6 @@ def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tupl
         Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
         Reason.PRODUCT_NOT_NAMED: (
             f"set the node selector accelerator-type in the pods of job {job.key}, or default_product"
-        ),
-        Reason.PEER_ON_NODE: (
-            f"the pods of job {job.key} may not share a server of this product: add servers, let a Deployment create "
-            "them if they work alone, or name the product in the allocator's setting sharing_products"
         ),
         Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
     }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from allocator.rules.job_kinds import JOB_KINDS
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import chip_fault
@@ -617,3 +618,34 @@ def test_a_pod_that_preempts_names_its_victims(tmp_path: Path) -> None:
     assert "it gets chips 0,1,2,3,4,5,6,7 of node n1 once default/runs ends, of lower priority" in " ".join(
         people(tmp_path, *objects).split()
     )
+
+
+def owned_by_a_set(manifest: Json) -> Json:
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "u", "controller": True}
+    manifest["metadata"]["ownerReferences"] = [owner]
+    return manifest
+
+
+def stateful_set(management: str) -> Json:
+    metadata = {"name": "train", "namespace": "default", "uid": "u"}
+    spec = {"replicas": 2, "podManagementPolicy": management}
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec}
+
+
+def test_an_invalid_request_is_said_once(tmp_path: Path) -> None:
+    first = owned_by_a_set(pod("train-0", 8, annotations={MIN_AVAILABLE: "2"}))
+    sentence = "StatefulSet default/train creates a pod only when the one before it is ready"
+    first = said(first, f"0/2 nodes are available: 2 InvalidMinAvailable: pod default/train-0: {sentence}")
+    objects = node("n1"), node("n2"), stateful_set("OrderedReady"), first
+    printed = " ".join(people(tmp_path, *objects, name="train-0").split())
+    assert printed.count(sentence) == 1
+    assert "change the pod or its job: nothing on any node helps" in printed
+
+
+def test_pods_that_fit_only_alone_are_advised_not_to_work_together(tmp_path: Path) -> None:
+    placed = owned_by_a_set(pod("train-0", 4, node="n1", chips=range(4)))
+    objects = node("n1"), stateful_set("Parallel"), placed, owned_by_a_set(pod("train-1", 4))
+    answer = explain(tmp_path, *objects, name="train-1")
+    assert answer["reason"] == "InvalidRequest"
+    (advice,) = answer["advice"]
+    assert advice.startswith("it would fit if the pods of job default/train did not work together: let a Deployment ")

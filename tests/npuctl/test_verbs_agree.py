@@ -29,14 +29,15 @@ def clusters(draw: st.DrawFn) -> list[Json]:
         name, sick = f"n{number}", draw(st.sets(st.integers(0, 7), max_size=2))
         free = [chip for chip in range(8) if chip not in sick]
         made += [
-            node(name, chips=len(free), cordoned=draw(st.booleans()) and number == 2),
+            node(name, chips=len(free), cordoned=draw(st.booleans()) and number == 2, pool=str(number % 2)),
             report(name, unhealthy=sum(1 << chip for chip in sick)),
         ]
         for at in range(draw(st.integers(0, 3))):
             size = draw(st.sampled_from([1, 2, 4]))
             chips, free = free[:size], free[size:]
             if len(chips) == size:
-                runs = pod(f"runs-{number}-{at}", size, node=name, chips=chips)
+                ends: Json = {"deletionTimestamp": NOW} if draw(st.integers(0, 4)) == 0 else {}
+                runs = pod(f"runs-{number}-{at}", size, node=name, chips=chips, **ends)
                 runs["spec"]["priority"] = draw(priorities)
                 made.append(runs)
     for number in range(draw(st.integers(1, 6))):
@@ -53,7 +54,10 @@ def clusters(draw: st.DrawFn) -> list[Json]:
                 for at in range(draw(st.integers(1, 3)))
             ]
         priority, never = draw(priorities), draw(st.booleans())
+        nominated, pool = draw(st.sampled_from(["", "", "n0", "n1"])), draw(st.sampled_from(["", "", "", "0", "1"]))
         for each in waits:
+            each["status"] = {"phase": "Pending", "nominatedNodeName": nominated}
+            each["spec"] |= {"nodeSelector": {"pool": pool}} if pool else {}
             each["spec"] |= {"priority": priority, "preemptionPolicy": "Never" if never else "PreemptLowerPriority"}
             if kind == "gated":
                 each["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
@@ -82,6 +86,10 @@ def test_no_verb_contradicts_another(tmp_path_factory: pytest.TempPathFactory, o
         assert answer["state"] == ("preempts" if placed[name]["preempts"] else "fits")
         assert answer["preempts"] == placed[name]["preempts"]
         assert placed[name]["node"] in {answer["node"], *(each["node"] for each in answer["candidates"])}
+    for group in (each["metadata"]["name"] for each in objects if each["kind"] == "PodGroup"):
+        for answer in run(path, "explain", f"job/{group}")["pods"]:
+            alone = run(path, "explain", answer["name"])
+            assert (answer["state"], answer["reason"]) == (alone["state"], alone["reason"])
     told = Counter(
         (key.removeprefix("default/"), each["reason"])
         for each in doctor["findings"]
