@@ -222,12 +222,13 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         if cfg.CheckCode != expected:
             raise InvalidReport(f"CheckCode is {cfg.CheckCode!r}, expected {expected!r}")
         report = read_device_list(listed, cfg.DeviceInfo.UpdateTime, cfg.SuperPodID, cfg.ServerIndex)
-        report = replace(report, rack_id=cfg.RackID if cfg.RackID is not msgspec.UNSET else UNKNOWN)
     except InvalidReport:
         raise
     except (*UNREADABLE, InvalidValue) as error:
         raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
-    return replace(report, manually_separated=read_manually_separated(data)[0])
+    rack = cfg.RackID if cfg.RackID is not msgspec.UNSET else UNKNOWN
+    separated = read_manually_separated(data)[0]
+    return replace(report, rack_id=rack, manually_separated=separated) if separated or rack != UNKNOWN else report
 
 
 def read_device_list(

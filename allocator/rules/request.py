@@ -116,6 +116,8 @@ def requested_size(pod: Pod) -> str:
 
 def counted_vnpus(pod: Pod) -> dict[str, int]:
     """By size, the number of vNPUs that kube-scheduler and the kubelet count for a pod."""
+    if (only := pod.only_container) is not None:  # most pods
+        return only.vnpus
     requests: dict[str, list[ContainerRequest]] = {}
     for container, kind in pod.ordered_containers:
         for suffix, number in container.vnpus.items():
@@ -125,6 +127,8 @@ def counted_vnpus(pod: Pod) -> dict[str, int]:
 
 def counted_cores(pod: Pod) -> int:
     """The number of AI cores that kube-scheduler and the kubelet count for a pod."""
+    if (only := pod.only_container) is not None:
+        return only.cores
     requests = [(each, kind) for each, kind in pod.ordered_containers if each.cores]
     return effective_request([ContainerRequest(each.name, kind, each.cores) for each, kind in requests])
 
@@ -147,6 +151,6 @@ def requested_what(pod: Pod) -> str:
 def counted_chips(pod: Pod) -> int:
     """The number of chips that kube-scheduler and the kubelet count for a pod; 0 if a quantity is invalid."""
     try:
-        return effective_request(pod.container_requests)
+        return only.chips if (only := pod.only_container) is not None else effective_request(pod.container_requests)
     except InvalidValue:
         return 0
