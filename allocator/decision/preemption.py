@@ -183,7 +183,7 @@ class Preemption:
 
     def resume(self) -> None:
         """Promise the nominated pods of the cluster their chips again after the leader has changed; then later ones."""
-        waiting = [pod for pod in self._cluster.pods.values() if pod.status.nominated_node_name and pod.waits_for_chips]
+        waiting = [pod for pod in self._cluster.waiting if pod.status.nominated_node_name and pod.waits_for_chips]
         waiting.sort(key=_first_nominated)
         self._cluster.nominated = self.nominated
         for pod in waiting:

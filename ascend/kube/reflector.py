@@ -191,7 +191,7 @@ class Reflector(Generic[T]):
         present: set[str] = set()
         changed: list[list[T]] = []
         version = token = ""
-        size = PAGE_SIZE
+        size = max(PAGE_SIZE // 4, 1)  # the objects may be large
         turn = Turn()
         if self._unkept is not None:
             self._unkept.list_started()

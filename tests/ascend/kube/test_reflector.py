@@ -105,7 +105,7 @@ async def test_a_page_of_large_objects_is_read_in_parts(
     assert [size for size in answers if size > 20_000] == [pytest.approx(50_000, abs=2_000)]
 
 
-async def test_pages_after_one_that_takes_long_have_fewer_objects(
+async def test_pages_of_large_objects_have_fewer_of_them(
     server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ascend.kube.reflector.PAGE_SIZE", 12)
@@ -122,8 +122,8 @@ async def test_pages_after_one_that_takes_long_have_fewer_objects(
     monkeypatch.setattr(client, "request", recorded)
     async with watching(client, RecordingHandler()) as reflector:
         assert len(reflector.objects) == 40
-    assert answers[0] > 100_000
-    assert max(answers[1:]) < 50_000
+    assert len(answers) > 9
+    assert max(answers) < 50_000
 
 
 async def test_only_objects_that_match_the_selectors_are_watched(server: ApiServer, client: KubeClient) -> None:
