@@ -4,14 +4,15 @@
 reason. ``/webhook/pods`` (validating, CREATE of ``pods``) denies a pod whose request is invalid on every node, or only
 warns; the filter would refuse it later. It also denies pods of controllers that would fail one after the other
 (``bypassing.py``). ``/webhook/gates`` (mutating, CREATE of ``pods``) adds the allocator's
-scheduling gate (``allocator/nomination/gates.py``). The webhook configurations (deploy/charts, webhooks.yaml) select
+scheduling gate (``allocator/nomination/gates.py``). ``/webhook/schedulers/<name>`` (mutating, CREATE of ``pods``) names
+another scheduler on pods that name none. The webhook configurations (deploy/charts, webhooks.yaml) select
 the objects, so that no other pod depends on the allocator. All are off by default: every client that reaches the first
 one can have chips reserved.
 """
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -57,6 +58,11 @@ _QUOTES: Final = 4
 
 PREFIX: Final = "/webhook/"
 """Of the paths of all webhooks; a name follows."""
+
+WebhookName: TypeAlias = Literal["bindings", "pods", "gates", "schedulers"]
+
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
+"""What the API server writes on pods that name no scheduler."""
 
 
 class _Request(msgspec.Struct, rename="camel"):
@@ -143,11 +149,17 @@ class Webhook:
         self._invalid = invalid
         self._wants_gate = gates
 
-    def add_routes(self, app: web.Application, served: Iterable[Literal["bindings", "pods", "gates"]]) -> None:
+    def add_routes(self, app: web.Application, served: Iterable[WebhookName]) -> None:
         """Add the paths of the webhooks to serve."""
-        handlers = {"bindings": self._bindings, "pods": self._pods, "gates": self._gates}
+        handlers = {
+            "bindings": ("bindings", self._bindings),
+            "pods": ("pods", self._pods),
+            "gates": ("gates", self._gates),
+            "schedulers": ("schedulers/{name}", self._schedulers),
+        }
         for name in served:
-            app.router.add_post(f"{PREFIX}{name}", handlers[name])
+            path, handler = handlers[name]
+            app.router.add_post(f"{PREFIX}{path}", handler)
 
     async def _bindings(self, request: web.Request) -> web.Response:
         if (closed := self._closed()) is not None:  # a standby reads no body, so it has no uid to answer to
@@ -173,13 +185,9 @@ class Webhook:
         return _answer(review, {"allowed": True, **_patch(binding.metadata, wanted)})
 
     async def _pods(self, request: web.Request) -> web.Response:
-        try:
-            review = await _read(request)
-            pod = _with_name(msgspec.json.decode(review.object, type=Pod), review)
-        except BodyRefused as error:
-            return _not_read(error.status, text(error))
-        except UNREADABLE as error:
-            return _unreadable(error)
+        if isinstance(read := await _read_pod(request), web.Response):
+            return read
+        review, pod = read
         try:
             self._validate(pod)
         except Refusal as refusal:
@@ -200,20 +208,36 @@ class Webhook:
         if (closed := self._closed()) is not None:
             # Without a leader nobody would lift the gate for a while; with this the API server leaves it out.
             return _not_read(_UNAVAILABLE, text(closed))
-        try:
-            review = await _read(request)
-            pod = _with_name(msgspec.json.decode(review.object, type=Pod), review)
-            written = msgspec.json.decode(review.object, type=_Gated).spec.scheduling_gates
-        except BodyRefused as error:
-            return _not_read(error.status, text(error))
-        except UNREADABLE as error:
-            return _unreadable(error)
+        if isinstance(read := await _read_pod(request), web.Response):
+            return read
+        review, pod = read
         if not self._wants_gate(pod):
             return _answer(review, {"allowed": True})
+        written = msgspec.json.decode(review.object, type=_Gated).spec.scheduling_gates
         gates = [{"name": gate.name} for gate in written if gate.name != PLACEMENT_GATE]
         gated = [*gates, {"name": PLACEMENT_GATE}]
         steps = [{"op": "add", "path": "/spec/schedulingGates", "value": gated}]
         return _answer(review, {"allowed": True, **_json_patch(steps)})
+
+    async def _schedulers(self, request: web.Request) -> web.Response:
+        if isinstance(read := await _read_pod(request), web.Response):
+            return read
+        review, pod = read
+        if not pod.requests_chips or pod.spec.node_name or pod.spec.scheduler_name not in {"", _DEFAULT_SCHEDULER}:
+            return _answer(review, {"allowed": True})
+        steps = [{"op": "add", "path": "/spec/schedulerName", "value": request.match_info["name"]}]
+        return _answer(review, {"allowed": True, **_json_patch(steps)})
+
+
+async def _read_pod(request: web.Request) -> tuple[_Request, Pod] | web.Response:
+    """The pod that is created; or the answer, if it can't be read."""
+    try:
+        review = await _read(request)
+        return review, _with_name(msgspec.json.decode(review.object, type=Pod), review)
+    except BodyRefused as error:
+        return _not_read(error.status, text(error))
+    except UNREADABLE as error:
+        return _unreadable(error)
 
 
 async def _read(request: web.Request) -> _Request:

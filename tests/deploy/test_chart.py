@@ -510,18 +510,21 @@ def test_the_programs_accept_the_settings_of_the_chart(
 @pytest.mark.parametrize("bindings", [True, False])
 @pytest.mark.parametrize("pods", [True, False])
 @pytest.mark.parametrize("gates", [True, False])
+@pytest.mark.parametrize("schedulers", [True, False])
 def test_the_allocator_serves_exactly_the_registered_webhooks(
-    monkeypatch: pytest.MonkeyPatch, *, bindings: bool, pods: bool, gates: bool
+    monkeypatch: pytest.MonkeyPatch, *, bindings: bool, pods: bool, gates: bool, schedulers: bool
 ) -> None:
     values = {"bindings": bindings, "pods": pods}
     chosen = ",".join(f"allocator.webhooks.{name}.enabled={str(on).lower()}" for name, on in values.items())
-    items = helm.render("--set", f"{chosen},allocator.nominate={'gated' if gates else 'pending'}")
-    values["gates"] = gates
+    chosen += f",allocator.nominate={'gated' if gates else 'pending'},scheduler.enabled={str(schedulers).lower()}"
+    items = helm.render("--set", chosen)
+    values |= {"gates": gates, "schedulers": schedulers}
     monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
     arguments = _container(helm.find(items, "Deployment", "allocator"))["args"]
     registered = [hook["clientConfig"]["service"]["path"] for item in items for hook in item.get("webhooks", [])]
     served = SettingsSource(AllocatorSettings, "ascend-allocator", arguments).read().webhooks
-    assert sorted(f"/webhook/{name}" for name in served) == sorted(registered)
+    assert {f"/webhook/{name}" for name in served} == {path.removesuffix("/ascend-scheduler") for path in registered}
+    assert len(served) == len(registered)
     assert set(served) == {name for name, on in values.items() if on}
 
 

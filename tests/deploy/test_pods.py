@@ -322,6 +322,12 @@ def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_
             what="it waits for chips",
         )
         cluster.delete_pod("waits-ours")  # the free chips are kept for it
+        label = {"ascend-affinity.io/scheduler": "ascend-scheduler"}
+        cluster.api.patch("/api/v1/namespaces/default", {"metadata": {"labels": label}})
+        place(cluster, "labelled", 1)
+        for name, scheduler in (("labelled", "ascend-scheduler"), ("theirs", "default-scheduler")):
+            created = cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")
+            assert created["spec"]["schedulerName"] == scheduler
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{SCHEDULER}"
         leader = str(cluster.api.get(lease)["spec"]["holderIdentity"]).partition("_")[0]
         cluster.api.delete(f"{CORE}/pods/{leader}", grace_s=0)
@@ -330,7 +336,7 @@ def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_
             name = each["metadata"]["name"]
             log = node_of(cluster, each).container_logs(name, namespace=NAMESPACE, container="kube-scheduler")
             assert "forbidden" not in log.lower()
-        for name in ("theirs", "ours", "whole-ours", "later"):
+        for name in ("labelled", "theirs", "ours", "whole-ours", "later"):
             cluster.delete_pod(name)
     wait_until(
         lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)

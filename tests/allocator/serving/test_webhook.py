@@ -311,6 +311,24 @@ async def test_a_pod_that_another_server_of_this_cluster_could_take_is_created(a
     assert not (await review(allocator, "pods", manifest))["allowed"]
 
 
+async def test_pods_with_chips_that_name_no_scheduler_get_that_of_the_path(allocator: Allocator) -> None:
+    for name, count, patched in (
+        ("default-scheduler", 1, True),
+        (None, 1, True),
+        ("volcano", 1, False),
+        ("default-scheduler", 0, False),
+    ):
+        manifest = pod_manifest("p", count)
+        if name is not None:
+            manifest["spec"]["schedulerName"] = name
+        answer = await review(allocator, "schedulers/ascend-scheduler", manifest)
+        assert answer["allowed"]
+        assert ("patch" in answer) == patched
+        if patched:
+            document = json_patch(manifest, json.loads(base64.b64decode(answer["patch"])))
+            assert document["spec"]["schedulerName"] == "ascend-scheduler"
+
+
 async def test_the_author_of_a_pod_for_a_product_that_is_not_there_is_told(allocator: Allocator) -> None:
     manifest = pod_manifest("later", 8)
     manifest["spec"]["nodeSelector"] = {"accelerator-type": "module-910b-8"}

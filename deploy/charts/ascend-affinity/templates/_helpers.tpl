@@ -250,8 +250,9 @@ resolve the name of the Service, unless its address is given.
 
 {{/* The webhooks that are served; with commas. */}}
 {{- define "ascend-affinity.webhooks" -}}
+{{- $schedulers := ternary (list "schedulers") list .Values.scheduler.enabled }}
 {{- with .Values.allocator }}
-{{- concat (ternary (list "bindings") list .webhooks.bindings.enabled) (ternary (list "pods") list .webhooks.pods.enabled) (ternary (list "gates") list (eq .nominate "gated")) | join "," }}
+{{- concat (ternary (list "bindings") list .webhooks.bindings.enabled) (ternary (list "pods") list .webhooks.pods.enabled) (ternary (list "gates") list (eq .nominate "gated")) $schedulers | join "," }}
 {{- end }}
 {{- end }}
 
@@ -319,6 +320,16 @@ annotations:
 {{/* The label of namespaces in which the webhook for Bindings is called. */}}
 {{- define "ascend-affinity.bindingLabel" -}}
 ascend-affinity.io/bindings
+{{- end }}
+
+{{/* The label of namespaces whose pods get the chart's kube-scheduler. */}}
+{{- define "ascend-affinity.schedulerLabel" -}}
+ascend-affinity.io/scheduler
+{{- end }}
+
+{{/* Whether a pod requests chips, vNPUs or AI cores; CEL. */}}
+{{- define "ascend-affinity.requestsChips" -}}
+(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, has(c.resources) && ((has(c.resources.limits) && c.resources.limits.exists(name, name == "huawei.com/Ascend910" || name == "huawei.com/npu-core" || name.startsWith("huawei.com/Ascend910-"))) || (has(c.resources.requests) && c.resources.requests.exists(name, name == "huawei.com/Ascend910" || name == "huawei.com/npu-core" || name.startsWith("huawei.com/Ascend910-")))))
 {{- end }}
 
 {{/* Whether the cluster has admission policies. */}}
