@@ -25,6 +25,9 @@ class Metrics:
             "unhealthy), and why they are unhealthy",
             ["state", "reason"],
         )
+        self.used_unhealthy = gauge(
+            "ascend_dp_used_unhealthy_chips", "Unhealthy chips with which pods run: these have to be moved or ended"
+        )
         self.transitions = counter("ascend_dp_health_transitions", "Changes of chips' health", ["to", "reason"])
         self.driver_calls = histogram("ascend_dp_dcmi_call_duration_seconds", "Duration of driver calls", ["call"])
         self.allocate_duration = histogram("ascend_dp_allocate_duration_seconds", "Duration of Allocate calls")

@@ -216,6 +216,7 @@ class Reporter:
         states = (("free", healthy & ~used & ~cut), ("used", healthy & used & ~cut), ("cut", healthy & cut))
         for state, chips in states if cut else states[:2]:
             self._metrics.devices.labels(state=state, reason="").set(len(chip_ids(chips)))
+        self._metrics.used_unhealthy.set(len(chip_ids(used & snapshot.all_chips & ~healthy)))
         for chip in snapshot.chips:
             if not chip.healthy:
                 self._metrics.devices.labels(state="unhealthy", reason=chip.reason).inc()

@@ -201,6 +201,11 @@ async def test_used_chips_are_not_free_and_unhealthy_ones_have_their_faults(repo
     assert (own.npu_name, own.fault_code, own.fault_level) == ("Ascend910-7", "A2", "RestartNPU")
     assert own.fault_time_and_level_map["A2"].fault_time == 77
     assert [reporting.devices(state) for state in ("free", "used", "unhealthy")] == [3, 4, 1]
+    assert reporting.metrics.registry.get_sample_value("ascend_dp_used_unhealthy_chips") == 0
+    reporting.snapshots.set(snapshot(0, 7, used=0b1111))
+    await reporting.written(3)
+    assert [reporting.devices(state) for state in ("free", "used", "unhealthy")] == [3, 3, 2]
+    assert reporting.metrics.registry.get_sample_value("ascend_dp_used_unhealthy_chips") == 1
 
 
 async def test_entries_of_others_in_the_config_map_survive(reporting: Rig, client: RecordingClient) -> None:
