@@ -1,6 +1,7 @@
 """What npuctl doctor reads of the programs of both halves besides the objects that all commands read."""
 
 import asyncio
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
@@ -32,6 +33,7 @@ _UNHEALTHY: Final = "NPUUnhealthy"
 _REASONS: Final = (_EXPIRES, _UNHEALTHY, "NPURecovered")
 """The reasons of the Events that are read."""
 _SERVED: Final = "--scheduler-names="
+_BINDINGS: Final = re.compile(r"--webhooks=\S*bindings")
 _SCHEDULER: Final = "scheduler"
 """The component of the chart's kube-scheduler."""
 
@@ -163,7 +165,8 @@ class Details:
         taken: the ConfigMaps from which pods take variables that name devices.
         served: the names of the schedulers that this project's allocator serves; None if they are not known.
         versions: the versions of this project's programs that run, by component.
-        kube_schedulers: the command lines of the pods of kube-scheduler; none if the chart has one of its own.
+        kube_schedulers: the command lines of the pods of kube-scheduler; none if it need not call the allocator: the
+            chart has one of its own, or Bindings reach the allocator's webhook.
         unread_chips: the names of the chips that the driver did not answer for, by node, by its last Events.
         expiring: what the Events of the allocator say of certificates.
         is_whole: the objects are those of an API server, so what is not among them does not exist.
@@ -266,7 +269,8 @@ def _programs(ours: Iterable[_Pod], kube_schedulers: Iterable[_Pod]) -> dict[str
         component = labels.get(COMPONENT, "")
         if pod.runs and (version := labels.get("app.kubernetes.io/version")):
             versions.setdefault(component.partition("-pool")[0], set()).add(version)
-        has_own = has_own or (pod.runs and component == _SCHEDULER)
+        by_webhook = component == ALLOCATOR[COMPONENT] and _BINDINGS.search(pod.spec.command_line)
+        has_own = has_own or (pod.runs and (component == _SCHEDULER or bool(by_webhook)))
         if pod.runs and component == ALLOCATOR[COMPONENT]:
             served += pod.scheduler_names
     return {

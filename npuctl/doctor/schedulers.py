@@ -17,6 +17,7 @@ from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Reason
 from npuctl.doctor.finding import Finding, problem, warning
+from npuctl.evaluation import VOLCANO
 
 _REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of the status of a pod whose containers the device plugin refused."""
@@ -91,16 +92,23 @@ def _check_errors(pods: Iterable[Pod]) -> Iterator[Finding]:
 
 
 def _check_untried(pods: Iterable[Pod], now_s: float) -> Iterator[Finding]:
-    """Pods that no scheduler has tried."""
-    untried = defaultdict[str, list[str]](list)
+    """Pods that no scheduler has tried. Volcano says nothing of the pods of a job that it has not admitted."""
+    untried, last_s = defaultdict[str, list[Pod]](list), defaultdict[str, float](float)
     for pod in pods:
-        is_tried = any(each.type == "PodScheduled" for each in pod.status.conditions)
-        is_tried = is_tried or pod.is_terminating or bool(pod.spec.scheduling_gates)
-        if pod.waits_for_chips and not is_tried and 0 < _created_s(pod) < now_s - _SLOW_S and pod.status.phase:
-            untried[pod.spec.scheduler_name].append(pod.key)
-    for scheduler, keys in sorted(untried.items()):
+        scheduler, created_s = pod.spec.scheduler_name, _created_s(pod)
+        if any(each.type == "PodScheduled" for each in pod.status.conditions):
+            last_s[scheduler] = max(last_s[scheduler], created_s)
+            continue
+        waits = pod.waits_for_chips and pod.status.phase and not pod.is_terminating and not pod.spec.scheduling_gates
+        if waits and 0 < created_s < now_s - _SLOW_S and scheduler != VOLCANO:
+            untried[scheduler].append(pod)
+    for scheduler, waiting in sorted(untried.items()):
+        keys = tuple(pod.key for pod in waiting)
         sentence = f"scheduler {printable(scheduler)} has not tried {_pods(keys)}, for {_SLOW_S:.0f} s or more"
-        yield problem(sentence, "check that a scheduler with this name runs, and its log", pods=tuple(keys))
+        if last_s[scheduler] > min(map(_created_s, waiting)):
+            yield warning(f"{sentence}; it tries others", "its log says more", pods=keys)
+        else:
+            yield problem(sentence, "check that a scheduler with this name runs, and its log", pods=keys)
 
 
 def _check_unconfigured(pods: Iterable[Pod], served: Collection[str]) -> Iterator[Finding]:

@@ -98,6 +98,20 @@ def test_pods_that_no_scheduler_has_tried_are_a_problem(tmp_path: Path) -> None:
     assert found["sentence"] == "scheduler second has not tried pod default/old, for 120 s or more"
 
 
+def test_a_scheduler_that_tries_other_pods_is_only_slow(tmp_path: Path) -> None:
+    tried = waiting("tried", {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}, at=NOW)
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1"), waiting("old"), tried)
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "schedulers"]
+    assert (found["severity"], found["pods"]) == ("warning", ["default/old"])
+
+
+def test_volcano_need_not_have_tried_the_pods_of_a_job(tmp_path: Path) -> None:
+    queued = waiting("queued")
+    queued["spec"]["schedulerName"] = "volcano"
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1"), queued)
+    assert [each for each in diagnosis["findings"] if each["check"] == "schedulers"] == []
+
+
 def test_a_scheduler_that_gets_no_answer_is_a_problem(tmp_path: Path) -> None:
     message = "Post https://allocator/scheduler/filter: dial tcp 10.0.0.1:8080: connect: connection refused"
     condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": message}

@@ -418,6 +418,8 @@ def test_what_the_pods_of_both_projects_schedulers_say_is_read(tmp_path: Path) -
     # With the chart's kube-scheduler, that of the control plane need not ask the allocator.
     found = find_details(read(tmp_path, allocator, control_plane, our("scheduler", "n1")).manifests)
     assert found.kube_schedulers == ()
+    allocator["spec"]["containers"][0]["args"].append("--webhooks=pods,bindings")
+    assert find_details(read(tmp_path, allocator, control_plane).manifests).kube_schedulers == ()
 
 
 def test_halves_of_different_versions_are_a_warning(tmp_path: Path) -> None:
