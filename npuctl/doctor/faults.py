@@ -34,7 +34,9 @@ def check_faults(
         else:
             faults += own
     if silent:
-        sentence = f"the driver does not answer on {_nodes(silent)}: no chip there is given to a pod"
+        sentence = (
+            f"the driver does not answer on {_nodes(silent)}, or did not until now: no chip there is given to a pod"
+        )
         yield problem(sentence, "npuctl doctor there says more; dmesg; restart the server", nodes=tuple(silent))
     alike: dict[tuple[bool, bool, tuple[str, ...], str], list[ChipFault]] = {}
     for each in faults:
@@ -69,7 +71,9 @@ def _is_silent(record: NodeRecord, faults: list[ChipFault], unread: Collection[s
         held |= each.occupied
     chips, silent = record.server.reported, chip_set(each.chip for each in faults if each.cause == "silent")
     told = chip_set(chip for chip in chip_ids(chips) if chip_name(chip) in unread)
-    return (bool(chips & ~held) and not chips & ~held & ~silent) or (bool(chips) and not chips & ~told & ~silent)
+    idle = chips & ~held
+    # A single chip may be held back after a fault of its own.
+    return (idle.bit_count() > 1 and not idle & ~silent) or (bool(chips) and not chips & ~told & ~silent)
 
 
 def _chips(names: list[str]) -> str:
