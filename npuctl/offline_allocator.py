@@ -45,6 +45,7 @@ class OfflineAllocator:
     """
 
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
+        self._selected: dict[tuple[tuple[str, str], ...], tuple[int, frozenset[str]]] = {}
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
         self.cluster = Cluster(
             self.ledger,
@@ -191,7 +192,12 @@ class OfflineAllocator:
 
     def selected(self, pod: Pod) -> frozenset[str]:
         """The names of the nodes that match the node selector of a pod."""
-        return frozenset(self.cluster.labels.selected(pod.spec.node_selector))
+        selector, version = tuple(sorted(pod.spec.node_selector.items())), self.cluster.labels.version
+        known = self._selected.get(selector)
+        if known is None or known[0] != version:
+            names = frozenset(self.cluster.labels.selected(pod.spec.node_selector))
+            known = self._selected[selector] = version, names
+        return known[1]
 
 
 def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal:

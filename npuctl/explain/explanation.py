@@ -3,6 +3,7 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -180,6 +181,7 @@ class _Judging:
         self._evaluation = Evaluation(objects, settings, now_ns)
         self._allocator = self._evaluation.allocator
         self._ahead: dict[JobKey, Ahead] = {}
+        self._searched: dict[object, tuple[tuple[Remedy, ...], int, int]] = {}
         self.waited: set[str] = set()
         """The uids of the pods that wait, of those that were asked for."""
 
@@ -310,30 +312,44 @@ class _Judging:
             waiting = structs.replace(waiting, holdups=())  # its scheduler repeats what is said here
         invalid = ""
         if request is not None:
-            refused = waiting.nodes
-            likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
-            examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
-            peers = frozenset(allocator.job_of(pod).pods)
-            objects = self._evaluation.objects
-            found = tuple(_search(objects, self._settings, self._now_ns, request, examined, peers=peers))
-            waiting = structs.replace(waiting, remedies=found, examined=len(examined))
-            if any(each.placed for each in waiting.ahead):
-                waiting = structs.replace(waiting, fits_alone=self._fits_alone(pod))
+            # The pods of a gang that request the same are told the same.
+            alike = self._unit_of(pod), request, tuple(sorted(pod.spec.node_selector.items()))
+            if alike not in self._searched:
+                self._searched[alike] = self._search(waiting, pod, request)
+            found, examined, fits_alone = self._searched[alike]
+            waiting = structs.replace(waiting, remedies=found, examined=examined, fits_alone=fits_alone)
             if not found:
                 invalid = _of_several(pod, request, allocator)
         else:
             invalid = _of_peers(pod, self._given, self._settings, self._now_ns, allocator) or _INVALID
         return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, invalid))
 
+    def _search(self, waiting: Explanation, pod: Pod, request: ChipRequest) -> tuple[tuple[Remedy, ...], int, int]:
+        """What would help, on how many nodes that was tried, and on how many it fits if nobody is before it."""
+        refused = waiting.nodes
+        likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
+        examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
+        peers, objects = frozenset(self._allocator.job_of(pod).pods), self._evaluation.objects
+        found = tuple(_search(objects, self._settings, self._now_ns, request, examined, peers=peers))
+        return found, len(examined), self._fits_alone(pod) if any(each.placed for each in waiting.ahead) else 0
+
     def _fits_alone(self, pod: Pod) -> int:
         """The number of nodes on which a pod fits, or one of its gang, if nobody is before it in the queue."""
-        allocator = OfflineAllocator(self._given, self._settings, self._now_ns)
-        candidates = find_candidates(allocator, pod)
+        candidates = find_candidates(self._untouched, pod)
+        if not self._untouched.engine.is_of_gang(pod):
+            return len(candidates)
         try:
-            allocator.place(pod)
+            self._untouched.place(pod)
         except Refusal:
             return 0
+        finally:
+            del self._untouched
         return len(candidates)
+
+    @cached_property
+    def _untouched(self) -> OfflineAllocator:
+        """The cluster before anything was decided."""
+        return OfflineAllocator(self._given, self._settings, self._now_ns)
 
 
 def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, invalid: str) -> tuple[str, ...]:

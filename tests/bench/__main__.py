@@ -32,6 +32,7 @@ from tests.bench import (
     super_pods,
     switches,
     telemetry,
+    verbs,
     volcano,
 )
 from tests.bench.outcome import Outcome, Run
@@ -54,6 +55,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "startup": startup.measure,
     "growth": growth.measure,
     "telemetry": telemetry.measure,
+    "verbs": verbs.measure,
 }
 SEED: Final = 910
 PLOTS: Final = Path("build/bench")
