@@ -22,8 +22,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from ascend.chips import RESOURCE, parse_names
+from npuctl.cli import app
 from tests.allocator.authority import Pair
 from tests.cluster import binaries
 from tests.cluster import images as archives
@@ -210,6 +212,13 @@ def place(cluster: Cluster, name: str, chips: int = 2, **spec: Any) -> tuple[str
     return held["spec"]["nodeName"], chips_held
 
 
+def diagnose(cluster: Cluster) -> dict[str, Any]:
+    """What ``npuctl doctor --cluster`` finds."""
+    arguments = ["doctor", "--cluster", "--kubeconfig", str(cluster.kubeconfig_path), "-o", "json"]
+    found: dict[str, Any] = json.loads(CliRunner().invoke(app, arguments).stdout)
+    return found
+
+
 def holder(cluster: Cluster) -> str:
     return str(cluster.api.get(LEASE)["spec"].get("holderIdentity") or "")
 
@@ -235,6 +244,8 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
             has_no_rights_on_its_node(cluster, each)
         node, chips = place(cluster, "first")
         assert place(cluster, "whole", 8)[0] != node
+        diagnosis = diagnose(cluster)
+        assert (diagnosis["problems"], diagnosis["warnings"]) == (0, 0), diagnosis
         # The API server reaches the webhooks, at their own port, by the Service.
         with pytest.raises(HTTPError, match="denied the request: InvalidRequest"):
             cluster.api.create(pod("invalid", 17))
