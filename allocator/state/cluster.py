@@ -326,7 +326,9 @@ class Cluster:
             self.jobs.set_placed(uid, node)
 
     def _switches_changed(self) -> None:
-        for record in self._records.values():
+        if self._put_off is not None:
+            self._put_off.update(dict.fromkeys(self._records))
+        for record in self._records.values() if self._put_off is None else ():
             self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
             self.changes.note(record.name)
         self.index.version += 1  # jobs may have waited for any table

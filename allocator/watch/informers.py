@@ -65,7 +65,7 @@ class Informers:
         """The informers that have not synced, a sentence; None once all have."""
         waiting = [name for name, informer in self._informers.items() if not informer.synced.is_set()]
         if not waiting:
-            return None if self._settled.is_set() else "the informers have synced, and the nodes are read"
+            return None if self._settled.is_set() else "the informers have synced; their first lists are being read"
         return f"the informers have not synced: waiting for {', '.join(waiting)}"
 
     async def synced(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from ascend.kube.objects import ConfigMap, Node, Pod
 from ascend.rules.identity import SERVER_LABEL, SUPER_POD_LABEL
 from ascend.turn import at_once
 from tests.allocator.builders import World, node, pod, report
+from tests.allocator.switches.world import server, table
 
 Change: TypeAlias = tuple[bool, Node | Pod | ConfigMap]
 
@@ -85,3 +87,21 @@ def test_each_node_is_read_once() -> None:
         at_once(world.cluster.settle())
     assert read.call_count == len(NAMES)
     assert world.vacancy("n2").free == 0xFC
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_the_table_of_switches_may_be_listed_at_any_time(position: int) -> None:
+    world, slots = World(), range(3)
+    world.cluster.begin()
+    steps = world.cluster.settle()
+    for number, slot in enumerate(slots):
+        if number == position:
+            world.cluster.switches.applied(table([0]))
+        world.add(server(0, slot))
+        if number == 1:
+            next(steps)  # one is read already
+    if position == len(slots):
+        world.cluster.switches.applied(table([0]))
+    at_once(steps)
+    locations = [world.cluster.index.topology.location(f"t0-{slot}") for slot in slots]
+    assert [(each.switch, each.slot) for each in locations] == [(0, slot) for slot in slots]
