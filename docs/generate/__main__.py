@@ -4,11 +4,12 @@ import sys
 
 from docs.generate.pages import PAGES, ROOT, render
 from docs.generate.pictures import PICTURES
+from docs.generate.schemas import SCHEMAS
 
 
 def main() -> None:
-    """Write all pages and pictures; with ``--check`` exit with status 1 if one is not current."""
-    rendered = {path: render(path) for path in PAGES} | {path: draw() for path, draw in PICTURES.items()}
+    """Write all pages, pictures and schemas; with ``--check`` exit with status 1 if one is not current."""
+    rendered = {path: render(path) for path in PAGES} | {path: make() for path, make in {**PICTURES, **SCHEMAS}.items()}
     stale = {path: text for path, text in rendered.items() if not path.exists() or text != path.read_text()}
     if sys.argv[1:] == ["--check"]:
         if stale:

@@ -48,7 +48,7 @@ class NodeSettings(Settings):
     )
 
 
-class Diagnosis(msgspec.Struct):
+class Diagnosis(msgspec.Struct, tag_field="schema", tag="npuctl/doctor/v1"):
     """The answer: the findings, and how many of them are problems and warnings."""
 
     node: str

@@ -41,7 +41,9 @@ _MOST_HOLDUPS: Final = 3
 _MOST_AHEAD: Final = 5
 
 
-class _JobExplanation(msgspec.Struct):
+class JobExplanation(msgspec.Struct, tag_field="schema", tag="npuctl/explain-job/v1"):
+    """The explanations of the pods of a job, ``namespace/name``."""
+
     job: str
     pods: tuple[Explanation, ...]
 
@@ -71,12 +73,12 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
         (answer,) = answers
         show(answer, output, lambda: render(answer))
     else:
-        job = _JobExplanation(target.job, answers)
+        job = JobExplanation(target.job, answers)
         show(job, output, lambda: _render_job(job))
     return EXIT_NO_PLACE if any(answer.state == "waits" for answer in answers) else 0
 
 
-def _render_job(job: _JobExplanation) -> RenderableType:
+def _render_job(job: JobExplanation) -> RenderableType:
     """Lay out the pods of a job; those with the same explanation once."""
     states = Counter(answer.state for answer in job.pods)
     summary = ", ".join(f"{number} {_STATES.get(state, state)}" for state, number in states.items())

@@ -41,7 +41,7 @@ _HOPELESS: Final = {Category.REQUEST, Category.INCOMPLETE, Category.MISMATCH, Ca
 _INVALID: Final = "change the pod or its job: nothing on any node helps"
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/explain/v1"):
     """The state of a pod, why, and what would help.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import msgspec
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.text import Text
@@ -39,8 +40,7 @@ class SwitchView:
     jobs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchViews:
+class SwitchViews(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/switches/v1"):
     """The leaf switches of a cluster.
 
     Attributes:

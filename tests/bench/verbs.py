@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import MIN_AVAILABLE, REAL
+from ascend.chips import chip_name
 from tests.bench.outcome import Outcome, Run, table
 from tests.npuctl.manifests import as_list, node, pod, report
 
@@ -79,7 +80,8 @@ def _cluster(nodes: int, waiting: int, rng: random.Random) -> Iterator[dict[str,
         yield report(name)
         if rng.random() < _BUSY:
             chips = rng.choice(_SIZES)
-            yield pod(f"runs-{number}", chips, node=name, chips=range(chips), uid=f"runs-{number}")
+            real = {REAL: ",".join(map(chip_name, range(chips)))}
+            yield pod(f"runs-{number}", chips, node=name, chips=range(chips), uid=f"runs-{number}", annotations=real)
     left = waiting
     while left > 0:
         size = min(rng.choice(_GANGS), left) if rng.random() < _BUSY else 1

@@ -1,0 +1,46 @@
+"""The schemas of what the verbs of npuctl print for programs, as JSON Schema."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from npuctl.capacity.command import CapacityAnswer
+from npuctl.doctor.command import Diagnosis
+from npuctl.explain.command import JobExplanation
+from npuctl.explain.explanation import Explanation
+from npuctl.plan.placement import PlacementPlan
+from npuctl.topo.command import Topology
+from npuctl.topo.switches import SwitchViews
+from npuctl.usage.command import UsageAnswer
+
+FOLDER: Final = Path(__file__).parents[1] / "schemas"
+
+ANSWERS: Final[Mapping[str, type[Any]]] = {
+    "capacity": CapacityAnswer,
+    "doctor": Diagnosis,
+    "explain": Explanation,
+    "explain-job": JobExplanation,
+    "plan": PlacementPlan,
+    "switches": SwitchViews,
+    "topo": Topology,
+    "usage": UsageAnswer,
+}
+"""The answers by the name of their schema, without its version."""
+
+
+def _schema(answer: type[Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(answer)), indent=2).decode() + "\n"
+
+
+def path_of(name: str) -> Path:
+    """The file of a schema: its ``npuctl/plan/v1`` is ``plan-v1.json``."""
+    tag = str(ANSWERS[name].__struct_config__.tag)
+    return FOLDER / f"{tag.removeprefix('npuctl/').replace('/', '-')}.json"
+
+
+SCHEMAS: Final[Mapping[Path, Callable[[], str]]] = {
+    path_of(name): partial(_schema, answer) for name, answer in ANSWERS.items()
+}
