@@ -15,6 +15,7 @@ only half of them give up, the last ones, and the others get the time to use wha
 """
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -222,7 +223,7 @@ class Barrier:
         """Let gangs start, or give up; call it periodically."""
         turn = Turn()
         self._gangs.prune()  # nobody may have called since a node became unusable
-        self._gangs.queue.pass_on(lambda job: job.key in self._assemblies)
+        self._gangs.pass_on()
         self._gangs.release_without_prospects()
         stuck: list[tuple[_Assembly, str]] = []
         for assembly in tuple(self._assemblies.values()):
@@ -237,16 +238,27 @@ class Barrier:
                 if uid in assembly.held and not assembly.is_open:
                     self._lapse(assembly, uid, f"its Binding was held for {self._hold_s:.3g} s")
             await turn.share()
-            if self._is_waiting(assembly) and (why := self._obstacle(assembly, self._monotonic())):
+            if not self._is_waiting(assembly):
+                continue
+            if why := self._gangs.obstacles.refusal(assembly.job, for_ever=True):
+                self._give_up(assembly, why)
+            elif why := self._obstacle(assembly, self._monotonic()):
                 stuck.append((assembly, why))
         stuck = [each for each in stuck if self._is_waiting(each[0])]
         if stuck:
-            stuck.sort(key=lambda each: self._order(each[0].job))
-            for assembly, why in stuck[len(stuck) // 2 :]:
-                self._give_up(assembly, why)
-            for assembly in self._assemblies.values():
-                assembly.since_s, assembly.last = self._monotonic(), self._verdicts.last
-                assembly.refused.clear()
+            self._resolve(stuck)
+
+    def _resolve(self, stuck: list[tuple[_Assembly, str]]) -> None:
+        """Let the last half of the gangs give up that are stuck, or of which a pod was refused just now."""
+        now_s, known = self._monotonic(), [assembly.job for assembly, _ in stuck]
+        others = [other for other in self._assemblies.values() if self._is_waiting(other) and other.job not in known]
+        stuck += [(other, why) for other in others if (why := self._obstacle(other, now_s, refused_s=0.0))]
+        stuck.sort(key=lambda each: self._order(each[0].job))
+        for assembly, why in stuck[len(stuck) // 2 :]:
+            self._give_up(assembly, why)
+        for assembly in self._assemblies.values():
+            assembly.since_s, assembly.last = now_s, self._verdicts.last
+            assembly.refused.clear()
 
     def _is_waiting(self, assembly: _Assembly) -> bool:
         return self._assemblies.get(assembly.job.key) is assembly and not assembly.is_open
@@ -329,8 +341,14 @@ class Barrier:
         if not call.answer.done():
             call.answer.set_exception(refusal)
 
-    def _obstacle(self, assembly: _Assembly, now_s: float) -> str:
-        """Why a gang has to give up, a part of a sentence; empty if it may still start."""
+    def _obstacle(self, assembly: _Assembly, now_s: float, *, refused_s: float = REFUSED_S) -> str:
+        """Why a gang has to give up, a part of a sentence; empty if it may still start.
+
+        Args:
+            assembly: the gang.
+            now_s: the present.
+            refused_s: how long it waits after its scheduler has refused a pod.
+        """
         job, missing = assembly.job, self._missing(assembly.job)
         silent_s = now_s - assembly.since_s
         is_retried = silent_s >= (RETRIED_S if self._gangs.queue.get(job) is None else TURN_RETRIED_S)
@@ -344,7 +362,7 @@ class Barrier:
                 continue
             if verdict.number > assembly.last:
                 assembly.refused.setdefault(uid, now_s)
-            is_new = now_s - assembly.refused.get(uid, now_s) >= REFUSED_S
+            is_new = now_s - assembly.refused.get(uid, math.inf) >= refused_s
             # The gang may have been refused before it was planned, and the pod has not been filtered since.
             stale = () if uid in self._ledger.refused(job.key.plan) else (Reason.GANG_DOES_NOT_FIT,)
             if is_new or (is_retried and is_refusal(verdict.condition, *stale)):
@@ -354,6 +372,8 @@ class Barrier:
             return obstacles[0]
         if victims_of or any(uid in job.pods for uid in self._excused()):
             assembly.since_s = now_s
+        elif (untried := self._gangs.obstacles.untried(job)) is not None:
+            return untried
         if now_s - assembly.since_s < STALLED_S:
             return ""
         pods = f"{count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s: {_lacking(assembly)}"
@@ -366,12 +386,12 @@ class Barrier:
     def _missing(self, job: Job) -> int:
         return job.needed - job.ended - len(self._ledger.held(job.key.plan))
 
-    def _order(self, job: Job) -> tuple[bool, int, str, JobKey]:
+    def _order(self, job: Job) -> tuple[bool, bool, int, str, JobKey]:
         """The order among stuck gangs: the last ones give up."""
         pods = job.pods.values()
         priority = max((pod.priority for pod in pods), default=0)
         since = min((pod.metadata.creation_timestamp or "" for pod in pods), default="")
-        return self._gangs.queue.get(job) is None, -priority, since, job.key
+        return job is not self._gangs.queue.first, self._gangs.queue.get(job) is None, -priority, since, job.key
 
     def _give_up(self, assembly: _Assembly, why: str) -> None:
         job = assembly.job

@@ -82,7 +82,7 @@ class Injector:
         self._monotonic = monotonic
         self._refused_s: dict[JobKey, float] = {}
         self._one_by_one: set[JobKey] = set()
-        self._queue = StartQueue(cluster.jobs.by_key, monotonic, has_started=self._has_started)
+        self._queue = StartQueue(cluster.jobs.by_key, monotonic, self._has_started, engine.gangs.holds)
         self._examined_s = 0.0
         self._lease = lease
         self._reserved = reserved

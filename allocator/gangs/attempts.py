@@ -14,6 +14,8 @@ for a turn like them, without a try in vain.
 """
 
 from collections.abc import Collection
+from contextlib import ExitStack
+from typing import Final
 
 from allocator.gangs.obstacles import Obstacles
 from allocator.gangs.planning import Planner
@@ -29,6 +31,17 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+
+_MANY: Final = 64
+"""Of larger gangs a plan takes more than a few milliseconds."""
+
+SETTLED_S: Final = 5.0
+"""How long after a turn has begun the offers of a scheduler may be outdated: without what the gang before has released.
+"""
+
+TRIED_S: Final = 2.0
+"""How long after its scheduler has tried a pod of it for the first time a gang may have a turn while other pods of it
+are untried: pods that were created together are tried one right after the other."""
 
 
 class Attempts:
@@ -48,10 +61,12 @@ class Attempts:
     def __init__(
         self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner, obstacles: Obstacles
     ) -> None:
+        self._examined_s: dict[JobKey, float] = {}
         self.queue = StartQueue(
             cluster.jobs.by_key,
             ledger.monotonic,
             has_started=lambda job: progress.find_started(job) is not None,
+            holds=progress.holds,
             has_prospects=self._has_prospects,
         )
         self._obstacles = obstacles
@@ -101,6 +116,9 @@ class Attempts:
         try:
             return self._planner.plan(pod, request, job, candidates, avoided=frozenset[str]().union(*left.values()))
         except Refusal:
+            holder = self.queue.first
+            if holder is not None and self._fits_without(holder, pod, request, job):
+                raise _waits(job, f"pod {pod.key} waits for job {holder.key}, which has what it needs") from None
             if not left and (candidates is None or not job.is_mixed):
                 raise
         if left:
@@ -113,15 +131,46 @@ class Attempts:
         rest = f"its pods differ, and do not all fit where pod {pod.key} may be; each of them has to be filtered"
         raise _waits(job, f"job {job.key}: {rest}")
 
+    def _fits_without(self, holder: Job, pod: Pod, request: ChipRequest, job: Job) -> bool:
+        """Whether a gang would fit beside the pods that run; examined now and then, while another one has its turn."""
+        seats = [*self._ledger.held(holder.key.plan), *(seat.uid for seat in self._ledger.seats(holder.key.plan))]
+        now_s = self._ledger.monotonic()
+        if not seats or job.size > _MANY or len(seats) > _MANY or now_s < self._examined_s.get(job.key, 0.0) + TRIED_S:
+            return False
+        self._examined_s = {key: at_s for key, at_s in self._examined_s.items() if now_s < at_s + TRIED_S}
+        self._examined_s[job.key] = now_s
+        with ExitStack() as stack:
+            for uid in seats:
+                stack.enter_context(self._ledger.suspended(uid))
+            return self._planner.fits(pod, request, job)
+
     def _nodes(self, plan: str) -> frozenset[str]:
         held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
         return frozenset(seat.node for seat in (*self._ledger.seats(plan), *held) if seat is not None)
 
     def _has_prospects(self, job: Job) -> bool:
-        """Whether a gang has seats, or its scheduler offers nodes for the pods that it needs."""
-        if self._ledger.held(job.key.plan):
+        """Whether the scheduler of a gang offers nodes for the pods that it needs, as far as is known."""
+        return self._obstacles.of(job) is None and self._obstacles.untried(job, for_s=TRIED_S) is None
+
+    def pass_on(self) -> None:
+        """End the turn of a gang that does not fit, or has made no progress for long; call it periodically."""
+        first = self.queue.first
+        if first is not None and not self._progress.holds(first) and not self._may_fit(first):
+            self.does_not_fit(first)
+        self.queue.pass_on()
+
+    def _may_fit(self, job: Job) -> bool:
+        """Whether a gang fits, has seats or gets chips whose holders end; it is unknown of a large one."""
+        promise = self._ledger.promises.get(job.key.plan)
+        is_clearing = promise is not None and not promise.drains
+        pod = next((pod for pod in job.pods.values() if pod.waits_for_chips), None)
+        if pod is None or is_clearing or self._ledger.unused(job.key.plan) or job.size > _MANY:
             return True
-        return self._obstacles.of(job) is None and self._obstacles.refusal(job, of_chips=True) is None
+        try:
+            with self._ledger.promises.lifted(self._planner.usable_promises(pod, job)):
+                return self._planner.fits(pod, self._planner.request_of(pod), job)
+        except Refusal:
+            return False
 
     def _refusal(self, pod: Pod, job: Job) -> Refusal | None:
         """Why a gang has to wait for another one, or for its scheduler; None if it may be planned."""
@@ -170,8 +219,10 @@ class Attempts:
 
     def does_not_fit(self, job: Job) -> None:
         """End the turn of a gang that does not fit: one that has not tried yet waits for chips, like any other."""
-        wait = self.queue.get(job)
-        if wait is not None and not wait.tries:
+        wait, turn_s = self.queue.get(job), self._ledger.monotonic() - self.queue.began_s
+        if wait is not None and turn_s < SETTLED_S and self._may_fit(job):
+            wait.forget_offers()
+        elif wait is not None and not wait.tries:
             self.queue.leave(job.key, is_vain=True)
         elif wait is not None:
             wait.limits.clear()  # the cluster may have changed, or they were not the reason

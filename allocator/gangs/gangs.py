@@ -76,12 +76,12 @@ class Gangs:
         self.request_of = request_of
         self.planner = Planner(cluster, ledger, request_of, policy_of, now_s)
         self.incomplete, self.lacks = self._progress.incomplete, self._progress.lacks
-        self.find_started = self._progress.find_started
+        self.find_started, self.holds = self._progress.find_started, self._progress.holds
         self.awaiting_victims: Callable[[Job], Collection[str]] = lambda _job: ()
         self.planned: Callable[[Iterable[str]], None] = lambda _uids: None
         self.obstacles = Obstacles(cluster, ledger, self._awaits_victims)
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
-        self.queue = self._attempts.queue
+        self.queue, self.pass_on = self._attempts.queue, self._attempts.pass_on
         self.left_to_others = self._attempts.left_to_others
         self.gang_request = self.planner.gang_request
         self._pruned = self._losses = 0

@@ -29,11 +29,13 @@ _T = TypeVar("_T")
 
 UNTRIED_S: Final = 30.0
 """How long after its creation was seen a pod without a verdict counts as one that is about to be tried."""
+SKIPPED_S: Final = 10.0
+"""The same once its scheduler has tried another pod of its job, after it has done so for the first time."""
+RELEASED_S: Final = 12.0
+"""How long after its gang has released its seats a pod's verdict is in doubt, unless nothing that ends would help:
+kube-scheduler tries it again after at most 10 s."""
 ASKED_S: Final = 20.0
 """How long after a scheduler has asked for a pod an unchanged verdict of before is in doubt."""
-RELEASED_S: Final = 12.0
-"""How long after its gang has released its seats a pod's verdict is in doubt: kube-scheduler tries it again after at
-most 10 s."""
 
 
 class Lacking(StrEnum):
@@ -81,6 +83,9 @@ class Obstacles:
         self._jobs: dict[str, JobKey] = {}
         self._refused: dict[JobKey, dict[str, tuple[Condition, Refused]]] = {}
         self._untried: dict[JobKey, dict[str, float]] = {}  # the first has waited longest
+        self._tried_s: dict[
+            JobKey, float
+        ] = {}  # when a pod of a job was tried for the first time, if others are untried
         self._in_doubt: dict[str, tuple[tuple[Condition | None, ...], float]] = {}
         for pod in cluster.waiting:
             self._applied(pod)
@@ -88,13 +93,14 @@ class Obstacles:
 
     def asked(self, pod: Pod) -> None:
         """A scheduler asks where a pod may be: it passes the scheduler's own filters."""
-        self._untried.get(self._jobs.get(pod.uid, _NO_JOB), {}).pop(pod.uid, None)
+        self._note_try(pod.uid)
         self._doubt(pod, ASKED_S)
 
     def released(self, job: Job) -> None:
         """A gang has released its seats, beside which its pods may have been refused."""
-        for uid in self._refused.get(job.key, ()):
-            self._doubt(job.pods[uid], RELEASED_S)
+        for uid, (_, what) in self._refused.get(job.key, {}).items():
+            if what is not Refused.NEVER:
+                self._doubt(job.pods[uid], RELEASED_S)
 
     def of(self, job: Job) -> Obstacle | None:
         """What keeps a job from starting, apart from chips; None if nothing is known."""
@@ -103,32 +109,43 @@ class Obstacles:
             return Obstacle(Lacking.PODS, f"{count(max(missing, 1), 'pod')} or its group do not exist")
         if missing > 0:
             return Obstacle(Lacking.ADMISSION, f"{count(job.gated, 'pod has', 'pods have')} scheduling gates")
-        if (why := self.refusal(job) or self._untried_pod(job)) is not None:
+        if (why := self.refusal(job) or self.untried(job)) is not None:
             return Obstacle(Lacking.SCHEDULER, why)
         return None
 
-    def refusal(self, job: Job, *, of_chips: bool = False) -> str | None:
-        """Why its scheduler refuses a pod that the minimum of a job needs on every node, a part of a sentence.
+    def refusal(self, job: Job, *, for_ever: bool = False) -> str | None:
+        """Why its scheduler refuses a pod that the minimum of a job needs on every node, or tries only its peers.
+
+        It is a part of a sentence.
 
         Args:
             job: the job.
-            of_chips: whether it counts, too, that the scheduler itself finds no node with enough chips.
+            for_ever: whether only refusals count that stay whatever ends.
         """
         now_s, spare = self._ledger.monotonic(), job.present - job.min_available
         for uid, (verdict, what) in self._refused.get(job.key, {}).items():
             pod = job.pods[uid]
-            if not (of_chips or what is Refused.OTHER) or not self._counts(uid, verdict, now_s):
+            does_count = what is Refused.NEVER or (what is Refused.OTHER and not for_ever)
+            if not does_count or not self._counts(uid, verdict, now_s):
                 continue
             if not self._awaits_victims(pod, job):  # it was refused before they were evicted
                 spare -= 1
                 if spare < 0:
                     return refused(pod, verdict)
-        return None
+        return self.untried(job) if job.key in self._tried_s and not for_ever else None
 
-    def _untried_pod(self, job: Job) -> str | None:
+    def untried(self, job: Job, *, for_s: float = SKIPPED_S) -> str | None:
+        """Which pod that the minimum of a job needs its scheduler does not try, a part of a sentence.
+
+        Args:
+            job: the job.
+            for_s: how long it has not tried the pod after one of its peers.
+        """
         now_s, spare = self._ledger.monotonic(), job.present - job.min_available
+        tried_s = self._tried_s.get(job.key, -math.inf)
+        for_s = for_s if job.key in self._tried_s else UNTRIED_S
         for uid, since_s in self._untried.get(job.key, {}).items():
-            if now_s - since_s < UNTRIED_S:
+            if since_s > -math.inf and now_s - max(since_s, tried_s) < for_s:
                 break
             spare -= 1
             if spare < 0:
@@ -147,7 +164,7 @@ class Obstacles:
     def refusal_of(self, pod: Pod) -> str | None:
         """Why its scheduler refuses a pod that is placed by itself on every node, a part of a sentence."""
         verdict, what = self._refused.get(self._jobs.get(pod.uid, _NO_JOB), {}).get(pod.uid, (None, None))
-        if verdict is None or what is not Refused.OTHER or not self._counts(pod.uid, verdict, self._ledger.monotonic()):
+        if verdict is None or what is Refused.CHIPS or not self._counts(pod.uid, verdict, self._ledger.monotonic()):
             return None
         return refused(pod, verdict)
 
@@ -182,7 +199,7 @@ class Obstacles:
                 is_served = not served or pod.spec.scheduler_name in served
                 self._untried.setdefault(key, {})[pod.uid] = self._ledger.monotonic() if is_served else -math.inf
             return
-        self._drop(self._untried, pod.uid)
+        self._note_try(pod.uid)
         known = self._refused.get(key, {}).get(pod.uid)
         if known is not None and known[0] == verdict:
             return
@@ -191,6 +208,15 @@ class Obstacles:
             self._refused.setdefault(key, {})[pod.uid] = verdict, what
         else:
             self._drop(self._refused, pod.uid)
+
+    def _note_try(self, uid: str) -> None:
+        """Its scheduler tries a pod, for the first time or again."""
+        key, now_s = self._jobs.get(uid, _NO_JOB), self._ledger.monotonic()
+        if uid in self._untried.get(key, ()):
+            self._tried_s[key] = now_s
+            self._drop(self._untried, uid)
+        elif key in self._untried:
+            self._tried_s.setdefault(key, now_s)
 
     def _deleted(self, pod: Pod) -> None:
         self._drop(self._untried, pod.uid)
@@ -206,6 +232,8 @@ class Obstacles:
             del of_job[uid]
             if not of_job:
                 del pods[key]
+                if pods is self._untried:
+                    self._tried_s.pop(key, None)
 
 
 _NO_JOB: Final = JobKey("", "", "")

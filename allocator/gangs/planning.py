@@ -101,6 +101,7 @@ class Planner:
         self._cluster = cluster
         self._ledger = ledger
         self._policy_of = policy_of
+        self.request_of = request_of
         self.pending = PendingMembers(cluster, ledger, request_of)
         self.search = Search(cluster, ledger)
         # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.

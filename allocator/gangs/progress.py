@@ -55,6 +55,10 @@ class Progress:
         incomplete = self.incomplete(job, pod)
         return incomplete if incomplete is not None and self.find_started(job) is None else None
 
+    def holds(self, job: Job) -> bool:
+        """Whether Bindings of a gang are held."""
+        return bool(self._ledger.held(job.key.plan))
+
     def may_start(self, job: Job) -> bool:
         """Whether all pods that its minimum needs are bound, or their Bindings are held."""
         if self._cluster.jobs.lacks_group(job):

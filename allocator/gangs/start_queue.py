@@ -9,8 +9,12 @@ The gangs have turns in rounds: within a round, those that have started in part 
 priority, then those that have tried least often, then the oldest. A turn ends when the gang starts, when its try fails,
 when it makes no progress, and at once when it has no prospects. A gang whose try has failed waits for the next round,
 and so does a gang that joins the queue, unless it comes before the gang whose turn it is: a gang of high priority that
-never starts can't keep others from trying. While no gang starts, every second turn, from the third on, is that of the
-newest gang that has not tried yet: a gang that can start does not wait until all gangs that can't have tried.
+never starts can't keep others from trying.
+
+Every second turn is that of a gang that has not tried yet, and such a gang does not wait for long for one that has
+tried and holds nothing: its scheduler may try a pod again only after some time if its Binding has failed. It is the
+oldest, or, if the last turn was in vain, the newest: a gang that can start does not wait until all gangs that can't
+have tried.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,6 +27,8 @@ from allocator.state.job import Job
 TURN_S: Final = 20.0
 """How long a gang whose turn it is may take for its next step: a further pod is filtered, or a Binding is held or made.
 kube-scheduler tries a refused pod again after at most 10 s."""
+IDLE_S: Final = 3.0
+"""The same for one that has tried and holds nothing, while others have not tried yet."""
 
 
 @dataclass(slots=True)
@@ -80,6 +86,7 @@ class StartQueue:
         jobs: all jobs.
         monotonic: the clock.
         has_started: whether a gang need not wait any more.
+        holds: whether Bindings of a gang are held.
         has_prospects: whether a gang could start in its turn, as far as is known.
     """
 
@@ -88,19 +95,24 @@ class StartQueue:
         jobs: Mapping[JobKey, Job],
         monotonic: Callable[[], float],
         has_started: Callable[[Job], bool],
+        holds: Callable[[Job], bool],
         has_prospects: Callable[[Job], bool] = lambda _job: True,
     ) -> None:
         self._jobs = jobs
         self._monotonic = monotonic
         self._has_started = has_started
+        self._holds = holds
         self._has_prospects = has_prospects
         self._waiting: dict[JobKey, Wait] = {}
         self._first: JobKey | None = None
         self._in_vain = 0  # turns since a gang has started last
+        self._favours_new = False
         self.revision = 0
         """Changes with the gangs that wait."""
         self.since_s = 0.0
         """Since when the gang whose turn it is has made no progress."""
+        self.began_s = 0.0
+        """When the turn began."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -118,13 +130,30 @@ class StartQueue:
 
     def _choose(self) -> None:
         self._forget()
-        if self._first is None or not self._has_prospects(self._jobs[self._first]):
-            able = [key for key in self._waiting if self._has_prospects(self._jobs[key])]
-            first = min(able, key=lambda key: self._waiting[key].order, default=None)
-            if self._in_vain and self._in_vain % 2 == 0:
-                new = (key for key in able if not self._waiting[key].tries)
-                first = max(new, key=lambda key: self._waiting[key].rank[2:], default=first)
-            self._first, self.since_s = first, self._monotonic()
+        first = self._first
+        is_able = first is not None and self._is_able(first)
+        if first is not None and is_able and not (self._favours_new and self._is_idle(first)):
+            return
+        able = [key for key in self._waiting if self._is_able(key)]
+        new = [key for key in able if self._favours_new and not self._waiting[key].tries]
+        if is_able and not new:
+            return
+        if new and self._in_vain:
+            self._first = max(new, key=lambda key: self._waiting[key].rank[2:])
+        else:
+            self._first = min(new or able, key=lambda key: self._waiting[key].order, default=None)
+        self._favours_new = not new
+        self.since_s = self.began_s = self._monotonic()
+
+    def _is_able(self, key: JobKey) -> bool:
+        """Whether a gang could start in its turn."""
+        return self._holds(self._jobs[key]) or self._has_prospects(self._jobs[key])
+
+    def _is_idle(self, key: JobKey) -> bool:
+        """Whether the gang whose turn it is gives way to a new one: it has tried, and makes no use of its turn."""
+        wait, silent_s = self._waiting[key], self._monotonic() - self.since_s
+        has_begun = not wait.rank[0] or self._holds(self._jobs[key])
+        return bool(wait.tries) and not has_begun and silent_s >= IDLE_S
 
     def ahead_of(self, job: Job) -> Job | None:
         """The gang whose turn it is, if it is not the turn of this gang, which waits; None if this one may try."""
@@ -186,14 +215,10 @@ class StartQueue:
         self.revision += self._waiting.pop(job, None) is not None
         self._end_turn(job, is_vain=is_vain)
 
-    def pass_on(self, is_trying: Callable[[Job], bool] = lambda _job: False) -> None:
-        """End the turn of a gang that has made no progress for long.
-
-        Args:
-            is_trying: whether Bindings of a gang are held.
-        """
+    def pass_on(self) -> None:
+        """End the turn of a gang that has made no progress for long."""
         first = self.first
-        if first is not None and not is_trying(first) and self._monotonic() - self.since_s >= TURN_S:
+        if first is not None and not self._holds(first) and self._monotonic() - self.since_s >= TURN_S:
             self.fail(first)
 
     def _end_turn(self, job: JobKey, *, is_vain: bool) -> None:

@@ -51,6 +51,9 @@ class Refused(Enum):
     OTHER = auto()
     """What no pod with chips gives back by ending."""
 
+    NEVER = auto()
+    """What no pod at all gives back by ending."""
+
 
 def refused_by_filters(verdict: Condition) -> Refused | None:
     """For what a scheduler has refused a pod on every node by its own filters; None if some node has passed them.
@@ -65,9 +68,9 @@ def refused_by_filters(verdict: Condition) -> Refused | None:
     if _OWN.search(message) or _OF_PEERS.search(message):
         return None
     helpless = _PREEMPTION.search(message)
-    if not _CHIPS.search(message) or (helpless is not None and helpless[1] == helpless[2]):
-        return Refused.OTHER
-    return Refused.CHIPS
+    if helpless is not None and helpless[1] == helpless[2]:
+        return Refused.NEVER
+    return Refused.CHIPS if _CHIPS.search(message) else Refused.OTHER
 
 
 def refused(pod: Pod, verdict: Condition) -> str:

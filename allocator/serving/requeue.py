@@ -6,7 +6,8 @@ reservations end in memory. And even if both see a change, it may retry before t
 change. So the allocator remembers the pods it refused. When one of them would fit, and its scheduler has not retried it
 for some time, a changed annotation on the pod makes the scheduler retry it. That time doubles with each attempt,
 because the node on which the pod fits may not be one of its candidates. The pods of a gang don't wait the first time:
-they lacked only the last of them, which exists now.
+they lacked only the last of them, which exists now. And those of a gang whose turn it is wait a second: others wait for
+that gang.
 
 On a full cluster kube-scheduler does not call ``filter`` for a pod, only ``preempt``, and no annotation makes it retry
 the pod. So those that may not preempt before their gang is complete, and those for which victims were chosen together
@@ -170,14 +171,13 @@ class Requeuer:
             if self._refused.get(each.ref.uid) is not each:
                 continue  # accepted meanwhile
             seen = self._cluster.pods.get(each.ref.uid)
-            silent_s = now_s - each.tried_s
+            silent_s, first = now_s - each.tried_s, self._engine.gangs.queue.first
+            wait_s = FIRST_WAIT_S if first is not None and each.ref.uid in first.pods else each.wait_s
             if (seen is None and silent_s > FORGET_S) or (
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
                 del self._refused[each.ref.uid]
-            elif each.is_due or (
-                (silent_s >= each.wait_s or each.is_new_gang) and await self._may_fit(each, seen, fits)
-            ):
+            elif each.is_due or ((silent_s >= wait_s or each.is_new_gang) and await self._may_fit(each, seen, fits)):
                 due.append(each)
         return due
 

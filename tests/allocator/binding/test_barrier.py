@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from allocator.binding.barrier import REFUSED_S, RETRIED_S, STALLED_S
 from allocator.binding.binding import Assignment, PodRef
+from allocator.gangs.obstacles import SKIPPED_S
 from allocator.gangs.start_queue import TURN_S
 from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
@@ -220,6 +221,7 @@ async def test_a_refusal_of_a_pod_that_the_minimum_does_not_need_is_no_obstacle(
 async def test_a_gang_gives_up_when_its_scheduler_does_not_come_back() -> None:
     a, b = gang("a", 2)
     rig = rig_of(a, b)
+    rig.world.engine.gangs.obstacles.asked(b)
     scheduler = Scheduler(rig)
     await scheduler.try_(a)
     await scheduler.wait(STALLED_S - 1)
@@ -285,7 +287,7 @@ async def test_of_two_gangs_in_each_others_way_the_last_gives_up_and_the_first_s
     scheduler = Scheduler(rig)
     await scheduler.try_(a[0], ("n1",))
     await scheduler.try_(b[0], ("n3",))
-    await scheduler.wait(STALLED_S + 1)
+    await scheduler.wait(SKIPPED_S)
     assert (await scheduler.refusal(b[0])).reason is Reason.GANG_STEPPED_BACK
     assert rig.stage(a[0].uid) is Stage.HELD
     await scheduler.try_(a[1], ("n2",))
@@ -363,7 +365,7 @@ async def test_of_many_stuck_gangs_half_give_up_at_once() -> None:
     scheduler = Scheduler(rig)
     for number, pods in enumerate(gangs):
         await scheduler.try_(pods[0], (f"n{2 * number + 1}",))
-    await scheduler.wait(STALLED_S + 1)
+    await scheduler.wait(SKIPPED_S)
     assert [rig.stage(pods[0].uid) is Stage.HELD for pods in gangs] == [True, True, False, False]
 
 
@@ -373,7 +375,7 @@ async def test_a_gang_of_lower_priority_gives_up_first() -> None:
     scheduler = Scheduler(rig)
     await scheduler.try_(low[0], ("n1",))
     await scheduler.try_(high[0], ("n3",))
-    await scheduler.wait(STALLED_S + 1)
+    await scheduler.wait(SKIPPED_S)
     assert (await scheduler.refusal(low[0])).reason is Reason.GANG_STEPPED_BACK
     assert rig.stage(high[0].uid) is Stage.HELD
 

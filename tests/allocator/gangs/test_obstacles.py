@@ -115,7 +115,7 @@ def test_a_pod_refused_anew_after_it_was_asked_for_counts_at_once() -> None:
 
 def test_a_verdict_from_beside_the_peers_is_in_doubt_after_they_have_gone() -> None:
     first, second = members(2)
-    world = world_of(first, saying(second, CPU))
+    world = world_of(first, saying(second, OTHERS[1]))
     gangs, job = world.engine.gangs, world.cluster.jobs.job_of(first)
     gangs.step_back(job, [second.uid], "")
     assert lacking(world) is None
@@ -126,7 +126,8 @@ def test_a_verdict_from_beside_the_peers_is_in_doubt_after_they_have_gone() -> N
 def test_the_old_verdict_on_a_pod_whose_binding_is_held_does_not_count() -> None:
     first, second = members(2)
     world = world_of(first, saying(second, CPU))
-    world.engine.gangs.obstacles.asked(second)
+    for each in (first, second):
+        world.engine.gangs.obstacles.asked(each)
     world.engine.place(second)
     world.now_s += ASKED_S
     world.ledger.advance(second.uid, Stage.HELD)

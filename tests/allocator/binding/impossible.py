@@ -1,0 +1,89 @@
+"""A cluster on which gangs wait that can't start, whatever the reason."""
+
+from collections.abc import Sequence
+
+from allocator.rules.vacancy import Vacancy
+from allocator.state.node import NodeRecord
+from ascend.annotations import MIN_AVAILABLE
+from tests.allocator.binding.simulation import CHIPS, Case, Demand, Simulation
+from tests.allocator.builders import GROUP, gated, pod
+
+CPU = 8
+NOWHERE = frozenset[str]()
+
+
+def demand(
+    gang: str, rank: int, size: int, chips: int, nodes: frozenset[str], *, since: str = "2026-01-01T00:00:00Z"
+) -> Demand:
+    annotations = {GROUP: gang, MIN_AVAILABLE: str(size)} if size > 1 else {}
+    return Demand(pod(f"{gang}-{rank}", chips, annotations=annotations, since=since), chips, 1, nodes)
+
+
+def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) -> list[Demand]:
+    """A gang of two of which the second can't start, or of pods that can't start together."""
+    name = f"{kind}-{number}"
+    if kind == "exclusive":  # one more than there are nodes
+        pods = [demand(name, rank, len(nodes) + 1, chips // 2, nodes) for rank in range(len(nodes) + 1)]
+        for each in pods:
+            each.cpu = CPU // 2 + 1
+        return pods
+    first, second = (demand(name, rank, 2, chips, nodes) for rank in range(2))
+    match kind:
+        case "cpu":
+            second.cpu = CPU + 1
+        case "taint" | "claim":
+            second.tolerated = NOWHERE
+        case "gate":
+            second.pod = gated(second.pod, "kueue.x-k8s.io/admission")
+        case "scheduler":
+            second.is_tried = False
+        case "both":
+            only = frozenset([min(nodes)])
+            first.cpu = second.cpu = CPU // 2 + 1
+            first.tolerated = second.tolerated = only
+        case _:
+            raise AssertionError(kind)
+    return [first, second]
+
+
+KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive"]
+EXCLUDING = ["both", "exclusive"]
+"""The kinds of which nothing tells that they can't start but that they have tried."""
+
+
+class Queue:
+    """A cluster without running pods on which gangs wait that can't start."""
+
+    def __init__(self, kinds: Sequence[str], nodes: int) -> None:
+        self.names = frozenset(f"n{number}" for number in range(nodes))
+        gangs = [impossible(kind, number, self.names) for number, kind in enumerate(kinds)]
+        self.simulation = Simulation(Case(dict.fromkeys(self.names, CPU), gangs), cycles=40, earmark_share=0.5)
+
+    async def seconds_until_start(self, pods: list[Demand], limit_s: int = 120) -> float:
+        """How long pods wait that fit on what is free; they end at once."""
+        self.simulation.add(pods)
+        begin_s = self.simulation.now_s
+        while self.simulation.started(pods) < len(pods):
+            await self.simulation.run(0.25)
+            if self.simulation.now_s - begin_s > limit_s:
+                break
+        waited_s = self.simulation.now_s - begin_s
+        if waited_s <= limit_s:
+            self.simulation.end(pods)
+        return waited_s
+
+    @property
+    def kept(self) -> int:
+        """The number of chips that nobody may use although no pod runs."""
+        return sum(CHIPS - free(record) for record in self.simulation.rig.world.cluster.nodes.values())
+
+
+def free(record: NodeRecord) -> int:
+    assert isinstance(record.offer, Vacancy)
+    return record.offer.free.bit_count()
+
+
+def good(number: int, size: int, chips: int, nodes: frozenset[str]) -> list[Demand]:
+    """A gang that fits, created after those that can't start."""
+    since = f"2026-01-02T00:00:{number:02}Z"
+    return [demand(f"good-{number}", rank, size, chips, nodes, since=since) for rank in range(size)]
