@@ -33,6 +33,7 @@ from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
+from device_plugin.health.running_time import RunningTime
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
 from device_plugin.kubelet.node_info import NodeStatus, read_node_status
@@ -94,8 +95,9 @@ class Plugin:
         self._source = source
         self._host_ip = settings.host_ip
         self.metrics = Metrics()
+        self._time = RunningTime()
         self._driver = settings.make_driver(
-            lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
+            lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s), self._time.now_s
         )
         self._node_status = Observable(NodeStatus())
         self._new_kubelets: Observable[None] = Observable(None)
@@ -145,6 +147,7 @@ class Plugin:
     async def _work(self, client: KubeClient, events: EventRecorder, chips: ChipSide, pods: PodSide) -> None:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
+            start("running time", self._time.run(_stood_still))
             # First: the start can wait for the API server for as long as that takes.
             start("settings", self._follow_settings(chips))
             # What the start waits for is read in parallel: the driver, the pods, and what restore() reads.
@@ -216,6 +219,7 @@ class Plugin:
                 start("hot reset", reset.run())
             start("processes", self._process_watch(chips, pods).run())
             start("report watch", chips.config_map.watch().run())
+            start("node watch", chips.node_object.watch().run())
             for offer in pods.kept:
                 start(f"reconciler{_of(offer)}", offer.reconciler.run())
                 start(f"fault notices{_of(offer)}", offer.fault_notices.run())
@@ -225,7 +229,7 @@ class Plugin:
             start("report", chips.reporter.run())
             if settings.readmission == "manual":
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
-                start("label watch", labels.watch().run())
+                chips.node_object.reader = labels
                 start("labels", labels.run())
             if settings.job_files:
                 folders = {"reset_config_dir": settings.reset_config_dir, "data_trace_dir": settings.data_trace_dir}
@@ -256,10 +260,23 @@ class Plugin:
         )
 
     def _hot_reset(self, chips: ChipSide, pods: PodSide, options: ResetOptions, node: Node) -> HotReset:
-        held = self.ledgers.cores if pods.cores is not None else self.ledgers.whole
-        known = Knowledge(self.snapshots, self.order.advertised, held.pods, held.handovers, pods.offers[0].matcher)
+        known = Knowledge(
+            self.snapshots,
+            self.order.advertised,
+            self.ledgers,
+            lambda: any(offer.matcher.is_admitting for offer in pods.kept),
+            chips.node_object.annotations,
+        )
         earlier = node.metadata.annotations
-        return HotReset(self._driver, chips, known, options=options, metrics=self.metrics, earlier=earlier)
+        return HotReset(
+            self._driver,
+            chips,
+            known,
+            options=options,
+            metrics=self.metrics,
+            earlier=earlier,
+            moment=self._time.moment,
+        )
 
     def _offer(self, pods: PodSide, device_type: DeviceType) -> Offer:
         """Offer the vNPUs of a size."""
@@ -375,6 +392,7 @@ class Plugin:
             metrics=self.metrics,
             announce=announce,
             by_cores=settings.dynamic_vnpus,
+            moment=self._time.moment,
         )
         switches = SwitchMonitor(settings.make_switch_driver(), self.snapshots, announce)
 
@@ -402,7 +420,13 @@ class Plugin:
             off_limits=lambda: muting.muted,
         )
         listener = hangs if settings.hang_detection else muting
-        scanner = Scanner(self._driver, listener, known=lambda: book.discovered_chips, period_s=settings.scan_period_s)
+        scanner = Scanner(
+            self._driver,
+            listener,
+            known=lambda: book.discovered_chips,
+            period_s=settings.scan_period_s,
+            moment=self._time.moment,
+        )
         fault_config = FaultConfig(configure, announce)
         meter = Meter(
             self._driver,
@@ -447,6 +471,10 @@ class Plugin:
 
     def _inject(self, chips: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
         return self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector
+
+
+def _stood_still(still_s: float) -> None:
+    log.warning("the plugin stood still, that time counts for no chip", still_s=round(still_s, 1))
 
 
 def _of(offer: Offer) -> str:

@@ -132,6 +132,7 @@ class Probes:
             "lock": lambda: pods.lock.problem,
             "kubelet": lambda: pods.problem,
             "report": lambda: chips.reporter.problem,
+            "claims": lambda: pods.claims.problem,
         }
         self.ready = reads | works | {"kubelet's certificate": kubelet}
         self.standby = reads | {name: unless_on_standby(check) for name, check in works.items()}

@@ -1,5 +1,6 @@
 """The device plugin's settings."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,16 @@ class DriverSettings(ProgramSettings):
         "vNPUs when pods start; 910B and A3 only. Drain the node before you change it",
     )
 
-    def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> FullDriver:
+    def make_driver(
+        self,
+        observe: Callable[[str, float], None] = lambda _call, _took_s: None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> FullDriver:
         """Return the driver these settings name; it has not been called yet.
 
         Args:
             observe: receives the name and duration in seconds of each library call, on the thread that made it.
+            now_s: the monotonic clock by which chips are judged.
         """
         if self.driver == "simulated":
             return SimulatedDriver(self.simulated_state, self.simulated_cuts)
@@ -74,7 +80,7 @@ class DriverSettings(ProgramSettings):
         return DcmiDriver(
             self.dcmi_library,
             observe=observe,
-            links=LinkTool(self.link_tool),
+            links=LinkTool(self.link_tool, now_s=now_s),
             counters=PortCounters(self.link_tool),
             die_policy=None if self.die_policy == "unchanged" else self.die_policy,
         )

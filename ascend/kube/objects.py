@@ -585,3 +585,9 @@ EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events")
 
 JsonObject = dict[str, Any]
 """An object as sent to the API server."""
+
+
+def is_newer(version: str, known: str) -> bool:
+    """Return whether one resourceVersion is later than another; one that can't be compared counts as later."""
+    # Kubernetes documents since 1.35 that these are growing numbers; they always were.
+    return not (version.isdigit() and known.isdigit()) or int(version) > int(known)

@@ -186,9 +186,8 @@ class CoreLedger:
         return chip_set((*held, *claimed)) | self._undestroyed
 
     def owns(self, vnpu: VirtualNpu) -> bool:
-        """Return whether a vNPU is that of a pod."""
-        found = (each.vnpu for each in self.holding if each.vnpu is not None)
-        return any((each.phy_id, each.vdev_id) == (vnpu.phy_id, vnpu.vdev_id) for each in found)
+        """Return whether a vNPU is that of a pod; one of another size is not, although the driver reuses ids."""
+        return any(handover.vnpu == vnpu for handover in self.holding)
 
     def explains(self, key: str, ids: frozenset[int]) -> bool:
         """Return whether an entry of the kubelet's ledger is that of a known pod."""

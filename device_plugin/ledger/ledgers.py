@@ -130,16 +130,28 @@ class Ledgers:
     def holders(self) -> dict[int, frozenset[str]]:
         """The uids of the pods that hold each chip, or parts of it, by physical id; also those that may have ended."""
         found: dict[int, set[str]] = {}
+        for uid, _, chips in self._held():
+            for chip in chip_ids(chips):
+                found.setdefault(chip, set()).add(uid)
+        return {chip: frozenset(uids) for chip, uids in found.items()}
+
+    @property
+    def held(self) -> dict[str, ChipSet]:
+        """The chips that each pod holds, or parts of them, by ``namespace/name``; also those that may have ended."""
+        found: dict[str, ChipSet] = {}
+        for _, key, chips in self._held():
+            found[key] = found.get(key, 0) | chips
+        return found
+
+    def _held(self) -> Iterator[tuple[str, str, ChipSet]]:
+        """Iterate over the pods' uids, their names, and what they were given, or what is written on those that wait."""
         for handover in (*self, *self.cores.handovers.kept.values()):
-            for chip in handover.chips:
-                found.setdefault(chip, set()).add(handover.uid)
+            yield handover.uid, handover.pod, handover.chip_set
         books = [(ledger.pods, ledger.handovers) for ledger in (self.whole, *self.vnpus.values())]
         for pods, handovers in (*books, (self.cores.pods, self.cores.handovers)):
             for pod in pods:
                 if pod.live and pod.count and pod.uid not in handovers:
-                    for chip in chip_ids(pods.device_type.chips(pod.held)):
-                        found.setdefault(chip, set()).add(pod.uid)
-        return {chip: frozenset(uids) for chip, uids in found.items()}
+                    yield pod.uid, pod.key, pods.device_type.chips(pod.held)
 
     def __iter__(self) -> Iterator[HandOver]:
         """Iterate over all hand-overs, with the chips that the devices are, or are parts of."""

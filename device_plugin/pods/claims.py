@@ -6,6 +6,7 @@ written when the plugin ends is made again from the kubelet's ledger.
 
 import asyncio
 import contextlib
+import http
 from collections.abc import Mapping
 
 import structlog
@@ -90,12 +91,22 @@ class ClaimWriter:
         self._client = client
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, Mapping[str, str | None]] = {}
+        self._refused: dict[str, str] = {}
         self._ending = asyncio.Event()
 
     @property
     def pending(self) -> int:
         """How many claims are not written yet."""
         return len(self._tasks)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the API server refuses claims; None while it refuses none.
+
+        Without its claim it is not known outside of this node which chips a pod has, and another plugin, to which the
+        node changes, would give them again.
+        """
+        return next(iter(self._refused.values()), None)
 
     def write(self, *, uid: str, namespace: str, name: str, annotations: Mapping[str, str | None]) -> None:
         """Write a claim soon; returns at once. If one is in progress for the pod, it goes on with the new content.
@@ -131,6 +142,7 @@ class ClaimWriter:
         if self._tasks[uid] is done:
             del self._tasks[uid]
             del self._wanted[uid]
+            self._refused.pop(uid, None)
 
     async def _write(self, uid: str, namespace: str, name: str) -> None:
         backoff = Backoff(limit_s=10.0)
@@ -151,6 +163,8 @@ class ClaimWriter:
                 if _may_be_another(error) and await self._is_another(uid, namespace, name):
                     log.info("claim dropped, the pod was recreated", pod=pod, pod_uid=uid)
                     return
+                if isinstance(error, ApiError) and _is_denied(error):
+                    self._refused[uid] = f"the claim on pod {pod} is refused: {error.message}"
                 wait_s = backoff.after(error)
                 log.warning("claim not written yet", pod=pod, pod_uid=uid, error=str(error), retry_s=round(wait_s, 2))
                 await self._pause(wait_s)
@@ -170,6 +184,12 @@ class ClaimWriter:
             return True
         except (ApiError, Unreachable):
             return False
+
+
+def _is_denied(error: ApiError) -> bool:
+    """Return whether a right is missing, or an admission policy denies the write: no fault of the pod itself."""
+    by_policy = error.status == http.HTTPStatus.UNPROCESSABLE_ENTITY and "denied request" in error.message
+    return by_policy or error.status == http.HTTPStatus.FORBIDDEN
 
 
 def _may_be_another(error: ApiError | Unreachable) -> bool:

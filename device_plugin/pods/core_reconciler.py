@@ -72,7 +72,6 @@ class CoreReconciler:
         self._orphans: set[str] = set()
         self._guessed: set[str] = set()
         self._repairs = AnnotationRepairs(ledger.pods, ledger.handovers, restore, announce, metrics)
-        self._unverified: set[str] = set()
         self._settling = asyncio.Lock()
 
     async def settle(self) -> bool:
@@ -107,18 +106,15 @@ class CoreReconciler:
         return self._repairs.look()
 
     def verify(self) -> None:
-        """Tell the pods whose vNPUs the driver no longer has, once it has been asked about their chips."""
-        for each in self._ledger.handovers.cores():
-            pod, vnpu = self._ledger.pods.get(each.uid), each.vnpu
-            if (
-                each.uid in self._unverified
-                and vnpu is not None
-                and self._vnpus.is_known(vnpu.phy_id)
-                and pod is not None
-            ):
-                self._unverified.discard(each.uid)
-                if not self._vnpus.has_id(vnpu):
-                    self._announce_without(pod, f"the driver no longer has its vNPU {vnpu.vdev_id}")
+        """Tell the pods whose vNPUs the driver did not list when it was last asked about their chips."""
+        for handover in self._ledger.handovers.cores():
+            pod, vnpu = self._ledger.pods.get(handover.uid), handover.vnpu
+            if pod is None or vnpu is None or not self._vnpus.is_known(vnpu.phy_id) or vnpu in self._vnpus:
+                continue
+            why = f"the driver no longer has its vNPU {vnpu.vdev_id}"
+            if (other := self._vnpus.replacing(vnpu)) is not None:
+                why += f", but one of {other.template or 'an unknown size'} with its id"
+            self._announce_without(pod, why)
 
     def may_be_mistaken(self, vnpu: VirtualNpu) -> bool:
         """Return whether a pod can have this vNPU although another is taken for its own: they look alike."""
@@ -178,7 +174,7 @@ class CoreReconciler:
         vnpu = claimed_vnpu(pod)
         if vnpu is None:
             return pod.claimed and pod.given is not None
-        return self._vnpus.has_id(vnpu)
+        return vnpu in self._vnpus
 
     async def _read(self) -> KubeletLedger | None:
         try:
@@ -280,7 +276,6 @@ class CoreReconciler:
         if kept is not None:
             handover: CoreHandOver | None = core_handover(pod, ids, kept.chips, kept.template, kept.vnpu)
         elif claimed is not None and not self._ledger.owns(claimed):
-            self._unverified.add(pod.uid)
             handover = core_handover(pod, ids, (claimed.phy_id,), claimed.template, claimed)
         else:
             handover = self._granted(pod, ids)

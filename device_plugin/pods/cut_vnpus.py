@@ -60,9 +60,9 @@ class CutVnpus:
         """Return the vNPUs on a chip."""
         return self._listed.get(chip, ())
 
-    def has_id(self, vnpu: VirtualNpu) -> bool:
-        """Return whether the chip of a vNPU has one with its id, whatever its template."""
-        return any(each.vdev_id == vnpu.vdev_id for each in self.on(vnpu.phy_id))
+    def replacing(self, vnpu: VirtualNpu) -> VirtualNpu | None:
+        """Return the vNPU that has the chip and the id of another one, which may be of another size."""
+        return next((each for each in self.on(vnpu.phy_id) if each.vdev_id == vnpu.vdev_id), None)
 
     def not_given(self, vnpu: VirtualNpu) -> None:
         """Note that no pod has got a vNPU."""

@@ -5,6 +5,7 @@ the edit is applied, and the report is made again. Only our keys are patched; ot
 ``ManuallySeparateNPU`` that are not chip names stay too, because only their author knows what they mean.
 """
 
+import http
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -23,9 +24,9 @@ from ascend.deviceinfo import (
     read_manually_separated,
     read_update_time,
 )
-from ascend.errors import Conflict, NotFound
+from ascend.errors import ApiError, Conflict, NotFound
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject
+from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject, is_newer
 from ascend.kube.reflector import Reflector
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -156,6 +157,11 @@ class DeviceInfoConfigMap:
         except Conflict:
             await self._catch_up()
             raise
+        except ApiError as error:
+            if error.status != http.HTTPStatus.UNPROCESSABLE_ENTITY or "immutable" not in error.message:
+                raise
+            sentence = f"somebody has made the ConfigMap immutable: delete {NAMESPACE}/{self._name}, it is made again"
+            raise ApiError(f"{sentence} ({error.message})", status=error.status, reason=error.reason) from error
         self._version = written.metadata.resource_version
         self._found = self._acknowledged = data[DEVICE_INFO]
         self._separated = read_manually_separated(data)[0]
@@ -188,9 +194,3 @@ class DeviceInfoConfigMap:
             self._on_invalid(new)
         self._invalid = invalid
         return chips
-
-
-def is_newer(version: str, known: str) -> bool:
-    """Return whether one resourceVersion is later than another; one that can't be compared counts as later."""
-    # Kubernetes documents since 1.35 that these are growing numbers; they always were.
-    return not (version.isdigit() and known.isdigit()) or int(version) > int(known)

@@ -18,11 +18,14 @@ from ascend.annotations import (
     write_base_device_infos,
 )
 from ascend.chips import chip_ids
+from ascend.daemon.observable import Observable
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
-from ascend.kube.objects import NODES, Node
+from ascend.kube.handler import Handler
+from ascend.kube.objects import NODES, Node, is_newer
+from ascend.kube.reflector import Reflector
 from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
 from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
 from device_plugin.driver import Inventory
@@ -99,7 +102,9 @@ def node_announcer(events: EventRecorder, node: str) -> Callable[[str, str, bool
 
 
 class NodeWriter:
-    """Keeps our annotations and labels on the Node; those of others stay.
+    """Keeps our annotations and labels on the Node; those of others stay. A handler for the reflector that it makes.
+
+    A Node that was deleted and made again, by its kubelet or by an administrator, has none of them.
 
     Args:
         client: the API server.
@@ -120,9 +125,51 @@ class NodeWriter:
         self._outdated = outdated
         self._announce = announce
         self._written: tuple[Mapping[str, str], Mapping[str, str]] | None = None
+        self._version = ""  # of the last write
+        self._uid = ""  # of the Node that was written
         self._server_type: str | None = None
         self.problem: str | None = "waiting for this node's Node object"
-        """Why the Node is unknown; None once it was read."""
+        """Why the Node is unknown, or lacks what was written; None while neither is so."""
+        self.lost: Observable[None] = Observable(None)
+        """Set when the Node lacks an annotation or a label that was written."""
+        self.annotations: Observable[Mapping[str, str]] = Observable({})
+        """The annotations that the Node has of this plugin, as far as known."""
+        self.reader: Handler[Node] | None = None
+        """Gets every change of the Node, too."""
+
+    def watch(self) -> Reflector[Node]:
+        """Return the watch that feeds it."""
+        return Reflector(self._client, NODES, self, field_selector=f"metadata.name={self._node}")
+
+    def applied(self, obj: Node) -> None:
+        """Note whether what was written is still there; the watch shows older versions of the Node, too."""
+        if self.reader is not None:
+            self.reader.applied(obj)
+        if not self._uid or not is_newer(obj.metadata.resource_version, self._version):
+            return
+        if self._uid != obj.uid:
+            self._server_type = obj.metadata.labels.get(SERVER_TYPE_LABEL)
+            self._lose(f"the Node {self._node} was made again, without this plugin's labels and annotations")
+        elif self._written is not None:
+            (annotations, labels), metadata = self._written, obj.metadata
+            missing = (annotations.keys() - metadata.annotations) | (labels.keys() - metadata.labels)
+            if missing:
+                self._lose(f"somebody removed {', '.join(sorted(missing))} from the Node {self._node}")
+
+    def deleted(self, obj: Node) -> None:
+        """Note that the Node is gone until its kubelet makes it again."""
+        if self.reader is not None:
+            self.reader.deleted(obj)
+        if self._uid:
+            self._lose(f"the Node {self._node} was deleted")
+
+    def _lose(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("the Node lacks what was written", problem=problem)
+        self.problem = problem
+        self.forget()
+        self.annotations.set({})
+        self.lost.set(None)
 
     async def learn(self) -> Node:
         """Wait for the Node and return it."""
@@ -162,6 +209,8 @@ class NodeWriter:
         if (annotations, labels) != self._written:
             written = {**labels, **dict.fromkeys(self._outdated)}
             body = {"metadata": {"annotations": dict(annotations), "labels": written}}
-            await self._client.patch(NODES, self._node, body, timeout_s=PATCH_TIMEOUT_S)
+            node = await self._client.patch(NODES, self._node, body, timeout_s=PATCH_TIMEOUT_S)
             self._outdated = ()
             self._written = (annotations, labels)
+            self._uid, self._version, self.problem = node.uid, node.metadata.resource_version, None
+            self.annotations.set(annotations)

@@ -14,10 +14,8 @@ from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import NODES, Node
-from ascend.kube.reflector import Reflector
+from ascend.kube.objects import NODES, Node, is_newer
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.publish.device_info_configmap import is_newer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -48,7 +46,7 @@ def _listed_on(node: Node) -> tuple[ChipSet, ChipSet]:
 
 
 class ReadmissionLabels:
-    """Keeps the two labels up to date and applies operators' edits; a handler for the reflector it makes.
+    """Keeps the two labels up to date and applies operators' edits; a reader of the Node's changes.
 
     Args:
         client: the API server.
@@ -68,10 +66,6 @@ class ReadmissionLabels:
         self._uid, self._version = node.uid, node.metadata.resource_version
         self._listed: tuple[ChipSet, ChipSet] | None = _listed_on(node)
         self._seen: Observable[None] = Observable(None)
-
-    def watch(self) -> Reflector[Node]:
-        """Return the watch that feeds it."""
-        return Reflector(self._client, NODES, self, field_selector=f"metadata.name={self._name}")
 
     def applied(self, obj: Node) -> None:
         """Take over a change of the Node: ids that are no longer listed are readmitted."""

@@ -85,19 +85,20 @@ class Reporter:
         loop = asyncio.get_running_loop()
         backoff, node_backoff = Backoff(limit_s=RETRY_LIMIT_S), Backoff(limit_s=NODE_RETRY_LIMIT_S)
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
-        refresh_at_s, lost = 0.0, self._config_map.lost.version
+        refresh_at_s, losses = 0.0, self._losses
         sources = (
             self._snapshots,
             self._switches,
             self._order.advertised,
             self._order.unshown,
             self._config_map.lost,
+            self._node_object.lost,
         )
         await self._order.wait_before_first_report(self._snapshots)
         while True:
             versions = [source.version for source in sources]
-            if self._config_map.lost.version != lost:
-                written, lost = None, self._config_map.lost.version
+            if self._losses != losses:
+                written, losses = None, self._losses
             snapshot = self._snapshots.value
             if snapshot is None:
                 await wait_for_change(sources, versions)
@@ -132,6 +133,10 @@ class Reporter:
                 log.warning("Node not written", error=str(refused), retry_s=round(wait_s, 2))
             log.info("reported", free=f"{report.free:#x}", unhealthy=f"{report.unhealthy:#x}")
             await asyncio.sleep(MIN_GAP_S)
+
+    @property
+    def _losses(self) -> tuple[int, int]:
+        return self._config_map.lost.version, self._node_object.lost.version
 
     async def sign_off(self) -> None:
         """Report that the plugin has ended; the kubelet stops offering the chips at the same time.

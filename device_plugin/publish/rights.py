@@ -33,7 +33,6 @@ class Right:
         return f"{self.verb} {name}{f'.{self.group}' if self.group else ''}{where}"
 
 
-MANUAL = "readmission: manual"
 JOB_FILES = "job_files: true"
 
 RIGHTS = (
@@ -42,6 +41,8 @@ RIGHTS = (
     Right("watch", "pods", "the chips written on the node's pods"),
     Right("patch", "pods", "the claim: which chips a pod was given"),
     Right("get", "nodes", "this node's address and labels, and what earlier plugins have left on it"),
+    Right("list", "nodes", "this node's object, which may be made again without our annotations and labels"),
+    Right("watch", "nodes", "changes of this node's object"),
     Right("patch", "nodes", "annotations and labels: which chips the node has"),
     Right("get", "nodes", "the kubelet's count of registrations: another plugin's", subresource="metrics"),
     Right("get", "configmaps", "an earlier plugin's report, and the site's fault rules", namespace=NAMESPACE),
@@ -51,10 +52,6 @@ RIGHTS = (
     Right("patch", "configmaps", "every later report", namespace=NAMESPACE),
     Right("create", "events", "changes of health, and pods whose chips fail or do not match", group="events.k8s.io"),
     Right("patch", "events", "repetitions of an Event: counted, not repeated", group="events.k8s.io"),
-    *(
-        Right(verb, "nodes", "operators' edits of the labels of chips that await readmission", setting=MANUAL)
-        for verb in ("list", "watch")
-    ),
     *(
         Right(verb, "configmaps", "reset-config-<job> and data-trace-<job> of the jobs on the node", setting=JOB_FILES)
         for verb in ("list", "watch")
@@ -69,7 +66,6 @@ KUBELET_PODS = (
 """One of these two is enough."""
 
 
-def rights(*, manual_readmission: bool, job_files: bool) -> tuple[Right, ...]:
+def rights(*, job_files: bool) -> tuple[Right, ...]:
     """Return the rights the plugin needs with these settings, except ``KUBELET_PODS``."""
-    needed = {"": True, MANUAL: manual_readmission, JOB_FILES: job_files}
-    return tuple(right for right in RIGHTS if needed[right.setting])
+    return tuple(right for right in RIGHTS if job_files or right.setting != JOB_FILES)

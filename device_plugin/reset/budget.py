@@ -31,6 +31,10 @@ class Budget:
         self._resets = [each for each in self._resets if each > now_s - HOUR_S]
         self._resets.append(now_s)
 
+    def give_back(self) -> None:
+        """Forget the last reset that was counted: the driver was not called for it."""
+        self._resets.pop()
+
     def failed(self, now_s: float) -> None:
         """Count a failure: the last reset did not end the fault."""
         self._failures, self._failed_s = self._failures + 1, now_s

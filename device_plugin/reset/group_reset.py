@@ -84,6 +84,7 @@ class GroupReset:
         self._idle_s: float | None = None  # since when nobody uses the chips
         self._checked_s = 0.0  # the next check is not before this
         self._settled_s: float | None = None  # since when the kubelet can't choose the chips
+        self._is_counted = False  # whether the reset that comes next is counted already
         self._asked = False  # whether a command is being carried out
         self._ask_s = 0.0  # the next command is not before this
         self._next_s = 0.0
@@ -180,8 +181,20 @@ class GroupReset:
             return None
         if self._settled_s is None:
             self._settled_s = now_s
+        # The reset is counted, and written on the Node, before the driver is called: the plugin may end in between.
+        if not self._is_counted:
+            self._is_counted = True
+            self.budget.spend(now_s)
         if now_s < self._settled_s + SETTLE_S:
             self._next_s = self._settled_s + SETTLE_S
+            return None
+        if not view.recorded:
+            if now_s >= self.since_s + LIST_LIMIT_S:
+                self._release(
+                    f"the Node could not be written within {LIST_LIMIT_S:g} s, and after a restart of the plugin the "
+                    "reset would not count for the limit per hour",
+                    now_s,
+                )
             return None
         self._enter(Phase.CONFIRMING, now_s)
         return self._ask(Command.CHECK, now_s)
@@ -309,7 +322,7 @@ class GroupReset:
             faults = _wanting({self.target: view.wanting[self.target]})
             self._say("NPUResetStarted", f"{self._named}: nobody uses it, resetting next {faults}")
         else:
-            self.budget.spend(now_s)
+            self._is_counted = False
             faults = _wanting(view.wanting)
             self._say("NPUResetStarted", f"{self._named}: nobody uses it, resetting because of {faults}")
         self.called |= 1 << self.target if self._one_by_one else self.chips
@@ -332,6 +345,9 @@ class GroupReset:
     def _release(self, why: str, now_s: float) -> None:
         self._say("NPUResetCancelled", f"{self._named}: not reset, {why}")
         self._idle_s, self._checked_s, self._scope = None, now_s + RECHECK_S, 0
+        if self._is_counted:
+            self._is_counted = False
+            self.budget.give_back()
         self._enter(Phase.IDLE, now_s)
 
     def _finish(self, wanting: ChipSet, now_s: float) -> None:

@@ -17,8 +17,7 @@ from device_plugin.driver.reset_groups import one_by_one, reset_groups
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.health.snapshot import Moment, Snapshot
 from device_plugin.kubelet.pod_resources import read_ledger
-from device_plugin.ledger.handovers import HandOvers, used_chips
-from device_plugin.ledger.node_pods import NodePods
+from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
 from device_plugin.reset.budget import Budget
 from device_plugin.reset.group_reset import GroupReset
@@ -80,14 +79,6 @@ class ChipSide(Protocol):
         """Receives every step, for people."""
 
 
-class Admits(Protocol):
-    """The matcher of admission calls, as far as resets need it."""
-
-    @property
-    def is_admitting(self) -> bool:
-        """Whether a call of the kubelet is being answered."""
-
-
 @dataclass(frozen=True, slots=True)
 class Knowledge:
     """What the plugin knows about its chips and pods.
@@ -95,16 +86,16 @@ class Knowledge:
     Attributes:
         snapshots: the node's chips.
         advertised: the healthy chips in the last list that the kubelet was sent.
-        pods: the node's pods.
-        handovers: the chips they were given.
-        matcher: whether a pod is being admitted.
+        ledgers: what pods hold: whole chips, vNPUs and AI cores, whichever are offered now.
+        is_admitting: whether a call of the kubelet for any of them is being answered.
+        written: the annotations that the Node has of this plugin.
     """
 
     snapshots: Observable[Snapshot | None]
     advertised: Observable[ChipSet]
-    pods: NodePods
-    handovers: HandOvers
-    matcher: Admits
+    ledgers: Ledgers
+    is_admitting: Callable[[], bool]
+    written: Observable[Mapping[str, str]]
 
 
 class HotReset:
@@ -148,7 +139,7 @@ class HotReset:
         self._server: Inventory | None = None
         self._partners: Mapping[int, int | None] = {}
         self._answers: Observable[None] = Observable(None)
-        self._applied: object = None
+        self._applied: tuple[ChipSet, Mapping[str, str]] | None = None
 
     async def prepare(self) -> None:
         """Find the chips that have not started, before a pod can get one: this program was restarted during a reset."""
@@ -161,7 +152,11 @@ class HotReset:
     async def run(self) -> None:
         """Look after the groups until cancelled."""
         known = self._known
-        sources = (known.snapshots, known.advertised, known.pods.changes, known.handovers.changes, self._answers)
+        whole, cut = known.ledgers.whole, known.ledgers.vnpu_changes
+        sources = (
+            *(known.snapshots, known.advertised, known.written, self._answers),
+            *(whole.pods.changes, whole.handovers.changes, cut),
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -202,9 +197,7 @@ class HotReset:
 
     def _hold(self, chips: ChipSet) -> None:
         """Withhold chips until they have started, except those that pods use."""
-        snapshot = self._known.snapshots.value
-        cut = (snapshot.cut | snapshot.divided) & snapshot.used if snapshot is not None else 0
-        used = used_chips(self._known.pods, self._known.handovers) | cut
+        used = chip_set(self._known.ledgers.holders)
         for group in self._groups.values():
             group.found_starting(chips & ~used, self._moment().mono_s)
 
@@ -248,10 +241,11 @@ class HotReset:
             return None
         return View(
             wanting=wanting(snapshot, group.chips & ~group.muted),
-            obstacles=obstacles(snapshot, group.chips, known.pods, known.handovers),
+            obstacles=obstacles(snapshot, group.chips, known.ledgers.held),
             closed=not snapshot.healthy & group.chips,
             listed=not known.advertised.value & group.chips,
-            admitting=known.matcher.is_admitting,
+            admitting=known.is_admitting(),
+            recorded=self._applied is not None and self._applied[1].items() <= known.written.value.items(),
             busy=any(other.is_busy for other in self._groups.values() if other is not group),
             healthy=snapshot.healthy_by_themselves & ~group.muted & group.chips,
             held_back=any(chip.in_doubt for chip in members(snapshot, group.chips)),
@@ -271,7 +265,7 @@ class HotReset:
             group.attempted and group.phase in {Phase.RESETTING, Phase.STARTING} for group in groups
         )
         annotations = self._annotations(snapshot) if not self._options.dry_run else {}
-        state = (withheld, tuple(annotations.items()))
+        state = (withheld, annotations)
         if state != self._applied:
             self._applied = state
             self._health.withhold(withheld, annotations)
@@ -311,7 +305,7 @@ class HotReset:
         tasks.create_task(work).add_done_callback(lambda _done: self._answers.set(None))
 
     async def _check(self, tasks: asyncio.TaskGroup, group: GroupReset) -> None:
-        known = {handover.pod for handover in self._known.handovers}
+        known = {handover.pod for handover in self._known.ledgers.whole.handovers}
         found = await self._users.of(self._facts(group.chips), known)
         view = self._view(group)
         if view is not None:

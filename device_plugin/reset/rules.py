@@ -1,12 +1,10 @@
 """Which chips a reset is for, and who uses a group of chips. No input or output."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ascend.chips import ChipSet, chip_ids, chip_set, join_names
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Chip, Snapshot
-from device_plugin.ledger.handovers import HandOvers
-from device_plugin.ledger.node_pods import NodePods
 
 RESTARTING = frozenset({Level.RESTART_REQUEST, Level.RESTART_BUSINESS, Level.FREE_RESTART, Level.RESTART})
 """Levels of faults that a reset is expected to end (docs/spec/faults.md#hot-reset)."""
@@ -30,17 +28,18 @@ def members(snapshot: Snapshot, group: ChipSet) -> Iterator[Chip]:
     return (chip for chip in snapshot.chips if group >> chip.chip_id & 1)
 
 
-def obstacles(snapshot: Snapshot, group: ChipSet, pods: NodePods, handovers: HandOvers) -> list[str]:
+def obstacles(snapshot: Snapshot, group: ChipSet, held: Mapping[str, ChipSet]) -> list[str]:
     """Return why a group can't be reset now, as sentences: as far as this program knows by itself.
 
     A pod that is bound with a chip of the group holds it, although its containers do not run yet. Once it was given its
     chips, what is written on it does not count.
+
+    Args:
+        snapshot: the node's chips.
+        group: the chips that are reset together.
+        held: the chips of each pod, by any of the ledgers, and by ``namespace/name``.
     """
-    found = {handover.pod: held & group for handover in handovers if (held := handover.chip_set) & group}
-    for pod in pods:
-        if pod.live and pod.count and pod.uid not in handovers and pod.held & group:
-            found[pod.key] = found.get(pod.key, 0) | pod.held & group
-    sentences = [f"pod {key} holds {join_names(chip_ids(chips))}" for key, chips in found.items()]
+    sentences = [f"pod {key} holds {join_names(chip_ids(of & group))}" for key, of in held.items() if of & group]
     if (
         cut := (snapshot.cut | snapshot.divided | chip_set(chip.phy_id for chip in snapshot.server.chips if chip.vnpus))
         & group

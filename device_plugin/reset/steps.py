@@ -10,7 +10,7 @@ from ascend.chips import ChipSet
 SETTLE_S = 5.0
 """How long the kubelet must have had the list without the chips: longer than an Allocate can take."""
 LIST_LIMIT_S = 60.0
-"""How long chips are withheld while the kubelet can't be sent the list."""
+"""How long chips are withheld while the kubelet can't be sent the list, or the Node can't be written."""
 RECHECK_S = 10.0
 """The wait after a check that found a holder, or no answer."""
 CALL_LIMIT_S = 300.0
@@ -79,6 +79,7 @@ class View:
         closed: no chip of the group can be given to a pod any more.
         listed: the kubelet was sent a list in which no chip of the group is healthy.
         admitting: a pod is being admitted.
+        recorded: the Node has the resets that were counted, so that a restart of the plugin does not forget them.
         busy: another group is being reset.
         healthy: the chips of the group that are healthy, withheld or not.
         held_back: a chip has only just recovered, so its health is still held back.
@@ -90,6 +91,7 @@ class View:
     closed: bool = False
     listed: bool = False
     admitting: bool = False
+    recorded: bool = False
     busy: bool = False
     healthy: ChipSet = 0
     read: ChipSet = 0

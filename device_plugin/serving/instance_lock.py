@@ -99,13 +99,13 @@ class InstanceLock:
             yield True
 
     def renew(self) -> None:
-        """Take the lock again if the folder was recreated, because other instances look at the new file.
+        """Take the lock again if its file was deleted, because other instances look at the new file.
 
         Raises:
             LockLost: another instance took it first; this one must end.
             OSError: it can't be taken at present.
         """
-        if self._file is None or self._is_in_place(self._file):
+        if self._file is None or _is_in_place(self._file, self._path):
             return
         try:
             fresh = _take(self._path)
@@ -148,8 +148,9 @@ class InstanceLock:
                 return was_taken
 
     def _stand_by(self) -> None:
-        if self._successor is not None:
+        if self._successor is not None and _is_in_place(self._successor, self._successor_path):
             return
+        self.settle()  # the file was deleted: other instances look at the new one
         self._successor = _take(self._successor_path)
         self._sign(self._successor, self._successor_path)
 
@@ -161,11 +162,12 @@ class InstanceLock:
             # It works without: the name only distinguishes successors that follow each other within seconds.
             log.warning("can't write the name of this instance", path=str(path), error=error.strerror)
 
-    def _is_in_place(self, file: BinaryIO) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
-        except OSError:
-            return False
+
+def _is_in_place(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _content(path: Path) -> str | None:

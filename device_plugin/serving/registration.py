@@ -17,6 +17,7 @@ inotify says at once that a socket has come or gone, and costs an idle plugin no
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -109,7 +110,11 @@ class Registration:
         return (self.others.unknown.problem or self.others.uncertain) if watched else self._problem
 
     async def run(self) -> None:
-        """Stay registered until cancelled. The instance lock is held."""
+        """Stay registered until cancelled. The instance lock is held.
+
+        Raises:
+            LockLost: its file was deleted, and another instance took it first.
+        """
         loop = asyncio.get_running_loop()
         self._remove_stale_sockets()
         # Two plugins for one resource end each other's streams: without a pause they would do nothing else.
@@ -187,9 +192,12 @@ class Registration:
         with watch_folder(self._directory) as folder:
             while True:
                 folder.changed.clear()
-                if _identity(self._kubelet_socket) != kubelet:
+                present = _identity(self._kubelet_socket)
+                # Without its socket the kubelet can't be registered with, but the stream to it may still work.
+                if present not in {kubelet, None}:
                     return KUBELET_RESTARTED
-                if _identity(path) != own:
+                self._succession.keep_lock()
+                if _identity(path) != own and present is not None:
                     return "our socket is gone"
                 if await self.others.mindcluster.serves():
                     # Without a plugin that takes over, the kubelet has to notice the end of the devices.
@@ -265,11 +273,13 @@ class Registration:
             raise unreachable("the kubelet did not register us", error) from error
 
     def _remove_stale_sockets(self) -> None:
-        # This instance holds the lock, so the instances that made them have ended.
+        # This instance holds the lock, so the instances that made them have ended, unless the lock was deleted.
         try:
             for name in list_names(self._directory):
-                if name.startswith(PREFIX) and not name.startswith(f"{PREFIX}{self._instance}-"):
-                    (self._directory / name).unlink(missing_ok=True)
+                path = self._directory / name
+                is_earlier = name.startswith(PREFIX) and not name.startswith(f"{PREFIX}{self._instance}-")
+                if is_earlier and name.endswith(".sock") and not _is_served(path):
+                    path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("sockets of earlier instances can't be removed", error=str(error))
 
@@ -282,6 +292,19 @@ async def _first_of(*events: asyncio.Event, wait_s: float) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+
+
+def _is_served(path: Path) -> bool:
+    """Return whether somebody listens on a socket."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)  # noqa: FBT003 - the name of the method says what it sets
+        try:
+            trial.connect(str(path))
+        except BlockingIOError:
+            return True  # too many connections wait
+        except OSError:
+            return False
+    return True
 
 
 def _identity(path: Path) -> Identity | None:

@@ -98,6 +98,15 @@ class Succession:
         self._successor: str | None = None
         self._registered: list[_Registered] = []
 
+    def keep_lock(self) -> None:
+        """Take this node's lock again if its file was deleted.
+
+        Raises:
+            LockLost: another instance took it first; this one must end.
+        """
+        with contextlib.suppress(OSError):  # a folder that is missing belongs to no other instance
+            self._lock.renew()
+
     @property
     def has_begun(self) -> bool:
         """Whether the kubelet is being handed over to a successor."""

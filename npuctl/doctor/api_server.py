@@ -105,7 +105,7 @@ class ApiServerChecks:
             names = {"group": right.group, "subresource": right.subresource, "namespace": right.namespace}
             return await client.may(right.verb, right.resource, **names)
 
-        wanted = rights(manual_readmission=self._settings.readmission == "manual", job_files=self._settings.job_files)
+        wanted = rights(job_files=self._settings.job_files)
         try:
             findings = [_denied(str(right), right.why) for right in wanted if not await may(right)]
             if not any([await may(right) for right in KUBELET_PODS]):

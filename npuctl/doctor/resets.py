@@ -8,8 +8,6 @@ from device_plugin.driver.reset_groups import reset_groups
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pod_resources import read_ledger
-from device_plugin.ledger.handovers import HandOvers
-from device_plugin.ledger.node_pods import NodePods
 from device_plugin.reset.rules import lasting, obstacles, wanting
 from device_plugin.reset.steps import UNKNOWN_USERS
 from device_plugin.reset.users import Users
@@ -51,7 +49,7 @@ async def _check_group(
     named = "; ".join(f"{chip_name(chip)} ({names})" for chip, names in sorted(faults.items()))
     needs = f"{named} needs a reset of {join_names(chip_ids(group))}"
     found = await users.of([chip for chip in snapshot.server.chips if group >> chip.phy_id & 1], ())
-    why = [UNKNOWN_USERS] if found is None else [*found, *obstacles(snapshot, group, NodePods(_ignore), HandOvers())]
+    why = [UNKNOWN_USERS] if found is None else [*found, *obstacles(snapshot, group, {})]
     if why:
         return warning(f"{needs}: {'; '.join(why)}", "it can be reset once nobody uses these chips")
     advice = {
@@ -60,7 +58,3 @@ async def _check_group(
         "on": "the device plugin resets them after `hot_reset_idle_s`, within its limit; see the Node's Events",
     }[settings.hot_reset]
     return warning(f"{needs}: nobody uses them", advice)
-
-
-def _ignore(_uid: str) -> None:
-    """No pods are watched here: the kubelet's ledger has those with chips."""

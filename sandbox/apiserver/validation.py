@@ -139,8 +139,16 @@ def find_changed_uid(document: Json, before: Json) -> list[Cause]:
 
 
 def find_forbidden_changes(resource: Resource, document: Json, before: Json) -> list[Cause]:
-    """Return the changes that an update may not make: those of nearly all fields of a pod's spec."""
+    """Return the changes that an update may not make: of most fields of a pod's spec, and of immutable ConfigMaps."""
+    if resource is CONFIGMAPS:
+        return list(_immutable_faults(document, before)) if before.get("immutable") else []
     return list(_pod_spec_faults(document.get("spec") or {}, before["spec"])) if resource is PODS else []
+
+
+def _immutable_faults(document: Json, before: Json) -> Iterator[Cause]:
+    for field in ("immutable", "data", "binaryData"):
+        if document.get(field) != before.get(field):
+            yield Cause("FieldValueForbidden", "Forbidden: field is immutable when `immutable` is set", field)
 
 
 def _pod_spec_faults(spec: Json, before: Json) -> Iterator[Cause]:

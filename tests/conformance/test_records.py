@@ -5,7 +5,8 @@ The other rows are in `test_restarts` and `test_devices`.
 
 import json
 
-from ascend.annotations import CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
+from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
+from tests.cluster.api import HTTPError
 from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import exceed_rate_limit
 
@@ -36,6 +37,25 @@ def test_a_plugin_killed_after_its_answer_writes_the_claim_once_restarted(node: 
     node.start_plugin()
     node.check("admitted", 2, 3)
     assert node.report().free == ALL & ~0b1100
+
+
+def test_a_node_that_was_deleted_has_its_annotations_again(node: PluginNode) -> None:
+    path = f"/api/v1/nodes/{node.node.name}"
+
+    def written() -> tuple[str | None, str | None]:
+        try:
+            metadata = node.cluster.api.get(path)["metadata"]
+        except HTTPError:
+            return None, None
+        return metadata.get("annotations", {}).get(BASE_DEVICE_INFOS), metadata.get("labels", {}).get("accelerator")
+
+    before = written()
+    assert all(before)
+    node.cluster.api.delete(path)
+    node.wait_until(lambda: "was deleted" in node.plugin.problems(), "the plugin says that the Node is gone")
+    node.restart_kubelet()  # a kubelet makes its Node when it starts
+    node.wait_until(lambda: written() == before, "the Node has what the plugin writes")
+    node.wait_until_allocatable()
 
 
 def test_a_whole_node_pod_of_a_fresh_plugin_is_claimed_with_all_chips(node: PluginNode) -> None:

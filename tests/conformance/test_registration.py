@@ -91,6 +91,20 @@ def test_a_new_instance_takes_over_from_a_running_one(node: PluginNode) -> None:
     node.check("afterwards", 4, 5)
 
 
+def test_a_kubelet_whose_socket_is_deleted_keeps_its_devices(node: PluginNode) -> None:
+    before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
+    (node.node.device_plugin_dir / "kubelet.sock").unlink()
+    node.place("train", 0, 1)
+    node.check("train", 0, 1)
+    node.chips.fail(5)
+    node.wait_until(lambda: node.counts() == (8, 7), "the kubelet learns of the fault by the stream")
+    assert node.plugin.is_ready
+    node.restart_kubelet()
+    node.chips.repair_all()
+    node.wait_until_allocatable()
+    assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) <= before + 1
+
+
 def test_a_plugin_that_cannot_read_its_driver_does_not_register(node: PluginNode) -> None:
     """Instead of scenarios F1 and F5."""
     node.plugin.process.stop()

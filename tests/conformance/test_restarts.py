@@ -7,6 +7,9 @@ from ascend.annotations import ALLOCATED, KUBELET_IDS, PREDICATE_TIME, REAL
 from tests.conformance.node import ALL, PATIENCE_S, PODS, PluginNode, restarts, written_set
 from tests.conformance.reference_plugin import SLOW_RESOURCE, SlowPlugin
 
+STALE_S = 3
+"""Seconds after which the plugin believes no reading."""
+
 
 def test_a_restarted_container_has_the_same_chips(node: PluginNode) -> None:
     """Scenario 3."""
@@ -39,6 +42,21 @@ def test_a_container_restarted_after_the_kubelet_has_the_same_chips(node: Plugin
     node.wait_until_allocatable()
     crash(node, "crashes")
     node.check("crashes", 0, 1)
+
+
+def test_a_plugin_that_was_suspended_refuses_no_pod_for_chips_that_are_well(node: PluginNode) -> None:
+    old = node.plugin
+    node.plugin = node.new_plugin("device-plugin-suspended", "--stale-s", str(STALE_S))
+    old.process.stop()
+    node.start_plugin()
+    with node.plugin.process.paused():
+        node.place("waits", 2, 3)
+        time.sleep(2 * STALE_S)  # in which nobody reads the chips
+        assert node.phase("waits") == "Pending"
+    node.check("waits", 2, 3)
+    assert node.plugin.metric("ascend_dp_health_transitions_total", to="unhealthy", reason="DriverSilent") == 0
+    node.plugin.process.stop()
+    node.plugin = old
 
 
 def test_a_kubelet_without_the_plugin_offers_nothing(

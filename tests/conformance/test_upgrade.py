@@ -42,6 +42,24 @@ def outcomes(node: PluginNode, names: list[str]) -> dict[str, str]:
     return {name: f"{each['reason']}: {each['message']}" for name, each in status.items() if each["phase"] == "Failed"}
 
 
+def test_a_deleted_lock_file_lets_no_two_plugins_take_the_kubelet_from_each_other(node: PluginNode) -> None:
+    before = lapses(node)
+    (node.node.device_plugin_dir / "ascend910.lock").unlink()
+    old, new = node.plugin, node.new_plugin("device-plugin-after-lock")
+    new.process.start()
+    node.wait_until(lambda: stands_by(new) or not old.process.alive, "one works and the other stands by, or has ended")
+    for chip in CHIPS:
+        node.place(f"pod-{chip}", chip)
+        node.check(f"pod-{chip}", chip)
+    if old.process.alive:
+        assert lapses(node) == before
+        old.process.terminate()
+        old.process.wait(timeout_s=10)
+    node.plugin = new
+    node.wait_until(lambda: new.is_ready and node.counts() == (8, 8), "the new one is ready")
+    assert lapses(node) <= before + 1
+
+
 @pytest.mark.parametrize("gap_s", [0.5, 0.05])
 def test_an_upgrade_fails_no_pod(slow_node: PluginNode, gap_s: float) -> None:
     """As a DaemonSet with ``maxSurge`` does it: the new pod is available before the old one is told to end."""

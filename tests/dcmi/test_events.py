@@ -60,8 +60,20 @@ def test_events_that_are_not_faults_or_unknown_are_ignored(make_fake: MakeFake) 
     events = listen(DcmiDriver())
     fake.event(0, 1, assertion=1, kind=9)
     fake.event(0, 2, assertion=7)
+    fake.event(0, 0, assertion=1)
     fake.event(0, 3, assertion=1)
     assert next_of(events).code == 3
+
+
+def test_events_that_are_ignored_do_not_fill_the_log(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(1))
+    with structlog.testing.capture_logs() as logs:
+        events = listen(DcmiDriver())
+        for number in range(200):
+            fake.event(0, 0x80E18005, assertion=3 + number % 50)
+        fake.event(0, 3, assertion=1)
+        assert next_of(events).code == 3
+    assert 0 < len(logs) <= 20
 
 
 def test_a_listener_that_fails_loses_only_that_event(make_fake: MakeFake) -> None:

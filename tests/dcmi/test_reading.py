@@ -11,6 +11,7 @@ import pytest
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent
 from device_plugin.driver.dcmi import DcmiDriver, DcmiError
+from device_plugin.driver.dcmi.calls import Calls
 from device_plugin.driver.dcmi.link import LinkTool
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
@@ -42,6 +43,19 @@ def test_faults_are_those_of_the_chip_and_gone_once_it_is_repaired(make_fake: Ma
     assert [driver.read(chip).codes for chip in chips] == [(), (), (0x80E18402, 0x81078603, 0xA8028801), ()]
     fake.chip(2).codes = ()
     assert driver.read(chips[2]) == ChipState()
+
+
+@pytest.mark.parametrize("health", [4, 77, 0xFFFFFFFE])
+def test_a_health_that_the_interface_does_not_have_is_no_answer(
+    make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch, health: int
+) -> None:
+    make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    chip = discovered(driver)[0]
+    # The library that the double follows refuses to return such a value; another version may not.
+    monkeypatch.setattr(Calls, "health", lambda _calls, _chip: health)
+    with pytest.raises(DriverError, match=f"rates its health as {health}, and its interface has 0 to 3 only"):
+        driver.read(chip)
 
 
 def test_repeated_codes_count_once_and_zero_is_no_code(make_fake: MakeFake) -> None:

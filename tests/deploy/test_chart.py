@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
@@ -963,16 +963,10 @@ def test_only_hang_detection_needs_the_processes_of_the_node(*, enabled: bool) -
 
 
 @pytest.mark.parametrize("job_files", [False, True])
-@pytest.mark.parametrize("readmission", ["automatic", "manual"])
-def test_the_plugins_rights_are_those_it_checks_at_its_start(
-    readmission: Literal["automatic", "manual"],
-    job_files: bool,  # noqa: FBT001 - pytest passes parameters by name
-) -> None:
-    items = helm.render(
-        "--set", f"devicePlugin.health.readmission={readmission},devicePlugin.jobFiles.enabled={json.dumps(job_files)}"
-    )
+def test_the_plugins_rights_are_those_it_checks_at_its_start(*, job_files: bool) -> None:
+    items = helm.render("--set", f"devicePlugin.jobFiles.enabled={json.dumps(job_files)}")
     wanted: dict[tuple[str, str], set[str]] = {}
-    for right in (*rights(manual_readmission=readmission == "manual", job_files=job_files), KUBELET_PODS[0]):
+    for right in (*rights(job_files=job_files), KUBELET_PODS[0]):
         name = "/".join(filter(None, (right.resource, right.subresource)))
         name += f".{right.group}" if right.group else ""
         wanted.setdefault(("Role" if right.namespace else "ClusterRole", name), set()).add(right.verb)
@@ -983,7 +977,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
     items = helm.render()
     assert _rights(items, "device-plugin") == {
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
-        ("ClusterRole", "nodes"): {"get", "patch"},
+        ("ClusterRole", "nodes"): {"get", "list", "watch", "patch"},
         ("ClusterRole", "nodes/pods"): {"get"},
         ("ClusterRole", "nodes/metrics"): {"get"},
         ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},

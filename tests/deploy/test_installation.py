@@ -232,13 +232,13 @@ def test_the_api_server_confirms_the_granted_rights(cluster: Cluster, installed:
                     subresource=right.subresource,
                     namespace=right.namespace,
                 )
-                for right in rights(manual_readmission=True, job_files=True)
+                for right in rights(job_files=True)
             }
             return granted, await client.may("patch", "configmaps", namespace="default")
 
     granted, elsewhere = asyncio.run(ask())
-    # Without those that only manual readmission and job files need.
-    missing = ["list nodes", "watch nodes", "list configmaps", "watch configmaps"]
+    # Without those that only job files need.
+    missing = ["list configmaps", "watch configmaps"]
     assert [name for name, given in granted.items() if not given] == missing
     assert not elsewhere
 

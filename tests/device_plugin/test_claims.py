@@ -82,6 +82,23 @@ async def test_the_answer_to_the_kubelet_goes_before_the_claim(
     assert begun_s[0] - started_s >= DELAY_S
 
 
+def is_denied(claims: ClaimWriter) -> bool:
+    return (claims.problem or "").startswith("the claim on pod default/train is refused: ")
+
+
+async def test_a_claim_that_is_denied_is_a_problem_until_it_is_written(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.fail_next("PATCH", CLAIMS, 500)
+    write(claims, pod)
+    await until(lambda: len(client.sent) == 1)
+    assert not is_denied(claims)
+    server.fail_next("PATCH", CLAIMS, 403, times=2)
+    await until(lambda: is_denied(claims))
+    await until(lambda: claims.pending == 0)
+    assert not is_denied(claims)
+
+
 async def test_a_claim_is_retried_until_it_succeeds(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:

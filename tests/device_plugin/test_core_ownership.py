@@ -15,7 +15,7 @@ from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import VirtualNpu
-from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.pods import core_keeper, core_reconciler, cut_vnpus
@@ -37,6 +37,8 @@ from tests.device_plugin.test_dynamic_vnpus import (
 from tests.device_plugin.test_probes import answers
 from tests.device_plugin.test_succession import is_registered
 from tests.device_plugin.whole import Whole
+
+LARGER = "vir10_3c_32g"
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +161,54 @@ async def test_pods_mistaken_for_each_other_keep_what_they_have(
         assert await whole.notes("NPURunsWithoutChips") == []
 
 
+async def destroy(whole: Whole, vnpu: VirtualNpu) -> None:
+    """Destroy a vNPU, as an operator does with the vendor's tool."""
+    driver = SimulatedDriver(whole.node.state_file)
+    facts = next(chip for chip in driver.discover().chips if chip.phy_id == vnpu.phy_id)
+    driver.destroy_vnpu(facts, vnpu.vdev_id)
+
+
+async def told(whole: Whole, words: str) -> None:
+    """Wait until a pod is told that it runs without its vNPU."""
+
+    async def check() -> bool:
+        return any(words in note for note in await whole.notes("NPURunsWithoutChips"))
+
+    await eventually(check)
+
+
+async def test_a_pod_whose_vnpu_is_destroyed_while_it_runs_is_told(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole):
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await whole.claimed("first")
+        (vnpu,) = vnpus(whole)
+        await destroy(whole, vnpu)
+        await told(whole, f"the driver no longer has its vNPU {vnpu.vdev_id}; delete the pod")
+
+
+async def test_a_vnpu_of_another_size_under_the_id_of_a_lost_one_is_not_the_pods(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole):
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await whole.claimed("first")
+        (lost,) = vnpus(whole)
+        await destroy(whole, lost)
+        await bind(whole, "second", 10, f"1-{LARGER}")
+        assert f"the driver has given the id {lost.vdev_id} again" in await whole.failure("second")
+        await until(lambda: vnpus(whole) == [], timeout_s=30.0)
+        await told(whole, f"the driver no longer has its vNPU {lost.vdev_id}")
+
+
+async def test_a_pod_is_told_of_a_vnpu_of_another_size_under_its_id(folder: Path) -> None:
+    async with cores_node(folder) as whole, plugin_on(whole):
+        await bind(whole, "first", 5, f"1-{SMALL}")
+        await whole.claimed("first")
+        (lost,) = vnpus(whole)
+        await destroy(whole, lost)
+        other = SimulatedVirtualNpu(lost.vdev_id, LARGER, in_container=True)
+        whole.node.edit_chip(lost.phy_id, vnpus=(other,))
+        await told(whole, f"the driver no longer has its vNPU {lost.vdev_id}, but one of {LARGER} with its id")
+
+
 async def test_a_chip_that_is_missing_at_the_start_holds_up_no_other(folder: Path) -> None:
     async with cores_node(folder) as whole:
         async with plugin_on(whole):
@@ -182,19 +232,13 @@ async def test_a_missing_vnpu_is_told_once_its_chip_is_back(folder: Path) -> Non
         async with plugin_on(whole):
             await bind(whole, "first", 5, f"1-{SMALL}")
             await whole.claimed("first")
-        driver = SimulatedDriver(whole.node.state_file)
-        (facts,) = [each for each in driver.discover().chips if each.phy_id == 1]
-        driver.destroy_vnpu(facts, vnpus(whole)[0].vdev_id)
+        await destroy(whole, vnpus(whole)[0])
         whole.node.edit_chip(1, present=False)
         async with plugin_on(whole, healthy=None):
             await asyncio.sleep(1.0)  # nothing is said while the driver does not answer for the chip
             assert await whole.notes("NPURunsWithoutChips") == []
             whole.node.edit_chip(1, present=True)
-
-            async def told() -> bool:
-                return any("no longer has its vNPU" in each for each in await whole.notes("NPURunsWithoutChips"))
-
-            await eventually(told)
+            await told(whole, "no longer has its vNPU")
 
 
 async def test_the_vnpu_of_a_pod_deleted_by_force_is_left_to_its_container(folder: Path) -> None:

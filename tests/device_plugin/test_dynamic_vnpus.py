@@ -436,9 +436,9 @@ async def test_chips_with_vnpus_are_not_reset(folder: Path) -> None:
         snapshot = plugin.snapshots.value
         assert snapshot is not None
         assert (snapshot.divided, snapshot.used, snapshot.cut) == (0b10, 0b10, 0)
-        ledger = plugin.ledgers.cores
-        assert "pod default/first holds Ascend910-1" in obstacles(snapshot, 0xFF, ledger.pods, ledger.handovers)
-        assert "Ascend910-1 is cut into virtual chips" in obstacles(snapshot, 0xFF, ledger.pods, ledger.handovers)
+        found = obstacles(snapshot, 0xFF, plugin.ledgers.held)
+        assert "pod default/first holds Ascend910-1" in found
+        assert "Ascend910-1 is cut into virtual chips" in found
 
 
 @pytest.mark.parametrize("has_died", [False, True], ids=["its successor", "the successor of one that died"])

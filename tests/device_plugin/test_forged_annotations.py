@@ -14,6 +14,7 @@ from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods, read_pod
 from device_plugin.metrics import Metrics
 from device_plugin.pods.annotation_repairs import AnnotationRepairs
@@ -143,8 +144,8 @@ def test_what_is_written_on_a_pod_with_a_hand_over_blocks_no_chip(forged: Sequen
     )
     assert used_chips(pods, handovers) == 0b1001
     assert running_chips(pods, handovers) == 0b1
-    assert obstacles(snapshot(), 0b1111_0110, pods, handovers) == []
-    assert obstacles(snapshot(), 0b1111, pods, handovers) == [
+    assert obstacles(snapshot(), 0b1111_0110, Ledgers(pods, handovers).held) == []
+    assert obstacles(snapshot(), 0b1111, Ledgers(pods, handovers).held) == [
         "pod default/given holds Ascend910-0",
         "pod default/waits holds Ascend910-3",
     ]
@@ -167,7 +168,7 @@ def test_a_list_of_more_chips_than_a_pod_requests_holds_none(annotations: Mappin
 def test_annotations_of_pods_that_can_have_no_chips_count_for_nothing(found: Pod) -> None:
     pods, handovers = books(found, given={})
     assert used_chips(pods, handovers) == 0
-    assert obstacles(snapshot(), 0xFF, pods, handovers) == []
+    assert obstacles(snapshot(), 0xFF, Ledgers(pods, handovers).held) == []
 
 
 class Repairs:

@@ -23,7 +23,7 @@ from device_plugin.reset.steps import (
 
 RING = 0b1111
 FAULTY = View({2: "80A18008 (RestartNPU)"}, healthy=0b1011)
-CLOSED = replace(FAULTY, closed=True, listed=True)
+CLOSED = replace(FAULTY, closed=True, listed=True, recorded=True)
 WELL = View({}, healthy=RING, read=RING)
 
 
@@ -113,6 +113,37 @@ def test_a_reset_from_the_fault_to_the_end(bench: Bench) -> None:
     bench.look(WELL)
     assert (bench.group.withheld, bench.group.manual, bench.group.is_busy) == (0, 0, False)
     assert bench.said == ["NPUWithheld", "NPUResetStarted", "NPUReset"]
+
+
+def test_a_reset_is_counted_and_recorded_before_the_driver_is_called(bench: Bench) -> None:
+    unrecorded = replace(CLOSED, recorded=False)
+    bench.withhold()
+    assert bench.look(unrecorded) is None
+    assert len(bench.group.budget.resets) == 1
+    assert bench.look(unrecorded, SETTLE_S) is None
+    assert bench.look(CLOSED) is Command.CHECK
+    assert bench.checked(view=CLOSED) is Command.RESET
+    assert len(bench.group.budget.resets) == 1
+
+
+def test_a_reset_that_can_not_be_recorded_is_cancelled_and_does_not_count(bench: Bench) -> None:
+    unrecorded = replace(CLOSED, recorded=False)
+    bench.withhold()
+    bench.look(unrecorded)
+    bench.look(unrecorded, LIST_LIMIT_S - 1.0)
+    assert bench.group.withheld == RING
+    bench.look(unrecorded, 1.0)
+    assert (bench.group.withheld, bench.group.budget.resets) == (0, ())
+    assert bench.said == ["NPUWithheld", "NPUResetCancelled"]
+    assert "the Node could not be written" in bench.sentences[-1]
+
+
+def test_a_counted_reset_that_a_user_prevents_does_not_count(bench: Bench) -> None:
+    bench.withhold()
+    bench.look(CLOSED)
+    assert bench.look(CLOSED, SETTLE_S) is Command.CHECK
+    assert bench.checked(["process 4711 uses Ascend910-0"], CLOSED) is None
+    assert bench.group.budget.resets == ()
 
 
 def test_a_group_in_use_waits_and_its_idle_time_starts_anew(bench: Bench) -> None:
@@ -297,7 +328,7 @@ def test_a_list_of_codes_that_lags_behind_the_reset_is_no_failure(bench: Bench) 
 def test_the_limit_per_hour_ends_the_attempts_and_asks_for_people() -> None:
     bench = Bench(per_hour=1)
     bench.begin()
-    began_s = bench.now_s
+    (began_s,) = bench.group.budget.resets
     bench.group.was_reset("", bench.now_s)
     bench.verify()
     bench.look(WELL)
@@ -454,7 +485,9 @@ def test_a_chip_found_starting_is_said_once_and_interrupts_no_other_step(bench: 
 
 # A driver that resets each chip alone.
 
-BOTH = View({1: "80A18008 (RestartNPU)", 2: "80A18008 (RestartNPU)"}, closed=True, listed=True, read=RING)
+BOTH = View(
+    {1: "80A18008 (RestartNPU)", 2: "80A18008 (RestartNPU)"}, closed=True, listed=True, recorded=True, read=RING
+)
 SECOND = replace(BOTH, wanting={2: "80A18008 (RestartNPU)"}, healthy=0b1011)
 
 

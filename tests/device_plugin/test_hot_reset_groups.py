@@ -16,12 +16,16 @@ from ascend.annotations import RESET_INFO, RESETS
 from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from ascend.errors import AscendError, DriverError
+from ascend.vnpus import Vnpu
 from device_plugin.chips.call_thread import CallThread
+from device_plugin.device_types import DeviceType, number_of
 from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Moment, Snapshot
 from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.cores import CoreHandOver
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.reset import hot_reset
@@ -110,6 +114,7 @@ class Site:
         driver: resets its chips.
         driver_hangs: whether it can't be initialized again.
         kubelet_lags: whether the kubelet is sent no list.
+        writes: whether the Node can be written.
         judged_late: whether withheld chips are still judged as they are by themselves.
         initialized: how often the driver was initialized again.
         forgotten: the chips whose announcements were forgotten after a reset.
@@ -130,6 +135,9 @@ class Site:
         self.withheld: ChipSet = 0
         self.handovers = HandOvers()
         self.pods = NodePods(self.handovers.drop)
+        self.ledgers = Ledgers(self.pods, self.handovers)
+        self.written: Observable[Mapping[str, str]] = Observable({})
+        self.writes = True
         self.snapshots: Observable[Snapshot | None] = Observable(None)
         self.advertised: Observable[ChipSet] = Observable(0)
         self.matcher = SimpleNamespace(is_admitting=False)
@@ -149,6 +157,8 @@ class Site:
 
     def withhold(self, chips: ChipSet, annotations: Mapping[str, str]) -> None:
         self.withheld, self.annotations = chips, annotations
+        if self.writes and annotations != self.written.value:
+            self.written.set(annotations)
         self.judge()
 
     def was_reset(self, chips: ChipSet) -> None:
@@ -198,7 +208,9 @@ class Site:
 
     @asynccontextmanager
     async def resetting(self, *, earlier: Mapping[str, str] | None = None) -> AsyncIterator[HotReset]:
-        known = Knowledge(self.snapshots, self.advertised, self.pods, self.handovers, self.matcher)
+        known = Knowledge(
+            self.snapshots, self.advertised, self.ledgers, lambda: self.matcher.is_admitting, self.written
+        )
         made = HotReset(
             self.driver,  # type: ignore[arg-type]  # it reads no chips
             self,
@@ -338,6 +350,17 @@ def holds(site: Site, _ledger: KubeletLedger, chip: int) -> None:
     site.pods.applied(pod("holder", 1, chip, time=1))
 
 
+def holds_cores(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+    """A pod has the whole chip by its AI cores, since before they were no longer offered."""
+    site.ledgers.cores.handovers.add(CoreHandOver("uid", "default/by-cores", (chip,), (20,)))
+
+
+def holds_vnpu(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+    vnpus = site.ledgers.serve(DeviceType("2c"))
+    number = number_of(Vnpu("2c", chip, 100))
+    vnpus.handovers.add(HandOver("uid", "default/with-vnpu", (number,), (number,)))
+
+
 def uses(site: Site, _ledger: KubeletLedger, chip: int) -> None:
     site.driver.processes = 1 << chip
 
@@ -346,7 +369,7 @@ def is_counted(_site: Site, ledger: KubeletLedger, chip: int) -> None:
     ledger.pods["default/unseen"] = {"main": (chip,)}
 
 
-@pytest.mark.parametrize("occupy", [holds, uses, is_counted])
+@pytest.mark.parametrize("occupy", [holds, holds_cores, holds_vnpu, uses, is_counted])
 async def test_a_user_of_any_chip_of_the_group_prevents_the_reset(
     occupy: Callable[[Site, KubeletLedger, int], None], ledger: KubeletLedger
 ) -> None:
@@ -423,6 +446,20 @@ async def test_a_group_is_not_reset_while_a_pod_is_being_admitted() -> None:
         site.matcher.is_admitting = False
         await passes(10.0)
         assert site.driver.resets == [3]
+
+
+async def test_a_group_is_not_reset_while_the_node_can_not_be_written() -> None:
+    site = Site(inventory())
+    ends_its_fault(site)
+    async with site.resetting():
+        site.writes = False
+        site.has(chip_3=Level.RESTART)
+        await passes(1000.0)
+        assert (site.driver.resets, site.said.count("NPUResetStarted")) == ([], 0)
+        site.writes = True
+        await passes(1000.0)
+        assert site.driver.resets == [3]
+        assert {chip: len(times) for chip, times in json.loads(site.written.value[RESETS]).items()} == {"0": 1}
 
 
 async def test_one_group_is_reset_after_the_other_has_started() -> None:

@@ -80,6 +80,22 @@ async def test_a_missing_folder_is_not_taken_for_another_instance(tmp_path: Path
         assert instance.lock.is_still_ours()
 
 
+@pytest.mark.parametrize("name", [NAME, SUCCESSOR_NAME])
+async def test_one_instance_works_and_one_stands_by_although_a_lock_file_is_deleted(tmp_path: Path, name: str) -> None:
+    first, second = Instance(tmp_path), Instance(tmp_path)
+    async with running(first.run()) as working:
+        await until(lambda: first.works)
+        async with running(second.run()):
+            await until(lambda: second.lock.stands_by)
+            (tmp_path / name).unlink()
+            first.lock.renew()
+            await until(lambda: first.lock.successor() is not None)
+            assert not second.works
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await until(lambda: second.works)
+
+
 async def test_a_missing_folder_is_waited_for(tmp_path: Path) -> None:
     instance = Instance(tmp_path / "later")
     async with running(instance.run()):

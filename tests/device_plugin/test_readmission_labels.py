@@ -16,6 +16,7 @@ from ascend.kube.objects import CONFIG_MAPS, NODES, JsonObject, Node
 from device_plugin.app import Plugin
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels, read_label, write_label
 from device_plugin.publish.report import make_report
 from sandbox.apiserver import ApiServer
@@ -57,8 +58,9 @@ class Rig:
 
     @asynccontextmanager
     async def runs(self) -> AsyncIterator[None]:
-        watch = self.readmission.watch()
-        async with running(watch.run()), running(self.readmission.run()):
+        node_object = NodeWriter(self.client, NODE)
+        node_object.reader = self.readmission
+        async with running(node_object.watch().run()), running(self.readmission.run()):
             yield
 
 

@@ -115,6 +115,19 @@ async def test_it_registers_again_if_its_socket_is_removed(face: Face, kubelet: 
     assert before not in face.sockets
 
 
+@pytest.mark.parametrize("files", ["kubelet.sock", "*.sock", "*"])
+async def test_it_keeps_a_stream_that_works_although_files_of_the_folder_are_deleted(
+    face: Face, kubelet: Kubelet, files: str
+) -> None:
+    for path in face.directory.glob(files):
+        path.unlink()
+    await asyncio.sleep(3 * registration_module.POLL_S)  # so often it looks at the files at least
+    assert face.registration.problem is None
+    assert (face.registered("registered"), kubelet.devices(RESOURCE)) == (1, HEALTHY)
+    await kubelet.restart()
+    await registered(face, kubelet)
+
+
 async def test_it_registers_again_if_its_stream_ends(face: Face, kubelet: Kubelet) -> None:
     face.servicers[-1].end_streams()
     await registered(face, kubelet, times=2)
@@ -216,14 +229,19 @@ async def test_refusals_of_a_dead_kubelet_do_not_delay_the_next_one(folder: Path
 
 
 async def test_only_sockets_of_earlier_instances_are_removed(folder: Path) -> None:
-    stale, foreign = folder / "ascend910-1-7.sock", folder / "other.sock"
+    stale, foreign, served = (folder / name for name in ("ascend910-1-7.sock", "other.sock", "ascend910-2-1.sock"))
     stale.touch()
     foreign.touch()
     face = Face(folder)
-    async with SloppyKubelet(folder) as kubelet, running(face.registration.run()):
-        await until(lambda: kubelet.endpoints)
-        assert not stale.exists()
-        assert foreign.exists()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(served))
+        listener.listen()
+        async with SloppyKubelet(folder) as kubelet, running(face.registration.run()):
+            await until(lambda: kubelet.endpoints)
+            assert not stale.exists()
+            assert foreign.exists()
+            assert served.exists()
+        served.unlink()
     assert face.sockets == []
 
 

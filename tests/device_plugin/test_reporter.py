@@ -15,7 +15,7 @@ from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report, en
 from ascend.errors import ApiError
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
+from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject, Node
 from ascend.switches import UNREADABLE_SWITCHES, SwitchReport
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.levels import Level
@@ -48,15 +48,24 @@ class Rig:
         self.order = PublishingOrder()
         self.edits: list[tuple[ChipSet, ChipSet]] = []
         self.board = DeviceInfoConfigMap(client, NODE, self._edited, lambda _slips: None)
+        self.node_object = NodeWriter(client, NODE)
+        self.node_object.reader = self
+        self.seen = ""
         self.clock: Iterator[int] = itertools.count(1_700_000_000)
         self.reporter = self.make_reporter(self.order)
         self.order.sent(0xFF)
+
+    def applied(self, obj: Node) -> None:
+        self.seen = obj.metadata.resource_version
+
+    def deleted(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
+        self.seen = ""
 
     def make_reporter(self, order: PublishingOrder) -> Reporter:
         self.order = order
         return Reporter(
             self.board,
-            NodeWriter(self.client, NODE),
+            self.node_object,
             snapshots=self.snapshots,
             switches=self.switches,
             order=order,
@@ -621,3 +630,60 @@ async def test_the_switches_of_the_last_plugin_stay_reported_until_they_are_read
     first, second = (each.body["data"]["SwitchInfoCfg"] for each in client.to(MAPS, "PATCH")[1:])
     assert '"NodeStatus":"Healthy"' in first
     assert '"NodeStatus":""' in second
+
+
+async def test_an_immutable_config_map_is_a_problem_that_says_what_to_do(reporting: Rig) -> None:
+    await reporting.client.patch(CONFIG_MAPS, NAME, {"immutable": True}, namespace=NAMESPACE)
+    reporting.snapshots.set(snapshot(1))
+    await until(lambda: f"delete {NAMESPACE}/{NAME}, it is made again" in (reporting.reporter.problem or ""))
+    async with running(reporting.board.watch().run()):
+        await reporting.client.delete(CONFIG_MAPS, NAME, NAMESPACE)
+        await until(lambda: reporting.reporter.problem is None)
+    assert (await reporting.report()).unhealthy == 0b10
+
+
+@pytest.fixture
+async def watching(reporting: Rig) -> AsyncIterator[Rig]:
+    """The same, and it watches the Node."""
+    async with running(reporting.node_object.watch().run()):
+        yield reporting
+
+
+async def restored(rig: Rig) -> None:
+    """Wait until the Node has what the plugin writes, and the plugin says so."""
+
+    async def check() -> bool:
+        written = (await rig.client.get(NODES, NODE)).metadata.annotations
+        return BASE_DEVICE_INFOS in written and rig.reporter.problem is None and rig.node_object.problem is None
+
+    async with asyncio.timeout(10.0):
+        while not await check():
+            pass
+
+
+async def test_a_node_that_is_made_again_gets_its_annotations_and_labels_at_once(watching: Rig) -> None:
+    await watching.client.delete(NODES, NODE)
+    await until(lambda: watching.node_object.problem == f"the Node {NODE} was deleted")
+    await watching.client.create(NODES, node_manifest())
+    await restored(watching)
+
+
+async def test_a_node_that_is_made_again_while_the_watch_is_interrupted_gets_them_too(reporting: Rig) -> None:
+    await reporting.client.delete(NODES, NODE)
+    await reporting.client.create(NODES, node_manifest())
+    async with running(reporting.node_object.watch().run()):
+        await restored(reporting)
+
+
+async def test_an_annotation_that_somebody_removes_is_written_again(watching: Rig) -> None:
+    await watching.client.patch(NODES, NODE, {"metadata": {"annotations": {BASE_DEVICE_INFOS: None}}})
+    await until(lambda: BASE_DEVICE_INFOS in (watching.node_object.problem or ""))
+    await restored(watching)
+
+
+async def test_a_node_that_others_write_to_is_not_written_again(watching: Rig) -> None:
+    before = len(watching.client.to("/nodes/"))
+    changed = await watching.client.patch(NODES, NODE, {"metadata": {"labels": {"of": "others"}}})
+    await until(lambda: watching.seen == changed.metadata.resource_version)
+    assert watching.node_object.problem is None
+    assert len(watching.client.to("/nodes/")) == before + 1  # the test's own

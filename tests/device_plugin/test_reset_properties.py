@@ -96,6 +96,7 @@ class Resets(RuleBasedStateMachine):
             obstacles=holders,
             closed=not self.healthy & group.chips,
             listed=not self.node.sent & group.chips,
+            recorded=True,
             busy=any(other.is_busy for other in self.groups if other is not group),
             healthy=ALL & ~(self.node.faulty | self.node.down) & group.chips,
             read=chip_set(chip for chip, read_s in self.read_s.items() if read_s >= group.since_s) & group.chips,

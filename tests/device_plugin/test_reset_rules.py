@@ -20,6 +20,7 @@ from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Moment
 from device_plugin.kubelet.pod_resources import KubeletLedger
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
+from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.reset import users
 from device_plugin.reset.budget import Budget
@@ -83,24 +84,23 @@ def test_chips_with_faults_that_no_reset_ends() -> None:
 
 def test_a_pod_holds_its_chips_from_its_binding_to_its_end() -> None:
     pods, handovers = NodePods(lambda _uid: None), HandOvers()
+    ledgers = Ledgers(pods, handovers)
     now = snapshot()
-    assert obstacles(now, 0x0F, pods, handovers) == []
+    assert obstacles(now, 0x0F, ledgers.held) == []
     pods.applied(pod("bound", 1, 2, time=1))
-    assert obstacles(now, 0x0F, pods, handovers) == ["pod default/bound holds Ascend910-2"]
-    assert obstacles(now, 0xF0, pods, handovers) == []
+    assert obstacles(now, 0x0F, ledgers.held) == ["pod default/bound holds Ascend910-2"]
+    assert obstacles(now, 0xF0, ledgers.held) == []
     pods.applied(pod("bound", 1, 2, time=1, phase="Succeeded"))
-    assert obstacles(now, 0x0F, pods, handovers) == []
+    assert obstacles(now, 0x0F, ledgers.held) == []
     handovers.add(
         HandOver.of_parts("u", "default/early", (3,), (Part("main", keeps=True, chips=(3,), kubelet_ids=(3,)),))
     )
-    assert obstacles(now, 0x0F, pods, handovers) == ["pod default/early holds Ascend910-3"]
+    assert obstacles(now, 0x0F, ledgers.held) == ["pod default/early holds Ascend910-3"]
 
 
 def test_a_chip_that_is_not_listed_can_not_be_reset() -> None:
     gone = server(*(ChipFacts(each, each, NO_CARD if each == 1 else each) for each in range(4)))
-    assert obstacles(snapshot(of=gone), 0x0F, NodePods(lambda _uid: None), HandOvers()) == [
-        "the driver does not list Ascend910-1"
-    ]
+    assert obstacles(snapshot(of=gone), 0x0F, {}) == ["the driver does not list Ascend910-1"]
 
 
 @given(st.lists(st.floats(0.0, 20000.0), max_size=30), st.integers(1, 4))

@@ -1,6 +1,7 @@
 """A new instance of the plugin takes over while the old one runs, and the kubelet notices nothing."""
 
 import asyncio
+import fcntl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from ascend.chips import RESOURCE
+from ascend.errors import LockLost
 from device_plugin.app import Plugin
 from device_plugin.kubelet import pods_api
 from device_plugin.pods import admission_matcher
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.serving import succession
+from device_plugin.serving.instance_lock import NAME
 from device_plugin.serving.succession import distinguishes_plugins
 from tests.device_plugin.api import running, until
 from tests.device_plugin.node import HEALTHY
@@ -77,6 +80,37 @@ async def test_the_devices_are_healthy_at_every_moment_of_an_upgrade(folder: Pat
         assert lapses.seen == []
         await whole.bind("train", 0, 1)
         check_hand_over(whole, await whole.claimed("train"))
+
+
+async def test_a_lock_file_that_is_deleted_before_an_upgrade_lets_no_two_instances_serve(folder: Path) -> None:
+    async with whole_node(folder) as whole, running(Plugin(whole.settings()).run()) as old:
+        await until(whole.offers_chips)
+        lock = whole.node.kubelet.socket_dir / NAME
+        lock.unlink()
+        await until(lock.exists)
+        new = Plugin(whole.settings())
+        lapses = Lapses(whole)
+        async with running(new.run()), running(lapses.run()):
+            await until(lambda: new.http_address)
+            await answers(new, "/standbyz", 200, "")
+            await ended(old)
+            await answers(new, "/readyz", 200, "")
+        assert lapses.seen == []
+
+
+async def test_an_instance_whose_lock_was_taken_ends_and_leaves_the_kubelet_to_the_other(folder: Path) -> None:
+    async def lose_the_lock() -> None:
+        async with whole_node(folder) as whole, running(Plugin(whole.settings()).run()) as old:
+            await until(whole.offers_chips)
+            lock = whole.node.kubelet.socket_dir / NAME
+            lock.unlink()
+            with lock.open("ab") as taken:
+                fcntl.flock(taken, fcntl.LOCK_EX)
+                await asyncio.wait([old], timeout=20.0)
+
+    with pytest.raises(BaseExceptionGroup) as ending:
+        await lose_the_lock()
+    assert ending.group_contains(LockLost, match="was recreated and can't be locked")
 
 
 @KUBELETS

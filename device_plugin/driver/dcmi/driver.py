@@ -123,6 +123,8 @@ class DcmiDriver:
         health = self._health(calls, place)
         if health == NOT_EXISTING:
             return ChipState(dropped=True)
+        if health is not None and health > FATAL:
+            raise DriverError(f"the driver rates its health as {health}, and its interface has 0 to {FATAL} only")
         codes = self._codes(calls, place, silent=health is None)
         link_up, link_s = self._links.answer(chip.phy_id)
         return ChipState(codes=codes, link_up=link_up, link_s=link_s, fatal=health == FATAL)
