@@ -22,6 +22,7 @@ from tests.bench import (
     fairness,
     fragmentation,
     freed,
+    gang_starts,
     gangs,
     growth,
     plugin,
@@ -34,6 +35,7 @@ from tests.bench import (
     telemetry,
     verbs,
     volcano,
+    waiting,
 )
 from tests.bench.outcome import Outcome, Run
 
@@ -51,6 +53,8 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "plugin": plugin.measure,
     "scheduler": scheduler.measure,
     "scheduler-tls": scheduler.measure_over_tls,
+    "gang_starts": gang_starts.measure,
+    "waiting": waiting.measure,
     "freed": freed.measure,
     "startup": startup.measure,
     "growth": growth.measure,
@@ -70,6 +74,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to this file")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", default=PLOTS, help=f"the folder for plots ({PLOTS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"the seed of all random choices (default: {SEED})")
+    sized = "the numbers of nodes of gang_starts (with as many pods) and waiting, in place of their own"
+    parser.add_argument("--nodes", type=int, nargs="+", default=(), metavar="N", help=sized)
     arguments = parser.parse_args()
     names: list[str] = arguments.names or list(BENCHES)
     if unknown := [name for name in names if name not in BENCHES]:
@@ -81,7 +87,7 @@ def main() -> int:
     out.print(" · ".join(f"{key} {value}" for key, value in kept["conditions"].items()), highlight=False)
     for name in names:
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            run = Run(name, arguments.quick, arguments.seed, progress, arguments.plots)
+            run = Run(name, arguments.quick, arguments.seed, progress, arguments.plots, tuple(arguments.nodes))
             outcome = asyncio.run(_measured(run))
         out.print()
         for each in outcome.shown:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
@@ -16,7 +16,8 @@ from tests.cluster.manifests import pod
 
 CONNECTIONS: Final = 64
 NAMESPACE: Final = "default"
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 600.0
+"""For the deletion of thousands of pods on cores that are in use."""
 
 
 def fake_node(name: str) -> JsonObject:
@@ -41,9 +42,12 @@ def fake_node(name: str) -> JsonObject:
 
 async def create_nodes(client: KubeClient, count: int) -> None:
     """Create fake nodes."""
-    async with _at_most(CONNECTIONS) as start:
-        for number in range(count):
-            await start(client.create(NODES, fake_node(f"fake-{number:05}")))
+    await in_order(client.create(NODES, fake_node(fake_name(number))) for number in range(count))
+
+
+def fake_name(number: int) -> str:
+    """The name of a fake node."""
+    return f"fake-{number:05}"
 
 
 class PodWatch:
@@ -84,6 +88,13 @@ class PodWatch:
             while self.pods:
                 await self._change()
 
+    async def bound_within(self, name: str, limit_s: float) -> None:
+        """Wait until a pod is bound, or this time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while name not in self.bound_s:
+                    await self._change()
+
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
@@ -103,17 +114,21 @@ async def watching_pods(client: KubeClient) -> AsyncIterator[PodWatch]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def create_pods(client: KubeClient, prefix: str, requests: Iterable[int]) -> dict[str, float]:
-    """Create pods with these requests; return when each was sent (perf_counter), by name."""
+async def create_pods(
+    client: KubeClient,
+    prefix: str,
+    requests: Iterable[int],
+    annotations: Callable[[int], Mapping[str, str]] = lambda _number: {},
+) -> dict[str, float]:
+    """Create pods with these requests, and annotations by number; return when each was sent (perf_counter), by name."""
     sent_s: dict[str, float] = {}
 
-    async def create(name: str, chips: int) -> None:
+    async def create(number: int, chips: int) -> None:
+        name = f"{prefix}-{number:05}"
         sent_s[name] = time.perf_counter()
-        await client.create(PODS, pod(name, chips), NAMESPACE)
+        await client.create(PODS, pod(name, chips, annotations=annotations(number)), NAMESPACE)
 
-    async with _at_most(CONNECTIONS) as start:
-        for number, chips in enumerate(requests):
-            await start(create(f"{prefix}-{number:05}", chips))
+    await in_order(create(number, chips) for number, chips in enumerate(requests))
     return sent_s
 
 
@@ -125,14 +140,10 @@ async def delete_pods(client: KubeClient, watch: PodWatch) -> None:
     await watch.empty()
 
 
-@asynccontextmanager
-async def _at_most(count: int) -> AsyncIterator[Any]:
-    """Run coroutines, at most that many at a time, in order; the block ends when all have ended."""
-    room = asyncio.Semaphore(count)
+async def in_order(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Run coroutines, at most ``CONNECTIONS`` at a time, in order."""
+    room = asyncio.Semaphore(CONNECTIONS)
     async with asyncio.TaskGroup() as tasks:
-
-        async def start(work: Any) -> None:
+        for each in work:
             await room.acquire()
-            tasks.create_task(work).add_done_callback(lambda _: room.release())
-
-        yield start
+            tasks.create_task(each).add_done_callback(lambda _: room.release())

@@ -28,6 +28,7 @@ class Run:
         seed: of every random choice.
         progress: shows bars if standard error is a terminal.
         plots: the folder that plots are saved in.
+        sizes: the numbers of nodes, for the benches that take them; empty for their own.
     """
 
     bench: str
@@ -35,6 +36,7 @@ class Run:
     seed: int
     progress: Progress
     plots: Path
+    sizes: tuple[int, ...] = ()
 
     def steps(self, what: str, count: int) -> Iterator[int]:
         """Yield 0 … count-1 and report each: as a bar on a terminal, otherwise as a line every ``LINE_S``."""

@@ -37,7 +37,7 @@ _WEBHOOK: Final = "gates"
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
+class Size:
     nodes: int
     pods: int
     rounds: int
@@ -49,16 +49,16 @@ class _Size:
 _FULL: Final = (
     # The speed of the machine varies: one round may have ratio 0.7 and the next 1.1. Many short rounds are more
     # accurate than few long ones.
-    _Size(nodes=1_000, pods=700, rounds=8, warm_up=100, singles=10, quiet_s=10.0),
-    _Size(nodes=5_000, pods=500, rounds=3, warm_up=50, singles=15, quiet_s=10.0),
-    _Size(nodes=10_000, pods=300, rounds=3, warm_up=30, singles=15, quiet_s=15.0),
+    Size(nodes=1_000, pods=700, rounds=8, warm_up=100, singles=10, quiet_s=10.0),
+    Size(nodes=5_000, pods=500, rounds=3, warm_up=50, singles=15, quiet_s=10.0),
+    Size(nodes=10_000, pods=300, rounds=3, warm_up=30, singles=15, quiet_s=15.0),
 )
 _FULL_TLS: Final = (
-    _Size(nodes=1_000, pods=700, rounds=6, warm_up=100, singles=10, quiet_s=10.0),
-    _Size(nodes=5_000, pods=400, rounds=2, warm_up=30, singles=15, quiet_s=10.0),
-    _Size(nodes=10_000, pods=250, rounds=2, warm_up=30, singles=15, quiet_s=15.0),
+    Size(nodes=1_000, pods=700, rounds=6, warm_up=100, singles=10, quiet_s=10.0),
+    Size(nodes=5_000, pods=400, rounds=2, warm_up=30, singles=15, quiet_s=10.0),
+    Size(nodes=10_000, pods=250, rounds=2, warm_up=30, singles=15, quiet_s=15.0),
 )
-_QUICK: Final = (_Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0),)
+_QUICK: Final = (Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0),)
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class Program:
     """The allocator of a side."""
 
     process: Process
@@ -97,17 +97,17 @@ class _Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class Bench:
     run: Run
-    size: _Size
+    size: Size
     cluster: Cluster
     client: KubeClient
     watch: PodWatch
-    allocators: Mapping[str, _Program]
+    allocators: Mapping[str, Program]
     authority: Authority
 
     async def side(self, name: str, number: int) -> _Side:
-        await self._switch(name)
+        await self.switch(name)
         plane = self.cluster.control_plane
         processes = {"scheduler": plane.scheduler, "api": plane.apiserver}
         if name in self.allocators:
@@ -147,7 +147,7 @@ class _Bench:
             await delete_pods(self.client, self.watch)
         return waited
 
-    async def _switch(self, name: str) -> None:
+    async def switch(self, name: str) -> None:
         """Restart the scheduler for a side. The allocator runs only for the side with the extender, because its watches
         cost CPU."""
         with suppress(NotFound):
@@ -203,7 +203,7 @@ async def measure_over_tls(run: Run) -> Outcome:
     return await _measure(run, SIDES[:3], _FULL_TLS, tls=True)
 
 
-async def _measure(run: Run, names: Sequence[str], full: Sequence[_Size], *, tls: bool) -> Outcome:
+async def _measure(run: Run, names: Sequence[str], full: Sequence[Size], *, tls: bool) -> Outcome:
     if sentences := requirements.missing():
         lines = ("!" * 100, "SCHEDULER NOT MEASURED: the real cluster cannot run here.", *sentences, "!" * 100)
         return Outcome([Text("\n".join(lines), style="bold red")])
@@ -211,7 +211,7 @@ async def _measure(run: Run, names: Sequence[str], full: Sequence[_Size], *, tls
     for size in _QUICK if run.quick else full:
         async with AsyncExitStack() as stack:
             with run.doing(f"start a real cluster with {size.nodes:,} nodes"):
-                bench = await stack.enter_async_context(_bench(run, size, names, tls=tls))
+                bench = await stack.enter_async_context(benched(run, size, names, tls=tls))
             steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(names))
             # Every second round has the reverse order, so that a machine that becomes slower affects all sides.
             turns = [name for number in range(size.rounds) for name in (names if number % 2 == 0 else names[::-1])]
@@ -221,7 +221,7 @@ async def _measure(run: Run, names: Sequence[str], full: Sequence[_Size], *, tls
 
 
 @asynccontextmanager
-async def _bench(run: Run, size: _Size, names: Sequence[str], *, tls: bool) -> AsyncIterator[_Bench]:
+async def benched(run: Run, size: Size, names: Sequence[str], *, tls: bool) -> AsyncIterator[Bench]:
     cluster = Cluster(nodes=0)
     await asyncio.to_thread(cluster.start)
     try:
@@ -246,7 +246,7 @@ async def _bench(run: Run, size: _Size, names: Sequence[str], *, tls: bool) -> A
             scheme = "https" if "tls_cert_file" in flags else "http"
             process = cluster.process(f"ascend-allocator-{name}", command)
             demands = "client_ca_file" in flags
-            allocators[name] = _Program(
+            allocators[name] = Program(
                 process,
                 f"{scheme}://127.0.0.1:{port}",
                 f"{scheme}://127.0.0.1:{probes if demands else port}",
@@ -257,12 +257,12 @@ async def _bench(run: Run, size: _Size, names: Sequence[str], *, tls: bool) -> A
             watching_pods(client) as watch,
         ):
             await create_nodes(client, size.nodes)
-            yield _Bench(run, size, cluster, client, watch, allocators, authority)
+            yield Bench(run, size, cluster, client, watch, allocators, authority)
     finally:
         await asyncio.to_thread(cluster.stop)
 
 
-def _show(outcome: Outcome, size: _Size, sides: list[_Side], names: Sequence[str], bench: str) -> None:
+def _show(outcome: Outcome, size: Size, sides: list[_Side], names: Sequence[str], bench: str) -> None:
     shown = table(
         *("run", "pods/s", "bound", "on\nnodes", "wait\np50 s", "\np99 s", "alone\np50 ms", "\np99 ms"),
         *("CPU ms\nsched.", "per pod\nAPI", "\nalloc.", "no chips\nwritten", "ring\nbroken"),
