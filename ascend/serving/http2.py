@@ -27,7 +27,7 @@ from ascend.serving.frames import (
 )
 from ascend.serving.limits import MOST_HEADER_BYTES
 
-MOST_STREAMS: Final = 16_384
+MOST_STREAMS: Final = 32_768
 """The most requests of a connection that are answered at a time: the held Bindings of a gang are some of them."""
 BODY_BYTES: Final = 16 << 20
 """The most bytes of a body."""

@@ -61,5 +61,5 @@ may have thousands. An API server sends at most 200 changing requests at a time 
 (``--max-mutating-requests-inflight``), and seldom has a certificate.
 """
 
-OPEN_CALLS: Final = Limits(connections=1024, per_address=1024)
-"""For callers without certificates: of these, one may be a scheduler with the Bindings of a gang."""
+OPEN_CALLS: Final = Limits(connections=16_384, per_address=16_384)
+"""For callers without certificates: of these, one may be a scheduler with the thousands of Bindings of a gang."""
