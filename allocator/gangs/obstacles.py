@@ -197,7 +197,10 @@ class Obstacles:
             if is_new:
                 served = self._cluster.plain.schedulers
                 is_served = not served or pod.spec.scheduler_name in served
-                self._untried.setdefault(key, {})[pod.uid] = self._ledger.monotonic() if is_served else -math.inf
+                now_s, untried = self._ledger.monotonic(), self._untried.setdefault(key, {})
+                untried[pod.uid] = now_s if is_served else -math.inf
+                if self._cluster.jobs.job_of(pod).size > len(untried):
+                    self._tried_s.setdefault(key, now_s)
             return
         self._note_try(pod.uid)
         known = self._refused.get(key, {}).get(pod.uid)

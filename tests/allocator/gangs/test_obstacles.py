@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from allocator.gangs.obstacles import ASKED_S, RELEASED_S, UNTRIED_S, Lacking
+from allocator.gangs.obstacles import ASKED_S, RELEASED_S, SKIPPED_S, UNTRIED_S, Lacking
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Condition, Pod
@@ -144,6 +144,15 @@ def test_a_gang_that_nobody_tries_lacks_a_scheduler_after_some_time() -> None:
     assert lacking(world) is Lacking.SCHEDULER
     world.engine.gangs.obstacles.asked(second)
     assert lacking(world) is None
+
+
+def test_a_pod_that_its_scheduler_does_not_try_after_its_peer_is_known_soon() -> None:
+    first, second = members(2)
+    world = world_of(first)
+    world.engine.gangs.obstacles.asked(first)
+    world.add(second)  # the scheduler does not come back to the first: the gang lacks chips
+    world.now_s += SKIPPED_S
+    assert lacking(world) is Lacking.SCHEDULER
 
 
 def test_pods_that_are_missing_or_gated_are_told_apart() -> None:
