@@ -56,7 +56,9 @@ TURN_RETRIED_S: Final = 12.0
 AT_ONCE: Final = 64
 """The most Bindings of a gang that starts that go on in one turn of the event loop."""
 COMPLETE_S: Final = 5.0
-"""How much longer Bindings are held if the gang is complete, and starts as soon as all nominations were seen."""
+"""How much longer Bindings are held if all pods that the gang needs have passed their scheduler's filters: for so long
+nominations are waited for. If that is too short, all of these Bindings are given up together, so that none is given up
+while nominations are waited for again."""
 
 
 class _Call(NamedTuple):
@@ -166,9 +168,8 @@ class Barrier:
         assembly.refused.pop(pod.uid, None)
         self._verdicts.settle(pod.uid)
         self._note_progress(assembly, pod.uid)
-        if is_further and held is not None:
-            for uid in self.lapsed.uncounted(pod, held):
-                self._ledger.withdraw(uid)
+        if held is not None and self.lapsed.accepted(pod, held.node, is_further=is_further):
+            assembly.since_s = self._monotonic()
         self._open_if_complete(assembly)
         if not future.done():
             self._make_room(assembly)
@@ -310,9 +311,12 @@ class Barrier:
 
     def _late(self, assembly: _Assembly) -> list[str]:
         """The uids of the pods whose callers have waited for as long as they may."""
-        limit_s = self._hold_s + COMPLETE_S * self._gangs.may_start(assembly.job)
-        since_s = self._monotonic() - limit_s
-        return list(takewhile(lambda uid: self._is_held_since(uid, since_s), assembly.held))  # in this order
+        is_complete = self._gangs.may_start(assembly.job)
+        since_s = self._monotonic() - self._hold_s - COMPLETE_S * is_complete
+        late = list(takewhile(lambda uid: self._is_held_since(uid, since_s), assembly.held))  # in this order
+        if not (is_complete and late):
+            return late
+        return list(dict.fromkeys([*late, *(uid for uid, call in assembly.held.items() if call.is_repeated)]))
 
     def _is_held_since(self, uid: str, time_s: float) -> bool:
         reservation = self._ledger.get(uid)

@@ -7,10 +7,13 @@ step in which it gives a Binding up; so for a moment nothing is accounted for, u
 (``allocator/nomination/nominator.py``). kube-scheduler 1.35 does not clear it.
 
 So that the pod passed the filters counts on, unless there is evidence to the contrary: the scheduler refuses the pod,
-the node changes, or another pod has come to the node. A pod for which the scheduler begins to account on the node
-before the nomination was seen, or that has a higher priority, may have been accepted without regard to this one. It is
-evidence as well, and a gang starts only when the nominations of such pods were there for ``SETTLED_S``: until then,
-Bindings in flight have become visible.
+the node changes, or another pod has come to the node. A gang starts only when the nominations of such pods were there
+for ``SETTLED_S``: until then, Bindings in flight have become visible.
+
+A further pod that the scheduler accepts on the node before that, or one of higher priority, may have been accepted
+without regard to this one. Then the node is in doubt until the scheduler accepts any of the pods there while it counts
+all others: so they fit together. No pod has to come before another one for that, and other nodes are not in doubt: so a
+gang gets on however many of its pods share a node.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -64,6 +67,7 @@ class LapsedHolds:
         self._monotonic = monotonic
         self._lapsed: dict[str, _Lapsed] = {}
         self._by_plan: dict[str, dict[str, None]] = {}
+        self._doubted: set[str] = set()  # nodes on which no pod was accepted with regard to all others
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._lapsed
@@ -97,11 +101,24 @@ class LapsedHolds:
             del of_plan[uid]
             if not of_plan:
                 del self._by_plan[lapsed.plan]
+            if self._lapsed.keys().isdisjoint(self._ledger.on(lapsed.node)):
+                self._doubted.discard(lapsed.node)
 
-    def uncounted(self, pod: Pod, held: Reservation) -> list[str]:
-        """The uids of the pods that a scheduler may not have counted when it accepted a pod on their node."""
-        lapsed = ((uid, self._lapsed.get(uid)) for uid in self._ledger.on(held.node))
-        return [uid for uid, each in lapsed if each and (each.priority < pod.priority or not self._is_settled(each))]
+    def accepted(self, pod: Pod, node: str, *, is_further: bool) -> bool:
+        """A scheduler has accepted a pod on a node; return whether that ends a doubt about the pods there.
+
+        Args:
+            pod: the pod.
+            node: its node.
+            is_further: whether the pod has not been accepted there before.
+        """
+        is_doubted = node in self._doubted
+        lapsed = (self._lapsed.get(uid) for uid in self._ledger.on(node))
+        if all(each is None or (each.priority >= pod.priority and self._is_counted(each)) for each in lapsed):
+            self._doubted.discard(node)
+        elif is_further:
+            self._doubted.add(node)
+        return is_doubted and node not in self._doubted
 
     def has_ended(self, pod: Pod) -> bool:
         """Whether there is evidence that its scheduler would not accept a pod on its node now; looks at it anew."""
@@ -115,11 +132,14 @@ class LapsedHolds:
         return is_refused or self._state(lapsed.node) != lapsed.state
 
     def is_settled(self, uid: str) -> bool:
-        """Whether its scheduler accounts for a pod on its node; not for one whose Binding is waited for."""
-        lapsed = self._lapsed.get(uid)
-        return lapsed is not None and self._is_settled(lapsed)
+        """Whether its scheduler accounts for a pod on its node, beside all others that it has accepted there.
 
-    def _is_settled(self, lapsed: _Lapsed) -> bool:
+        It is not for a pod whose Binding is waited for.
+        """
+        lapsed = self._lapsed.get(uid)
+        return lapsed is not None and lapsed.node not in self._doubted and self._is_counted(lapsed)
+
+    def _is_counted(self, lapsed: _Lapsed) -> bool:
         return lapsed.nominated_s is not None and self._monotonic() - lapsed.nominated_s >= SETTLED_S
 
     def _state(self, node: str) -> object:
