@@ -304,7 +304,15 @@ class _Judging:
     def _waits(self, begun: Explanation, verdict: Verdict) -> Explanation:
         pod, refusal, allocator = verdict.pod, verdict.refusal, self._allocator
         assert refusal is not None  # noqa: S101 - a pod that gets nothing is refused
-        waiting = structs.replace(begun, state="waits", reason=refusal.reason, message=refusal.message)
+        refused = as_values(allocator.refusals(pod))  # what was promised to it may have ended with the decision
+        waiting = structs.replace(
+            begun,
+            state="waits",
+            reason=refusal.reason,
+            message=refusal.message,
+            groups=group(refused),
+            nodes=refused,
+        )
         request = None
         with contextlib.suppress(Refusal):
             request = allocator.engine.request_of(pod)
