@@ -129,6 +129,7 @@ class Evaluation:
             for each in gone:
                 self.apply(each)
             self.allocator.ledger.promises.drop(_owner(pod, job))
+        self.allocator.engine.earmarks.choose()  # now, whether a verb asks for more of this pod or not
         return Verdict(pod, job.key, refusal=refused, waits_for=self._waits_for(pod, job, refused))
 
     def bind(self, pod: Pod, held: Reservation) -> dict[str, str]:
