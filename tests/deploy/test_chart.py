@@ -426,8 +426,8 @@ def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple
     kinds = Counter(item["kind"] for item in items)
     schedules = "scheduler.enabled=true" in " ".join(options)
     assert kinds["ConfigMap"] == 1 + (options in (SIMULATED, VARIANTS["simulated, cut"])) + schedules
-    assert kinds["ValidatingAdmissionPolicy"] == 7
-    assert kinds["ValidatingAdmissionPolicyBinding"] == 7
+    assert kinds["ValidatingAdmissionPolicy"] == 8
+    assert kinds["ValidatingAdmissionPolicyBinding"] == 8
     for item in items:
         # Strict: an unknown or repeated field is an error.
         cluster.api.request("POST", f"{collection(item)}?dryRun=All&fieldValidation=Strict", item)

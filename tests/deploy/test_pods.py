@@ -305,12 +305,9 @@ def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_
     for node in cluster.nodes:
         node.import_images(archive)
     before = everything(cluster)
-    network = cluster.control_plane.network
-    assert network is not None
-    address = network.services.replace("0/24", "77")  # there is no DNS server here
     chosen = f"scheduler.enabled=true,scheduler.image.repository={SCHEDULER_IMAGE}"
-    chosen += f",allocator.service.clusterIP={address}"
     with installed(cluster, built_image, "--set", chosen, connected=False):
+        resolve_service(cluster)
         schedulers = pods_of(cluster, "scheduler")
         assert len(schedulers) == 2
         assert {each["spec"]["containers"][0]["image"] for each in schedulers} == {f"{SCHEDULER_IMAGE}:{version}"}
@@ -343,6 +340,7 @@ def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_
         leader = str(cluster.api.get(lease)["spec"]["holderIdentity"]).partition("_")[0]
         cluster.api.delete(f"{CORE}/pods/{leader}", grace_s=0)
         assert not place(cluster, "later", **ours)[1] & chips
+        wait_for_schedulers(cluster)
         for each in pods_of(cluster, "scheduler"):
             name = each["metadata"]["name"]
             log = node_of(cluster, each).container_logs(name, namespace=NAMESPACE, container="kube-scheduler")
@@ -370,6 +368,20 @@ def test_a_deployment_that_waits_for_the_installation_fails_once_at_most(
         assert not web.pods("Failed")
         web.end()
         cluster.delete_pod("alone")
+
+
+def resolve_service(cluster: Cluster) -> None:
+    """Let the chart's kube-scheduler resolve the name of the allocator's Service: there is no DNS server here."""
+    address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
+    alias = {"ip": address, "hostnames": [f"{ALLOCATOR}.{NAMESPACE}.svc"]}
+    deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{SCHEDULER}"
+    cluster.api.patch(deployment, {"spec": {"template": {"spec": {"hostAliases": [alias]}}}})
+    wait_for_schedulers(cluster)
+
+
+def wait_for_schedulers(cluster: Cluster) -> None:
+    where = (f"--namespace={NAMESPACE}", f"--timeout={INSTALL_S:.0f}s")
+    kubectl(cluster, "rollout", "status", f"deployment/{SCHEDULER}", *where)
 
 
 def is_unschedulable(item: dict[str, Any]) -> bool:
