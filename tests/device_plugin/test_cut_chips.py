@@ -177,7 +177,10 @@ async def test_a_removed_vnpu_stays_while_a_pod_has_it_and_keeps_its_chip_cut(ke
     keeping.find()
     await keeping.until({"Ascend910-2c-100-1": "Removed"}, TWO_CORES)
     assert keeping.health()["Ascend910-1"] == "CutIntoVirtual"
-    assert obstacles(keeping.snapshot, 0b10, keeping.ledgers.held) == ["Ascend910-1 is cut into virtual chips"]
+    assert obstacles(keeping.snapshot, 0b10, keeping.ledgers.held) == [
+        "pod default/runs holds Ascend910-1",
+        "Ascend910-1 is cut into virtual chips",
+    ]
     keeping.ledgers.deleted(runs)
     await keeping.until({"Ascend910-0": "", "Ascend910-1": ""})
     assert keeping.health(TWO_CORES) == {}

@@ -14,6 +14,7 @@ from device_plugin.health.offers import offered
 from device_plugin.health.snapshot import EarlierState
 from tests.device_plugin.api import until
 from tests.device_plugin.builders import server
+from tests.device_plugin.test_probes import answers
 from tests.device_plugin.watch import NOT_HANDLE, PRE_SEPARATE, SEPARATE, SUB_HEALTH, Watch, moment
 from tests.device_plugin.whole import whole_node
 
@@ -166,8 +167,8 @@ def test_an_unlisted_chip_says_so() -> None:
 
 async def test_a_chip_off_the_bus_stays_listed_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
-        async with whole.plugin():
-            pass
+        async with whole.plugin() as plugin:
+            await answers(plugin, "/readyz", 200, "")  # the Node says which chips it has
         whole.node.edit_chip(5, present=False)
         async with whole.plugin(0xDF):
             devices = whole.node.kubelet.devices(RESOURCE)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from ascend.chips import ChipSet, chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod, PodStatus, SchedulingGate
 from tests.allocator.builders import World, pod
@@ -82,8 +83,13 @@ class Waiting:
 
 
 def is_free(world: World) -> bool:
-    """Whether nobody has the chips that are kept."""
-    return not any(world.cluster.nodes[name].held & chips for name, chips in kept(world).items())
+    """Whether nobody has the chips that are kept, or has reserved them."""
+
+    def taken(node: str) -> ChipSet:
+        reserved = world.ledger.on(node).values()
+        return world.cluster.nodes[node].held | chip_set(chip for take in reserved for chip in take.chips)
+
+    return not any(taken(node) & chips for node, chips in kept(world).items())
 
 
 @given(
