@@ -147,6 +147,7 @@ async def test_behind_100_gangs_that_cannot_start_one_that_fits_starts(world: Wo
     await check(world, list(islice(cycle(KINDS), 100)), LIMIT_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", EXCLUDING)
 async def test_behind_100_gangs_whose_pods_exclude_each_other_one_that_fits_starts(world: World, kind: str) -> None:
     await check(world, [kind] * 100, LIMIT_S)
