@@ -11,7 +11,7 @@ import grpc
 
 from ascend.daemon.grpc_start import require_descriptors, start_server
 from ascend.errors import Unreachable
-from device_plugin.kubelet.channel import open_channel, raise_if_cancelled
+from device_plugin.kubelet.channel import open_channel
 from device_plugin.pods.admission_matcher import CAP_S
 from device_plugin.serving.sockets import KUBELET_SOCKET
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -49,7 +49,6 @@ async def served(servicer: pb_grpc.DevicePluginServicer, path: Path) -> AsyncIte
         await server.stop(STOP_GRACE_S)
         with contextlib.suppress(OSError):  # a socket on which nobody listens harms nobody
             path.unlink(missing_ok=True)
-        raise_if_cancelled()
 
 
 async def register(path: Path, resource: str, deadline_s: float) -> None:

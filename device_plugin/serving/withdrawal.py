@@ -16,7 +16,7 @@ import structlog
 from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
 from device_plugin.device_types import DeviceType, type_of
-from device_plugin.kubelet.channel import unreachable
+from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
 from device_plugin.kubelet.node_info import NodeStatus
 from device_plugin.serving.plugin_socket import register, served
 from device_plugin.serving.servicer import NoDevicesServicer
@@ -65,6 +65,7 @@ class Withdrawal:
                     await self._withdraw(device_type)
                 except (Unreachable, OSError) as error:
                     log.warning("can't withdraw a resource", resource=device_type.resource, error=str(error))
+                raise_if_cancelled()
             await asyncio.sleep(AGAIN_S)
             await self._refresh()
 
