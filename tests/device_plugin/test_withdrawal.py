@@ -1,13 +1,15 @@
 """What an earlier plugin has left on the Node is withdrawn once another one offers the chips in another way."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from ascend.chips import RESOURCE
+from ascend.daemon.observable import Observable
 from ascend.kube.objects import NODES
 from ascend.products import ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
@@ -15,8 +17,10 @@ from device_plugin import app
 from device_plugin.app import Plugin
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.driver.simulated import SimulatedVirtualNpu
+from device_plugin.kubelet.node_info import NodeStatus
 from device_plugin.serving import withdrawal
-from device_plugin.serving.withdrawal import leftovers
+from device_plugin.serving.servicer import NoDevicesServicer
+from device_plugin.serving.withdrawal import Withdrawal, leftovers
 from sandbox.cluster import SandboxCluster
 from tests.device_plugin.api import NODE, running, until
 from tests.device_plugin.test_probes import answers
@@ -66,6 +70,34 @@ async def test_vnpus_of_a_chip_that_is_whole_again_are_withdrawn(folder: Path) -
         async with running(Plugin(whole.settings()).run()):
             await until(lambda: has(whole, chips=8, small=0), timeout_s=30.0)
             await until(lambda: whole.node.kubelet.devices(SMALL) == {})
+
+
+async def test_a_cancellation_while_the_server_of_a_withdrawal_stops_is_not_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # gRPC's server swallows a cancellation that arrives when it has just stopped.
+    stopping = asyncio.Event()
+
+    @asynccontextmanager
+    async def swallowing(servicer: NoDevicesServicer, _path: Path) -> AsyncIterator[None]:
+        servicer.listed.set()
+        yield
+        stopping.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async def nothing(*_: object) -> None:
+        """The kubelet registers it, and the Node is read again."""
+
+    monkeypatch.setattr(withdrawal, "served", swallowing)
+    monkeypatch.setattr(withdrawal, "register", nothing)
+    node = Observable(NodeStatus(capacity={RESOURCE_CORES: "160"}))
+    task = asyncio.create_task(Withdrawal(folder, "x", node, nothing).run(lambda: [WHOLE_CHIPS], lambda: None))
+    await stopping.wait()
+    task.cancel()
+    ended, _ = await asyncio.wait({task}, timeout=5.0)
+    task.cancel()
+    assert ended
 
 
 async def leave_cores(whole: Whole) -> None:
