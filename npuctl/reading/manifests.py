@@ -71,8 +71,8 @@ class _Identity(msgspec.Struct, rename="camel"):
 
 class _Head(msgspec.Struct, rename="camel"):
     metadata: _Identity
-    kind: str = ""
-    api_version: str = ""
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    api_version: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class NamedMetadata(_Identity):
@@ -320,12 +320,14 @@ def _as_written(place: Origin, raw: msgspec.Raw, inherited: Json) -> Manifest | 
         head = msgspec.json.decode(raw, type=_Head)
     except UNREADABLE:
         return None
-    metadata, kind = head.metadata, head.kind or inherited["kind"]
+    metadata = head.metadata
+    # Only what an item leaves out is the list's: an empty string is a value, and is judged.
+    kind = inherited["kind"] if head.kind is msgspec.UNSET else head.kind
+    version = inherited["apiVersion"] if head.api_version is msgspec.UNSET else head.api_version
     key = "/".join(filter(None, (metadata.namespace, metadata.name)))
-    if not kind or not key.isprintable():
+    if not (kind and version and key.isprintable()):
         return None
     origin = Origin(place.file, place.document, place.item, kind, key)
-    version = head.api_version or inherited["apiVersion"] or _Kind(kind).api_version
     return Manifest(origin, version, metadata.uid, metadata.labels, raw)
 
 
