@@ -488,6 +488,7 @@ def images(cluster: Cluster) -> set[str]:
 
 
 @pytest.mark.shows("image", "910A")
+@pytest.mark.long
 def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
     cluster: Cluster, built_image: image.Image, tmp_path: Path
 ) -> None:
@@ -578,6 +579,7 @@ def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict
 
 
 @pytest.mark.shows("image", "910A")
+@pytest.mark.long
 def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: image.Image, tmp_path: Path) -> None:
     forth, _, back = (helm.REPOSITORY / "docs" / "mindcluster.md").read_text().partition("## Rollback")
     halves, _, forth = forth.partition("## Steps")
