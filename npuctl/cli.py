@@ -96,10 +96,34 @@ def _source_options(
             autocompletion=_names_of("contexts"),
         ),
     ] = None,
+    kubeconfig_cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="The kubeconfig's cluster.",
+            show_default="the context's",
+            autocompletion=_names_of("clusters"),
+        ),
+    ] = None,
+    kubeconfig_user: Annotated[
+        str | None,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="The kubeconfig's user.",
+            show_default="the context's",
+            autocompletion=_names_of("users"),
+        ),
+    ] = None,
     server: Annotated[str | None, typer.Option("-s", "--server", metavar="URL", help="The API server.")] = None,
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The bearer token for it.")] = None,
     user: Annotated[str | None, typer.Option("--as", metavar="USER", help="The user to act as.")] = None,
     group: Annotated[str | None, typer.Option("--as-group", metavar="GROUP", help="The group to act as.")] = None,
+    request_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How long a request may take, as in 30s; 0: no limit.", show_default="15s"),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The allocator's settings file.", show_default=False)
     ] = None,
@@ -115,8 +139,14 @@ def _source_options(
 
 
 def _reading(verb: Callable[..., int]) -> Callable[..., int]:
-    """Give a verb the options of ``_source_options``: its argument ``options`` has what ``Source.of`` takes."""
-    added = inspect.signature(_source_options).parameters
+    """Give a verb the options of ``_source_options``: its argument ``options`` has what ``Source.of`` takes.
+
+    A verb with a ``--cluster`` of its own has not that of kubectl.
+    """
+    own = inspect.signature(verb)
+    added = dict(inspect.signature(_source_options).parameters)
+    if "cluster" in own.parameters:
+        del added["kubeconfig_cluster"]
 
     @functools.wraps(verb)
     def run(*arguments: Any, **given: Any) -> int:
@@ -125,10 +155,9 @@ def _reading(verb: Callable[..., int]) -> Callable[..., int]:
             use_ascii()
         return verb(*arguments, options=options, **given)
 
-    own = inspect.signature(verb)
     kept = [each for each in own.parameters.values() if each.name != "options"]
     run.__signature__ = own.replace(parameters=[*kept, *added.values()])  # type: ignore[attr-defined]  # typer reads it
-    hints = {**verb.__annotations__, **_source_options.__annotations__, "return": int}
+    hints = {**verb.__annotations__, **{name: each.annotation for name, each in added.items()}, "return": int}
     run.__annotations__ = {name: hint for name, hint in hints.items() if name != "options"}
     return run
 
@@ -347,8 +376,8 @@ def doctor(
     kubeconfig, config = options.pop("kubeconfig"), options.pop("config")
     if any(options.values()) or allocator is not None or allocator_ca is not None:
         raise InvalidValue(
-            "--context, --server, --token, --as, --as-group, --now, --set, --allocator and --allocator-ca need "
-            "--cluster"
+            "--context, --user, --server, --token, --as, --as-group, --request-timeout, --now, --set, --allocator and "
+            "--allocator-ca need --cluster"
         )
     access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
     file = ["--config", str(config)] if config is not None else []

@@ -49,7 +49,7 @@ def names(what: str, typed: str, namespace: str | None, source: Source) -> list[
 
     Args:
         what: ``pods`` (by name, as ``namespace/name`` or ``kind/name`` if a slash was typed), ``jobs``, ``nodes``,
-            ``namespaces`` or ``contexts``.
+            ``namespaces``, or ``contexts``, ``clusters`` or ``users`` of the kubeconfig.
         typed: the incomplete word.
         namespace: the namespace of pods and jobs; None if not given.
         source: where the objects come from.
@@ -102,7 +102,9 @@ _FINDERS: Final[dict[str, Callable[[str, str | None, Source], Iterable[str]]]] =
     "jobs": _jobs,
     "nodes": _nodes,
     "namespaces": _namespaces,
-    "contexts": lambda _typed, _namespace, source: source.contexts(),
+    "contexts": lambda _typed, _namespace, source: source.named("contexts"),
+    "clusters": lambda _typed, _namespace, source: source.named("clusters"),
+    "users": lambda _typed, _namespace, source: source.named("users"),
 }
 
 

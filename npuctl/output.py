@@ -14,10 +14,10 @@ import msgspec
 import yaml
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 
 from allocator.rules.summary import example
-from ascend.chips import NAME_PREFIX
 from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
 from ascend.grammar import some
@@ -127,6 +127,11 @@ def filled(console: Console) -> int:
     return PIPE_WIDTH if console.width == _MOST_COLUMNS else console.width
 
 
+def breaks_lines(console: Console) -> bool:
+    """Whether lines have an end: on a terminal, and where $COLUMNS says so."""
+    return console.width != _MOST_COLUMNS
+
+
 class Filling:
     """What fills lines from side to side."""
 
@@ -187,10 +192,13 @@ class FittingTable:
         self._numeric = numeric
         self._drop = drop
         self._rows: list[tuple[Sequence[RenderableType], str]] = []
+        self._below: dict[int, RenderableType] = {}
 
-    def add_row(self, *cells: RenderableType, style: str = "") -> None:
-        """Add a row with a cell for each title."""
+    def add_row(self, *cells: RenderableType, style: str = "", below: RenderableType | None = None) -> None:
+        """Add a row with a cell for each title, and what is below all of them."""
         self._rows.append((cells, style))
+        if below is not None:
+            self._below[len(self._rows)] = below
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for dropped in range(len(self._drop) + 1):
@@ -198,7 +206,11 @@ class FittingTable:
             width = full_width(console, options, table)
             if width <= options.max_width:
                 break
-        yield from console.render(table, options.update(width=width, max_width=width))
+        for at, line in enumerate(console.render_lines(table, options.update(width=width, max_width=width), pad=False)):
+            yield from line
+            yield Segment.line()
+            if at in self._below:
+                yield from console.render(self._below[at], options)
 
     def _table(self, dropped: Sequence[str]) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
@@ -232,11 +244,6 @@ class Group(msgspec.Struct, frozen=True):
     def names(self) -> str:
         """The names of the first few nodes, and the number of the others."""
         return some(self.nodes)
-
-
-def numbers(chips: Sequence[str]) -> str:
-    """Return the numbers of chips, as in ``0,1``; for a vNPU its size, vdev id and chip: ``2c-100-1``."""
-    return ",".join(name.removeprefix(NAME_PREFIX) for name in chips)
 
 
 def as_values(refusals: Mapping[str, Refusal]) -> dict[str, NodeRefusal]:

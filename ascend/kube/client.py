@@ -59,10 +59,18 @@ class KubeClient:
     Args:
         access: address and credentials.
         reload: loads fresh credentials after the server has answered 401; None if that is not possible.
+        timeout_s: the timeout of a request for which none is given.
     """
 
-    def __init__(self, access: Access, reload: Callable[[], Awaitable[Access]] | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        reload: Callable[[], Awaitable[Access]] | None = None,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
         self._access = access
+        self._timeout_s = timeout_s
         self._headers = access.headers
         self._reload = reload
         self._sockets = WeakSet[socket.socket]()
@@ -121,7 +129,7 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         body: JsonObject | list[JsonObject] | None = None,
         content_type: str = "application/json",
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
         limits_server: bool = False,
         most_bytes: int | None = None,
     ) -> bytes:
@@ -133,9 +141,10 @@ class KubeClient:
         Raises:
             TooLarge: the body has more than ``most_bytes``; no more of it was read.
         """
+        within_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with (
-                asyncio.timeout(timeout_s) as limit,
+                asyncio.timeout(within_s) as limit,
                 self._exchange(
                     method,
                     path,
@@ -149,7 +158,7 @@ class KubeClient:
             ):
                 return await (response.read() if most_bytes is None else _read_limited(response, most_bytes))
         except TimeoutError as error:
-            raise Unreachable(f"{method} {self.url}{path}: no answer within {timeout_s:.3g} s") from error
+            raise Unreachable(f"{method} {self.url}{path}: no answer within {within_s:.3g} s") from error
 
     @asynccontextmanager
     async def stream(
@@ -227,9 +236,7 @@ class KubeClient:
         if await fresh.headers():
             self._headers = fresh.headers
 
-    async def get(
-        self, resource: Resource[T], name: str, namespace: str = "", *, timeout_s: float = REQUEST_TIMEOUT_S
-    ) -> T:
+    async def get(self, resource: Resource[T], name: str, namespace: str = "", *, timeout_s: float | None = None) -> T:
         """Read one object."""
         path = resource.path(namespace=namespace, name=name)
         return decode(await self.request("GET", path, timeout_s=timeout_s), resource.type)
@@ -240,7 +247,7 @@ class KubeClient:
         namespace: str = "",
         *,
         field_selector: str = "",
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> list[T]:
         """List all objects of a kind in one response; use a reflector to keep a copy current."""
         query = {"fieldSelector": field_selector} if field_selector else None
@@ -262,7 +269,7 @@ class KubeClient:
         namespace: str = "",
         content_type: str = MERGE_PATCH,
         subresource: str = "",
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> T:
         """Patch an object; returns it as stored. ``Conflict`` is raised if a precondition of the patch fails."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)

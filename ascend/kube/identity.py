@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,6 +30,9 @@ KUBECONFIG: Final = "~/.kube/config"
 
 TOKEN_S: Final = 60.0
 """Seconds after which the token's file is read again. The kubelet renews a token long before it expires."""
+
+_MADE_CONTEXT: Final = "\0"
+"""The name of a context that no kubeconfig has."""
 
 Headers = Callable[[], Awaitable[Mapping[str, str]]]
 
@@ -54,13 +57,20 @@ class Access:
 
 
 async def load_access(
-    kubeconfig: str | None = None, context: str | None = None, *, monotonic: Callable[[], float] = time.monotonic
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    *,
+    cluster: str | None = None,
+    user: str | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Access:
     """Read ``kubeconfig``, else ``$KUBECONFIG``, else the pod's service account, else ``~/.kube/config``.
 
     Args:
         kubeconfig: the path of a kubeconfig, or several as in ``$KUBECONFIG``.
         context: the context to use; the current one if not given.
+        cluster: the kubeconfig's cluster instead of the context's.
+        user: the kubeconfig's user instead of the context's.
         monotonic: the clock.
 
     Raises:
@@ -68,7 +78,7 @@ async def load_access(
     """
     if _chosen(kubeconfig) is None and (SERVICE_ACCOUNT / "token").exists():
         return _service_account(SERVICE_ACCOUNT, monotonic)
-    return await _kubeconfig(kubeconfig, context)
+    return await _kubeconfig(kubeconfig, context, cluster, user)
 
 
 def kubeconfig_paths(kubeconfig: str | None = None) -> str:
@@ -116,9 +126,10 @@ class _Token:
         return {"Authorization": f"Bearer {self._text}"}
 
 
-async def _kubeconfig(kubeconfig: str | None, context: str | None) -> Access:
+async def _kubeconfig(kubeconfig: str | None, context: str | None, cluster: str | None, user: str | None) -> Access:
     import yaml
     from kubernetes.aio import client, config
+    from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
     paths = kubeconfig_paths(kubeconfig)
     # pathlib raises where it can't tell whether a file exists, for example below another user's folder.
@@ -134,9 +145,9 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None) -> Access:
         raise InvalidValue(f"no usable access to the API server: {absent}")
     loaded = client.Configuration()
     try:
-        await config.load_kube_config(
-            config_file=paths, context=context, client_configuration=loaded, persist_config=False
-        )
+        merged = KubeConfigMerger(paths).config
+        chosen = _with(merged, context, cluster, user) if cluster or user else context
+        await KubeConfigLoader(merged, active_context=chosen, config_base_path=None).load_and_set(loaded)
         tls = _tls(loaded)
     except (config.ConfigException, OSError, yaml.YAMLError, ValueError) as error:
         reason = _not_a_kubeconfig(files) or " ".join(str(error).split())
@@ -152,6 +163,23 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None) -> Access:
     url = str(loaded.host)
     proxy = loaded.proxy or _environment_proxy(urlsplit(url))
     return Access(url, tls, headers, proxy, loaded.tls_server_name)
+
+
+def _with(merged: Any, context: str | None, cluster: str | None, user: str | None) -> str:
+    """Add a context to a kubeconfig with another cluster or user than the one to use has; returns its name.
+
+    Raises:
+        ConfigException: there is no such context, cluster or user.
+    """
+    own, name = {}, context or merged.safe_get("current-context")
+    if name:
+        own = merged["contexts"].get_with_name(name)["context"].value
+    if user:
+        merged["users"].get_with_name(user)  # the library takes an unknown user as none
+    given = {"cluster": cluster, "user": user}
+    made = {"name": _MADE_CONTEXT, "context": own | {key: text for key, text in given.items() if text}}
+    merged.value["contexts"].append(made)
+    return _MADE_CONTEXT
 
 
 def _not_a_kubeconfig(files: Sequence[Path]) -> str | None:

@@ -15,9 +15,10 @@ from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import InvalidValue
 from ascend.grammar import count, some
 from ascend.printable import printable
+from npuctl.chip_numbers import numbers
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target, require_name
-from npuctl.output import EXIT_NO_PLACE, Output, numbers, show
+from npuctl.output import EXIT_NO_PLACE, Output, show
 from npuctl.plan.placement import Candidate
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests

@@ -1,11 +1,13 @@
 """Where a command's objects come from, and by which settings and at which time they are judged."""
 
+import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from yaml import YAMLError
 
@@ -13,7 +15,7 @@ from allocator.settings import Settings
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
 from ascend.grammar import count, some
-from ascend.kube.client import KubeClient
+from ascend.kube.client import REQUEST_TIMEOUT_S, KubeClient
 from ascend.kube.identity import Access, kubeconfig_paths, load_access
 from npuctl.output import warn
 from npuctl.reading.manifests import Reading, read_manifests
@@ -21,6 +23,7 @@ from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects, list_object
 
 DEFAULT_NAMESPACE: Final = "default"
 _DAY_S: Final = 86_400
+_TIMEOUT: Final = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s?)?", re.ASCII)
 _OLD_S: Final = 60
 """Age of a file from which on it is said: what has changed since is not in it."""
 
@@ -34,12 +37,18 @@ class Overrides:
         token: the bearer token.
         user: the user to act as.
         group: the group to act as.
+        kubeconfig_cluster: the cluster of the kubeconfig instead of the context's.
+        kubeconfig_user: the user of the kubeconfig instead of the context's.
+        timeout_s: the timeout of a request; infinite for none.
     """
 
     server: str = ""
     token: str = ""
     user: str = ""
     group: str = ""
+    kubeconfig_cluster: str = ""
+    kubeconfig_user: str = ""
+    timeout_s: float = REQUEST_TIMEOUT_S
 
     def applied(self, access: Access) -> Access:
         """Return the access that a kubeconfig gives, with what the flags say."""
@@ -90,13 +99,16 @@ class Source:
         token: str | None = None,
         user: str | None = None,
         group: str | None = None,
+        kubeconfig_cluster: str | None = None,
+        kubeconfig_user: str | None = None,
+        request_timeout: str | None = None,
         config: Path | None = None,
         values: Sequence[str] | None = None,
         now: str | None = None,
     ) -> Self:
         """From the options of a command: the allocator's settings as ``key=value`` win over their file ``config``.
 
-        ``user`` and ``group`` are those to act as.
+        ``user`` and ``group`` are those to act as, the kubeconfig's are beside them.
 
         Raises:
             InvalidValue: an option is invalid.
@@ -104,7 +116,15 @@ class Source:
         settings = fixed_settings(Settings, config, dict(map(_setting, values or ())))
         if group and not user:
             raise InvalidValue("--as-group needs --as")
-        overrides = Overrides(server or "", token or "", user or "", group or "")
+        overrides = Overrides(
+            server or "",
+            token or "",
+            user or "",
+            group or "",
+            kubeconfig_cluster or "",
+            kubeconfig_user or "",
+            read_timeout(request_timeout),
+        )
         return cls(settings, read_time(now), now is not None, tuple(files or ()), kubeconfig, context, overrides)
 
     def at_present(self) -> Self:
@@ -173,10 +193,14 @@ class Source:
         """
 
         async def load() -> Access:
-            return self.overrides.applied(await load_access(self.kubeconfig, self.context))
+            given = self.overrides
+            access = await load_access(
+                self.kubeconfig, self.context, cluster=given.kubeconfig_cluster, user=given.kubeconfig_user
+            )
+            return given.applied(access)
 
         try:
-            return KubeClient(await load(), load)
+            return KubeClient(await load(), load, timeout_s=self.overrides.timeout_s)
         except InvalidValue as error:
             raise Unreachable(error.message) from error
 
@@ -194,14 +218,29 @@ class Source:
         except (ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError):
             return DEFAULT_NAMESPACE  # connect() reports what is wrong
 
-    def contexts(self) -> list[str]:
-        """The names of the kubeconfig's contexts."""
-        return [str(each["name"]) for each in self._kubeconfig()["contexts"]]
+    def named(self, part: Literal["clusters", "contexts", "users"]) -> list[str]:
+        """The names in a part of the kubeconfig."""
+        return [str(each["name"]) for each in self._kubeconfig()[part]]
 
     def _kubeconfig(self) -> Any:
         from kubernetes.aio.config.kube_config import KubeConfigMerger
 
         return KubeConfigMerger(kubeconfig_paths(self.kubeconfig)).config
+
+
+def read_timeout(text: str | None) -> float:
+    """Return a timeout in seconds, as kubectl reads it: ``30s``, ``2m``, or a number of seconds; 0 is none.
+
+    Raises:
+        InvalidValue: it is nothing of that kind.
+    """
+    if text is None:
+        return REQUEST_TIMEOUT_S
+    found = _TIMEOUT.fullmatch(text)
+    if found is None or not text:
+        raise InvalidValue(f"--request-timeout: {text!r} is not a time like 30s, 2m or 1h30m")
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds or math.inf
 
 
 def read_time(text: str | None) -> int:

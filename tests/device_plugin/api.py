@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ascend.kube.client import REQUEST_TIMEOUT_S, KubeClient
+from ascend.kube.client import KubeClient
 from ascend.kube.objects import JsonObject
 from sandbox.cluster import pod_manifest
 
@@ -71,7 +71,7 @@ class RecordingClient(KubeClient):
         query: Mapping[str, str] | None = None,
         body: JsonObject | list[JsonObject] | None = None,
         content_type: str = "application/json",
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
         limits_server: bool = False,
         most_bytes: int | None = None,
     ) -> bytes:

@@ -16,6 +16,17 @@ from npuctl.completion import complete_for_kubectl
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import as_list, node, pod
 
+VERBS = [
+    "capacity",
+    "completion",
+    "doctor",
+    "explain",
+    "plan",
+    "topo",
+    "usage",
+    ":4",
+]
+
 
 def complete(words: list[str]) -> list[str]:
     lines: list[str] = complete_for_kubectl(get_command(app), words)
@@ -30,14 +41,14 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ([""], ["capacity", "completion", "doctor", "explain", "plan", "topo", "usage", ":4"]),
+        ([""], VERBS),
         (["e"], ["explain", ":4"]),
         (["plan", "--c"], ["--candidates", "--cluster", "--config", "--context", ":4"]),
         (["plan", "-o", ""], ["json", "table", "yaml", ":4"]),
         (["plan", "-f", ""], [":0"]),
         (["completion", "z"], ["zsh", ":4"]),
         (["explain", ""], [":4"]),
-        ([], ["capacity", "completion", "doctor", "explain", "plan", "topo", "usage", ":4"]),
+        ([], VERBS),
     ],
 )
 def test_kubectl_gets_the_candidates_for_the_last_word(words: list[str], offered: list[str]) -> None:

@@ -295,7 +295,7 @@ def test_a_pod_that_fits_gets_its_best_nodes(tmp_path: Path) -> None:
 
 def test_placed_finished_and_chipless_pods_are_described(tmp_path: Path) -> None:
     placed = pod("train", 2, node="n1", chips=[4, 5])
-    assert "is on node n1 with chips 4,5" in people(tmp_path, placed)
+    assert "is on node n1 with chips 4-5" in people(tmp_path, placed)
     assert "no annotation says which chips" in people(tmp_path, pod("train", 2, node="n1"))
     rejected = pod("train", 2, node="n1", phase="Failed")
     rejected["status"] |= {"reason": "UnexpectedAdmissionError", "message": "ChipHeld: Ascend910-0 is held"}
@@ -503,7 +503,7 @@ def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path
     assert lines[0] == "job default/big, 7 pods: 6 waiting, 1 placed"
     assert [line.partition(":")[0] for line in lines if line.startswith("pod ")] == [
         "pod default/big-0 requests 8 chips and waits",
-        "pod default/big-7 is on node n1 with chips 0,1,2,3,4,5,6,7",
+        "pod default/big-7 is on node n1 with chips 0-7",
     ]
     assert "the same for 5 other pods: default/big-1, default/big-2, default/big-3 and 2 more" in lines
 
@@ -615,7 +615,7 @@ def test_a_pod_that_preempts_names_its_victims(tmp_path: Path) -> None:
     objects = node("n1"), pod("runs", 1, node="n1", chips=[0]), train
     answer = explain(tmp_path, *objects)
     assert (answer["state"], answer["node"], answer["preempts"]) == ("preempts", "n1", ["default/runs"])
-    assert "it gets chips 0,1,2,3,4,5,6,7 of node n1 once default/runs ends, of lower priority" in " ".join(
+    assert "it gets chips 0-7 of node n1 once default/runs ends, of lower priority" in " ".join(
         people(tmp_path, *objects).split()
     )
 
