@@ -340,6 +340,22 @@ def usage(
     return asyncio.run(run_usage(Source.of(**options), by, None if all_namespaces else namespace, output))
 
 
+@app.command()
+@_reading
+def queue(
+    *,
+    options: dict[str, Any],
+    namespace: _Namespace = None,
+    all_namespaces: _AllNamespaces = False,
+    output: _OutputOption = Output.TABLE,
+) -> int:
+    """Show what waits, in its order, and for what."""
+    from npuctl.queue.command import run_queue
+    from npuctl.reading.source import Source
+
+    return asyncio.run(run_queue(Source.of(**options), None if all_namespaces else namespace, output))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @_reading
 def doctor(

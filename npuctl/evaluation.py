@@ -78,6 +78,8 @@ class Evaluation:
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
         self.allocator = OfflineAllocator(objects, settings, now_ns)
         self._objects = objects
+        self._settings = settings
+        self._now_ns = now_ns
         self._pods = {pod.uid: pod for pod in objects.pods}
         self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
         at_once(self._stamper.resume())
@@ -91,11 +93,20 @@ class Evaluation:
         """The objects as they are after what has been decided."""
         return self._objects.with_pods(sorted(self._pods.values(), key=lambda pod: pod.key))
 
-    def waiting(self) -> list[Pod]:
-        """Return the pods that wait for the allocator's decision, in the order in which they are decided on.
+    def without_running(self) -> OfflineAllocator:
+        """Return the cluster as it was given, without the pods that were on nodes."""
+        given = self._objects.without(lambda pod: bool(pod.spec.node_name))
+        return OfflineAllocator(given, self._settings, self._now_ns)
 
-        Gangs, and the pods of other jobs that have one priority: by priority, creation time and name; their pods by
-        rank and by the numbers in their names. Pods without a creation time come last.
+    def waiting(self) -> list[Pod]:
+        """Return the pods that wait for the allocator's decision, in the order in which they are decided on."""
+        return [pod for members in self.queue() for pod in members]
+
+    def queue(self) -> list[list[Pod]]:
+        """The same pods in groups: gangs, and the pods of other jobs that have one priority.
+
+        The groups by priority, creation time and name; their pods by rank and by the numbers in their names. Pods
+        without a creation time come last.
         """
         units = defaultdict[tuple[JobKey, int | None], list[Pod]](list)
         for pod in self._pods.values():
@@ -103,7 +114,7 @@ class Evaluation:
                 job = self.allocator.job_of(pod)
                 units[job.key, None if self.allocator.engine.is_of_gang(pod) else pod.priority].append(pod)
         ordered = sorted(units.items(), key=lambda unit: (*_precedence(unit[1]), unit[0][0]))
-        return [pod for _, members in ordered for pod in sorted(members, key=position)]
+        return [sorted(members, key=position) for _, members in ordered]
 
     async def decide(self, pod: Pod) -> Verdict:
         """Decide on a pod, and bind it to the node it gets."""

@@ -179,13 +179,17 @@ class OfflineAllocator:
         return found
 
     def _fits_without(self, pod: Pod, owners: Collection[str]) -> bool:
+        with self.ledger.promises.lifted(owners):
+            return self.has_room(pod)
+
+    def has_room(self, pod: Pod) -> bool:
+        """Whether a pod fits now, with the others of its gang; reserves nothing."""
         gang = self.engine.gang_of(pod)
         try:
             request = self.engine.request_of(pod)
-            with self.ledger.promises.lifted(owners):
-                if gang is None:
-                    return self.cluster.index.best(request, self.selected(pod)) is not None
-                self.engine.gangs.preview(pod, request, gang, None)
+            if gang is None:
+                return self.cluster.index.best(request, self.selected(pod)) is not None
+            self.engine.gangs.preview(pod, request, gang, None)
         except Refusal:
             return False
         return True

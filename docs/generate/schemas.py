@@ -12,6 +12,7 @@ from npuctl.doctor.command import Diagnosis
 from npuctl.explain.command import JobExplanation
 from npuctl.explain.explanation import Explanation
 from npuctl.plan.placement import PlacementPlan
+from npuctl.queue.command import QueueAnswer
 from npuctl.topo.command import Topology
 from npuctl.topo.switches import SwitchViews
 from npuctl.usage.command import UsageAnswer
@@ -24,6 +25,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "explain": Explanation,
     "explain-job": JobExplanation,
     "plan": PlacementPlan,
+    "queue": QueueAnswer,
     "switches": SwitchViews,
     "topo": Topology,
     "usage": UsageAnswer,

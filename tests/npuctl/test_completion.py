@@ -22,6 +22,7 @@ VERBS = [
     "doctor",
     "explain",
     "plan",
+    "queue",
     "topo",
     "usage",
     ":4",

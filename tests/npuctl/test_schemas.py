@@ -25,6 +25,7 @@ NOW = ("--now", "2026-01-01T00:05:00Z")
         ("explain-job", ("explain", "job/train")),
         ("plan", ("plan",)),
         ("plan", ("plan", "--candidates")),
+        ("queue", ("queue",)),
         ("topo", ("topo",)),
         ("usage", ("usage",)),
     ],

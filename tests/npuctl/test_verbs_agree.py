@@ -1,4 +1,4 @@
-"""``plan``, ``explain`` and ``doctor`` say the same of every pod, whatever waits, runs and is broken."""
+"""``plan``, ``explain``, ``doctor`` and ``queue`` say the same of every pod, whatever waits and runs."""
 
 import json
 from collections import Counter
@@ -97,3 +97,30 @@ def test_no_verb_contradicts_another(tmp_path_factory: pytest.TempPathFactory, o
         for key in each["pods"]
     )
     assert told == Counter((name, each["reason"]) for name, each in pending.items())
+    queue = run(path, "queue")
+    queued = [each for entry in queue["entries"] for each in entry["pods"]]
+    decided = [each["name"] for each in queued]
+    assert sorted(decided) == sorted(placed.keys() | pending.keys())
+    assert [name for name in decided if name in pending] == list(pending)
+    assert [name for name in decided if name in placed] == list(placed)
+    for each in queued:
+        name = each["name"]
+        found = each["state"], each["node"], each["preempts"], each["reason"], each["message"]
+        if name in pending:
+            assert found == ("waits", "", [], pending[name]["reason"], pending[name]["message"])
+        else:
+            state = "preempts" if placed[name]["preempts"] else "fits"
+            assert found == (state, placed[name]["node"], placed[name]["preempts"], "", "")
+    _check_what_is_next(queue["entries"], placed)
+
+
+def _check_what_is_next(entries: list[Json], placed: dict[str, Json]) -> None:
+    """An entry that starts has no pod that waits; what is before one that waits gets, or keeps, chips."""
+    jobs = [entry["job"] for entry in entries]
+    for entry in entries:
+        waits = [each for each in entry["pods"] if each["state"] == "waits"]
+        assert (entry["next"] in {"starts", "preempts"}) == (not waits)
+        assert entry["starting"] == sum(each["name"] in placed for each in entry["pods"])
+        assert bool(entry["behind"]) == (entry["next"] == "behind")
+        assert set(entry["behind"]) <= set(jobs) - {entry["job"]}
+        assert entry["reason"] == (waits[0]["reason"] if waits else "")
