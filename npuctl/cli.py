@@ -401,6 +401,56 @@ def doctor(
 
 
 @app.command()
+@_reading
+def whatif(
+    *,
+    options: dict[str, Any],
+    drain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", help="This node is drained.", autocompletion=_names_of("nodes")),
+    ] = None,
+    lose: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE[:CHIPS]",
+            help="This node is lost, or chips of it, as in node-a:0-3.",
+            autocompletion=_names_of("nodes"),
+        ),
+    ] = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE[=N]",
+            help="N nodes like this one are added, as in node-a=10.",
+            autocompletion=_names_of("nodes"),
+        ),
+    ] = None,
+    end: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB", help="This job ends: NAME or NAMESPACE/NAME.", autocompletion=_names_of("jobs")),
+    ] = None,
+    priority: Annotated[
+        list[str] | None, typer.Option(metavar="JOB=N", help="This job has another priority, as in train=1000.")
+    ] = None,
+    output: Annotated[
+        Literal["table", "json", "yaml", "svg"],
+        typer.Option("-o", "--output", help="The output format; svg: a picture of the chips."),
+    ] = "table",
+) -> int:
+    """Show what would run and wait after changes.
+
+    Nodes that are drained, lost or added, jobs that end or get another priority: options can be combined and repeated,
+    and nothing is changed.
+    """
+    from npuctl.reading.source import Source
+    from npuctl.whatif.changes import Changes
+    from npuctl.whatif.command import run_whatif
+
+    changes = Changes(drain or (), lose or (), add or (), end or (), priority or ())
+    return asyncio.run(run_whatif(Source.of(**options), changes, output))
+
+
+@app.command()
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
     """Print the script that completes npuctl in a shell.
 

@@ -16,6 +16,7 @@ from npuctl.queue.command import QueueAnswer
 from npuctl.topo.command import Topology
 from npuctl.topo.switches import SwitchViews
 from npuctl.usage.command import UsageAnswer
+from npuctl.whatif.command import WhatIf
 
 FOLDER: Final = Path(__file__).parents[1] / "schemas"
 
@@ -29,6 +30,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "switches": SwitchViews,
     "topo": Topology,
     "usage": UsageAnswer,
+    "whatif": WhatIf,
 }
 """The answers by the name of their schema, without its version."""
 

@@ -4,28 +4,22 @@ No placement rule is repeated here.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import structs
 
-from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
-from ascend.chips import MAX_CHIP_ID, RESOURCE, ChipSet, chip_ids, chip_name
-from ascend.cores import read_kind
-from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, decode_report, encode_report
-from ascend.errors import InvalidReport, InvalidValue
+from ascend.chips import ChipSet, chip_ids, chip_name
+from ascend.deviceinfo import decode_report
+from ascend.errors import InvalidReport
 from ascend.faults import read_pre_separate
-from ascend.kube.objects import Condition, ConfigMap, Node, Pod, whole_number
-from ascend.templates import RESOURCE_CORES
+from ascend.kube.objects import ConfigMap, Node, Pod
+from npuctl.reading.changed import ALL_CHIPS, cordoned, offering, ready, recovered, rewritten
 from npuctl.reading.objects import ClusterObjects
 
 MOST_PODS: Final = 3
 """A remedy consists of the end of this many pods at most."""
-
-_ALL_CHIPS: Final = (1 << MAX_CHIP_ID + 1) - 1
 
 Kind: TypeAlias = Literal["uncordon", "ready", "report", "offer", "end", "repair"]
 
@@ -118,18 +112,15 @@ def pods_to_end(scene: Scene, fits: Callable[[Scene], bool]) -> Remedy | None:
 def _node_changes(scene: Scene, now_s: int) -> Iterator[tuple[Kind, Scene]]:
     node, report = scene.node, scene.report
     if node.spec.unschedulable:
-        spec = structs.replace(node.spec, unschedulable=False)
-        yield "uncordon", replace(scene, node=structs.replace(node, spec=spec))
+        yield "uncordon", replace(scene, node=cordoned(node, is_cordoned=False))
     if not node.is_ready:
-        others = [each for each in node.status.conditions if each.type != "Ready"]
-        status = structs.replace(node.status, conditions=[*others, Condition("Ready", "True")])
-        yield "ready", replace(scene, node=structs.replace(node, status=status))
+        yield "ready", replace(scene, node=ready(node, is_ready=True))
     if not node.allocatable_chips and not node.allocatable_cores:
-        yield "offer", replace(scene, node=_offering(node, _ALL_CHIPS))
+        yield "offer", replace(scene, node=offering(node, ALL_CHIPS))
     if report is not None:
         try:
             fresh = replace(decode_report(report.data), update_time_s=now_s)
-            yield "report", replace(scene, report=_rewritten(report, fresh))
+            yield "report", replace(scene, report=rewritten(report, fresh))
         except InvalidReport:
             yield "report", replace(scene, report=None)
 
@@ -150,39 +141,6 @@ def _recovered(scene: Scene, chips: ChipSet) -> Scene:
         return scene
     report = decode_report(scene.report.data)
     unhealthy = report.unhealthy | report.recovering | report.manually_separated
-    recovered = replace(
-        report,
-        unhealthy=report.unhealthy & ~chips,
-        network_unhealthy=report.network_unhealthy & ~chips,
-        recovering=report.recovering & ~chips,
-        manually_separated=report.manually_separated & ~chips,
-        faults=tuple(fault for fault in report.faults if fault.npu_name not in set(map(chip_name, chip_ids(chips)))),
-    )
     # The kubelet counts a chip as allocatable again as soon as it is healthy.
-    return replace(scene, report=_rewritten(scene.report, recovered), node=_offering(scene.node, unhealthy & chips))
-
-
-def _rewritten(report: ConfigMap, content: DeviceReport) -> ConfigMap:
-    written = {key: text for key, text in encode_report(content).items() if key in {DEVICE_INFO, MANUALLY_SEPARATED}}
-    return structs.replace(report, data=report.data | written)
-
-
-def _offering(node: Node, chips: ChipSet) -> Node:
-    """The node if its kubelet has these chips as well, their vNPUs or their AI cores; never more than there are."""
-    there, allocatable = _resources(node, _ALL_CHIPS), node.status.allocatable.copy()
-    for resource, more in _resources(node, chips).items():
-        offered = whole_number(allocatable.get(resource)) or 0
-        allocatable[resource] = str(max(min(offered + more, there[resource]), offered))
-    return structs.replace(node, status=structs.replace(node.status, allocatable=allocatable))
-
-
-def _resources(node: Node, chips: ChipSet) -> dict[str, int]:
-    """By resource, how many devices of a node are on these chips."""
-    try:
-        infos = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
-    except InvalidValue:  # it is not known which chips it has
-        return {RESOURCE: chips.bit_count()}
-    number, kind = (infos.chips & chips).bit_count(), read_kind(node.metadata.labels)
-    if kind is not None and node.allocatable_cores is not None and not node.allocatable_chips:
-        return {RESOURCE_CORES: number * kind.cores}
-    return {RESOURCE: number, **Counter(each.resource for each in infos.vnpus if chips >> each.chip & 1)}
+    node = offering(scene.node, unhealthy & chips)
+    return replace(scene, report=rewritten(scene.report, recovered(report, chips)), node=node)

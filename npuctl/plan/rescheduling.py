@@ -178,7 +178,7 @@ class _Preview:
             self._planning.delete(pod)
         for pod in pods:
             if not is_counted(pod):  # a Job has replaced its failed pods already
-                self._planning.apply(_anew(pod))
+                self._planning.apply(anew(pod))
         waiting = [each for each in self._planning.waiting() if self._cluster.jobs.job_of(each).key == key]
         return not [each for each in waiting if (await self._planning.decide(each)).held is None]
 
@@ -214,7 +214,7 @@ class _Preview:
         return compared
 
 
-def _anew(pod: Pod) -> Pod:
+def anew(pod: Pod) -> Pod:
     """The pod as its controller creates it anew."""
     metadata = pod.metadata
     annotations = {key: text for key, text in metadata.annotations.items() if not is_ours(key) and key != _HOT_SWITCH}

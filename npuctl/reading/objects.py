@@ -75,6 +75,15 @@ class ClusterObjects:
         }
         return type(self)({kind: tuple(sorted(found.values(), key=_key)) for kind, found in merged.items()})
 
+    def with_changed(self, changed: Iterable[KubeObject]) -> Self:
+        """Return the objects with others of kinds that are not optional; of the same kind and name the others count."""
+        new = type(self).of(changed)
+        merged = {
+            kind: {each.key: each for each in (*known, *new.by_kind.get(kind, ()))}
+            for kind, known in self.by_kind.items()
+        }
+        return type(self)({kind: tuple(sorted(found.values(), key=_key)) for kind, found in merged.items()})
+
     def without(self, dropped: Callable[[Pod], bool]) -> Self:
         """Return the objects without some pods."""
         return self.with_pods(pod for pod in self.pods if not dropped(pod))

@@ -20,6 +20,7 @@ COMMANDS = (
     ("explain", "train-c", *OBJECTS),
     ("doctor", "--cluster", *OBJECTS),
     ("queue", *OBJECTS),
+    ("whatif", "--drain", "node-a", *OBJECTS),
     ("--help",),
     ("completion", "bash"),
 )
@@ -103,7 +104,7 @@ def printed(*command: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS[:6] if "-o" not in each], ids=lambda each: each[0])
+@pytest.mark.parametrize("command", [each for each in COMMANDS[:7] if "-o" not in each], ids=lambda each: each[0])
 def test_a_line_in_a_pipe_is_neither_broken_nor_padded(command: tuple[str, ...]) -> None:
     lines = printed(*command).splitlines()
     assert [line for line in lines if line != line.rstrip()] == []

@@ -25,6 +25,7 @@ VERBS = [
     "queue",
     "topo",
     "usage",
+    "whatif",
     ":4",
 ]
 

@@ -28,6 +28,7 @@ NOW = ("--now", "2026-01-01T00:05:00Z")
         ("queue", ("queue",)),
         ("topo", ("topo",)),
         ("usage", ("usage",)),
+        ("whatif", ("whatif", "--drain", "node-a")),
     ],
 )
 def test_an_answer_is_as_its_schema_says(name: str, command: tuple[str, ...], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``plan``, ``explain``, ``doctor`` and ``queue`` say the same of every pod, whatever waits and runs."""
+"""``plan``, ``explain``, ``doctor``, ``queue`` and ``whatif`` say the same of every pod, whatever waits and runs."""
 
 import json
 from collections import Counter
@@ -112,6 +112,11 @@ def test_no_verb_contradicts_another(tmp_path_factory: pytest.TempPathFactory, o
             state = "preempts" if placed[name]["preempts"] else "fits"
             assert found == (state, placed[name]["node"], placed[name]["preempts"], "", "")
     _check_what_is_next(queue["entries"], placed)
+    whatif = run(path, "whatif")
+    assert whatif["before"] == whatif["after"]
+    assert whatif["before"]["queue"] == queue["entries"]
+    assert whatif["before"]["waiting"] == len(pending)
+    assert whatif["jobs"] == []
 
 
 def _check_what_is_next(entries: list[Json], placed: dict[str, Json]) -> None:

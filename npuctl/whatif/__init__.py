@@ -1,0 +1,1 @@
+"""The command ``npuctl whatif``: what would run and wait after changes, which are not made."""
