@@ -122,7 +122,7 @@ class Settings(DaemonSettings):
         description="seconds after which the unused seats of a gang are released, counted from its last binding",
     )
     gang_hold_s: float = setting(
-        default=50.0,
+        default=290.0,
         gt=0,
         description="seconds for which the Binding of a pod of a gang is held at most, until all its pods can be bound;"
         " less than the httpTimeout in kube-scheduler's configuration. After that kube-scheduler tries the pod again",

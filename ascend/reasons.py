@@ -112,7 +112,8 @@ class Reason(StrEnum):
     INVALID_MIN_AVAILABLE = ("InvalidMinAvailable", Category.REQUEST, Actor.AUTHOR,
         "`huawei.com/schedule_minAvailable` (or another number of pods that start together) is not a positive number, "
         "or the pods can never exist together: a StatefulSet with `podManagementPolicy: OrderedReady` creates them in "
-        "turn, and a pod without an owner and a pod group is a job of its own",
+        "turn, and a pod without an owner and a pod group is a job of its own. Or it is more than Bindings may be held "
+        "at a time (28,672 over TLS, 14,336 without certificates)",
         "correct it; a StatefulSet with a minimum needs `podManagementPolicy: Parallel`, pods without an owner need a "
         "pod group")
 

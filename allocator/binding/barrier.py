@@ -109,7 +109,8 @@ class Barrier:
         gangs: says when a gang may start.
         monotonic: the clock.
         hold_s: how long the caller of one Binding waits at most.
-        most_calls: the most callers that wait; half as many before a gang is complete.
+        most_calls: the most callers that wait; half as many if the gangs of which some wait have more pods, as long as
+            none is complete.
 
     Attributes:
         lapsed: the pods whose Bindings nobody waits for any more.
@@ -178,6 +179,17 @@ class Barrier:
         except asyncio.CancelledError:
             self.withdraw(pod.uid)
             raise
+
+    def require_room(self, job: Job) -> None:
+        """Refuse a gang with more pods than may be held, whose pods would be asked for and given up for ever.
+
+        Raises:
+            Refusal: it has more, and has not started.
+        """
+        if job.needed > self._most_calls and self._gangs.find_started(job) is None:
+            most = count(self._most_calls, "Binding")
+            sentence = f"job {job.key}: {count(job.needed, 'pod')} must be placed together, and {most} may be held"
+            raise Refusal(Reason.INVALID_MIN_AVAILABLE, sentence)
 
     def holds_other(self, job: Job, node: str) -> bool:
         """Whether Bindings of another gang to a node are held."""
@@ -324,7 +336,9 @@ class Barrier:
 
     def _make_room(self, assembly: _Assembly) -> None:
         """Let the caller that has waited longest wait no more if there are too many: each has a connection."""
-        most = self._most_calls if self._gangs.may_start(assembly.job) else self._most_calls // 2
+        needed = sum(other.job.needed for other in self._assemblies.values())
+        is_ample = needed <= self._most_calls or self._gangs.may_start(assembly.job)
+        most = self._most_calls if is_ample else self._most_calls // 2
         if sum(len(each.held) for each in self._assemblies.values()) > most:
             longest = max(self._assemblies.values(), key=lambda each: len(each.held))
             self._lapse(longest, next(iter(longest.held)), "too many Bindings are held")

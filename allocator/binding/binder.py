@@ -150,6 +150,15 @@ class Binder:
         """End the held Binding of a pod that a scheduler filters again, on these nodes; the pod keeps its seat."""
         self._barrier.filtered(uid, names)
 
+    def require_room(self, pod: Pod) -> None:
+        """Accept a pod alone, and one of a gang whose Bindings can be held.
+
+        Raises:
+            Refusal: its gang has too many pods.
+        """
+        if (gang := self._engine.gang_of(pod)) is not None:
+            self._barrier.require_room(gang)
+
     async def drain(self) -> None:
         """Wait for the Bindings in flight."""
         while self._running:

@@ -143,6 +143,7 @@ class Extender:
         """
         try:
             self._pods.require_served(pod)
+            self._binder.require_room(pod)
             # kube-scheduler filters a pod again only after it has given up its Binding.
             self._binder.give_up(pod.uid, names)
             self._engine.gangs.obstacles.asked(pod)

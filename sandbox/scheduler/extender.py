@@ -15,7 +15,7 @@ from ascend.errors import AscendError
 from ascend.kube.objects import JsonObject
 from sandbox.pods import FullPod
 
-_HTTP_TIMEOUT_S: Final = 60.0
+_HTTP_TIMEOUT_S: Final = 300.0
 """The ``httpTimeout`` of the extender, as in deploy/charts/ascend-affinity/kube-scheduler.yaml."""
 
 

@@ -81,7 +81,7 @@ def extender(url: str, *, bind: bool = True, resource: str = RESOURCE, **more: A
         "filterVerb": "filter",
         "preemptVerb": "preempt",
         **({"bindVerb": "bind"} if bind else {}),
-        "httpTimeout": "60s",
+        "httpTimeout": "300s",
         "nodeCacheCapable": True,
         "ignorable": False,
         "managedResources": [

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from allocator.binding.binder import ANSWER_TIMEOUT_S
+from allocator.settings import Settings
 from ascend.chips import RESOURCE
 from ascend.products import PRODUCTS
 from ascend.templates import RESOURCE_CORES
@@ -126,6 +128,11 @@ def test_the_scheduler_configuration_has_what_the_allocator_needs() -> None:
     assert extender["nodeCacheCapable"] is True
     managed = [RESOURCE, RESOURCE_CORES, *map(resource_of, SUFFIXES.values())]
     assert extender["managedResources"] == [{"name": name, "ignoredByScheduler": False} for name in managed]
+
+
+def test_kube_scheduler_waits_for_longer_than_a_binding_is_held() -> None:
+    (extender,) = yaml.safe_load((CHART / "kube-scheduler.yaml").read_text())["extenders"]
+    assert float(extender["httpTimeout"].removesuffix("s")) > Settings().gang_hold_s + ANSWER_TIMEOUT_S
 
 
 def test_the_notes_need_no_file_that_the_chart_has_not() -> None:

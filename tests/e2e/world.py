@@ -63,7 +63,7 @@ class Setup:
     allocators: int = 1
     nominate: str = "off"
     reservation_ttl_s: float = 30.0
-    gang_hold_s: float = 50.0
+    gang_hold_s: float = 290.0
     dynamic_vnpus: bool = False
     nslb_version: str = "1.0"
     shared_tor_num: int = 2

@@ -164,8 +164,8 @@ class Simulation:
         return sum(self._is_bound(each.pod.uid) for each in gang)
 
     def _is_bound(self, uid: str) -> bool:
-        known = self.rig.world.cluster.pods.get(uid)
-        return known is not None and bool(known.spec.node_name)
+        known = self.rig.world.cluster.pods.get(uid)  # pods without chips are not among them
+        return uid in self._arrived or (known is not None and bool(known.spec.node_name))
 
     def _is_posted(self, uid: str) -> bool:
         """Whether a Binding was posted for which the scheduler has not asked."""
@@ -281,7 +281,7 @@ class Simulation:
         """The nodes whose CPU does not suffice for the pods that are bound to them."""
         used = Counter[str]()
         for uid, name in self.assumed.items():
-            if uid in self._arrived or (uid not in dict(self.queue) and self._is_bound(uid)):
+            if uid not in self.queue and self._is_bound(uid):
                 used[name] += self.demands[uid].cpu
         return [name for name, cpu in used.items() if cpu > self.case.cpu[name]]
 

@@ -1,10 +1,12 @@
 """Gangs on random clusters with CPU and taints unknown to the allocator, with a scheduler like kube-scheduler."""
 
 import asyncio
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.settings import Settings
 from ascend.annotations import MIN_AVAILABLE
 from tests.allocator.binding.simulation import Case, Demand, Simulation
 from tests.allocator.builders import GROUP, pod
@@ -79,8 +81,18 @@ def test_every_gang_that_fits_the_empty_cluster_starts_when_the_others_have_ende
     asyncio.run(check())
 
 
+@dataclass(frozen=True)
+class SlowCase:
+    """What a simulation is made of; a simulation itself would grow in reports of failures."""
+
+    case: Case
+    hold_s: float
+    clears: bool
+    thieves: list[tuple[float, Demand]]
+
+
 @st.composite
-def slow_cases(draw: st.DrawFn) -> Simulation:
+def slow_cases(draw: st.DrawFn) -> SlowCase:
     """A gang whose pods a scheduler does not filter within the time of a hold, another one, and pods without chips."""
     names = [f"n{number}" for number in range(draw(st.integers(2, 4)))]
     cpu = {name: draw(st.integers(4, 12)) for name in names}
@@ -102,17 +114,16 @@ def slow_cases(draw: st.DrawFn) -> Simulation:
         )
         for number, since_s in enumerate(times)
     ]
-    return Simulation(
-        Case(cpu, gangs), hold_s=draw(st.sampled_from([1.0, 2.0, 4.0])), clears=draw(st.booleans()), thieves=thieves
-    )
+    return SlowCase(Case(cpu, gangs), draw(st.sampled_from([1.0, 2.0, 4.0])), draw(st.booleans()), thieves)
 
 
-@given(simulation=slow_cases())
+@given(slow=slow_cases())
 def test_a_gang_starts_whole_where_there_is_room_although_holds_end_before_its_scheduler_is_done(
-    simulation: Simulation,
+    slow: SlowCase,
 ) -> None:
     async def check() -> None:
-        case = simulation.case
+        case = slow.case
+        simulation = Simulation(case, hold_s=slow.hold_s, clears=slow.clears, thieves=slow.thieves)
         for _ in range(600):
             await simulation.run(2)
             assert not simulation.oversubscribed()
@@ -126,3 +137,28 @@ def test_a_gang_starts_whole_where_there_is_room_although_holds_end_before_its_s
         await simulation.close()
 
     asyncio.run(check())
+
+
+async def test_no_pod_is_given_up_while_a_scheduler_takes_more_than_a_minute_for_several_gangs() -> None:
+    names = [f"n{number}" for number in range(32)]
+    gangs = [
+        [
+            Demand(each, 1, 1, frozenset(names))
+            for rank in range(64)
+            for each in [pod(f"g{number}-{rank}", 1, annotations={GROUP: f"g{number}", MIN_AVAILABLE: "64"})]
+        ]
+        for number in range(4)
+    ]
+    simulation = Simulation(Case(dict.fromkeys(names, 64), gangs), hold_s=Settings().gang_hold_s)
+    for gang in gangs:
+        for rank, each in enumerate(gang):
+            simulation.queue[each.pod.uid].due_s = rank - len(gang)  # those of all gangs in turn
+    tried = set[str]()
+    while simulation.queue:
+        await simulation.run(1)
+        assert not tried & simulation.queue.keys(), "a pod is tried again"
+        tried = simulation.demands.keys() - simulation.queue.keys()
+    await simulation.run(2)
+    assert [simulation.started(gang) for gang in gangs] == [64] * 4
+    assert simulation.now_s < 70
+    await simulation.close()

@@ -11,6 +11,7 @@ from allocator.binding.lapsed import SETTLED_S
 from allocator.serving.ports import most_calls
 from allocator.settings import Settings
 from allocator.state.reservation import Stage
+from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Pod
 from ascend.reasons import Reason
 from ascend.serving import limits
@@ -219,28 +220,64 @@ async def test_a_caller_that_does_not_come_again_by_itself_keeps_no_claim() -> N
     assert (rig.stage(a.uid), len(rig.barrier.lapsed)) == (Stage.PLANNED, 0)
 
 
-async def test_the_caller_that_has_waited_longest_makes_room_for_too_many() -> None:
-    pods = gang("a", 4)
-    rig = rig_of(*pods)
-    rig.barrier = Barrier(
+def barrier_of(rig: BinderWorld, most_calls: int) -> Barrier:
+    return Barrier(
         rig.world.cluster,
         rig.world.ledger,
         rig.world.engine.gangs,
         monotonic=lambda: rig.world.now_s,
         hold_s=HOLD_S,
-        most_calls=4,
+        most_calls=most_calls,
     )
-    held = [rig.world.engine.place(each, NAMES) for each in pods]
-    assert held
-    job = rig.world.engine.gang_of(pods[0])
-    assert job is not None
-    calls = [asyncio.create_task(rig.barrier.passed(each, job, is_repeated=True)) for each in pods[:3]]
+
+
+async def calls_of(rig: BinderWorld, barrier: Barrier, *pods: Pod) -> list[asyncio.Task[None]]:
+    """Requests to bind pods, after they had the time to be held, or not."""
+    calls = []
+    for each in pods:
+        rig.world.engine.place(each, NAMES)
+        job = rig.world.engine.gang_of(each)
+        assert job is not None
+        calls.append(asyncio.create_task(barrier.passed(each, job, is_repeated=True)))
     await asyncio.sleep(0.01)
-    assert [call.done() for call in calls] == [True, False, False]
-    assert [rig.stage(each.uid) for each in pods[:3]] == [Stage.HELD] * 3
-    assert calls[0].exception() is not None
+    return calls
+
+
+async def cancelled(calls: list[asyncio.Task[None]]) -> None:
     for call in calls:
         call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_the_caller_that_has_waited_longest_makes_room_for_too_many() -> None:
+    pods, others = gang("a", 4), gang("b", 2)
+    rig = rig_of(*pods, *others)
+    rig.world.add(node("n5"), node("n6"))
+    calls = await calls_of(rig, barrier_of(rig, 4), *pods[:2], others[0])
+    assert [call.done() for call in calls] == [True, False, False]
+    assert [rig.stage(each.uid) for each in (*pods[:2], others[0])] == [Stage.HELD] * 3
+    assert calls[0].exception() is not None
+    await cancelled(calls)
+
+
+async def test_all_bindings_of_a_gang_are_held_that_is_as_large_as_may_be() -> None:
+    pods = gang("a", 4)
+    rig = rig_of(*pods)
+    calls = await calls_of(rig, barrier_of(rig, 4), *pods[:3])
+    assert not any(call.done() for call in calls)
+    await cancelled(calls)
+
+
+async def test_a_gang_with_more_pods_than_may_be_held_is_refused_unless_it_has_started() -> None:
+    pods = gang("a", 4)
+    rig = rig_of(*pods)
+    job = rig.world.engine.gang_of(pods[0])
+    assert job is not None
+    barrier_of(rig, 4).require_room(job)
+    with pytest.raises(Refusal, match=r"4 pods must be placed together, and 3 Bindings may be held"):
+        barrier_of(rig, 3).require_room(job)
+    rig.world.add(replace(pods[0], spec=replace(pods[0].spec, node_name="n1")))
+    barrier_of(rig, 3).require_room(job)
 
 
 def test_fewer_bindings_are_held_than_a_port_has_connections_for() -> None:

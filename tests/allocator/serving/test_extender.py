@@ -328,3 +328,11 @@ async def test_other_calls_are_answered_while_a_large_gang_is_planned(
     assert done == {other}
     answers = [(await each)["NodeNames"] for each in (first, other, second)]
     assert len({node for (node,) in answers}) == 3
+
+
+async def test_a_pod_is_told_at_once_that_its_gang_is_larger_than_any_that_can_be_held(allocator: Allocator) -> None:
+    await allocator.node("n1")
+    annotations = {GROUP: "train", MIN_AVAILABLE: "100000"}
+    answer = await allocator.filter(await allocator.pod("train-0", 8, annotations=annotations), ["n1"])
+    assert not answer["NodeNames"]
+    assert "InvalidMinAvailable: job default/train: 100000 pods must be" in answer["FailedAndUnresolvableNodes"]["n1"]
