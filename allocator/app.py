@@ -33,6 +33,7 @@ from allocator.observe.journal import Journal
 from allocator.observe.notices import log_ignored, log_switches, log_unreadable, notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.observe.switch_publisher import SwitchPublisher
+from allocator.observe.unasked import UnaskedPods
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
 from allocator.serving.bypassing import Bypasses
@@ -235,6 +236,14 @@ class AllocatorApp:
                 limit_s=self._settings.volume_wait_s,
                 monotonic=self._monotonic,
             )
+            unasked = UnaskedPods(
+                self.cluster,
+                self.ledger,
+                self.engine,
+                journal.unasked,
+                schedulers=self._settings.scheduler_names,
+                monotonic=self._monotonic,
+            )
             stamper = Stamper(self.cluster, self.ledger, self._now_ns)
             pods = self._known_pods(client, FOR_SCHEDULERS)
             binder = Binder(
@@ -359,6 +368,7 @@ class AllocatorApp:
                     tasks.create_task(self._lead(grpc_server, stamper, preemption, rescheduler), name="leadership"),
                     tasks.create_task(self.gauges.run(metrics.registry, informers.synced), name="gauges"),
                     tasks.create_task(self._when_open(nominations.run), name="nominations"),
+                    tasks.create_task(self._when_open(unasked.run), name="unasked pods"),
                     tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                     tasks.create_task(self._publish_switches(client), name="publication of switches"),

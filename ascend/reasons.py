@@ -150,6 +150,11 @@ class Reason(StrEnum):
         "the pod has a node and chips, and its scheduler accepted it there, but has not come to all pods of the gang "
         "while the Binding was held (`gang_hold_s`). The pod keeps its seat, and is bound together with the others",
         "nothing to do; if it stays so, look at the pods of the gang that have another reason, or none")
+    REFUSED_BY_SCHEDULER = ("RefusedByScheduler", Category.PLACEMENT, Actor.AUTHOR,
+        "what the pod requests is free, but its scheduler refuses the pod, or a pod that its gang needs, on every node "
+        "by its own filters (CPU, memory, taints, affinity, volumes), so it does not ask the allocator; or it does not "
+        "try the pod at all",
+        "the sentence has what the scheduler says; if it has not tried the pod, see whether it runs")
     PLACED_WITH_GANG = ("PlacedWithGang", Category.PLACEMENT, Actor.NOBODY,
         "(on all nodes but one) the pod's node was chosen together with those of its gang; it is another one",
         "nothing to do")

@@ -6,8 +6,9 @@ no taints, affinity, CPU or memory.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
+from allocator.decision.all_nodes import filter_all
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
 from allocator.gangs.super_pods import SuperPods
@@ -29,7 +30,6 @@ from allocator.superpods.demand import Demand
 from allocator.switches.description import describe_switches
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.reasons import Category, Reason
 from ascend.turn import at_once
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 
@@ -141,22 +141,11 @@ class OfflineAllocator:
 
     def refusals(self, pod: Pod) -> dict[str, Refusal]:
         """Why each node that refuses a pod does so; every node refuses an invalid request."""
-        nodes = self.cluster.nodes
         self.engine.earmarks.choose()
         try:
-            refused = self.engine.filter(pod).refused
+            return filter_all(self.cluster, self.engine, pod).refused
         except Refusal as refusal:
-            return dict.fromkeys(nodes, refusal)
-        selector = pod.spec.node_selector
-        if not selector:
-            return refused
-        selected = self.selected(pod)
-        # With these reasons a label would not help.
-        stronger = {Category.INCOMPLETE, Category.NOT_NPU}
-        for name, record in nodes.items():
-            if name not in selected and not (name in refused and refused[name].reason.category in stronger):
-                refused[name] = _mismatch(selector, record.node.metadata.labels if record.node is not None else {})
-        return refused
+            return dict.fromkeys(self.cluster.nodes, refusal)
 
     def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
         """Every node that a pod fits on, best first.
@@ -202,12 +191,3 @@ class OfflineAllocator:
             names = frozenset(self.cluster.labels.selected(pod.spec.node_selector))
             known = self._selected[selector] = version, names
         return known[1]
-
-
-def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal:
-    differences = (
-        f"{key}={value}, but the node has {f'{key}={labels[key]}' if key in labels else 'no such label'}"
-        for key, value in sorted(selector.items())
-        if labels.get(key) != value
-    )
-    return Refusal(Reason.NODE_SELECTOR_MISMATCH, f"the pod's node selector requires {'; '.join(differences)}")

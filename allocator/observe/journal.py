@@ -12,7 +12,7 @@ from allocator.binding.binding import Assignment, PodRef
 from allocator.decision.filtered import Filtered
 from allocator.decision.victim_set import VictimSet
 from allocator.metrics import AllocatorMetrics
-from allocator.observe.refusal_events import RefusalEvents
+from allocator.observe.refusal_events import REMIND_UNASKED_S, RefusalEvents
 from allocator.rules.request import counted_chips, requested_part, requested_what
 from allocator.rules.summary import sum_up_nodes
 from ascend.annotations import Grant
@@ -116,6 +116,10 @@ class Journal:
     def gated(self, pod: Pod, refusal: Refusal) -> bool:
         """A gated pod has to wait; returns whether it has an Event that says why."""
         return self._events.refused(PodRef.of(pod), refusal, action="Gate")
+
+    def unasked(self, pod: Pod, refusal: Refusal) -> bool:
+        """A pod waits for which its scheduler does not call; returns whether it has an Event that says why it waits."""
+        return self._events.refused(PodRef.of(pod), refusal, action="Wait", remind_s=REMIND_UNASKED_S)
 
     def filtered(self, pod: Pod, filtered: Filtered) -> None:
         """A pod was filtered; reasons are counted, not listed, since there may be thousands of nodes."""

@@ -2,7 +2,7 @@
 
 Schedulers retry pending pods again and again, and thousands may be pending, so an Event is posted only if the reason
 has changed or the last one was some time ago. A pod whose Event was dropped by the rate limit gets one when it is
-retried.
+retried, or looked at again (``allocator/observe/unasked.py``).
 """
 
 from collections import OrderedDict
@@ -16,6 +16,9 @@ from ascend.kube.events import Regarding
 
 REMIND_S: Final = 300.0
 """An unchanged reason is posted again after this time; the sentence's numbers may have changed."""
+
+REMIND_UNASKED_S: Final = 1800.0
+"""The same for a pod that no scheduler asks for; an API server forgets Events after an hour, by default."""
 
 REFILL_S: Final = 0.2
 """The recorder's rate after a burst: 5 Events per second."""
@@ -41,20 +44,22 @@ class RefusalEvents:
         self._monotonic = monotonic
         self._posted: OrderedDict[str, tuple[str, float]] = OrderedDict()  # by uid: the reason, and when
 
-    def refused(self, ref: PodRef, refusal: Refusal, *, action: str) -> bool:
+    def refused(self, ref: PodRef, refusal: Refusal, *, action: str, remind_s: float = REMIND_S) -> bool:
         """A pod was refused.
 
         Args:
             ref: the pod.
             refusal: why.
             action: what was refused, a CamelCase word.
+            remind_s: seconds after which an unchanged reason is posted again, at most ``REMIND_UNASKED_S``.
 
         Returns:
             Whether it has an Event with this reason, or will have one.
         """
         now_s = self._monotonic()
         self._forget(now_s)
-        if ref.uid in self._posted and self._posted[ref.uid][0] == refusal.reason:
+        reason, posted_s = self._posted.get(ref.uid, ("", 0.0))
+        if reason == refusal.reason and now_s - posted_s < remind_s:
             return True
         regarding = Regarding("Pod", ref.name, ref.namespace, ref.uid)
         note = told_in(ref.namespace, refusal.message)
@@ -68,6 +73,6 @@ class RefusalEvents:
         # In order of their times, so each entry is examined once.
         while self._posted:
             uid, (_, posted_s) = next(iter(self._posted.items()))
-            if now_s - posted_s < REMIND_S:
+            if now_s - posted_s < REMIND_UNASKED_S:
                 return
             del self._posted[uid]

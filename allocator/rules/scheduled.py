@@ -19,6 +19,14 @@ _OWN: Final = re.compile(
     )
 )
 """The allocator's reasons that end when other pods end or come: the scheduler's own filters had accepted the node."""
+_ASKED: Final = re.compile(
+    "|".join(
+        reason
+        for reason in Reason
+        if reason.category in {Category.REQUEST, Category.MISMATCH, Category.NOT_NPU, Category.NODE}
+    )
+)
+"""The allocator's other reasons for nodes that have passed the scheduler's own filters."""
 _CHIPS: Final = re.compile("Insufficient huawei[.]com/")
 """The scheduler's own count of chips, in messages of kube-scheduler and Volcano."""
 _PREEMPTION: Final = re.compile(r"preemption: 0/(\d+) nodes are available: (\d+) Preemption is not helpful")
@@ -71,6 +79,11 @@ def refused_by_filters(verdict: Condition) -> Refused | None:
     if helpless is not None and helpless[1] == helpless[2]:
         return Refused.NEVER
     return Refused.CHIPS if _CHIPS.search(message) else Refused.OTHER
+
+
+def was_asked(verdict: Condition) -> bool:
+    """Whether a scheduler that has refused a pod, or not, asked the allocator for it: some node passed its filters."""
+    return refused_by_filters(verdict) is None or _ASKED.search(_NAMES.sub("", verdict.message)) is not None
 
 
 def refused(pod: Pod, verdict: Condition) -> str:

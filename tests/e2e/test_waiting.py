@@ -7,6 +7,7 @@ import aiohttp
 
 from allocator.observe.notices import REASON
 from ascend.kube.objects import EVENTS
+from ascend.reasons import Reason
 from tests.e2e.test_main_job import check_hand_over
 from tests.e2e.world import World
 
@@ -26,7 +27,17 @@ async def events(world: World, name: str) -> list[dict[str, Any]]:
     return [each for each in ours if each["regarding"]["name"] == name]
 
 
-async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges(world: World) -> None:
+async def told(world: World, name: str) -> dict[str, Any]:
+    """The only Event of the allocator on a pod, once it is there."""
+
+    async def found() -> list[dict[str, Any]] | None:
+        return await events(world, name) or None
+
+    (event,) = await world.eventually(found, f"pod {name} has an Event of the allocator")
+    return event
+
+
+async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges_and_told(world: World) -> None:
     for number, node in enumerate(world.nodes):
         selector = {"kubernetes.io/hostname": node.name}
         await world.create(f"busy-{number}", 2, nodeSelector=selector)
@@ -44,7 +55,18 @@ async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges(world: World) -
     assert 'ascend_allocator_free_servers{product="910A"} 0.0' in page
     assert 'ascend_allocator_free_rings{product="910A"} 2.0' in page
     # kube-scheduler has counted chips itself, and has not called.
-    assert not await events(world, "never")
+    event = await told(world, "never")
+    assert (event["reason"], event["action"]) == (Reason.NOT_ENOUGH_CHIPS, "Wait")
+    assert event["note"].endswith("it waits until other pods end")
+
+
+async def test_a_pod_that_lacks_cpu_beside_free_chips_is_told_by_an_event(world: World) -> None:
+    await world.create("wide", 2, cpu=100_000)
+    assert "Insufficient cpu" in await world.pending_because("wide")
+    event = await told(world, "wide")
+    assert event["reason"] == Reason.REFUSED_BY_SCHEDULER
+    assert "2 chips can be had on 2 nodes, but pod default/wide was refused: 0/2 nodes are available" in event["note"]
+    assert "Insufficient cpu" in event["note"]
 
 
 async def test_a_pod_with_devices_of_another_kind_is_told_by_an_event(world: World) -> None:
@@ -52,9 +74,6 @@ async def test_a_pod_with_devices_of_another_kind_is_told_by_an_event(world: Wor
     containers = world.pod_manifest("other", 1)["spec"]["containers"]
     await world.create("other", 1, containers=[{**containers[0], "resources": resources}])
 
-    async def told() -> list[dict[str, Any]] | None:
-        return await events(world, "other") or None
-
-    (event,) = await world.eventually(told, "the pod has an Event of the allocator")
+    event = await told(world, "other")
     assert event["reason"] == REASON
     assert event["note"].startswith("resource huawei.com/Ascend310P: the allocator does not place it")

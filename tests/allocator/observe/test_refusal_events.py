@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.binding.binding import PodRef
-from allocator.observe.refusal_events import REMIND_S, RefusalEvents
+from allocator.observe.refusal_events import REMIND_S, REMIND_UNASKED_S, RefusalEvents
 from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 from ascend.reasons import Reason
@@ -82,7 +82,7 @@ def test_a_dropped_event_is_posted_when_the_pod_is_refused_again() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 400), st.integers(0, 30), st.sampled_from([Reason.RING_TOO_SMALL, Reason.NO_NODE_FITS])
+            st.integers(0, 2400), st.integers(0, 30), st.sampled_from([Reason.RING_TOO_SMALL, Reason.NO_NODE_FITS])
         ),
         max_size=200,
     )
@@ -92,7 +92,7 @@ def test_no_pod_is_remembered_after_its_reminder_is_due(steps: list[tuple[int, i
     for wait_s, pod, reason in steps:
         recorder.now_s += wait_s
         recorder.refuse(str(pod), reason)
-    recorder.now_s += REMIND_S
+    recorder.now_s += REMIND_UNASKED_S
     recorder.refuse("last")
     assert len(recorder.events._posted) == 1
 
