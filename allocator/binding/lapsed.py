@@ -23,6 +23,7 @@ from typing import Final
 from allocator.rules.scheduled import is_refusal, verdict_on
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
+from allocator.state.node import read_by_schedulers
 from allocator.state.reservation import Reservation
 from ascend.kube.objects import Condition, Pod
 
@@ -147,5 +148,4 @@ class LapsedHolds:
         record = self._cluster.nodes.get(node)
         if record is None or record.node is None:
             return None
-        seen = record.node
-        return record.arrivals, seen.metadata.labels, seen.spec, seen.status.allocatable
+        return record.arrivals, *read_by_schedulers(record.node)

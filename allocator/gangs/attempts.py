@@ -8,18 +8,23 @@ scheduler refuses beside peers that hold their seats already is remembered for t
 A gang without prospects has no turn, and nobody waits for it: its scheduler offers no node for a pod that it needs
 (``obstacles.py``). It keeps its place, and has its turn when the scheduler asks for that pod again.
 
+A gang that does not fit with all that is remembered has tried in vain: it rests, with all gangs like it
+(``resting.py``).
+
 A gang that has not tried yet leaves the nodes of the last try to the gangs of the same or a higher priority that have
 stepped back: it would only fail there as well, and take from them what they lack. If it doesn't fit elsewhere, it waits
 for a turn like them, without a try in vain.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Final
 
 from allocator.gangs.obstacles import Obstacles
 from allocator.gangs.planning import Planner
 from allocator.gangs.progress import Progress
+from allocator.gangs.resting import Resting
 from allocator.gangs.start_queue import StartQueue, Wait, priority_of
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
@@ -69,6 +74,7 @@ class Attempts:
             holds=progress.holds,
             has_prospects=self._has_prospects,
         )
+        self._resting = Resting(cluster, ledger.monotonic)
         self._obstacles = obstacles
         self._cluster = cluster
         self._ledger = ledger
@@ -104,9 +110,9 @@ class Attempts:
 
     def left_to_others(self, job: Job) -> dict[JobKey, frozenset[str]]:
         """The nodes that a gang that has not tried yet leaves to those that come before it, by their jobs."""
-        promise = self._ledger.promises.get(job.key.plan)
-        is_free = promise is not None and not promise.drains  # others end for it on its nodes
-        if not self.queue or is_free or self.queue.get(job) is not None or self._progress.find_started(job):
+        if not self.queue or self._is_clearing(job):
+            return {}
+        if self.queue.get(job) is not None or self._progress.find_started(job):
             return {}
         return {key: self._nodes(key.plan) | wait.nodes for key, wait in self.queue.preceding(priority_of(job))}
 
@@ -149,7 +155,9 @@ class Attempts:
         return frozenset(seat.node for seat in (*self._ledger.seats(plan), *held) if seat is not None)
 
     def _has_prospects(self, job: Job) -> bool:
-        """Whether the scheduler of a gang offers nodes for the pods that it needs, as far as is known."""
+        """Whether a gang does not rest, and its scheduler offers nodes for the pods that it needs, if it is known."""
+        if job in self._resting:
+            return False
         return self._obstacles.of(job) is None and self._obstacles.untried(job, for_s=TRIED_S) is None
 
     def pass_on(self) -> None:
@@ -159,28 +167,44 @@ class Attempts:
             self.does_not_fit(first)
         self.queue.pass_on()
 
-    def _may_fit(self, job: Job) -> bool:
-        """Whether a gang fits, has seats or gets chips whose holders end; it is unknown of a large one."""
-        promise = self._ledger.promises.get(job.key.plan)
-        is_clearing = promise is not None and not promise.drains
+    def _may_fit(self, job: Job, *, limits: Mapping[str, int] = MappingProxyType({})) -> bool:
+        """Whether a gang fits, has seats or gets chips whose holders end; it is unknown of a large one.
+
+        Args:
+            job: the gang.
+            limits: the most pods of it on a node, by name of the node.
+        """
         pod = next((pod for pod in job.pods.values() if pod.waits_for_chips), None)
-        if pod is None or is_clearing or self._ledger.unused(job.key.plan) or job.size > _MANY:
+        if pod is None or self._is_clearing(job) or self._ledger.unused(job.key.plan) or job.size > _MANY:
             return True
         try:
-            with self._ledger.promises.lifted(self._planner.usable_promises(pod, job)):
-                return self._planner.fits(pod, self._planner.request_of(pod), job)
+            request = self._planner.request_of(pod)
         except Refusal:
             return False
+        with self._ledger.promises.lifted(self._planner.usable_promises(pod, job)):
+            if limits:
+                return self._planner.fits_within(pod, request, job, limits)
+            return self._planner.fits(pod, request, job)
+
+    def _is_clearing(self, job: Job) -> bool:
+        """Whether other pods end for a gang."""
+        promise = self._ledger.promises.get(job.key.plan)
+        return promise is not None and not promise.drains
 
     def _refusal(self, pod: Pod, job: Job) -> Refusal | None:
         """Why a gang has to wait for another one, or for its scheduler; None if it may be planned."""
         refused, ahead = self._obstacles.refusal(job), self.queue.ahead_of(job)
-        if (refused is None and ahead is None) or self._progress.find_started(job) is not None:
+        rests = job in self._resting and not self._progress.holds(job)
+        if (refused is None and ahead is None and not rests) or self._progress.find_started(job) is not None:
             return None
         wait = self.queue.get(job)
-        if ahead is None or refused is not None:
+        if refused is not None:
             return _waits(job, f"job {job.key} can't start: {refused}", wait)
-        return _waits(job, f"pod {pod.key} waits for job {ahead.key}, which tries before it", wait)
+        if rests:
+            rest = "a job with equal pods has tried in vain: these jobs try again when pods end or nodes change"
+            return _waits(job, f"{rest}, or after some minutes", wait)
+        # It does not name the gang whose turn it is: kube-scheduler would write each change, and try the pod again.
+        return _waits(job, f"pod {pod.key} waits for its turn: gangs of which pods were refused try one by one", wait)
 
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
@@ -214,19 +238,29 @@ class Attempts:
                     wait.refuse(uid, node, self._held_on(node, job))
         nodes = frozenset(seat.node for seat in self._ledger.drop_plan(job.key.plan))
         self._obstacles.released(job)
+        if wait is not None and wait.limits and not self._may_fit(job, limits=wait.limits):
+            self._rest(job, wait)
         wait = self.queue.fail(job)
         wait.nodes, wait.why = nodes, why
 
     def does_not_fit(self, job: Job) -> None:
         """End the turn of a gang that does not fit: one that has not tried yet waits for chips, like any other."""
         wait, turn_s = self.queue.get(job), self._ledger.monotonic() - self.queue.began_s
-        if wait is not None and turn_s < SETTLED_S and self._may_fit(job):
+        if wait is None:
+            return
+        if turn_s < SETTLED_S and self._may_fit(job):
             wait.forget_offers()
-        elif wait is not None and not wait.tries:
+        elif not wait.tries:
             self.queue.leave(job.key, is_vain=True)
-        elif wait is not None:
-            wait.limits.clear()  # the cluster may have changed, or they were not the reason
+        else:
+            self._rest(job, wait)
             self.queue.fail(job)
+
+    def _rest(self, job: Job, wait: Wait) -> None:
+        """Let a gang rest unless it lacks chips, and try anything again then: the cluster may have changed."""
+        if wait.limits and not self._is_clearing(job) and self._may_fit(job):
+            self._resting.begin(job)
+        wait.limits.clear()
 
     def _held_on(self, node: str, job: Job) -> int:
         """How many pods of a gang have Bindings to a node that are held."""

@@ -1,8 +1,9 @@
 """Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -71,11 +72,13 @@ class _Scope(NamedTuple):
             every node.
         avoided: names of nodes that are left to other gangs.
         wait: what is known of a gang that waits for a turn.
+        limits: the most pods of the gang on a node, by name of the node.
     """
 
     candidates: Collection[str] | None
     avoided: frozenset[str] = frozenset()
     wait: Wait | None = None
+    limits: Mapping[str, int] = MappingProxyType({})
 
 
 class Planner:
@@ -122,6 +125,14 @@ class Planner:
             return False
         return True
 
+    def fits_within(self, pod: Pod, request: ChipRequest, job: Job, limits: Mapping[str, int]) -> bool:
+        """Whether a plan can be made with at most so many pods of the gang on each node."""
+        try:
+            self._plan(pod, request, job, _Scope(None, limits=limits))
+        except Refusal:
+            return False
+        return True
+
     def plan(
         self,
         pod: Pod,
@@ -151,7 +162,7 @@ class Planner:
         """
         promises = self._ledger.promises
         names = candidates if candidates is None or wait is not None else frozenset(candidates)
-        scope = _Scope(names, avoided, wait)
+        scope = _Scope(names, avoided, wait, wait.limits if wait is not None else {})
         if wait is not None:
             later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
             return self._plan_lifting(pod, request, job, scope, later)
@@ -323,9 +334,9 @@ class Planner:
             sentence = f"{count(len(names), 'pod')} of it are still ending on {nodes}"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
         limits = dict.fromkeys(scope.avoided, 0)
-        if scope.wait is not None:
+        if scope.limits:
             there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
-            limits = {node: max(0, most - there[node]) for node, most in scope.wait.limits.items()}
+            limits |= {node: max(0, most - there[node]) for node, most in scope.limits.items()}
         found = at_once(self.search.seats(replace(gang, limits=limits), needed, self._cluster.index))
         if isinstance(found, Refusal):
             raise found

@@ -20,6 +20,7 @@ from allocator.state.node import (
     NodeRecord,
     has_same_infos,
     ignored_devices,
+    read_by_schedulers,
     read_server,
     unknown_node,
 )
@@ -62,6 +63,8 @@ class Cluster:
     Attributes:
         nominated: called with a pod after it was nominated for a node.
         reports: what is reported of the nodes.
+        openings: how often nodes may have got room for reasons that only schedulers know: a pod has ended or left a
+            node, or a node was added or has changed in what schedulers read.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Cluster:
         ignored: Callable[[str, tuple[str, ...]], None] | None = None,
     ) -> None:
         self.previous = previous
+        self.openings = 0
         self.nominated: Callable[[Pod], None] = lambda _pod: None
         self._ledger = ledger
         self._clock = clock
@@ -184,6 +188,7 @@ class Cluster:
         record = self._record(node.name)
         before = Marks.of(record)
         self._note_ignored(record, node)
+        self.openings += record.node is None or read_by_schedulers(record.node) != read_by_schedulers(node)
         record.node, record.server = node, read_server(node)
         self._marks_changed(record, before)
         self._refresh(node.name)
@@ -242,6 +247,7 @@ class Cluster:
 
     def _plain_applied(self, pod: Pod) -> None:
         self.plain.put(pod)
+        self.openings += not pod.is_live
         if pod.status.phase == "Pending":  # its kubelet has not started it yet
             self._note_arrival(pod)
 
@@ -270,6 +276,7 @@ class Cluster:
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""
         if self.plain.discard(pod.uid):
+            self.openings += bool(pod.spec.node_name)
             return
         self._gone[pod.uid] = None
         if len(self._gone) > REMEMBERED_GONE:
@@ -308,6 +315,7 @@ class Cluster:
         """Take over that a pod holds nothing of a node any more."""
         holding = record.holdings.pop(uid, None)
         if holding is not None:
+            self.openings += 1
             record.swaps = after_end(record.swaps, record.partners, uid, holding, record.holdings)
             record.partners = without_partner(record.partners, uid)
             self._drop_if_empty(record.name)

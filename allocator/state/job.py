@@ -77,6 +77,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         group: what its pod group says; None without one.
         source: what the object says from which its pods were created; None if it has none, or none is known.
         settings: what is written on both of how the job is to be placed.
+        requirements: the sum of the numbers of what its pods ask of nodes: the same for jobs with equal pods.
     """
 
     key: JobKey
@@ -91,6 +92,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     group: JobFacts | None = None
     source: JobFacts | None = None
     settings: tuple[Place, ...] = ()
+    requirements: int = 0
     _statements: Statements = msgspec.field(default_factory=Statements)
     _minimum: int | None = None  # min_available, which every decision asks for several times
     _pods: dict[str, Pod] = {}
@@ -347,6 +349,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         if old is None or not _is_as_before(old, pod):
             self.version = VERSIONS.take()
         self.present += 1
+        self.requirements += pod.spec.requirements
         self.size += pod.requests_chips
         self.ended += pod.requests_chips and not pod.is_live
         vnpus = requested_vnpus(pod) if pod.is_live else 0
@@ -369,6 +372,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         if pod is None:
             return None
         self.present -= 1
+        self.requirements -= pod.spec.requirements
         self.size -= pod.requests_chips
         self.ended -= pod.requests_chips and not pod.is_live
         self._vnpus.pop(uid, None)

@@ -211,6 +211,11 @@ def has_same_infos(one: Node, other: Node) -> bool:
     return named == other.metadata.annotations.get(BASE_DEVICE_INFOS)
 
 
+def read_by_schedulers(node: Node) -> tuple[object, ...]:
+    """What the filters of schedulers read of a Node."""
+    return node.metadata.labels, node.spec, node.status.allocatable
+
+
 def ignored_devices(node: Node) -> tuple[str, ...]:
     """The names in a Node's annotation that are neither chips nor vNPUs; none if it is missing or malformed."""
     try:

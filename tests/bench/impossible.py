@@ -1,10 +1,13 @@
 """How long a gang waits that fits on what is free, behind gangs that can't start, and how many chips these keep idle.
 
-``python -m tests.bench.impossible`` prints it for each kind of such gangs: two nodes with all chips free, the
-allocator's own classes, and kube-scheduler's cycles on a virtual clock (``tests/allocator/binding/simulation.py``).
+``python -m tests.bench.impossible [CHART]`` prints it for each kind of such gangs, and draws it beside what
+was measured while gangs had two queues and no rest: two nodes with all chips free, the allocator's own classes, and
+kube-scheduler's cycles on a virtual clock (``tests/allocator/binding/simulation.py``).
 """
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -12,11 +15,24 @@ from rich.table import Table
 
 from tests.allocator.binding.impossible import KINDS, Queue, good
 from tests.allocator.binding.simulation import CHIPS
+from tests.bench.__main__ import PLOTS
+from tests.bench.plot import Panel, Points, save
 
 COUNTS: Final = (12, 100)
-LIMIT_S: Final = 300
+LIMIT_S: Final = 150
 SHAPES: Final = ((2, 8), (1, 8), (4, 4))
 """The gangs that fit, one after the other: pods, and chips of each."""
+PANELS: Final = {
+    "scheduler": "a pod that no scheduler tries",
+    "both": "pods that fit only on one node",
+    "exclusive": "pods that exclude each other",
+}
+BEFORE: Final[dict[str, Points]] = {
+    "scheduler": ((12, 32), (100, 32.5)),
+    "both": ((12, 49.8), (100, LIMIT_S)),
+    "exclusive": ((12, 88.8), (100, LIMIT_S)),
+}
+"""The first gang that fits, with two queues and without rest; measured for at most ``LIMIT_S``."""
 
 
 async def waits(kind: str, count: int) -> list[float]:
@@ -42,18 +58,29 @@ async def idle(kind: str, count: int) -> float:
     return sum(kept) / len(kept) / (2 * CHIPS)
 
 
-async def main() -> None:
-    """Print the table."""
+async def main(plot: Path) -> None:
+    """Print the table, and write the chart to a file."""
     columns = ("gangs that can't start", *(f"{pods} x {chips} chips" for pods, chips in SHAPES), "idle chips")
-    table = Table(*columns)
+    table, first = Table(*columns), dict[tuple[str, int], float]()
     for kind in KINDS:
         for count in COUNTS:
-            found = [
-                f"{wait_s:.0f} s" if wait_s <= LIMIT_S else f"> {LIMIT_S} s" for wait_s in await waits(kind, count)
-            ]
-            table.add_row(f"{count} {kind}", *found, f"{await idle(kind, count):.0%}")
+            waited = await waits(kind, count)
+            first[kind, count] = min(waited[0], LIMIT_S)
+            found = [f"{wait_s:.1f} s" if wait_s <= LIMIT_S else f"> {LIMIT_S} s" for wait_s in waited]
+            table.add_row(f"{count} {kind}", *found, f"{await idle(kind, count):.1%}")
     Console().print(table)
+    panels = [
+        Panel(
+            title,
+            "gangs that can't start",
+            "s",
+            {"now": [(number, first[kind, number]) for number in COUNTS], "before": BEFORE[kind]},
+        )
+        for kind, title in PANELS.items()
+    ]
+    save(plot, "How long a gang waits that fits on what is free (150 s and more are drawn as 150 s)", panels)
+    Console().print(f"The chart: {plot}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else PLOTS / "impossible-gangs.svg"))

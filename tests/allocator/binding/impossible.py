@@ -22,10 +22,11 @@ def demand(
 def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) -> list[Demand]:
     """A gang of two of which the second can't start, or of pods that can't start together."""
     name = f"{kind}-{number}"
-    if kind == "exclusive":  # one more than there are nodes
+    if kind in {"exclusive", "various"}:  # one more than there are nodes
         pods = [demand(name, rank, len(nodes) + 1, chips // 2, nodes) for rank in range(len(nodes) + 1)]
         for each in pods:
             each.cpu = CPU // 2 + 1
+            each.other = name if kind == "various" else ""
         return pods
     first, second = (demand(name, rank, 2, chips, nodes) for rank in range(2))
     match kind:
@@ -46,9 +47,9 @@ def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) ->
     return [first, second]
 
 
-KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive"]
-EXCLUDING = ["both", "exclusive"]
-"""The kinds of which nothing tells that they can't start but that they have tried."""
+KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive", "various"]
+EXCLUDING = ["both", "exclusive", "various"]
+"""The kinds of which nothing tells that they can't start but that they have tried; no two of the last are alike."""
 
 
 class Queue:

@@ -26,13 +26,20 @@ BOUND_S = 0.5
 
 @dataclass
 class Demand:
-    """What a pod requests, the nodes whose taints it tolerates, and whether its scheduler exists."""
+    """What a pod requests, the nodes whose taints it tolerates, whether its scheduler exists, and what else it asks."""
 
     pod: Pod
     chips: int
     cpu: int
     tolerated: frozenset[str]
     is_tried: bool = True
+    other: str = ""
+
+    def created(self) -> Pod:
+        """The pod, with the number of what it asks of nodes."""
+        number = hash((self.chips, self.cpu, self.tolerated, self.other))
+        self.pod = replace(self.pod, spec=replace(self.pod.spec, requirements=number))
+        return self.pod
 
 
 @dataclass
@@ -104,7 +111,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.demands = {each.pod.uid: each for gang in self.case.gangs for each in gang}
-        pods = [each.pod for each in self.demands.values()]
+        pods = [each.created() for each in self.demands.values()]
         self.rig = BinderWorld(server=Server(*pods), earmark_share=self.earmark_share, hold_s=self.hold_s)
         for name in ("n1", "n2"):
             self.rig.world.cluster.node_deleted(node(name))
@@ -138,7 +145,7 @@ class Simulation:
 
     def add(self, gang: list[Demand]) -> None:
         """Pods are created."""
-        pods = [each.pod for each in gang]
+        pods = [each.created() for each in gang]
         self.demands |= {each.pod.uid: each for each in gang}
         self.rig.server.pods |= {each.name: each for each in pods}
         self.rig.world.add(*pods)

@@ -205,3 +205,13 @@ def test_a_gang_of_different_pods_that_does_not_fit_at_all_says_so() -> None:
     with pytest.raises(Refusal) as refused:
         world.engine.place(one[0], ["n0", "n1"])
     assert refused.value.reason is Reason.GANG_DOES_NOT_FIT
+
+
+def test_what_a_waiting_pod_is_told_does_not_change_with_the_turns() -> None:
+    world, told = world_of(2), set[str]()
+    queue_of_four(world)
+    for _ in range(3):
+        waiting = {"third", "fourth"} - {next_of(world)}
+        told |= {refusal(world, world.cluster.pods[f"uid-{name}-0"]).message.replace(name, "X") for name in waiting}
+        end_turn(world)
+    assert len(told) == 1

@@ -1,0 +1,52 @@
+"""Gangs that rest: a gang with equal pods has just tried to start in vain, and so would these. No I/O.
+
+Only a try tells that the pods of a gang exclude each other: by host ports, by anti-affinity, by the CPU of one node.
+Such a try keeps chips for some seconds. So all gangs of a namespace whose pods ask for the same rest after it: until a
+pod ends or a node changes, or else for a time that doubles with each try in vain, since not all is seen on which it
+depends.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from allocator.state.cluster import Cluster
+from allocator.state.item_backoff import ItemBackoff
+from allocator.state.job import Job
+
+FIRST_REST_S: Final = 15.0
+"""How long gangs rest after a try in vain, also if pods end all the time."""
+LONGEST_REST_S: Final = 600.0
+"""How long they rest at most while no pod ends and no node changes."""
+
+_Kind: TypeAlias = tuple[str, int, int]
+
+
+class Resting:
+    """The gangs that rest.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        monotonic: the clock.
+    """
+
+    def __init__(self, cluster: Cluster, monotonic: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._backoff = ItemBackoff[_Kind](monotonic, FIRST_REST_S, LONGEST_REST_S)
+        self._openings: dict[_Kind, int] = {}
+
+    def begin(self, job: Job) -> None:
+        """A gang has tried in vain, although it has chips."""
+        kind = _kind_of(job)
+        self._backoff.failed(kind)
+        self._openings[kind] = self._cluster.openings
+        self._openings = {known: count for known, count in self._openings.items() if known in self._backoff}
+
+    def __contains__(self, job: Job) -> bool:
+        kind = _kind_of(job)
+        if not self._backoff.is_waiting(kind):
+            return False
+        return self._backoff.since_s(kind) < FIRST_REST_S or self._openings[kind] == self._cluster.openings
+
+
+def _kind_of(job: Job) -> _Kind:
+    return job.key.namespace, job.min_available, job.requirements

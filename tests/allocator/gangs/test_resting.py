@@ -1,0 +1,104 @@
+"""Gangs whose pods exclude each other rest after a try in vain, with all gangs whose pods ask for the same."""
+
+import pytest
+from msgspec.structs import replace
+
+from allocator.gangs.resting import FIRST_REST_S
+from allocator.gangs.start_queue import IDLE_S
+from allocator.state.reservation import Stage
+from ascend.annotations import MIN_AVAILABLE
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from tests.allocator.builders import GROUP, World, node, pod
+from tests.allocator.gangs.builders import MESHES, reason, world_of
+
+
+def gang(name: str, *, requirements: int = 1) -> list[Pod]:
+    """Three pods with 2 chips each."""
+    annotations = {GROUP: name, MIN_AVAILABLE: "3"}
+    return [pod(f"{name}-{rank}", 2, annotations=annotations, requirements=requirements) for rank in range(3)]
+
+
+def try_in_vain(world: World, pods: list[Pod]) -> None:
+    """A node accepts one pod of the gang."""
+    job = world.cluster.jobs.job_of(pods[0])
+    if world.engine.gangs.queue.get(job) is None:
+        world.engine.place(pods[0])
+        world.engine.gangs.step_back(job, (), "a test says so")
+    for each in pods[:-1]:
+        assert reason(world, each) is Reason.GANG_STEPPED_BACK
+    world.engine.place(pods[-1])
+    first = world.engine.place(pods[0]).node
+    world.ledger.advance(pods[0].uid, Stage.HELD)
+    (other,) = {"n0", "n1"} - {first}
+    assert world.engine.place(pods[1], [other]).node == other
+    world.ledger.advance(pods[1].uid, Stage.HELD)
+    world.engine.gangs.step_back(job, [pods[2].uid], f"{pods[2].name} was refused")
+
+
+def is_resting(world: World, pods: list[Pod]) -> bool:
+    """Whether the first pod of a gang that can't be planned yet is refused for that."""
+    return "a job with equal pods has tried in vain" in world.refusal(pods[0]).message
+
+
+def test_gangs_with_equal_pods_rest_after_a_try_in_vain_and_others_do_not() -> None:
+    world, tried, equal, other = world_of(2, **MESHES), gang("tried"), gang("equal"), gang("other", requirements=2)
+    world.add(*tried, *equal, *other)
+    try_in_vain(world, tried)
+    assert is_resting(world, tried)
+    assert is_resting(world, equal)
+    assert not any(map(world.engine.may_fit, (*tried, *equal)))
+    assert world.engine.place(other[0]).node
+
+
+def test_a_rest_is_longer_after_each_try_in_vain() -> None:
+    world, pods = world_of(2, **MESHES), gang("tried")
+    world.add(*pods)
+    for rest_s in (FIRST_REST_S, 2 * FIRST_REST_S, 4 * FIRST_REST_S):
+        try_in_vain(world, pods)
+        world.now_s += rest_s - 1
+        assert is_resting(world, pods)
+        world.now_s += 1
+
+
+@pytest.mark.parametrize("change", ["a pod ends", "a node comes", "a node changes"])
+def test_a_long_rest_ends_when_a_pod_ends_or_a_node_changes(change: str) -> None:
+    world, pods, runs = world_of(2, **MESHES), gang("tried"), pod("runs", 1, node="n1", chips=[7])
+    world.add(*pods, runs)
+    for _ in range(2):
+        world.now_s += 1000
+        try_in_vain(world, pods)
+    match change:
+        case "a pod ends":
+            world.cluster.pod_deleted(runs)
+        case "a node comes":
+            world.add(node("n2", labels=MESHES))
+        case _:
+            world.add(node("n1", labels={**MESHES, "new": "label"}))
+    assert is_resting(world, pods)
+    world.now_s += FIRST_REST_S
+    assert not is_resting(world, pods)
+
+
+def test_a_node_that_reports_its_health_again_ends_no_rest() -> None:
+    world, pods = world_of(2, **MESHES), gang("tried")
+    world.add(*pods)
+    for _ in range(2):
+        world.now_s += 1000
+        try_in_vain(world, pods)
+    record = world.cluster.nodes["n1"].node
+    assert record is not None
+    world.add(replace(record, status=replace(record.status, conditions=(*record.status.conditions,))))
+    world.now_s += FIRST_REST_S + IDLE_S
+    assert is_resting(world, pods)
+
+
+def test_a_gang_that_lacks_chips_does_not_rest() -> None:
+    world, pods = world_of(2, **MESHES), gang("tried")
+    world.add(*pods)
+    try_in_vain(world, pods)
+    world.now_s += FIRST_REST_S
+    world.fill("n0")
+    world.fill("n1")
+    assert reason(world, pods[0]) in {Reason.GANG_STEPPED_BACK, Reason.GANG_DOES_NOT_FIT}
+    assert not is_resting(world, pods)
