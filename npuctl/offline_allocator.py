@@ -62,6 +62,7 @@ class OfflineAllocator:
             gang_ttl_s=settings.gang_ttl_s,
             defaults=settings.job_defaults,
             earmark_share=settings.earmark_share,
+            loans=0,  # how many the allocator has made is not in the cluster
             now_s=lambda: now_ns / 1e9,
         )
         fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))

@@ -10,6 +10,10 @@ is placed alone has only the chips that it takes, as soon as it fits somewhere, 
 
 A pod that has to end in time (``activeDeadlineSeconds``, its own or its Job's) may use an earmarked node: if it ends
 before the last pod of these nodes has to. That is known only if all of them have such a limit.
+
+How long the others run is unknown: some end before the nodes have drained, others don't. So while the job can't start,
+free chips of its nodes are lent to pods alone of its priority that fit nowhere else, but not for ever: a limited number
+of times. Then the job starts after a limited number of ends, whatever comes.
 """
 
 import asyncio
@@ -48,6 +52,12 @@ MORE_S: Final = 24 * 3600.0
 pods on some of its nodes may run for long, or for ever."""
 
 _MOST_DOUBLINGS: Final = 6
+
+LOANS: Final = 3
+"""How many times a job lends chips to another pod while it is the first, for each of its own pods that must be placed.
+
+With fewer loans chips are idle, with more the oldest jobs wait longer (``python -m tests.bench.fairness FOLDER``)."""
+
 _PERIOD_S: Final = 10.0
 """After this time what could not be placed, or lacked something else, is looked at again."""
 _MEASURE_S: Final = 1.0
@@ -66,6 +76,7 @@ class Earmarks:
         gangs: what is placed together.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
         share: the largest share of the cluster's chips that are kept for a job; 0 for none.
+        loans: how many times a job lends chips to another pod, for each of its own pods that must be placed.
         now_s: the wall clock, Unix seconds.
 
     Attributes:
@@ -80,6 +91,7 @@ class Earmarks:
         request_of: Callable[[Pod], ChipRequest],
         *,
         share: float,
+        loans: int,
         now_s: Callable[[], float],
     ) -> None:
         self._cluster = cluster
@@ -97,6 +109,8 @@ class Earmarks:
         self._last: Need | None = None
         # For what chips were chosen last, and from which nodes, if nothing has changed there since.
         self._basis: tuple[Need, Part] | None = None
+        self._most_loans = loans
+        self._loans = 0
         self._hopeless = set[object]()
         self._measured_s = ledger.promises.monotonic()
         self.kept_chip_s: defaultdict[str, float] = defaultdict(float)
@@ -125,9 +139,9 @@ class Earmarks:
 
     def choose(self) -> None:
         """Choose now, however long it takes, if something has changed."""
-        if self._state != self._seen:
+        if (state := self._state) != self._seen:
             at_once(self._update())
-            self._seen = self._state
+            self._seen = state  # what is kept now may change the next choice
 
     async def run(self) -> None:
         """Choose piece by piece for large gangs, until cancelled."""
@@ -146,6 +160,28 @@ class Earmarks:
             return ()
         latest_s = max((self._ends_s(uid, now_s) for uid in self._occupants(promise.chips)), default=0.0)
         return (promise.owner,) if end_s <= latest_s < math.inf else ()
+
+    def lends(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None = None) -> bool:
+        """Whether a pod alone that fits nowhere else would fit on chips that are lent to it."""
+        promise, need = self._promise, self._last
+        if promise is None or need is None or self._loans >= self._most_loans * need.seats:
+            return False
+        if pod.priority != promise.priority:
+            return False  # a more important job does not wait for it; a more important pod may use the chips anyway
+        if not any(self._is_in_use(*each) for each in promise.chips.items()):
+            return False  # the job may start now
+        names = promise.chips if candidates is None else promise.chips.keys() & candidates
+        buckets = self._cluster.index.buckets_of(names)  # these are few, and nothing is lifted in vain
+        return any(isinstance(judge(each.vacancy.with_kept(), request), Fit) for each, _ in buckets)
+
+    def borrow(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
+        """Where a pod alone fits on chips that are lent to it; None if it fits nowhere, or they are not."""
+        if not self.lends(pod, request, candidates):
+            return None
+        with self._ledger.promises.lifted((self._owner,)):
+            best = self._cluster.index.best(request, candidates)
+        self._loans += best is not None
+        return best
 
     @property
     def _state(self) -> tuple[int, tuple[int, int, int], float]:
@@ -228,7 +264,7 @@ class Earmarks:
                 continue
             if self._owner != need.owner:
                 yield from self._drop()
-                self._owner, self._first_s, self._drained_s = need.owner, self._now_s, None
+                self._owner, self._first_s, self._drained_s, self._loans = need.owner, self._now_s, None, 0
             self._last = need
             yield from self._keep(need, chips)
             return

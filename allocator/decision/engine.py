@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from msgspec.structs import replace
 
 from allocator.decision.choice import Choice
-from allocator.decision.earmarks import Earmarks
+from allocator.decision.earmarks import LOANS, Earmarks
 from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled, refused_with, settled_refusal
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
@@ -44,6 +44,7 @@ class DecisionEngine:
         gang_ttl_s: how long the unused seats of a gang stay reserved after one of its pods was bound.
         defaults: what an administrator has set for all jobs.
         earmark_share: the largest share of the cluster's chips that are kept for a job that waits; 0 for none.
+        loans: how many times such a job lends chips to another pod, for each of its own pods that must be placed.
         now_s: the wall clock, Unix seconds.
     """
 
@@ -55,6 +56,7 @@ class DecisionEngine:
         gang_ttl_s: float = 120.0,
         defaults: JobDefaults = NO_DEFAULTS,
         earmark_share: float = 0.0,
+        loans: int = LOANS,
         now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._cluster = cluster
@@ -68,8 +70,8 @@ class DecisionEngine:
         )
         self.plans = GradualPlans(cluster, ledger, self.gangs)
         self.earmarks = Earmarks(
-            cluster, ledger, self.gangs, self.request_of, share=earmark_share, now_s=now_s
-        )  # fmt: skip
+            cluster, ledger, self.gangs, self.request_of, share=earmark_share, loans=loans, now_s=now_s
+        )
 
     async def prepare(self, pod: Pod, candidates: Collection[str] | None = None) -> None:
         """Plan the gang of a pod piece by piece if it is large; a decision right after it finds the pod's seat."""
@@ -328,7 +330,8 @@ class DecisionEngine:
             with self._ledger.entitled(pod.uid, pod.priority):
                 resolved = self._reader.read(pod)
                 allowed = self._choice.without_peers(pod, resolved, None)
-                return self._cluster.index.best(resolved.chips, allowed) is not None
+                best = self._cluster.index.best(resolved.chips, allowed)
+                return best is not None or self.earmarks.lends(pod, resolved.chips, allowed)
         except Refusal:
             return False
 
@@ -382,9 +385,10 @@ class DecisionEngine:
             if best is not None:
                 best = self._choice.prefer_previous(pod, resolved.job, request, candidates, best)
         if best is None and self._ledger.promises:
-            opened = self._ledger.promises.lifted(self.earmarks.open_to(pod))
-            with self._ledger.entitled(pod.uid, pod.priority), opened:
-                best = self._cluster.index.best(request, candidates)
+            with self._ledger.entitled(pod.uid, pod.priority):
+                with self._ledger.promises.lifted(self.earmarks.open_to(pod)):
+                    best = self._cluster.index.best(request, candidates)
+                best = best or self.earmarks.borrow(pod, request, candidates)
         if best is None:
             self._ledger.release(pod.uid)
             self.earmarks.note(pod)

@@ -7,7 +7,8 @@ first come, first served, and EASY backfill (Lifka 1995), which is told how long
 not.
 
 ``python -m tests.bench.fairness TRACE NODES LOAD [PLOT]`` compares them on jobs of a file with the columns submit_s,
-duration_s and chips, whose arrivals are stretched to the load.
+duration_s and chips, whose arrivals are stretched to the load; ``python -m tests.bench.fairness FOLDER`` compares the
+allocator with EASY backfill on each trace of Microsoft's Philly cluster in a folder, at several loads.
 """
 
 import csv
@@ -15,7 +16,7 @@ import heapq
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
@@ -51,6 +52,11 @@ KEPT: Final = "kept for the oldest waiting job"
 NOT_KEPT: Final = "nothing is kept"
 FCFS: Final = "strict first come, first served"
 EASY: Final = "EASY backfill, told all durations"
+TRACES: Final = {"philly-1": 18, "philly-2": 48, "philly-4": 16}
+"""Traces, and the number of servers for the jobs of each."""
+LOADS: Final = (0.8, 0.9, 1.0)
+_LITTLE_H: Final = 0.01
+"""Added to waiting times that are compared: one of them may be 0."""
 _DAYS: Final = {True: 0.5, False: 1.0}
 _WARM_UP_H: Final = 4.0
 _SHARE: Final = 0.5
@@ -148,6 +154,11 @@ class Result:
     def of_gangs(self) -> list[float]:
         """The waiting times of all gangs."""
         return [hours for job, hours in self.waited if job.servers]
+
+    @property
+    def means_h(self) -> dict[int, float]:
+        """The mean waiting times by the number of chips."""
+        return {size: sum(waited) / len(waited) for size, waited in self.by_size.items()}
 
     def mean_h(self) -> float:
         """The mean waiting time of all jobs."""
@@ -361,11 +372,28 @@ def compared(results: dict[str, Result]) -> Table:
     """The mean waiting times by size under each rule."""
     shown = table("rule", "all, h", "of EASY", "still waiting", *(f"{size} chips" for size in results[EASY].by_size))
     for name, result in results.items():
-        means = {size: sum(waited) / len(waited) for size, waited in result.by_size.items()}
         ratio = f"{result.mean_h() / results[EASY].mean_h():.2f}"
-        cells = (f"{hours:.1f}" for hours in means.values())
+        cells = (f"{hours:.1f}" for hours in result.means_h.values())
         shown.add_row(name, f"{result.mean_h():.1f}", ratio, f"{result.waiting.total():,}", *cells)
     return shown
+
+
+def with_easy(folder: Path) -> Iterator[tuple[str, ...]]:
+    """A row for each trace and load: how much longer jobs wait with the allocator than with EASY backfill."""
+    for name, nodes in TRACES.items():
+        for load in LOADS:
+            jobs = read(folder / f"{name}.csv", nodes, load)
+            ours, easy = (
+                each.run(jobs, jobs[-1].arrives_h) for each in (Simulation(_SHARE, nodes, 0.0), Easy(0.0, nodes, 0.0))
+            )
+            ratios = {size: _ratio(mean_h, easy.means_h[size]) for size, mean_h in ours.means_h.items()}
+            size = max(ratios, key=ratios.__getitem__)
+            means = f"{ours.mean_h():.1f}", f"{easy.mean_h():.1f}", f"{_ratio(ours.mean_h(), easy.mean_h()):.2f}"
+            yield name, f"{nodes}", f"{load}", *means, f"{ratios[size]:.2f}", f"{size} chips"
+
+
+def _ratio(hours: float, of_h: float) -> float:
+    return (hours + _LITTLE_H) / (of_h + _LITTLE_H)
 
 
 def _plot(path: Path, title: str, results: dict[str, Result]) -> None:
@@ -388,8 +416,14 @@ def _plot(path: Path, title: str, results: dict[str, Result]) -> None:
     save(path, title, panels)
 
 
-def main(trace_file: str, nodes: str, load: str, *plots: str) -> None:
-    """Compare the rules on a trace, until its last arrival."""
+def main(trace_file: str, nodes: str = "", load: str = "", *plots: str) -> None:
+    """Compare the rules on a trace, until its last arrival, or two of them on all traces of a folder."""
+    if not nodes:
+        shown = table("trace", "servers", "load", "all, h", "EASY, h", "of EASY", "the worst size", "")
+        for row in with_easy(Path(trace_file)):
+            shown.add_row(*row)
+        Console(width=140).print(shown)
+        return
     jobs = read(Path(trace_file), int(nodes), float(load))
     until_h = jobs[-1].arrives_h
     results = {name: each.run(jobs, until_h) for name, each in simulations(int(nodes), 0.0).items()}

@@ -1,8 +1,10 @@
 """The simulation of waiting times: what it measures, and that gangs are not starved while nodes are kept for them."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.bench.fairness import CHIPS, GANG_SHARE, LOAD, Job, Simulation, trace
+from tests.bench.fairness import CHIPS, GANG_SHARE, LOAD, LOADS, TRACES, Job, Simulation, trace, with_easy
 
 
 def test_the_jobs_would_use_the_stated_share_of_the_chips() -> None:
@@ -13,7 +15,7 @@ def test_the_jobs_would_use_the_stated_share_of_the_chips() -> None:
     assert gangs / (gangs + alone) == pytest.approx(GANG_SHARE, rel=0.2)
 
 
-@pytest.mark.parametrize(("share", "starts_h"), [(0.5, 7.0), (0.0, None)])
+@pytest.mark.parametrize(("share", "starts_h"), [(0.5, 13.0), (0.0, None)])
 def test_a_gang_among_pods_of_whole_servers_starts_only_if_nodes_are_kept(share: float, starts_h: float | None) -> None:
     # Each of 4 servers is taken by a pod for 4 h, the next one ends 1 h later, and another pod waits already.
     stream = [Job(float(hour), hour, 0, 8, 4.0) for hour in range(40)]
@@ -21,3 +23,11 @@ def test_a_gang_among_pods_of_whole_servers_starts_only_if_nodes_are_kept(share:
     jobs = sorted([*stream, gang, *(Job(5.6, 101 + number, 0, 8, 4.0) for number in range(8))])
     result = Simulation(share, nodes=4).run(jobs, 30.0)
     assert result.waiting[2] if starts_h is None else result.waited_h[2] == [starts_h - 5.5]
+
+
+def test_each_trace_is_compared_with_easy_backfill_at_each_load(tmp_path: Path) -> None:
+    for name in TRACES:
+        rows = [f"{second},7200,{chips}" for second in range(3) for chips in (1, 8, 16)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["submit_s,duration_s,chips", *rows]))
+    rows_of = list(with_easy(tmp_path))
+    assert [row[:3] for row in rows_of] == [(name, f"{TRACES[name]}", f"{load}") for name in TRACES for load in LOADS]

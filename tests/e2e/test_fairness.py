@@ -4,6 +4,7 @@ import time
 from datetime import datetime
 from typing import Final
 
+from allocator.decision.earmarks import LOANS
 from ascend.kube.objects import PODS
 from tests.e2e.test_gang_barrier import POOL, create_gang
 from tests.e2e.world import World
@@ -65,15 +66,23 @@ async def replaced(world: World, node: str, name: str) -> None:
     await world.eventually(check, f"a younger pod is on {node}")
 
 
+async def half_kept(world: World, node: str, first: str, last: str) -> None:
+    """End one of two pods on a node whose chips are kept; it is lent first, as many times as it may be."""
+    for _ in range(LOANS):
+        await replaced(world, node, first)
+        (first,) = {*await on(world, node)} - {last}
+    await end(world, first)
+
+
 async def test_a_pod_of_a_whole_server_gets_its_turn_among_small_pods_and_gangs(world: World) -> None:
     halves = await fill(world)
     await world.create("big", 8, nodeSelector=POOL)
     await refused(world, "big")
-    for number in range(4):
+    for number in range(LOANS + 3):
         await world.create(f"late-{number}", 4, nodeSelector=POOL)
     await create_gang(world, "gang", 2, cpu=0)
     first, last = halves["q-0"]
-    await end(world, first)
+    await half_kept(world, "q-0", first, last)
     for node in ("q-1", "q-2"):
         await replaced(world, node, halves[node][0])
     assert await on(world, "q-0") == [last]
@@ -86,10 +95,10 @@ async def test_nothing_is_kept_for_a_gated_pod_which_comes_by_its_age_once_it_ha
     await world.create("gated", 8, nodeSelector=POOL, schedulingGates=[{"name": GATE}])
     await world.create("big", 8, nodeSelector=POOL)
     await refused(world, "big")
-    for number in range(4):
+    for number in range(LOANS + 3):
         await world.create(f"late-{number}", 4, nodeSelector=POOL)
     first, last = halves["q-0"]
-    await end(world, first)
+    await half_kept(world, "q-0", first, last)
     await replaced(world, "q-1", halves["q-1"][0])
     assert await on(world, "q-0") == [last]
     await end(world, last)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -30,11 +30,11 @@ def gang(job: str, count: int, *, chips: int = 8, **more: Any) -> list[Pod]:
     return [pod(f"{job}-{number}", chips, annotations=annotations, **more) for number in range(count)]
 
 
-def world_of(nodes: int, *pods: Pod, share: float = 1.0) -> World:
+def world_of(nodes: int, *pods: Pod, share: float = 1.0, loans: int = 0) -> World:
     world = World()
     world.engine = DecisionEngine(
-        world.cluster, world.ledger, earmark_share=share, now_s=lambda: NOW_S + world.now_s - 100
-    )  # fmt: skip
+        world.cluster, world.ledger, earmark_share=share, loans=loans, now_s=lambda: NOW_S + world.now_s - 100
+    )
     world.add(*(node(f"n{number}", labels=MESHES) for number in range(nodes)), *pods)
     return world
 
@@ -235,6 +235,7 @@ def kept(world: World) -> dict[str, int]:
     return {name: chips for promise in world.ledger.promises for name, chips in promise.chips.items()}
 
 
+@example(held=[0, 0, 0], gangs=[2], alone=0, steps=[("come", 0), ("sick", 1)])
 @given(
     held=st.lists(st.integers(0, 8), min_size=3, max_size=6),
     gangs=st.lists(st.integers(1, 3), max_size=3),

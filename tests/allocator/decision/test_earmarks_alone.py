@@ -17,10 +17,12 @@ CPU = "0/4 nodes are available: 4 Insufficient cpu. preemption: 0/4 nodes are av
 CHIPS = "0/4 nodes are available: 4 Insufficient huawei.com/Ascend910."
 
 
-def full(nodes: int, *pods: Pod) -> World:
+def full(nodes: int, *pods: Pod, loans: int = 0) -> World:
     """Nodes with a pod on each half."""
     halves = [(f"s{number}-{half}", f"n{number}", half) for number in range(nodes) for half in range(2)]
-    return world_of(nodes, *(holder(name, on, range(4 * half, 4 * half + 4)) for name, on, half in halves), *pods)
+    return world_of(
+        nodes, *(holder(name, on, range(4 * half, 4 * half + 4)) for name, on, half in halves), *pods, loans=loans
+    )
 
 
 def late(name: str, chips: int) -> Pod:
