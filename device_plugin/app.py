@@ -51,6 +51,7 @@ from device_plugin.pods.claims import ClaimWriter
 from device_plugin.pods.container_edits import ContainerEdits, detect, offers_cdi
 from device_plugin.processes.watch import ProcessWatch
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
+from device_plugin.publish.node_health import NodeHealth
 from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
@@ -179,7 +180,7 @@ class Plugin:
                 finally:
                     # No task here writes any more, and no other plugin does yet: its first report comes after this.
                     if not pods.succession.has_begun and pods.lock.is_still_ours():
-                        await chips.reporter.sign_off()
+                        await asyncio.gather(chips.reporter.sign_off(), chips.node_health.sign_off())
 
     def _check_kind(self) -> None:
         """Check that the chips can be cut when pods start, if the settings say so.
@@ -219,7 +220,9 @@ class Plugin:
                 start("hot reset", reset.run())
             start("processes", self._process_watch(chips, pods).run())
             start("report watch", chips.config_map.watch().run())
+            chips.node_object.readers.append(chips.node_health)
             start("node watch", chips.node_object.watch().run())
+            start("node health", chips.node_health.run(lambda: pods.other_plugin))
             for offer in pods.kept:
                 start(f"reconciler{_of(offer)}", offer.reconciler.run())
                 start(f"fault notices{_of(offer)}", offer.fault_notices.run())
@@ -229,7 +232,7 @@ class Plugin:
             start("report", chips.reporter.run())
             if settings.readmission == "manual":
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
-                chips.node_object.reader = labels
+                chips.node_object.readers.append(labels)
                 start("labels", labels.run())
             if settings.job_files:
                 folders = {"reset_config_dir": settings.reset_config_dir, "data_trace_dir": settings.data_trace_dir}
@@ -384,6 +387,7 @@ class Plugin:
             hold_s=settings.recovery_hold_s,
             stale_s=settings.stale_s,
             readmission=settings.readmission,
+            tells_faults_in_use=settings.faults_in_use == "unhealthy",
         )
         health = HealthMonitor(
             book,
@@ -411,6 +415,7 @@ class Plugin:
             order=self.order,
             metrics=self.metrics,
         )
+        node_health = NodeHealth(client, settings.node_name, snapshots=self.snapshots, rule=settings.taint_rule)
         muting = Muting(health)
         hangs = HangDetector(
             self._driver,
@@ -438,7 +443,18 @@ class Plugin:
         if settings.telemetry:
             self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.ledgers))
         return ChipSide(
-            scanner, muting, hangs, announce, health, meter, switches, fault_config, node_object, config_map, reporter
+            scanner,
+            muting,
+            hangs,
+            announce,
+            health,
+            meter,
+            switches,
+            fault_config,
+            node_object,
+            node_health,
+            config_map,
+            reporter,
         )
 
     def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> PodSide:

@@ -21,6 +21,7 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.offers import CoreOffer, Offer
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
+from device_plugin.publish.node_health import NodeHealth
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.reporter import Reporter
 from device_plugin.reset.muting import Muting
@@ -42,6 +43,7 @@ class ChipSide:
     switches: SwitchMonitor
     fault_config: FaultConfig
     node_object: NodeWriter
+    node_health: NodeHealth
     config_map: DeviceInfoConfigMap
     reporter: Reporter
 

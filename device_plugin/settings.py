@@ -15,8 +15,10 @@ from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
 from device_plugin.driver.switches import SwitchDriver
 from device_plugin.driver.telemetry import MeasuringDriver
+from device_plugin.health.levels import Level
 from device_plugin.kubelet.identity import KubeletIdentity
 from device_plugin.pods.container_edits import InjectionSetting
+from device_plugin.publish.node_conditions import TaintEffect, TaintRule
 from device_plugin.reset.steps import ResetOptions
 
 
@@ -164,6 +166,32 @@ class Settings(DriverSettings, DaemonSettings):
         default="automatic",
         description="whether recovered chips are used again automatically, or once an operator edits the Node's labels",
     )
+    faults_in_use: Literal["unhealthy", "healthy"] = setting(
+        default="unhealthy",
+        description="what a chip with a fault is for the kubelet while a pod runs with it: unhealthy, which the status "
+        "of the pod shows from Kubernetes 1.36 on, and for which the Node is short of one more chip until the pod has "
+        "ended; or healthy until then, for Volcano with MindCluster's plugin, which otherwise refuses the node as long",
+    )
+    taint_from: Literal[
+        "off",
+        "SubHealthFault",
+        "RestartRequest",
+        "RestartBusiness",
+        "FreeRestartNPU",
+        "RestartNPU",
+        "PreSeparateNPU",
+        "SeparateNPU",
+        "ManuallySeparateNPU",
+    ] = setting(
+        default="off",
+        description="the lowest level of a fault of a chip for which the Node gets the taint "
+        "ascend-affinity.io/npu-fault with the level as its value, "
+        "until no chip has such a fault any more or the plugin ends; off: no taint",
+    )
+    taint_effect: TaintEffect = setting(
+        default="NoSchedule",
+        description="the effect of this taint; NoExecute also ends the pods that run there and do not tolerate it",
+    )
     injection: InjectionSetting = setting(
         default="auto",
         description="what containers get: runtime (environment variables for ascend-docker-runtime), devices (device "
@@ -235,6 +263,13 @@ class Settings(DriverSettings, DaemonSettings):
         return KubeletIdentity(
             self.kubelet_cert_dir, self.kubelet_ca_file, insecure=self.kubelet_insecure_skip_tls_verify
         )
+
+    @property
+    def taint_rule(self) -> TaintRule | None:
+        """Which faults taint the Node; None if none does."""
+        if self.taint_from == "off":
+            return None
+        return TaintRule(Level.of_wire(self.taint_from), self.taint_effect)
 
     @property
     def hot_reset_options(self) -> ResetOptions | None:

@@ -232,7 +232,10 @@ class HealthMonitor:
                 running |= device_type.chips(found.running)
             vnpus = {}
         divided = cores.cut if self._by_cores else 0
-        snapshot = self._book.judge(at, used=used, running=running, vnpus=vnpus, divided=divided)
+        others = whole.running & ~whole.under_own_ids
+        snapshot = self._book.judge(
+            at, used=used, running=running, vnpus=vnpus, divided=divided, under_other_ids=others
+        )
         snapshot = snapshot.withholding(*self._withheld)
         self._next_s = self._book.next_s(at)
         unknown = snapshot.manually_separated & ~snapshot.all_chips

@@ -10,11 +10,8 @@ from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, Level
 from device_plugin.health.lost_contact import LostContact
-from device_plugin.health.snapshot import NO_CODE, Chip, EarlierState, FaultRecord, Moment, UpgradeReason
+from device_plugin.health.snapshot import DOUBTS, NO_CODE, Chip, EarlierState, FaultRecord, Moment, UpgradeReason
 from device_plugin.health.upgrades import Upgrades, raised
-
-_DOUBTS = frozenset({"DriverSilent", "DriverAlarm", "Recovering"})
-"""Reasons why a chip is unhealthy that are no known fault."""
 
 _READMISSION = "no fault, waiting for an operator to readmit it"
 
@@ -254,7 +251,7 @@ class ChipHealth:
             network_healthy=not network_sentence,
             reason=reason,
             sentence="; ".join(each for each in sentences if each),
-            in_doubt=reason in _DOUBTS and (self.was_read or not self._was_faulty),
+            in_doubt=reason in DOUBTS and (self.was_read or not self._was_faulty),
             network_in_doubt=self._network.bad and not _most_serious(network).bars_network,
         )
 

@@ -34,6 +34,7 @@ class HealthBook:
         hold_s: how long a recovered chip is held back the first time.
         stale_s: a chip not read for this long is unhealthy.
         readmission: who puts a recovered chip back into use.
+        tells_faults_in_use: whether the kubelet is told of the faults of chips that pods run with.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class HealthBook:
         hold_s: float = 1.0,
         stale_s: float = 10.0,
         readmission: ReadmissionPolicy = "automatic",
+        tells_faults_in_use: bool = True,
     ) -> None:
+        self._tells_faults_in_use = tells_faults_in_use
         self._policy = Policy(rules, Damping(hold_s, HOLD_LIMIT_S), stale_s, readmission == "manual")
         self._chips: dict[int, ChipHealth] = {}
         self._phy_ids: dict[int, int] = {}  # by logic id
@@ -188,6 +191,7 @@ class HealthBook:
         running: ChipSet = 0,
         vnpus: Mapping[DeviceType, Vnpus] = MappingProxyType({}),
         divided: ChipSet = 0,
+        under_other_ids: ChipSet = 0,
     ) -> Snapshot:
         """Judge all chips.
 
@@ -198,6 +202,7 @@ class HealthBook:
             vnpus: the vNPUs, by their type. A fault of level PreSeparateNPU leaves chips healthy that pods run with, or
                 with a vNPU of them.
             divided: the chips of whose AI cores pods have some.
+            under_other_ids: the chips that pods run with and that the kubelet's ledger has not under their own ids.
 
         Raises:
             ValueError: nothing was discovered yet.
@@ -232,6 +237,8 @@ class HealthBook:
             left_out=cut & ~held_whole & ~self._chips_that(lambda chip: chip.was_whole),
             held_whole=held_whole & cut,
             divided=divided,
+            tells_faults_in_use=self._tells_faults_in_use,
+            under_other_ids=under_other_ids,
         )
 
     def next_s(self, at: Moment) -> float | None:

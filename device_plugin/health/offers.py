@@ -10,9 +10,9 @@ from ascend.daemon.observable import Observable
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import DeviceType
 from device_plugin.driver import NO_CARD, ChipFacts
-from device_plugin.health.snapshot import Chip, Snapshot, Vnpus
+from device_plugin.health.snapshot import CUT, IN_USE, REMOVED, Chip, Snapshot, Vnpus
 
-_GONE = Chip(ChipFacts(0), reason="Removed", sentence="the driver does not list it any more")
+_GONE = Chip(ChipFacts(0), reason=REMOVED, sentence="the driver does not list it any more")
 
 
 class OfferedDevices(Observable[Snapshot | None]):
@@ -64,7 +64,7 @@ def _cut(chip: Chip) -> Chip:
     """Return a chip that was advertised as a whole before it was cut: unhealthy, whatever its state."""
     if not (chip.healthy or chip.in_doubt):
         return chip
-    return replace(chip, reason="CutIntoVirtual", sentence="it is cut into vNPUs", in_doubt=False)
+    return replace(chip, reason=CUT, sentence="it is cut into vNPUs", in_doubt=False)
 
 
 def _vnpus(snapshot: Snapshot, device_type: DeviceType) -> Snapshot:
@@ -79,6 +79,7 @@ def _vnpus(snapshot: Snapshot, device_type: DeviceType) -> Snapshot:
         ),
         used=found.used,
         running=found.running,
+        tells_faults_in_use=snapshot.tells_faults_in_use,
         recovering=chip_set(each for each in numbers if snapshot.recovering >> device_type.chip(each) & 1),
     )
 
@@ -88,9 +89,9 @@ def _vnpu(snapshot: Snapshot, found: Vnpus, number: int, chip: Chip | None) -> C
         return replace(_GONE, facts=ChipFacts(number, NO_CARD, NO_CARD, NO_CARD))
     vnpu = replace(chip, facts=replace(chip.facts, phy_id=number, vnpus=()))
     if snapshot.held_whole >> chip.chip_id & 1 and vnpu.healthy:
-        return replace(vnpu, reason="ChipInUse", sentence="a pod holds its chip as a whole")
+        return replace(vnpu, reason=IN_USE, sentence="a pod holds its chip as a whole")
     if found.with_cores >> number & 1 and vnpu.healthy:
-        return replace(vnpu, reason="ChipInUse", sentence="a pod that requests AI cores has it")
+        return replace(vnpu, reason=IN_USE, sentence="a pod that requests AI cores has it")
     if vnpu.healthy and vnpu.level.bars_new_use and not found.running >> number & 1:
         # The chip counts as healthy for the sake of a pod with another vNPU.
         faults = ", ".join(f"{fault.name} ({fault.level.wire})" for fault in vnpu.faults)
@@ -113,4 +114,4 @@ def _under_other_names(chip: Chip, device_type: DeviceType, held: dict[int, list
     others = [each.name for each in held.get(vnpu.vdev_id, ()) if each != vnpu]
     if not others or not chip.healthy:
         return chip
-    return replace(chip, reason="ChipInUse", sentence=f"a pod holds the vNPU {vnpu.vdev_id} as {others[0]}")
+    return replace(chip, reason=IN_USE, sentence=f"a pod holds the vNPU {vnpu.vdev_id} as {others[0]}")

@@ -17,6 +17,14 @@ RESETTING = "Resetting"
 
 RESETTING_SENTENCE = "it is withheld: it or a chip beside it is being reset, or has not started yet"
 
+DOUBTS = frozenset({"DriverSilent", "DriverAlarm", "Recovering"})
+"""Why a chip is unhealthy of which no fault is known."""
+
+IN_USE, CUT, REMOVED = "ChipInUse", "CutIntoVirtual", "Removed"
+"""Why a device of a chip without a fault is unhealthy: it can't be offered in this form."""
+
+_NO_FAULTS = frozenset({"", RESETTING, IN_USE, CUT, REMOVED})
+
 NO_CODE = 0
 """The code of an upgrade reason without a fault: an operator separated the chip."""
 
@@ -166,6 +174,11 @@ class Chip:
         return not self.reason
 
     @property
+    def faulty(self) -> bool:
+        """Whether a fault of the chip itself is known, or an operator has taken it out of use."""
+        return self.reason not in _NO_FAULTS and not self.in_doubt
+
+    @property
     def healthy_by_itself(self) -> bool:
         """Whether nothing is wrong with the chip, although it may be withheld because chips are being reset."""
         return not self.reason or (self.reason == RESETTING and not self.in_doubt)
@@ -194,6 +207,8 @@ class Snapshot:
             kubelet counts such a chip for its pod, also one that was cut before this program started.
         held_whole: those of them that pods hold as a whole.
         divided: chips that are offered by their AI cores, and of which somebody has a part.
+        tells_faults_in_use: whether the kubelet is told of the faults of chips that pods run with.
+        under_other_ids: chips that pods run with and that the kubelet's ledger has not under their own ids.
     """
 
     server: Inventory
@@ -211,6 +226,8 @@ class Snapshot:
     left_out: ChipSet = 0
     held_whole: ChipSet = 0
     divided: ChipSet = 0
+    tells_faults_in_use: bool = True
+    under_other_ids: ChipSet = 0
 
     def withholding(self, chips: ChipSet, annotations: Mapping[str, str]) -> "Snapshot":
         """Return the snapshot with these chips out of use because they are being reset.
@@ -254,12 +271,15 @@ class Snapshot:
 
     @property
     def sent_healthy(self) -> ChipSet:
-        """The chips that are healthy for the kubelet: the healthy ones, and all that pods run with.
+        """The chips that are healthy for the kubelet: the healthy ones, and those that pods run with.
 
-        A pod keeps its chips whatever their health, and the kubelet counts them as taken. If one of them were unhealthy
-        as well, the Node would be short of a chip that is free (docs/spec/node-report.md#stable-device-count).
+        The kubelet shows a known fault of a chip in use in the status of its pod, and does nothing else to the pod. But
+        it counts the chip twice, as taken and as unhealthy: as long as the pod runs, the Node is short of a free chip
+        (docs/spec/node-report.md#stable-device-count). So no doubt about a chip is told, and no fault if a setting says
+        so, or if the kubelet would show it in the status of another pod.
         """
-        return self.all_chips & (self.healthy | self.running)
+        told = chip_set(chip.chip_id for chip in self.chips if chip.faulty) & ~self.under_other_ids
+        return self.all_chips & (self.healthy | (self.running & ~(told if self.tells_faults_in_use else 0)))
 
     @property
     def reported_unhealthy(self) -> ChipSet:

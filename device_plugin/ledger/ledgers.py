@@ -44,6 +44,11 @@ class Ledger:
         return chip_set(number for handover in self.handovers for number in handover.chips)
 
     @property
+    def under_own_ids(self) -> ChipSet:
+        """The devices that the kubelet's ledger has for the pods that have them."""
+        return chip_set(number for each in self.handovers for number in {*each.chips}.intersection(each.kubelet_ids))
+
+    @property
     def running(self) -> ChipSet:
         """The devices that pods run with, or are about to."""
         return running_chips(self.pods, self.handovers)

@@ -80,7 +80,7 @@ class FaultNotices:
         """Tell each pod which faults its chips have that it was not told of."""
         self._told = {told for told in self._told if told[0] in self._handovers}
         snapshot = self._snapshots.value
-        hits = [*_hits(snapshot)] if snapshot is not None else []
+        hits = [*faults_to_tell(snapshot)] if snapshot is not None else []
         for handover in self._handovers if hits else ():
             pod = self._pods.get(handover.uid)
             own = [hit for hit in hits if handover.chip_set >> hit.chip & 1]
@@ -95,7 +95,7 @@ class FaultNotices:
             self._told |= {(handover.uid, hit.chip, hit.fault.code) for hit in new}
 
 
-def _hits(snapshot: Snapshot) -> Iterator[_Hit]:
+def faults_to_tell(snapshot: Snapshot) -> Iterator[_Hit]:
     """Yield the faults that bar a chip, or its network port, from use by new pods."""
     for chip in snapshot.chips:
         yield from (_Hit(chip.chip_id, fault) for fault in chip.faults if fault.level.bars_new_use)

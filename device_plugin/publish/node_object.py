@@ -134,8 +134,8 @@ class NodeWriter:
         """Set when the Node lacks an annotation or a label that was written."""
         self.annotations: Observable[Mapping[str, str]] = Observable({})
         """The annotations that the Node has of this plugin, as far as known."""
-        self.reader: Handler[Node] | None = None
-        """Gets every change of the Node, too."""
+        self.readers: list[Handler[Node]] = []
+        """Get every change of the Node, too."""
 
     def watch(self) -> Reflector[Node]:
         """Return the watch that feeds it."""
@@ -143,8 +143,8 @@ class NodeWriter:
 
     def applied(self, obj: Node) -> None:
         """Note whether what was written is still there; the watch shows older versions of the Node, too."""
-        if self.reader is not None:
-            self.reader.applied(obj)
+        for reader in self.readers:
+            reader.applied(obj)
         if not self._uid or not is_newer(obj.metadata.resource_version, self._version):
             return
         if self._uid != obj.uid:
@@ -158,8 +158,8 @@ class NodeWriter:
 
     def deleted(self, obj: Node) -> None:
         """Note that the Node is gone until its kubelet makes it again."""
-        if self.reader is not None:
-            self.reader.deleted(obj)
+        for reader in self.readers:
+            reader.deleted(obj)
         if self._uid:
             self._lose(f"the Node {self._node} was deleted")
 

@@ -24,6 +24,7 @@ from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPE
 from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
 from ascend.templates import RESOURCE_CORES
 from device_plugin.publish.device_info_configmap import LAST_UPDATE, SIGNATURE
+from device_plugin.publish.node_conditions import CONDITIONS, TAINT
 from device_plugin.publish.node_object import CHIP_MEMORY, DRIVER_VERSION
 from device_plugin.publish.readmission_labels import CHIPS, PORTS
 
@@ -42,6 +43,12 @@ NODE_LABELS: Final = (
 
 NODE_ANNOTATIONS: Final = (BASE_DEVICE_INFOS, SUPER_POD_ID, SERVER_INDEX, SERVER_TYPE, RESET_INFO, RESETS)
 """Annotations of the plugin's own Node."""
+
+NODE_CONDITIONS: Final = CONDITIONS
+"""Types of conditions of the plugin's own Node."""
+
+NODE_TAINTS: Final = (TAINT,)
+"""Keys of taints of the plugin's own Node."""
 
 POD_ANNOTATIONS: Final = (PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, ALLOCATED, RESOURCE_CORES)
 """Annotations of the pods of its node, together with those of vNPUs (``ascend.vnpus.RESOURCES``): the claim,

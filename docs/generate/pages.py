@@ -31,6 +31,7 @@ from docs.generate.tables import (
     unsupported_table,
     writers_table,
 )
+from docs.generate.told import told_table
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -46,6 +47,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
         "telemetry": telemetry_table,
         "rights": rights_table,
+        "told": told_table,
     },
     "security.md": {"writers": writers_table, "authors": authors_table},
     "npuctl.md": {"node-checks": checks_table},

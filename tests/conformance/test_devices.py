@@ -1,13 +1,40 @@
 """The node's allocatable chips follow the chips' health, and running pods are not affected."""
 
 from datetime import UTC, datetime
+from typing import Final
 
 from ascend.chips import chip_name
 from ascend.kube.events import REPEAT_POST_S
+from device_plugin.publish.node_conditions import CHIPS, TAINT
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from tests.conformance.chips import SEPARATE
-from tests.conformance.node import ALL, PATIENCE_S, PluginNode
+from tests.conformance.node import ALL, PATIENCE_S, PluginNode, restarts
 from tests.conformance.wire import pod_resources
+
+TAINTS: Final = ("--taint-from", "SeparateNPU", "--taint-effect", "NoSchedule")
+
+
+def health(node: PluginNode, pod: str) -> dict[str, str]:
+    """The health of a pod's chips in its status."""
+    (status,) = node.pod(pod)["status"]["containerStatuses"]
+    return {
+        device["resourceID"]: device["health"]
+        for resource in status.get("allocatedResourcesStatus", ())
+        for device in resource["resources"]
+    }
+
+
+def condition(node: PluginNode) -> tuple[str, str, str]:
+    """Status, reason and message of the Node's condition about its chips; empty if it has none."""
+    conditions = node.cluster.api.get(f"/api/v1/nodes/{node.node.name}")["status"]["conditions"]
+    found = next((each for each in conditions if each["type"] == CHIPS), None)
+    return (found["status"], found["reason"], found["message"]) if found is not None else ("", "", "")
+
+
+def taints(node: PluginNode) -> list[str]:
+    """The Node's taints about its chips."""
+    found = node.cluster.api.get(f"/api/v1/nodes/{node.node.name}")["spec"].get("taints", ())
+    return [f"{each['value']}:{each['effect']}" for each in found if each["key"] == TAINT]
 
 
 def test_a_node_offers_its_chips_and_a_pod_gets_those_written_on_it(node: PluginNode) -> None:
@@ -73,21 +100,54 @@ def test_capacity_and_allocatable_follow_chips_that_fail_and_recover(node: Plugi
         node.wait_until(lambda free=free: node.report().free == free, f"the report's free chips are {free:#x}")
 
 
-def test_a_chip_that_fails_in_use_costs_no_other_chip(node: PluginNode) -> None:
-    """The kubelet counts it as taken by its pod; as unhealthy, it would be counted twice. Also over its restart."""
+def test_the_status_of_a_pod_and_the_node_show_that_its_chip_has_failed(node: PluginNode) -> None:
+    """Scenario F8. The kubelet does nothing to the pod, also over its restart."""
     node.place("holds", 4, 5)
     node.check("holds", 4, 5)
+    assert health(node, "holds") == {"Ascend910-4": "Healthy", "Ascend910-5": "Healthy"}
     node.chips.fail(4)
-    node.wait_until(lambda: node.report().unhealthy == 0b10000, "it is reported")
+    shown = {"Ascend910-4": "Unhealthy", "Ascend910-5": "Healthy"}
+    node.wait_until(lambda: health(node, "holds") == shown, "the pod's status shows it")
+    node.wait_until(lambda: condition(node)[:2] == ("True", "SeparateNPU"), "the Node's condition shows it")
+    assert condition(node)[2] == f"Ascend910-4: {SEPARATE} (SeparateNPU)"
+    node.wait_until(lambda: node.counts() == (8, 7), "it is not allocatable")
     node.restart_kubelet()
-    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "all chips are allocatable")
+    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 7), "the kubelet has the devices again")
     node.check("holds", 4, 5)
-    node.place("rest", 0, 1, 2, 3, 6, 7)
-    node.check("rest", 0, 1, 2, 3, 6, 7)
-    node.delete("holds")
-    node.wait_until(lambda: node.counts() == (8, 7), "it is not allocatable any more")
-    node.place("next", 5)
-    node.check("next", 5)
+    assert sum(restarts(node.pod("holds"))) == 0
+    node.wait_until(lambda: health(node, "holds") == shown, "the pod's status shows it still")
+    node.chips.repair(4)
+    healthy = dict.fromkeys(shown, "Healthy")
+    node.wait_until(lambda: health(node, "holds") == healthy, "the pod's status shows that it has recovered")
+    node.wait_until(lambda: condition(node)[:2] == ("False", "NoFault"), "the Node's condition shows it")
+
+
+def test_a_chip_that_fails_in_use_costs_no_other_chip_if_the_kubelet_is_not_told(node: PluginNode) -> None:
+    """The kubelet counts it as taken by its pod, and as unhealthy a second time. Also over its restart."""
+    usual = node.plugin
+    usual.process.stop()
+    node.plugin = node.new_plugin("silent", "--faults-in-use", "healthy", *TAINTS)
+    try:
+        node.start_plugin()
+        node.place("holds", 4, 5)
+        node.check("holds", 4, 5)
+        node.chips.fail(4)
+        node.wait_until(lambda: node.report().unhealthy == 0b10000, "it is reported")
+        node.wait_until(lambda: taints(node) == ["SeparateNPU:NoSchedule"], "the Node is tainted")
+        node.restart_kubelet()
+        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "all chips are allocatable")
+        node.check("holds", 4, 5)
+        node.place("rest", 0, 1, 2, 3, 6, 7)
+        node.check("rest", 0, 1, 2, 3, 6, 7)
+        node.delete("holds")
+        node.wait_until(lambda: node.counts() == (8, 7), "it is not allocatable any more")
+        node.place("next", 5)
+        node.check("next", 5)
+    finally:
+        node.plugin.process.stop()
+        node.plugin = usual
+    assert taints(node) == []
+    assert condition(node)[0] == "Unknown"
 
 
 def test_a_recovered_chip_waits_for_a_slow_kubelet(node: PluginNode) -> None:

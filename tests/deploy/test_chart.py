@@ -18,6 +18,8 @@ from allocator.settings import Settings as AllocatorSettings
 from allocator.state.kinds import watched_kinds
 from ascend.daemon.setting import settings_of
 from ascend.daemon.settings import SettingsSource
+from device_plugin.health.levels import Level
+from device_plugin.publish.node_conditions import TAINT, TaintRule
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
 from npuctl.doctor.details import ALLOCATOR, PLUGIN, WRITERS_CONDITION
@@ -532,6 +534,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
     plain = _plugin_settings(helm.render(), tmp_path)
     assert (plain.driver, plain.injection, plain.readmission) == ("dcmi", "auto", "automatic")
+    assert (plain.faults_in_use, plain.taint_rule) == ("unhealthy", None)
     # The chart has the program's defaults, so that they are documented once.
     defaults = DevicePluginSettings(node_name="n1")
     assert plain == defaults
@@ -540,6 +543,36 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
     assert (changed.recovery_hold_s, changed.readmission, changed.injection) == (30, "manual", "cdi")
     assert (changed.log_level, changed.telemetry, changed.telemetry_interval_s) == ("DEBUG", True, 0.5)
     assert (changed.hot_reset, changed.hot_reset_idle_s, changed.hot_resets_per_hour) == ("on", 90, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ("allocator.enabled=true", "unhealthy"),
+        ("allocator.enabled=false", "healthy"),
+        ("allocator.enabled=false,devicePlugin.chooseChips=true", "unhealthy"),
+        ("allocator.enabled=false,devicePlugin.health.faultsInUse=unhealthy", "unhealthy"),
+        ("devicePlugin.health.faultsInUse=healthy", "healthy"),
+    ],
+)
+def test_the_kubelet_is_told_of_faults_in_use_unless_mindclusters_scheduler_places_pods(
+    values: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    items = helm.render("--set", values)
+    assert _plugin_settings(items, tmp_path).faults_in_use == told
+
+
+def test_a_taint_is_set_for_all_nodes_or_for_a_pool_and_the_plugin_tolerates_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    items = helm.render("--set", "devicePlugin.pools.a3.health.taint.from=RestartNPU")
+    assert _plugin_settings(items, tmp_path).taint_rule is None
+    rule = _plugin_settings(items, tmp_path, "device-plugin-a3").taint_rule
+    assert rule == TaintRule(Level.RESTART, "NoSchedule")
+    spec = helm.find(items, "DaemonSet", "device-plugin-a3")["spec"]["template"]["spec"]
+    assert {"key": TAINT, "operator": "Exists"} in spec["tolerations"]
 
 
 @pytest.mark.parametrize("mode", ["off", "dry-run", "on"])
@@ -978,6 +1011,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
     assert _rights(items, "device-plugin") == {
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
         ("ClusterRole", "nodes"): {"get", "list", "watch", "patch"},
+        ("ClusterRole", "nodes/status"): {"patch"},
         ("ClusterRole", "nodes/pods"): {"get"},
         ("ClusterRole", "nodes/metrics"): {"get"},
         ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},

@@ -59,6 +59,20 @@ TOLERATION: Final = {"op": "add", "path": "/spec/tolerations/-", "value": {"oper
 LIFTED: Final = {"op": "remove", "path": "/spec/schedulingGates/0"}
 
 
+CONTROL_PLANE: Final = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+NPU_TAINTS: Final = [{"key": key, "value": "SeparateNPU", "effect": "NoExecute"} for key in of_plugin.NODE_TAINTS]
+NPU_CONDITIONS: Final = [
+    {
+        "type": kind,
+        "status": "True",
+        "reason": "SeparateNPU",
+        "message": "m",
+        "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+    }
+    for kind in of_plugin.NODE_CONDITIONS
+]
+
+
 def keys(*names: str) -> dict[str, str]:
     """Labels or annotations with a value."""
     return dict.fromkeys(names, "x")
@@ -80,6 +94,10 @@ PLUGIN_MAY: Final = {
             **meta(labels=keys(*of_plugin.NODE_LABELS), annotations=keys(*of_plugin.NODE_ANNOTATIONS)),
         ),
         change(core("nodes", OWN), **meta(labels=dict.fromkeys(of_plugin.NODE_LABELS))),
+        *(change(core("nodes", OWN), spec={"taints": [CONTROL_PLANE, *more]}) for more in (NPU_TAINTS, ())),
+    ],
+    "patch nodes/status": [
+        Ask("PATCH", f"{core('nodes', OWN)}/status", {"status": {"conditions": NPU_CONDITIONS}}, STRATEGIC)
     ],
     "create configmaps in kube-system": [
         new(
@@ -211,8 +229,12 @@ def plugin_forgeries_of_node() -> dict[str, Ask]:
         # Nodes.
         "label of another node": change(core("nodes", OTHER), **meta(labels=keys("servertype"))),
         "annotation of another node": change(core("nodes", OTHER), **meta(annotations=keys("baseDeviceInfos"))),
-        "taints of another node": change(core("nodes", OTHER), spec={"taints": None}),
+        "taints of another node": change(core("nodes", OTHER), spec={"taints": [CONTROL_PLANE, *NPU_TAINTS]}),
         "taints": change(core("nodes", OWN), spec={"taints": None}),
+        "taints of others, with its own": change(core("nodes", OWN), spec={"taints": NPU_TAINTS}),
+        "taint with another key": change(
+            core("nodes", OWN), spec={"taints": [CONTROL_PLANE, {"key": "a.b/c", "effect": "NoExecute"}]}
+        ),
         "cordon": change(core("nodes", OWN), spec={"unschedulable": True}),
         "role of the node": change(core("nodes", OWN), **meta(labels=keys("node-role.kubernetes.io/control-plane"))),
         "restricted label": change(core("nodes", OWN), **meta(labels=keys("node-restriction.kubernetes.io/tenant"))),
@@ -224,6 +246,16 @@ def plugin_forgeries_of_node() -> dict[str, Ask]:
         "status of the node": change(
             f"{core('nodes', OWN)}/status", status={"capacity": {"huawei.com/Ascend910": "64"}}
         ),
+        "condition of another node": Ask(
+            "PATCH", f"{core('nodes', OTHER)}/status", {"status": {"conditions": NPU_CONDITIONS}}, STRATEGIC
+        ),
+        "condition of the kubelet": Ask(
+            "PATCH",
+            f"{core('nodes', OWN)}/status",
+            {"status": {"conditions": [{"type": "Ready", "status": "True"}, *NPU_CONDITIONS]}},
+            STRATEGIC,
+        ),
+        "label, with the status": change(f"{core('nodes', OWN)}/status", **meta(labels=keys("servertype"))),
         "new node": new(core("nodes"), "Node", {"name": "new"}),
         "deletion of a node": Ask("DELETE", core("nodes", OTHER)),
         # ConfigMaps.

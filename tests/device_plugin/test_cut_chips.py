@@ -1,7 +1,7 @@
 """Chips that are cut into vNPUs: what of them is offered, reported, and announced."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -25,7 +25,7 @@ from device_plugin.driver import ChipFacts, ChipState, Inventory, VirtualNpu
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import Level
-from device_plugin.health.offers import OfferedDevices
+from device_plugin.health.offers import OfferedDevices, offered
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
 from device_plugin.ledger.ledgers import Ledgers
@@ -155,7 +155,9 @@ async def test_a_fault_of_a_cut_chip_is_one_of_all_its_vnpus_and_is_reported_as_
     assert [fault.npu_name for fault in report.faults] == ["Ascend910-1"]
     keeping.give("runs", "Ascend910-2c-100-1")
     await until(lambda: keeping.offered(TWO_CORES).running)
-    assert keeping.offered(TWO_CORES).sent_healthy == 1 << TWO_CORES.parse("Ascend910-2c-100-1")
+    assert keeping.offered(TWO_CORES).sent_healthy == 0
+    hiding = replace(keeping.snapshot, tells_faults_in_use=False)
+    assert offered(hiding, TWO_CORES).sent_healthy == 1 << TWO_CORES.parse("Ascend910-2c-100-1")
 
 
 async def test_a_fault_that_bars_new_pods_leaves_only_the_vnpus_in_use_healthy(keeping: Keeping) -> None:
@@ -176,6 +178,7 @@ async def test_a_removed_vnpu_stays_while_a_pod_has_it_and_keeps_its_chip_cut(ke
     runs = keeping.give("runs", "Ascend910-2c-100-1")
     keeping.find()
     await keeping.until({"Ascend910-2c-100-1": "Removed"}, TWO_CORES)
+    assert keeping.offered(TWO_CORES).sent_healthy == keeping.offered(TWO_CORES).all_chips
     assert keeping.health()["Ascend910-1"] == "CutIntoVirtual"
     assert obstacles(keeping.snapshot, 0b10, keeping.ledgers.held) == [
         "pod default/runs holds Ascend910-1",

@@ -219,7 +219,7 @@ async def test_a_pod_has_one_event_of_the_fault_of_its_chip_also_over_a_restart(
             await until(lambda: plugin.snapshots.value is not None and plugin.snapshots.value.unhealthy == 1 << 5)
             while not (found := await events(whole)):
                 pass
-        async with whole.plugin(0xFF) as again:
+        async with whole.plugin(0xDF) as again:
             await until(lambda: bound.uid in again.handovers)
             # A fault that the plugin tells of after the first one: what came before it is posted.
             whole.node.edit_chip(4, fault_codes=[MEMORY])

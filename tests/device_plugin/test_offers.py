@@ -1,6 +1,6 @@
 """What is offered of chips, whole or cut, whatever their health and use is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,11 +98,15 @@ def test_new_pods_get_nothing_of_a_chip_that_the_report_keeps_from_them(site: Si
 
 
 @given(sites())
-def test_what_pods_run_with_stays_healthy_for_the_kubelet(site: Site) -> None:
+def test_of_what_pods_run_with_only_known_faults_are_told_to_the_kubelet(site: Site) -> None:
+    faulty = chip_set(chip.chip_id for chip in site.snapshot.chips if chip.faulty)
+    silent = replace(site.snapshot, tells_faults_in_use=False)
     for device_type, found in site.snapshot.vnpus.items():
         shown = offered(site.snapshot, device_type)
         assert shown.all_chips == found.present | found.given
-        assert not found.running & shown.all_chips & ~shown.sent_healthy
+        broken = found.running & shown.all_chips & ~shown.sent_healthy
+        assert not device_type.chips(broken) & ~faulty
+        assert not offered(silent, device_type).all_chips & found.running & ~offered(silent, device_type).sent_healthy
     whole = offered(site.snapshot, WHOLE_CHIPS)
     with_parts = chip_set(
         chip
@@ -110,4 +114,4 @@ def test_what_pods_run_with_stays_healthy_for_the_kubelet(site: Site) -> None:
         for chip in range(CHIPS)
         if device_type.chips(found.running & found.offered) >> chip & 1
     )
-    assert not site.whole_running & whole.all_chips & ~with_parts & ~whole.sent_healthy
+    assert not site.whole_running & whole.all_chips & ~with_parts & ~whole.sent_healthy & ~faulty

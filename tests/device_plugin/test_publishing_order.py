@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 
 import pytest
 
@@ -118,7 +119,9 @@ def test_a_node_that_lost_all_its_chips_does_not_start_over() -> None:
     assert order.unshown.value == 0b11
 
 
-async def test_a_faulty_chip_that_a_pod_runs_with_delays_no_list() -> None:
+async def test_a_faulty_chip_in_use_delays_the_list_only_if_the_kubelet_is_told() -> None:
     order = PublishingOrder()
-    assert not await waits(order.wait_before_list(snapshot(3, running=0b1000), ending()))
+    hidden = replace(snapshot(3, running=0b1000), tells_faults_in_use=False)
+    assert not await waits(order.wait_before_list(hidden, ending()))
     assert await waits(order.wait_before_list(snapshot(3), ending()))
+    assert await waits(order.wait_before_list(snapshot(3, running=0b1000), ending()))

@@ -59,7 +59,7 @@ class Rig:
     @asynccontextmanager
     async def runs(self) -> AsyncIterator[None]:
         node_object = NodeWriter(self.client, NODE)
-        node_object.reader = self.readmission
+        node_object.readers.append(self.readmission)
         async with running(node_object.watch().run()), running(self.readmission.run()):
             yield
 

@@ -49,7 +49,7 @@ class Rig:
         self.edits: list[tuple[ChipSet, ChipSet]] = []
         self.board = DeviceInfoConfigMap(client, NODE, self._edited, lambda _slips: None)
         self.node_object = NodeWriter(client, NODE)
-        self.node_object.reader = self
+        self.node_object.readers.append(self)
         self.seen = ""
         self.clock: Iterator[int] = itertools.count(1_700_000_000)
         self.reporter = self.make_reporter(self.order)

@@ -1,10 +1,16 @@
 """Pods get their chips whatever ids the kubelet counts for the pods of another device plugin."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.driver import ChipFacts
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.ledgers import Ledgers
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.ledger.stand_ins import counted_for, stand_ins
+from tests.device_plugin.builders import judged_chip, server, snapshot
 
 CHIPS = frozenset(range(16))
 
@@ -57,3 +63,21 @@ def test_ids_of_free_chips_are_left_to_the_pods_that_will_get_them(
 def test_an_id_withheld_for_another_reason_has_no_stand_in() -> None:
     other = HandOver("uid-other", "default/other", (0, 1), (2, 3))
     assert stand_ins((2, 4), {0, 1, 5, 6, 7}, [other]) is None
+
+
+@given(foreign(), st.frozensets(st.integers(0, 15)))
+def test_the_kubelet_shows_no_fault_in_the_status_of_a_pod_that_has_not_the_chip(
+    running: list[HandOver], faulty: frozenset[int]
+) -> None:
+    ledger = Ledgers(NodePods(lambda _uid: None), HandOvers()).whole
+    for each in running:
+        ledger.handovers.add(each)
+    broken = faulty & {chip for each in running for chip in each.chips}
+    chips = {chip: judged_chip(healthy=chip not in broken) for chip in CHIPS}
+    shown = replace(
+        snapshot(chips=chips, of=server(*map(ChipFacts, sorted(CHIPS))), running=ledger.given),
+        under_other_ids=ledger.given & ~ledger.under_own_ids,
+    )
+    unhealthy = {chip for chip in CHIPS if not shown.sent_healthy >> chip & 1}
+    for each in running:
+        assert unhealthy.intersection(each.kubelet_ids) == broken.intersection(each.chips, each.kubelet_ids)

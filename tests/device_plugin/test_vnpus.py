@@ -179,7 +179,7 @@ async def test_a_fault_of_a_cut_chip_takes_its_idle_vnpus_and_tells_the_pods(fol
                 await bind(whole, name, TWO, f"Ascend910-2c-{100 + number}-1")
                 await whole.claimed(name)
             whole.node.edit_chip(1, health="Unhealthy", fault_codes=["80E18402"])
-            await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy", v102_1="Unhealthy"))
+            await until(lambda: offers(whole, TWO, v100_1="Unhealthy", v101_1="Unhealthy", v102_1="Unhealthy"))
             await seen(whole.report, lambda found: (found.unhealthy, found.free) == (0b10, WHOLE))
             notes = await seen(lambda: whole.notes("NPUFault"), lambda found: len(found) == 2)
             assert {note.partition(" ")[0] for note in notes} == {"Ascend910-2c-100-1", "Ascend910-2c-101-1"}

@@ -81,6 +81,12 @@ without the label ascend-affinity.io/pool, and `device-plugin-<pool>` with the p
 {{- range $pool, $overrides := .Values.devicePlugin.pools }}
 {{- $_ := set $found (printf "device-plugin-%s" $pool) (mergeOverwrite (deepCopy $common) (deepCopy $overrides)) }}
 {{- end }}
+{{- range $name, $values := $found }}
+{{- if eq $values.health.faultsInUse "auto" }}
+{{- $told := or $.Values.allocator.enabled $values.chooseChips | ternary "unhealthy" "healthy" }}
+{{- $_ := set $found $name (mergeOverwrite (deepCopy $values) (dict "health" (dict "faultsInUse" $told))) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- toYaml $found }}
 {{- end }}
@@ -130,6 +136,9 @@ dcmi_library: {{ .driver.dcmi.library }}
 {{- end }}
 {{- end }}
 readmission: {{ .health.readmission }}
+faults_in_use: {{ .health.faultsInUse }}
+taint_from: {{ .health.taint.from | quote }}
+taint_effect: {{ .health.taint.effect }}
 choose_chips: {{ .chooseChips }}
 dynamic_vnpus: {{ .dynamicVnpus }}
 device_root: {{ .deviceRoot }}

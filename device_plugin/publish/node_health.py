@@ -1,0 +1,177 @@
+"""Writes the Node's conditions about its chips, and its taint, and removes the taint (``node_conditions.py``)."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from ascend.daemon.observable import Observable, wait_for_change
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
+from ascend.kube.objects import NODES, Condition, JsonObject, Node, Taint, is_newer
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.publish.node_conditions import (
+    CONDITIONS,
+    ENDED,
+    OTHER_PLUGIN,
+    TAINT,
+    TaintRule,
+    node_conditions,
+    unknown_conditions,
+)
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+HEARTBEAT_S: Final = 300.0
+"""How often the time of the last heartbeat is written, by default of the node-problem-detector too."""
+LOOK_S: Final = 5.0
+"""How often is looked for another plugin that serves the node."""
+MIN_GAP_S: Final = 1.0
+RETRY_LIMIT_S: Final = 30.0
+SIGN_OFF_S: Final = 1.0
+
+
+class NodeHealth:
+    """Keeps conditions and taint up to date; a handler of the Node's changes.
+
+    Args:
+        client: the API server.
+        node: the node's name.
+        snapshots: the node's chips.
+        rule: which faults taint the Node; None if none does: the taint of an earlier plugin is removed then.
+        now: the wall clock.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        node: str,
+        *,
+        snapshots: Observable[Snapshot | None],
+        rule: TaintRule | None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._snapshots = snapshots
+        self._rule = rule
+        self._now = now
+        self._seen: Observable[Node | None] = Observable(None)
+
+    def applied(self, obj: Node) -> None:
+        """Take over a change of the Node; the watch shows this program's own writes too, later."""
+        before = self._seen.value
+        if before is None or is_newer(obj.metadata.resource_version, before.metadata.resource_version):
+            self._seen.set(obj)
+
+    def deleted(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
+        """Take over that the Node is gone."""
+        self._seen.set(None)
+
+    async def run(self, other_plugin: Callable[[], str | None]) -> None:
+        """Write until cancelled.
+
+        Args:
+            other_plugin: returns the sentence about another plugin that serves the node; None if there is none.
+        """
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(limit_s=RETRY_LIMIT_S)
+        sources = (self._snapshots, self._seen)
+        heartbeat_s = -HEARTBEAT_S
+        while True:
+            versions = [source.version for source in sources]
+            snapshot, node = self._snapshots.value, self._seen.value
+            if snapshot is None or node is None:
+                await wait_for_change(sources, versions)
+                continue
+            if (other := other_plugin()) is not None:
+                conditions, taint = unknown_conditions(OTHER_PLUGIN, other), None
+            else:
+                conditions, taint = node_conditions(snapshot), self._taint(snapshot, node)
+            is_due = loop.time() >= heartbeat_s + HEARTBEAT_S
+            error = await self._write(node, conditions, taint, is_due=is_due)
+            if error is not None:
+                wait_s = backoff.after(error)
+                log.warning("health not written on the Node", error=str(error), retry_s=round(wait_s, 2))
+                await asyncio.sleep(wait_s)
+                continue
+            backoff.reset()
+            if is_due:
+                heartbeat_s = loop.time()
+            if self._seen.value is node:  # nothing was written
+                await wait_for_change(sources, versions, LOOK_S)
+            else:
+                await asyncio.sleep(MIN_GAP_S)
+
+    async def sign_off(self) -> None:
+        """Say that nobody watches the chips any more, and remove the taint, which nobody would remove later.
+
+        To be called once nothing else writes them, and no other plugin serves the node.
+        """
+        if (node := self._seen.value) is None:
+            return
+        conditions = unknown_conditions(ENDED, "the device plugin has ended")
+        try:
+            async with asyncio.timeout(SIGN_OFF_S):
+                error: Exception | None = await self._write(node, conditions, None, is_due=False)
+        except TimeoutError as late:
+            error = late
+        if error is not None:
+            log.warning("the end of the plugin is not written on the Node", error=str(error) or "no answer in time")
+
+    def _taint(self, snapshot: Snapshot, node: Node) -> Taint | None:
+        present = next((taint.value for taint in node.spec.taints if taint.key == TAINT), None)
+        return self._rule.taint(snapshot, present) if self._rule is not None else None
+
+    async def _write(
+        self, node: Node, conditions: Sequence[Condition], taint: Taint | None, *, is_due: bool
+    ) -> ApiError | Unreachable | None:
+        """Write what the Node has not; return the last error: a missing right for one does not withhold the other."""
+        refused: ApiError | Unreachable | None = None
+        shown = {each.type: each for each in node.status.conditions if each.type in CONDITIONS}
+        if is_due or any(shown.get(each.type) != each for each in conditions):
+            try:
+                await self._write_conditions(shown, conditions)
+            except (ApiError, Unreachable) as error:
+                refused = error
+        if [each for each in node.spec.taints if each.key == TAINT] != [each for each in (taint,) if each is not None]:
+            try:
+                await self._write_taint(taint)
+            except (ApiError, Unreachable) as error:
+                refused = error
+        return refused
+
+    async def _write_conditions(self, shown: dict[str, Condition], conditions: Sequence[Condition]) -> None:
+        stamp = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        written: list[JsonObject] = []
+        for each in conditions:
+            body = {**msgspec.to_builtins(each), "lastHeartbeatTime": stamp}
+            if each.type not in shown or shown[each.type].status != each.status:
+                body["lastTransitionTime"] = stamp
+            written.append(body)
+        body = {"status": {"conditions": written}}
+        self.applied(
+            await self._client.patch(NODES, self._node, body, subresource="status", content_type=STRATEGIC_MERGE_PATCH)
+        )
+        if any(shown.get(each.type) != each for each in conditions):
+            log.info(
+                "conditions written", conditions={each.type: f"{each.status}, {each.reason}" for each in conditions}
+            )
+
+    async def _write_taint(self, taint: Taint | None) -> None:
+        # Taints are one list: those of others are kept as they are, with fields that this program does not know, and
+        # the version makes the write fail if somebody has changed them meanwhile.
+        answer = await self._client.request("GET", NODES.path(name=self._node))
+        found: dict[str, Any] = msgspec.json.decode(answer)
+        others = [each for each in found["spec"].get("taints", ()) if each.get("key") != TAINT]
+        taints = [*others, *([msgspec.to_builtins(taint)] if taint is not None else [])]
+        body = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"taints": taints}}
+        self.applied(await self._client.patch(NODES, self._node, body))
+        if taint is not None:
+            log.warning("the Node is tainted", taint=f"{taint.key}={taint.value}:{taint.effect}")
+        else:
+            log.info("the Node's taint is removed", taint=TAINT)
