@@ -49,6 +49,7 @@ from device_plugin.parts import ChipSide, PodSide, Probes
 from device_plugin.pods.cdi_file import Injector
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.pods.container_edits import ContainerEdits, detect, offers_cdi
+from device_plugin.pods.topology import Topology, TopologyUpdates
 from device_plugin.processes.watch import ProcessWatch
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_health import NodeHealth
@@ -103,6 +104,7 @@ class Plugin:
         self._node_status = Observable(NodeStatus())
         self._new_kubelets: Observable[None] = Observable(None)
         self._injector = self._injectors()[-1]
+        self._topology = Topology(settings.topology_dir)
         self._instance = new_instance()
         self._serves = False
         """Until then the CDI file is another instance's."""
@@ -207,6 +209,9 @@ class Plugin:
             await self._read_node_status(client)
             self._renew_injector()
             start("node status", self._follow_node_status(client))
+            updates = TopologyUpdates(client, node, self._host_ip, self.snapshots, self._topology)
+            await updates.begin()
+            start("topology", updates.run())
             if settings.choose_chips:
                 pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
             for device_type in self.ledgers.types.value:
@@ -486,7 +491,8 @@ class Plugin:
         return PodSide(watch, claims, lock, succession, maker.make(WHOLE_CHIPS), {}, maker.make, cores)
 
     def _inject(self, chips: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
-        return self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector
+        edits = self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector
+        return self._topology.add(edits, [device_type.chip(each) for each in chips] if device_type.suffix else chips)
 
 
 def _stood_still(still_s: float) -> None:

@@ -207,6 +207,11 @@ class Settings(DriverSettings, DaemonSettings):
     cdi_dir: Path = setting(
         default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"
     )
+    topology_dir: Path = setting(
+        default=Path("/var/lib/ascend-affinity/topology"),
+        description="the folder on this node for the file that tells containers where their chips are; without it they "
+        "have the variables only",
+    )
     device_root: Path = setting(default=Path("/dev"), description="the folder of the device nodes on this node")
     hang_detection: bool = setting(
         default=False,

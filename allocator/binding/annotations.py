@@ -18,7 +18,6 @@ from allocator.state.ledger import Ledger
 from allocator.state.location import Location
 from allocator.state.reservation import InBlock, OnSwitch, Reservation, Stage
 from allocator.switches.rooms import Use
-from allocator.switches.table import SwitchTable
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     BLOCK,
@@ -41,6 +40,7 @@ from ascend.annotations import (
 from ascend.chips import join_names_sorted
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Node, Pod
+from ascend.leaf_switches import SwitchTable
 from ascend.turn import Steps
 
 DAY_NS: Final = 24 * 3600 * 10**9

@@ -13,10 +13,10 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.switches import publication
-from allocator.switches.table import SwitchTable
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.config_maps import MOST_BYTES, ConfigMapWriter
+from ascend.leaf_switches import SwitchTable
 from ascend.turn import Turn
 
 log = structlog.get_logger()

@@ -13,7 +13,6 @@ from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, VOLCANO
 from allocator.state.cluster import Cluster
 from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
 from allocator.state.plain_pods import PlainPods
-from allocator.switches.table import NAME as SWITCHES
 from ascend.deviceinfo import LABELS, NAMESPACE
 from ascend.kube.job_objects import JobObject
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
@@ -24,6 +23,7 @@ from ascend.kube.workloads import (
     VOLCANO_POD_GROUPS,
     PodGroup,
 )
+from ascend.leaf_switches import NAME as SWITCHES
 
 Scope: TypeAlias = Literal["all", "device-reports", "node-health"]
 """Which namespaces are watched: all of them, ``kube-system``, or that of the setting ``node_health_namespace``."""

@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from allocator.state.report import NO_REPORT, NodeReport
-from allocator.switches.rooms import Spot
 from ascend.annotations import RACK_ID, SERVER_INDEX, SUPER_POD_ID, UNKNOWN
 from ascend.errors import Refusal
 from ascend.kube.objects import Node
+from ascend.leaf_switches import Spot
 from ascend.rules.identity import RACK_LABEL, SERVER_LABEL, SUPER_POD_LABEL
 
 _MOST_DIGITS: Final = 10

@@ -18,11 +18,11 @@ from allocator.state.job import VERSIONS, Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import OnSwitch
 from allocator.switches.demand import Version, schema_of
-from allocator.switches.rooms import UNUSED, Schema, Spot, SwitchState, Use
-from allocator.switches.table import NAME, SwitchTable, read_switches
+from allocator.switches.rooms import UNUSED, Schema, SwitchState, Use
 from ascend.annotations import read_switch_use
 from ascend.deviceinfo import NAMESPACE
 from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.leaf_switches import NAME, Spot, SwitchTable, read_switches
 
 _MISSING: Final = f"ConfigMap {NAMESPACE}/{NAME} does not exist"
 

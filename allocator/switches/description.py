@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from allocator.switches.rooms import Spot, SwitchState, Use
-from allocator.switches.table import SwitchTable
+from allocator.switches.rooms import SwitchState, Use
+from ascend.leaf_switches import Spot, SwitchTable
 
 
 def describe_switches(

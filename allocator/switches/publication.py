@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from allocator.switches.rooms import UNUSED, SwitchState
-from allocator.switches.table import SwitchTable
+from ascend.leaf_switches import SwitchTable
 from ascend.turn import Steps
 
 NAMESPACE: Final = "volcano-system"

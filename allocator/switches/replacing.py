@@ -10,20 +10,10 @@ from itertools import chain, islice
 
 import msgspec
 
-from allocator.switches.rooms import (
-    FILLER,
-    UNUSED,
-    Lack,
-    Placement,
-    Room,
-    Schema,
-    Spot,
-    SwitchState,
-    Use,
-    is_filler,
-)
+from allocator.switches.rooms import FILLER, UNUSED, Lack, Placement, Room, Schema, SwitchState, Use, is_filler
 from allocator.switches.v1 import may_span
 from allocator.switches.v2 import share_switches
+from ascend.leaf_switches import Spot
 
 
 class Staying(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from ascend.leaf_switches import Spot
+
 FILLER_BELOW: Final = 4
 """A job of the large-model schema with fewer pods is a filler: it must not span switches."""
 
@@ -66,18 +68,6 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     def first(self, servers: int) -> "list[Spot]":
         """The spots of its first servers."""
         return [Spot(self.switch, slot) for slot in self.slots[:servers]]
-
-
-class Spot(msgspec.Struct, frozen=True, gc=False, order=True):
-    """A server.
-
-    Attributes:
-        switch: the number of its switch.
-        slot: its slot there.
-    """
-
-    switch: int
-    slot: int
 
 
 class Placement(msgspec.Struct, frozen=True):

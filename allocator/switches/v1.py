@@ -16,12 +16,12 @@ from allocator.switches.rooms import (
     Placement,
     Room,
     Schema,
-    Spot,
     descending,
     is_filler,
     not_below_one,
     smallest,
 )
+from ascend.leaf_switches import Spot
 
 
 def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema, *, job_pods: int = 0) -> Placement | Lack:

@@ -14,7 +14,6 @@ from allocator.switches.rooms import (
     Placement,
     Room,
     Schema,
-    Spot,
     SwitchState,
     Use,
     ascending,
@@ -23,6 +22,7 @@ from allocator.switches.rooms import (
     not_below_one,
     smallest,
 )
+from ascend.leaf_switches import Spot
 
 _EXCLUSIVE: Final = SwitchState(Use.EXCLUSIVE)
 _SHARED: Final = SwitchState(Use.SHARED)

@@ -11,7 +11,7 @@ The kubelet stores the answer and uses it again at every restart of the containe
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -71,11 +71,13 @@ class ContainerEdits:
         envs: environment variables.
         devices: device nodes: path in the container to path on the node, both with read and write access.
         cdi_devices: fully qualified names of CDI devices.
+        mounts: folders: path in the container to path on the node, read-only.
     """
 
     envs: dict[str, str]
     devices: dict[str, str]
     cdi_devices: tuple[str, ...] = ()
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
 
 def detect(setting: InjectionSetting, environment: Mapping[str, str], *, cdi: bool = False) -> Injection:

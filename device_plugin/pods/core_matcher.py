@@ -6,6 +6,7 @@ See docs/spec/vnpu.md#dynamic-vnpus-in-allocate.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -282,7 +283,7 @@ class CoreMatcher:
             if vnpu is None:
                 raise Refusal(Reason.SEGMENT_FAILED, f"the vNPU of pod {handover.pod} is gone")
             edits = self._inject((number_of(vnpu),), DeviceType(vnpu.suffix))
-        return ContainerEdits({**edits.envs, **job_environment(len(handover.chips))}, edits.devices, edits.cdi_devices)
+        return replace(edits, envs={**edits.envs, **job_environment(len(handover.chips))})
 
 
 def job_environment(count: int) -> dict[str, str]:

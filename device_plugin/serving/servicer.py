@@ -172,6 +172,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                 container = answer.container_responses.add(envs=given.edits.envs)
                 for inside, outside in given.edits.devices.items():
                     container.devices.add(container_path=inside, host_path=outside, permissions="rw")
+                for inside, outside in given.edits.mounts.items():
+                    container.mounts.add(container_path=inside, host_path=outside, read_only=True)
                 for name in given.edits.cdi_devices:
                     container.cdi_devices.add(name=name)
         except Exception as error:  # noqa: BLE001 - an internal error fails one pod, not the plugin

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from device_plugin.pods.topology import NodeTopology
 from npuctl.capacity.command import CapacityAnswer
 from npuctl.doctor.command import Diagnosis
 from npuctl.explain.command import JobExplanation
@@ -29,6 +30,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "queue": QueueAnswer,
     "switches": SwitchViews,
     "topo": Topology,
+    "topology": NodeTopology,
     "usage": UsageAnswer,
     "whatif": WhatIf,
 }
@@ -42,7 +44,7 @@ def _schema(answer: type[Any]) -> str:
 def path_of(name: str) -> Path:
     """The file of a schema: its ``npuctl/plan/v1`` is ``plan-v1.json``."""
     tag = str(ANSWERS[name].__struct_config__.tag)
-    return FOLDER / f"{tag.removeprefix('npuctl/').replace('/', '-')}.json"
+    return FOLDER / f"{tag.removeprefix('npuctl/').removeprefix('ascend-affinity/').replace('/', '-')}.json"
 
 
 SCHEMAS: Final[Mapping[Path, Callable[[], str]]] = {

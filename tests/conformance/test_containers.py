@@ -108,9 +108,14 @@ def test_the_kubelet_stores_the_answer_unchanged(node: PluginNode, injection: st
     """
     folder = node.node.folder / "cdi"
     folder.mkdir(exist_ok=True)
+    topology = node.node.folder / "topology"
+    topology.mkdir(exist_ok=True)
     usual, node.plugin = (
         node.plugin,
-        node.new_plugin(f"device-plugin-{injection}", "--injection", injection, "--cdi-dir", str(folder)),
+        node.new_plugin(
+            f"device-plugin-{injection}",
+            *("--injection", injection, "--cdi-dir", str(folder), "--topology-dir", str(topology)),
+        ),
     )
     usual.process.stop()
     node.start_plugin()
@@ -128,6 +133,10 @@ def test_the_kubelet_stores_the_answer_unchanged(node: PluginNode, injection: st
         assert bool(answer.cdi_devices) == (injection == "cdi")
         assert bool(answer.devices) == (injection == "devices")
         assert ("ASCEND_VISIBLE_DEVICES" in answer.envs) == (injection == "runtime")
+        env = node.container("train").env
+        assert {env["ASCEND_AFFINITY_CHIPS"], env["ASCEND_AFFINITY_RINGS"]} <= {"2,3", "0,0"}
+        shown = json.loads(node.node.exec("train", ["cat", env["ASCEND_AFFINITY_TOPOLOGY"]]))
+        assert (shown["node"], shown["product"], len(shown["chips"])) == (node.node.name, "910B-8", 8)
     finally:
         node.plugin.process.stop()
         node.plugin = usual

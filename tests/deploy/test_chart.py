@@ -464,6 +464,7 @@ def test_the_programs_accept_the_settings_of_the_chart(
         str(read.device_plugin_dir),
         str(read.pod_resources_socket.parent),
         str(read.plugins_registry_dir),
+        str(read.topology_dir),
         str(Path(environment["ASCEND_DP_CONFIG"]).parent),
     }
     if read.kubelet_ca_file is None and not read.kubelet_insecure_skip_tls_verify:
@@ -1342,11 +1343,11 @@ def test_the_containers_have_a_restrictive_security_context(options: tuple[str, 
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_only_the_kubelets_folder_cdi_files_and_dev_are_mounted_writable() -> None:
+def test_only_the_kubelets_folder_own_files_and_dev_are_mounted_writable() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     writable = {mount["name"] for mount in _container(workload)["volumeMounts"] if not mount.get("readOnly")}
-    assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins", "dev", "cdi"}
+    assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins", "dev", "cdi", "topology"}
     # The kubelet would write the termination message into the node's /dev.
     assert not _container(workload)["terminationMessagePath"].startswith("/dev/")
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"

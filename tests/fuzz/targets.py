@@ -20,11 +20,11 @@ from allocator.settings import Settings as AllocatorSettings
 from allocator.state.cluster_info import ClusterInfo
 from allocator.state.kinds import KINDS
 from allocator.state.report import read_agent_health, read_report
-from allocator.switches.table import read_switches
 from ascend import annotations, deviceinfo, pod_devices
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import UNREADABLE, AscendError
 from ascend.kube.objects import ConfigMap, Node, Pod, Taint, read_object
+from ascend.leaf_switches import read_switches
 from ascend.serving.frames import PREFACE, BrokenError
 from ascend.serving.http2 import Http2, Stream
 from device_plugin.driver.dcmi.calls import Calls

@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.switches.publication import KEY, NAME, NAMESPACE, publication
 from allocator.switches.rooms import SwitchState, Use
-from allocator.switches.table import read_switches
 from ascend.kube.client import KubeClient
 from ascend.kube.config_maps import MOST_BYTES, REREAD_S
 from ascend.kube.objects import CONFIG_MAPS
+from ascend.leaf_switches import read_switches
 from ascend.turn import at_once
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import World

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.switches.rooms import Lack, Placement, Room, Schema, Spot, SwitchState, Use
+from allocator.switches.rooms import Lack, Placement, Room, Schema, SwitchState, Use
 from allocator.switches.single_layer import place_single_layer
 from allocator.switches.v1 import place_v1, usable_room
 from allocator.switches.v2 import place_v2
+from ascend.leaf_switches import Spot
 from tests.allocator.reference import reference_cases
 
 CASES: list[dict[str, Any]] = reference_cases("switches")

@@ -9,10 +9,11 @@ from allocator.binding.annotations import Stamper
 from allocator.state.reservation import Stage
 from allocator.switches.replacing import Staying, replace_v1, replace_v2
 from allocator.switches.returning import return_single_layer, return_v1, return_v2
-from allocator.switches.rooms import Lack, Placement, Room, Schema, Spot, SwitchState, Use
+from allocator.switches.rooms import Lack, Placement, Room, Schema, SwitchState, Use
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.leaf_switches import Spot
 from tests.allocator.builders import World
 from tests.allocator.switches.world import bind, job, placed, server, switches, table, written
 

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
-from allocator.switches.rooms import Spot
-from allocator.switches.table import NAME, SwitchTable, read_switches
 from ascend.deviceinfo import NAMESPACE
 from ascend.kube.objects import ConfigMap, Metadata
+from ascend.leaf_switches import NAME, Spot, SwitchTable, read_switches
 from tests.allocator.switches.world import server, table
 
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from allocator.binding.annotations import Stamper
 from allocator.rules.asked import SwitchLimits
 from allocator.state.reservation import Stage
-from allocator.switches.table import NAME
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.deviceinfo import NAMESPACE
 from ascend.kube.objects import ConfigMap, Metadata, Node, NodeAddress, Pod
+from ascend.leaf_switches import NAME
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod
 
 SELECTOR = {TYPE: "module-910b-8"}

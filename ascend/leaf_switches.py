@@ -9,7 +9,6 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from allocator.switches.rooms import Spot
 from ascend.errors import UNREADABLE
 from ascend.kube.objects import ConfigMap
 
@@ -19,6 +18,18 @@ _MOST_SHOWN: Final = 60
 _INFO, _LEVEL, _SINGLE_LAYER = "tor_info", "tor_level", "single_layer"
 
 _Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Spot(msgspec.Struct, frozen=True, gc=False, order=True):
+    """A server.
+
+    Attributes:
+        switch: the number of its switch.
+        slot: its slot there.
+    """
+
+    switch: int
+    slot: int
 
 
 class _Server(msgspec.Struct, frozen=True):
