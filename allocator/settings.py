@@ -14,9 +14,9 @@ from allocator.rules.asked import (
     SwitchLimits,
 )
 from ascend.addresses import is_loopback, split_address
-from ascend.daemon.certificates import TlsFiles
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import DaemonSettings, checked_address
+from ascend.daemon.tls_files import TlsFiles
 from ascend.errors import InvalidValue
 from ascend.products import PRODUCTS
 

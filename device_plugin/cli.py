@@ -5,6 +5,7 @@ Each imports only what it needs: the daemon no tables, the inventory nothing of 
 
 import sys
 
+from ascend.daemon.extra import programs_extra
 from ascend.daemon.lean import lean_imports
 
 
@@ -12,14 +13,15 @@ def main() -> None:
     """Run the command named by the first argument; the default is the daemon."""
     command = "".join(sys.argv[1:2])
     if command == "inventory":
-        from device_plugin.inventory.command import main as inventory
+        with programs_extra("ascend-device-plugin"):
+            from device_plugin.inventory.command import main as inventory
 
         sys.exit(inventory(sys.argv[2:]))
     _run(sys.argv[2:] if command == "run" else sys.argv[1:])
 
 
 def _run(arguments: list[str]) -> None:
-    with lean_imports():
+    with lean_imports(), programs_extra("ascend-device-plugin"):
         from ascend.daemon.run import run_daemon
         from ascend.daemon.settings import SettingsSource
         from device_plugin.app import Plugin

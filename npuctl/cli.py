@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import typer
 from typer.core import TyperGroup
 
+from ascend.daemon.extra import programs_extra
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
@@ -380,14 +381,14 @@ def doctor(
     --config are those of ascend-device-plugin. With --cluster, --config and --set are the allocator's. Exit status 1:
     there are problems.
     """
-    from npuctl.doctor.command import diagnose_cluster, diagnose_node
-    from npuctl.reading.source import Source
-
     if cluster or options["files"]:
         if arguments.args:
             raise InvalidValue(f"not an option of doctor --cluster: {' '.join(arguments.args)}")
         if allocator_ca is not None and allocator is None:
             raise InvalidValue("--allocator-ca needs --allocator")
+        from npuctl.doctor.command import diagnose_cluster
+        from npuctl.reading.source import Source
+
         return asyncio.run(diagnose_cluster(Source.of(**options), allocator, allocator_ca, output))
     kubeconfig, config = options.pop("kubeconfig"), options.pop("config")
     if any(options.values()) or allocator is not None or allocator_ca is not None:
@@ -397,6 +398,8 @@ def doctor(
         )
     access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
     file = ["--config", str(config)] if config is not None else []
+    with programs_extra("npuctl doctor without --cluster"):
+        from npuctl.doctor.node import diagnose_node
     return asyncio.run(diagnose_node([*arguments.args, *access, *file], output))
 
 

@@ -11,38 +11,17 @@ own, whose session cache ends with it, and no session tickets, which would outli
 import asyncio
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import grpc
 import structlog
 
 from ascend.daemon.settings import POLL_S, FileIdentity, file_identity
+from ascend.daemon.tls_files import TlsFiles
 from ascend.daemon.validity import Validity, validity_in
 from ascend.errors import InvalidValue
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """The paths of certificates; PEM.
-
-    Attributes:
-        cert: our certificate with its intermediate certificates.
-        key: its private key.
-        client_ca: the authority that client certificates are verified by; None if clients need no certificate.
-    """
-
-    cert: Path
-    key: Path
-    client_ca: Path | None = None
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All paths."""
-        return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
 
 
 class Certificates:

@@ -8,10 +8,10 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
-from deploy.release import bill, checking, images, packages, provenance, signing
+from deploy.release import bill, checking, images, packages, provenance, signing, single_file
 from deploy.release.commands import run
 from deploy.release.errors import ReleaseError
-from deploy.release.settings import PLATFORMS, Settings, architecture, read
+from deploy.release.settings import FILE_PLATFORMS, PLATFORMS, Settings, architecture, read
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 
@@ -37,6 +37,7 @@ def build(repository: Path, output: Path, settings: Settings) -> str:
         name = f"ascend-affinity-{version}"
         packages.build_wheels(source, unfinished, commit.epoch)
         packages.package_chart(source, unfinished, scratch / "chart", settings.helm, commit.epoch)
+        single_file.build_files(source, unfinished, scratch / "npuctl", settings, commit.epoch)
         built = [images.build(source, scratch, platform, settings, commit.epoch) for platform in settings.bases]
         for image in built:
             of_platform = f"{name}-image-{architecture(image.platform)}"
@@ -85,6 +86,8 @@ def _report(output: Path, digest: str, settings: Settings) -> str:
     lines += [f"image.digest of the chart: {digest}"]
     if absent := [platform for platform in PLATFORMS if platform not in settings.bases]:
         lines.append(f"NOT BUILT: the image for {', '.join(absent)}")
+    if absent := [platform for platform in FILE_PLATFORMS if platform not in settings.file_platforms]:
+        lines.append(f"NOT BUILT: npuctl as a file for {', '.join(absent)}")
     if settings.key is None:
         lines.append("NOT SIGNED: nobody can tell who made this. RELEASE_KEY=FILE signs with a key (docs/install.md)")
     if "unnamed" in settings.builder_id:

@@ -79,6 +79,7 @@ def locked_wheels(lock: Mapping[str, Any], platforms: list[str]) -> list[dict[st
     """Return the wheels of the image's packages that are for its Python and one of the platforms."""
     packages = {package["name"]: package for package in lock["package"]}
     needed, rest = set[str](), ["ascend-affinity"]
+    rest += [wanted["name"] for wanted in packages["ascend-affinity"]["optional-dependencies"]["programs"]]
     while rest:
         package = packages[rest.pop()]
         if package["name"] not in needed:

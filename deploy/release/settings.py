@@ -1,7 +1,7 @@
 """What the releaser decides, from environment variables, which `make release NAME=VALUE` sets."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,6 +9,14 @@ from typing import Final
 from deploy.release.errors import ReleaseError
 
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
+FILE_PLATFORMS: Final[Mapping[str, str]] = {
+    "linux-amd64": "x86_64-unknown-linux-gnu",
+    "linux-arm64": "aarch64-unknown-linux-gnu",
+    "macos-arm64": "aarch64-apple-darwin",
+}
+"""The platforms for which `npuctl` is one file, with uv's name of each."""
+
+FILE_PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 _UNNAMED_BUILDER: Final = "urn:ascend-affinity:builder:unnamed"
 _NO_SPACE: Final = re.compile(r"\S+")
 
@@ -27,6 +35,9 @@ class Settings:
         key_password: the key's, if it is encrypted.
         repository: the image's name in your registry; empty if it is not decided yet.
         builder_id: who builds, a URI, for the provenance.
+        uv: the path of uv.
+        file_platforms: for which there is a file with `npuctl`.
+        file_pythons: the Pythons that run these files.
     """
 
     bases: Mapping[str, str]
@@ -38,6 +49,9 @@ class Settings:
     key_password: str
     repository: str
     builder_id: str
+    uv: str
+    file_platforms: tuple[str, ...]
+    file_pythons: tuple[str, ...]
 
 
 def read(environment: Mapping[str, str]) -> Settings:
@@ -46,9 +60,7 @@ def read(environment: Mapping[str, str]) -> Settings:
     Raises:
         ReleaseError: one is absent or wrong.
     """
-    platforms = environment.get("PLATFORMS", "").replace(",", " ").split() or list(PLATFORMS)
-    if unknown := [name for name in platforms if name not in PLATFORMS]:
-        raise ReleaseError(f"PLATFORMS has {unknown[0]}: known are {' and '.join(PLATFORMS)}")
+    platforms = _listed(environment, "PLATFORMS", PLATFORMS)
     bases = {name: environment.get(_base_of(name)) or environment.get("BASE", "") for name in platforms}
     for platform, base in bases.items():
         if "@sha256:" not in base:
@@ -77,7 +89,18 @@ def read(environment: Mapping[str, str]) -> Settings:
         key_password=environment.get("RELEASE_KEY_PASSWORD", ""),
         repository=repository,
         builder_id=builder_id,
+        uv=environment.get("UV", "") or "uv",
+        file_platforms=_listed(environment, "NPUCTL_PLATFORMS", FILE_PLATFORMS),
+        file_pythons=_listed(environment, "NPUCTL_PYTHONS", FILE_PYTHONS),
     )
+
+
+def _listed(environment: Mapping[str, str], variable: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The words of a variable, or all that are known."""
+    words = tuple(environment.get(variable, "").replace(",", " ").split()) or tuple(known)
+    if unknown := [word for word in words if word not in known]:
+        raise ReleaseError(f"{variable} has {unknown[0]}: known are {' and '.join(known)}")
+    return words
 
 
 def _base_of(platform: str) -> str:

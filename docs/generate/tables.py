@@ -30,7 +30,7 @@ from device_plugin.publish.rights import KUBELET_PODS, RIGHTS
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
 from npuctl.doctor.api_server import ApiServerChecks
-from npuctl.doctor.command import NodeSettings, node_checks
+from npuctl.doctor.node import NodeSettings, node_checks
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 from tests.cluster.binaries import KUBERNETES_VERSION

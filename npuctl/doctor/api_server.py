@@ -18,11 +18,9 @@ from device_plugin.kubelet.identity import Unverified
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
+from npuctl.doctor.cluster import OLD_S
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 from npuctl.doctor.kept import Kept
-
-OLD_S: Final = 330
-"""Reports are written at least every 300 s."""
 
 AHEAD_S: Final = 60
 """The clocks of a cluster differ by less."""

@@ -27,7 +27,6 @@ from ascend.reasons import Category, Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
 from ascend.templates import Template
 from ascend.vnpus import device_type
-from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.details import Details
 from npuctl.doctor.faults import check_faults
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
@@ -38,6 +37,9 @@ from npuctl.doctor.variables import check_taken
 from npuctl.evaluation import Evaluation, Verdict
 from npuctl.output import as_values, group
 from npuctl.reading.objects import ClusterObjects
+
+OLD_S: Final = 330
+"""Reports are written at least every 300 s."""
 
 _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
 """What an administrator may have wanted: worth knowing rather than mending."""

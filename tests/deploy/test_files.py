@@ -65,7 +65,7 @@ def test_the_image_contains_the_default_wheel_and_no_sandbox() -> None:
     allowed = [line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert sorted(allowed) == sorted([*packages, *files])
     assert "sandbox" not in packages
-    assert "--extra" not in (REPOSITORY / "Dockerfile").read_text()
+    assert set(re.findall(r"--extra (\S+)", (REPOSITORY / "Dockerfile").read_text())) == {"programs"}
 
 
 def test_the_default_wheel_contains_the_programs_and_no_sandbox(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_the_extra_installs_the_wheel_of_the_sandbox(tmp_path: Path) -> None:
     names, metadata = build_wheel(SANDBOX, tmp_path)
     assert names == {"sandbox"}
     project = read_project(REPOSITORY)
-    assert project["optional-dependencies"] == {"sandbox": [f"{metadata['Name']}=={metadata['Version']}"]}
-    assert f"{project['name']}=={project['version']}" in (metadata.get_all("Requires-Dist") or ())
+    assert project["optional-dependencies"]["sandbox"] == [f"{metadata['Name']}=={metadata['Version']}"]
+    assert f"{project['name']}[programs]=={project['version']}" in (metadata.get_all("Requires-Dist") or ())
 
 
 def test_make_demo_installs_the_extra() -> None:

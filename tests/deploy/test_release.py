@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from cyclonedx.model.bom import Bom
 
 from deploy.release import checking
 from deploy.release.errors import ReleaseError
+from deploy.release.settings import FILE_PLATFORMS
 from tests.deploy import helm, image
 from tests.deploy.helm import REPOSITORY
 
@@ -37,6 +39,17 @@ Status: deinstall ok not-installed
 Architecture: all
 Version: 6.5
 """
+
+
+# npuctl as a file for this machine: `make setup` has its wheels already.
+MACHINE = {"x86_64": "linux-amd64", "aarch64": "linux-arm64"}[platform.machine()]
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+FILE = {
+    "UV": shutil.which("uv") or str(REPOSITORY / ".tools" / "bin" / "uv"),
+    "UV_OFFLINE": "1",
+    "NPUCTL_PLATFORMS": MACHINE,
+    "NPUCTL_PYTHONS": PYTHON,
+}
 
 
 def command(*words: str, folder: Path = REPOSITORY, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -119,7 +132,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(source: Path, output: Path, builder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Make a release of a commit."""
-    named = {"BASE": BASE, "BUILDER": str(builder), "HELM": str(helm.path()), **variables}
+    named = {"BASE": BASE, "BUILDER": str(builder), "HELM": str(helm.path()), **FILE, **variables}
     return command(sys.executable, "-m", "deploy.release", "build", "--output", str(output), folder=source, **named)
 
 
@@ -133,7 +146,8 @@ def made(
     named = {"RELEASE_KEY": str(keys[0]), "RELEASE_REPOSITORY": "registry.example/ascend-affinity"}
     done = make(source, output, builder, RELEASE_BUILDER="https://example.org/builder", **named)
     assert not done.returncode, done.stderr
-    assert "NOT" not in done.stdout
+    others = ", ".join(name for name in FILE_PLATFORMS if name != MACHINE)
+    assert re.findall("NOT .*", done.stdout) == [f"NOT BUILT: npuctl as a file for {others}"]
     assert {"SHA256SUMS", "SHA256SUMS.sig"} <= {*done.stdout.split()}
     (digest,) = re.findall(r"image\.digest of the chart: (sha256:[0-9a-f]{64})\n", f"{done.stdout}\n")
     values = yaml.safe_load((output / f"ascend-affinity-{version()}-image.values.yaml").read_text())
@@ -160,16 +174,35 @@ def statement(folder: Path) -> dict[str, Any]:
 
 def test_a_release_is_wheels_chart_image_bills_licences_checksums_and_provenance(made: Path) -> None:
     name = f"ascend-affinity-{version()}"
-    platforms = [f"{name}-image-{part}" for part in ("amd64", "arm64")]
+    images = [f"{name}-image-{part}" for part in ("amd64", "arm64")]
     wheels = [f"{project}-{version()}-py3-none-any.whl" for project in ("ascend_affinity", "ascend_affinity_sandbox")]
     assert {path.name for path in made.iterdir()} == {
         *wheels,
-        *(f"{platform}{suffix}" for platform in platforms for suffix in (".cdx.json", "-notices.txt")),
+        f"npuctl-{version()}-{MACHINE}.pyz",
+        *(f"{image}{suffix}" for image in images for suffix in (".cdx.json", "-notices.txt")),
         *(f"{name}{suffix}" for suffix in (".tgz", "-image.tar", "-image.values.yaml", ".intoto.jsonl")),
         "SHA256SUMS",
         "SHA256SUMS.sig",
     }
     assert not command("sha256sum", "--check", "--strict", "SHA256SUMS", folder=made).returncode
+
+
+def test_npuctl_is_a_file_that_runs_where_nothing_is_installed(made: Path, tmp_path: Path) -> None:
+    (file,) = made.glob("npuctl-*.pyz")
+    objects = ("-f", str(REPOSITORY / "deploy" / "examples" / "cluster.yaml"), "--now", "2026-01-01T00:05:00Z")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        interpreter = (sys._base_executable, "-I", "-S")  # type: ignore[attr-defined]  # not this environment's
+        return command(*interpreter, str(file), *words, folder=tmp_path, HOME=str(tmp_path))
+
+    assert run("--version").stdout == f"npuctl {version()}\n"
+    assert "topo" in run("--help").stdout
+    shown = run("topo", *objects)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "[0-3 train-a]" in shown.stdout
+    refused = run("doctor")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert re.fullmatch(r"npuctl doctor without --cluster needs .*\[programs\]\n", refused.stderr)
 
 
 def test_openssl_verifies_checksums_and_provenance(made: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
@@ -243,7 +276,8 @@ def test_a_release_without_a_key_says_that_it_is_not_signed(
     assert "IS NOT SIGNED" in refused.stderr
     assert "WHO WROTE IT WAS NOT VERIFIED" in verify(tmp_path / "dist", "--unsigned").stdout
     # Made again of the same commit, in another folder and at another time: the same, byte for byte.
-    for name in [*(path.name for path in made.glob("*.whl")), f"ascend-affinity-{version()}.tgz"]:
+    files = [*made.glob("*.whl"), *made.glob("*.pyz")]
+    for name in [*(path.name for path in files), f"ascend-affinity-{version()}.tgz"]:
         assert (made / name).read_bytes() == (tmp_path / "dist" / name).read_bytes(), name
 
 
@@ -301,6 +335,8 @@ def test_the_bill_of_materials_has_the_base_too(made: Path) -> None:
         ({"RELEASE_KEY": "no-such-file"}, "RELEASE_KEY=no-such-file is no file"),
         ({"RELEASE_KEY": "README.md"}, "RELEASE_KEY=.*README.md"),
         ({"HELM": "no-such-helm"}, "no-such-helm is not installed"),
+        ({"UV": "no-such-uv"}, "no-such-uv is not installed"),
+        ({"NPUCTL_PLATFORMS": "windows"}, "NPUCTL_PLATFORMS has windows: known are linux-amd64 and"),
         ({"BUILDER": "no-such-builder"}, "build.sh.* failed"),
     ],
 )

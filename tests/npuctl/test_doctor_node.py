@@ -27,9 +27,10 @@ from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.settings import Settings
 from npuctl.doctor import processes
 from npuctl.doctor.chips import check_device_nodes, check_injection, check_library
-from npuctl.doctor.command import Diagnosis, check_node, render
+from npuctl.doctor.command import Diagnosis, render
 from npuctl.doctor.finding import Check, Finding, ok, run_check
 from npuctl.doctor.kubelet import check_readiness
+from npuctl.doctor.node import check_node
 from sandbox.simulated_chips import save_server
 from tests.device_plugin.api import NODE, seen, until
 from tests.device_plugin.conftest import folder

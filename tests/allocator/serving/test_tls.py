@@ -18,7 +18,8 @@ from grpc_status import rpc_status
 
 from allocator.serving import ports
 from ascend.addresses import split_address
-from ascend.daemon.certificates import Certificates, TlsFiles
+from ascend.daemon.certificates import Certificates
+from ascend.daemon.tls_files import TlsFiles
 from ascend.errors import InvalidValue
 from ascend.kube.trust import trusting
 from ascend.serving import limits

@@ -12,7 +12,8 @@ from h2.connection import H2Connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ascend.daemon.certificates import Certificates, TlsFiles
+from ascend.daemon.certificates import Certificates
+from ascend.daemon.tls_files import TlsFiles
 from ascend.kube.trust import trusting
 from ascend.serving.bodies import Bodies
 from ascend.serving.connection import Connection
