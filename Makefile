@@ -33,8 +33,9 @@ help: ## list the targets
 setup: $(filter .tools/bin/uv,$(UV)) ## install the locked dependencies into .venv
 	@$(UV) sync --locked --quiet
 
-demo: $(filter .tools/bin/uv,$(UV)) ## run a cluster in one process: two nodes, a few pods, and their chips
-	@$(RUN) --no-dev --extra sandbox python -m sandbox.demo
+demo: $(filter .tools/bin/uv,$(UV)) ## run a cluster in one process; PRODUCT=910B-8 is the servers' (docs/support.md)
+	@test -d .venv || echo "installing the locked dependencies into .venv"
+	@$(RUN) --no-dev --extra sandbox python -m sandbox.demo $(PRODUCT)
 
 test: setup lint ## lint, type checks and all tests; real-cluster tests if the machine can run them
 	@$(RUN) python -m tests.cluster prepare

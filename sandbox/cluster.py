@@ -15,7 +15,9 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES
 from ascend.products import ASCEND_910A, Product
+from ascend.rules.identity import ACCELERATOR_TYPE
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.pods.container_edits import MANAGER_NODE
 from sandbox.apiserver import ApiServer
@@ -122,6 +124,10 @@ class SandboxCluster:
 
     async def _node(self, stack: AsyncExitStack, name: str, seed: int) -> SandboxNode:
         folder = self._folder / name
+        if not self._product.chip:  # the label decides, not the chips
+            labels = {ACCELERATOR_TYPE: self._product.node_types[0]}
+            metadata = {"name": name, "labels": labels}
+            await self.client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
         kubelet = await stack.enter_async_context(
             Kubelet(
                 name,
