@@ -8,11 +8,14 @@ import base64
 import contextlib
 import http.client
 import json
+import logging
 import re
 import ssl
 import subprocess
+import sys
 import textwrap
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +42,8 @@ from tests.cluster.processes import wait_until
 from tests.deploy import helm, image
 from tests.deploy.chart_programs import REAL, scheduler_configuration
 from tests.deploy.workloads import Deployment
+
+log = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(900)]
 
@@ -299,11 +304,7 @@ def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Im
 def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_is(
     cluster: Cluster, built_image: image.Image
 ) -> None:
-    version = f"v{binaries.KUBERNETES_VERSION}"
-    archive = cluster.folder / "kube-scheduler.tar"
-    archives.write_program_archive(archive, f"{SCHEDULER_IMAGE}:{version}", binaries.path("kube-scheduler"))
-    for node in cluster.nodes:
-        node.import_images(archive)
+    version = provide_scheduler(cluster)
     before = everything(cluster)
     chosen = f"scheduler.enabled=true,scheduler.image.repository={SCHEDULER_IMAGE}"
     with installed(cluster, built_image, "--set", chosen, connected=False):
@@ -350,6 +351,16 @@ def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_
     wait_until(
         lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
     )
+
+
+def provide_scheduler(cluster: Cluster) -> str:
+    """Give the nodes the image of kube-scheduler; return its tag."""
+    version = f"v{binaries.KUBERNETES_VERSION}"
+    archive = cluster.folder / "kube-scheduler.tar"
+    archives.write_program_archive(archive, f"{SCHEDULER_IMAGE}:{version}", binaries.path("kube-scheduler"))
+    for node in cluster.nodes:
+        node.import_images(archive)
+    return version
 
 
 @pytest.mark.shows("image", "910A")
@@ -410,7 +421,7 @@ def blocks(page: str, language: str) -> list[str]:
 def shell(cluster: Cluster, command: str) -> "subprocess.CompletedProcess[str]":
     env = {
         "KUBECONFIG": str(cluster.kubeconfig_path),
-        "PATH": f"{binaries.folder()}:{helm.path().parent}:/usr/bin:/bin",
+        "PATH": f"{binaries.folder()}:{helm.path().parent}:{Path(sys.executable).parent}:/usr/bin:/bin",
         "HOME": str(cluster.folder),
     }
     return subprocess.run(
@@ -645,3 +656,54 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
 def is_ready(cluster: Cluster, item: dict[str, Any]) -> bool:
     status = cluster.api.get(f"{CORE}/pods/{item['metadata']['name']}")["status"]
     return any(each == {**each, "type": "Ready", "status": "True"} for each in status["conditions"])
+
+
+@pytest.mark.shows("image", "910A")
+def test_the_commands_of_the_pilot(cluster: Cluster, built_image: image.Image, tmp_path: Path) -> None:
+    page = (helm.REPOSITORY / "docs" / "pilot.md").read_text()
+    values, manifest = blocks(page, "yaml")
+    dry_run, install, use, back = blocks(page, "sh")
+    (tmp_path / "pilot.yaml").write_text(values)
+    (tmp_path / "pilot-pod.yaml").write_text(manifest.replace("busybox:1.36", archives.BUSYBOX_IMAGE))
+    provide_scheduler(cluster)
+    here = f"image.repository={image.NAME},image.tag={built_image.tag},devicePlugin.driver.type=simulated"
+    here += f",scheduler.image.repository={SCHEDULER_IMAGE}"
+
+    def run(text: str) -> str:
+        out = ""
+        for command in text.strip().splitlines():
+            named = re.sub(r"pilot(-pod)?\.yaml", lambda name: str(tmp_path / name[0]), command.replace("NODE", "n1"))
+            named = f"{named} --set {here}" if named.startswith("helm install") else named
+            began = time.monotonic()
+            done = shell(cluster, named)
+            log.info("%.1f s: %s", time.monotonic() - began, command)
+            assert not done.returncode, f"{command}: {done.stdout}{done.stderr}"
+            out += done.stdout
+        return out
+
+    before = everything(cluster)
+    assert "kind: DaemonSet" in run(dry_run)
+    assert everything(cluster) == before
+    try:
+        run(install)
+        resolve_service(cluster)
+        (plugin,) = pods_of(cluster, "device-plugin")
+        assert plugin["spec"]["nodeName"] == "n1"
+        assert re.search(r"^Ascend910-\d,Ascend910-\d$.*: 0 problems", run(use), re.MULTILINE | re.DOTALL)
+        # Pods of others are neither denied nor placed elsewhere than before.
+        cluster.api.create(pod("of-others", 3, schedulerName="another"))
+        cluster.delete_pod("of-others")
+        run(back)
+    finally:
+        shell(cluster, f"helm uninstall {' '.join(WHERE)} --ignore-not-found --wait")  # if a command before has failed
+        shell(cluster, f"kubectl delete namespace {NAMESPACE} --ignore-not-found --wait=false")
+        wait_until(lambda: not is_there(cluster), timeout_s=INSTALL_S, what="the namespace is gone")
+        cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    assert cluster.api.get("/api/v1/nodes/n1")["status"]["allocatable"].get(RESOURCE, "0") == "0"
+    wait_until(
+        lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
+    )
+
+
+def is_there(cluster: Cluster) -> bool:
+    return f"namespace/{NAMESPACE}" in kubectl(cluster, "get", "namespaces", "--output=name").split()
