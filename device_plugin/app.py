@@ -105,6 +105,8 @@ class Plugin:
         self._new_kubelets: Observable[None] = Observable(None)
         self._injector = self._injectors()[-1]
         self._topology = Topology(settings.topology_dir)
+        self._unread: dict[str, str] = {}
+        """What the start waits for at the API server, and why it can't be read."""
         self._instance = new_instance()
         self._serves = False
         """Until then the CDI file is another instance's."""
@@ -131,7 +133,7 @@ class Plugin:
                 chips = self._chip_side(client, events)
                 pods = self._pod_side(client, kubelet_pods, events)
                 refresh = chips.meter.refresh if settings.telemetry else None
-                probes = Probes(chips, pods, self.snapshots, kubelet=lambda: kubelet_pods.problem)
+                probes = Probes(chips, pods, self.snapshots, kubelet=lambda: kubelet_pods.problem, unread=self._unread)
                 # The page is served from the start; it shows what is missing.
                 probes.add(page, self._live, self.metrics.registry, refresh)
                 async with serve_http(page, settings.http_address, refusals=self.metrics.http) as self.http_address:
@@ -161,7 +163,9 @@ class Plugin:
             )
             start("pods", pods.watch.run())
             start("events", events.run())
-            node = await restore(client, chips.node_object, chips.fault_config, chips.config_map, chips.health)
+            node = await restore(
+                client, chips.node_object, chips.fault_config, chips.config_map, chips.health, unread=self._unread
+            )
             # The first reading is compared with the state from before the restart, so it comes after that.
             restored.set()
             if not self._host_ip:
@@ -226,6 +230,7 @@ class Plugin:
             start("processes", self._process_watch(chips, pods).run())
             start("report watch", chips.config_map.watch().run())
             chips.node_object.readers.append(chips.node_health)
+            chips.node_health.applied(node)  # without the right to watch it, the Node is known from here on
             start("node watch", chips.node_object.watch().run())
             start("node health", chips.node_health.run(lambda: pods.other_plugin))
             for offer in pods.kept:

@@ -116,16 +116,24 @@ class Probes:
         pods: gives the chips to pods.
         snapshots: the chips as judged.
         kubelet: why the kubelet could not be verified; without it the plugin works, but guesses which pod is admitted.
+        unread: what the start waits for, and why it can't be read.
     """
 
     def __init__(
-        self, chips: ChipSide, pods: PodSide, snapshots: Observable[Snapshot | None], *, kubelet: Check
+        self,
+        chips: ChipSide,
+        pods: PodSide,
+        snapshots: Observable[Snapshot | None],
+        *,
+        kubelet: Check,
+        unread: Mapping[str, str],
     ) -> None:
         def unless_on_standby(check: Check) -> Check:
             return lambda: None if pods.lock.stands_by else check()
 
         reads: dict[str, Check] = {
             "node": lambda: chips.node_object.problem,
+            "start": lambda: next((f"{what} can't be read: {why}" for what, why in unread.items()), None),
             "driver": lambda: chips.scanner.problem,
             "pods": lambda: None if pods.watch.synced.is_set() else "the node's pods are not listed yet",
         }

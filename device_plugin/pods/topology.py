@@ -159,13 +159,13 @@ class Topology:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: NodeTopology | None = None
-        self._is_written = False
+        self._written: NodeTopology | None = None  # to the file
 
     def update(self, topology: NodeTopology) -> None:
         """Take over what is known, and write the file if it has changed."""
-        if topology == self._known and self._is_written:
-            return
         self._known = topology
+        if topology == self._written:
+            return
         content = msgspec.json.format(msgspec.json.encode(topology)) + b"\n"
         # A new file, so that a reader never sees a part of one. Containers see it, because the folder is mounted.
         fresh = self._folder / f".{FILE}.{os.getpid()}.tmp"
@@ -175,7 +175,7 @@ class Topology:
             fresh.write_bytes(content)
             fresh.chmod(0o644)
             fresh.replace(self._folder / FILE)
-            self._is_written = True
+            self._written = topology
         except OSError as error:
             log.warning("the topology of the node is not written", path=str(self._folder / FILE), error=error.strerror)
             with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ class Topology:
         if self._known is None:
             return edits
         envs = {**edits.envs, **variables(self._known, chips)}
-        if not self._is_written:
+        if self._written is None:
             return replace(edits, envs=envs)
         envs[f"{PREFIX}TOPOLOGY"] = str(INSIDE / FILE)
         return replace(edits, envs=envs, mounts={str(INSIDE): str(self._folder)})

@@ -178,6 +178,7 @@ class NodeWriter:
             try:
                 node = await self._client.get(NODES, self._node)
             except (ApiError, Unreachable) as error:
+                self.problem = f"waiting for this node's Node object: {error}"
                 log.warning("waiting for this node's Node object", node=self._node, error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:

@@ -35,6 +35,8 @@ async def restore(
     fault_config: FaultConfig,
     config_map: DeviceInfoConfigMap,
     health: HealthMonitor,
+    *,
+    unread: dict[str, str],
 ) -> Node:
     """Take over the fault rules, the earlier report and the Node's labels; retry until the API server answers.
 
@@ -44,14 +46,15 @@ async def restore(
         fault_config: reads the fault rules.
         config_map: reads the earlier report.
         health: receives what an earlier plugin reported.
+        unread: gets what can't be read, and why; what was read goes.
 
     Returns:
         This node's object.
     """
     async with asyncio.TaskGroup() as reads:
         learning = reads.create_task(node_object.learn())
-        reads.create_task(_retried("the site's fault rules", lambda: fault_config.fetch(client)))
-        fetching = reads.create_task(_retried("the earlier report", config_map.fetch))
+        reads.create_task(_retried("the site's fault rules", lambda: fault_config.fetch(client), unread))
+        fetching = reads.create_task(_retried("the earlier report", config_map.fetch, unread))
     node, data = learning.result(), fetching.result()
     try:
         upgrades = read_upgrades(data)
@@ -109,11 +112,14 @@ def _report(data: Mapping[str, str]) -> DeviceReport | None:
         return None
 
 
-async def _retried(what: str, read: Callable[[], Awaitable[R]]) -> R:
+async def _retried(what: str, read: Callable[[], Awaitable[R]], unread: dict[str, str]) -> R:
     backoff = Backoff(limit_s=5.0)
     while True:
         try:
-            return await read()
+            found = await read()
+            unread.pop(what, None)
+            return found
         except (ApiError, Unreachable) as error:
+            unread[what] = str(error)
             log.warning("initial read failed, retrying", what=what, error=str(error))
             await asyncio.sleep(backoff.next_s())

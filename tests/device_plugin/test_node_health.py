@@ -234,6 +234,18 @@ async def test_a_right_that_is_missing_withholds_not_the_other_half(rig: Rig, se
         await rig.shows("True", "SeparateNPU")
 
 
+async def test_without_the_right_to_watch_the_node_condition_and_taint_are_written(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        whole.cluster.server.fail_next("GET", r"/nodes\?", 403, times=1000)
+        shown = ShownNode(whole.client)
+        whole.node.edit_chip(3, fault_codes=["80E18402"])
+        async with whole.plugin(0xF7, taint_from="SeparateNPU"):
+            await shown.tainted("SeparateNPU")
+            whole.node.edit_chip(3, fault_codes=[])
+            await shown.tainted(None)
+            await shown.shows("False", "NoFault")
+
+
 async def test_a_taint_that_an_earlier_plugin_left_is_removed_if_none_is_wanted(client: RecordingClient) -> None:
     left = {"key": TAINT, "value": "SeparateNPU", "effect": "NoSchedule"}
     await client.create(NODES, {**node_manifest(), "spec": {"taints": [left, CORDONED]}})

@@ -73,6 +73,18 @@ async def test_an_unverified_kubelet_is_told_while_pods_start_by_the_order_of_th
         await answers(plugin, "/standbyz", 200, "")  # its first report may still be on the way
 
 
+async def test_a_start_that_waits_for_a_missing_right_says_for_which(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        whole.cluster.server.fail_next("GET", "/configmaps/", 403, times=1000)
+        plugin = Plugin(whole.settings())
+        async with running(plugin.run()):
+            await until(lambda: plugin.http_address)
+            await answers(
+                plugin, "/readyz", 503, "[-] start: the site's fault rules can't be read: injected failure 403"
+            )
+            await answers(plugin, "/livez", 200, "")
+
+
 async def test_an_unregistered_plugin_is_live_but_not_started(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await whole.node.kubelet.stop()

@@ -20,6 +20,7 @@ from device_plugin.pods.topology import FILE, INSIDE, Topology, node_topology, v
 from sandbox.kubelet.runtime import NODE_IP
 from tests.device_plugin.api import NODE
 from tests.device_plugin.builders import server, snapshot
+from tests.device_plugin.small_disk import SmallDisk
 from tests.device_plugin.whole import whole_node
 
 ADDRESS = "10.0.0.7"
@@ -88,6 +89,19 @@ def test_the_file_is_replaced_only_if_something_has_changed(tmp_path: Path) -> N
     topology.update(node_topology(node(), snapshot(of=a3()), ADDRESS, None))
     assert json.loads((tmp_path / FILE).read_text())["leaf_switch"] is None
     assert [each.name for each in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_file_that_could_not_be_written_is_written_later(small_disk: SmallDisk) -> None:
+    topology, last = Topology(small_disk.path), node_topology(node(), snapshot(of=a3()), ADDRESS, None)
+    topology.update(node_topology(node(), snapshot(of=a3()), ADDRESS, TABLE))
+    small_disk.fill()
+    topology.update(last)
+    edits = topology.add(ContainerEdits({}, {}), (0,))
+    assert "ASCEND_AFFINITY_LEAF_SWITCH" not in edits.envs
+    assert edits.mounts == {str(INSIDE): str(small_disk.path)}
+    small_disk.empty()
+    topology.update(last)
+    assert json.loads((small_disk.path / FILE).read_text())["leaf_switch"] is None
 
 
 @pytest.mark.parametrize("folder", ["missing", "a-file"])
