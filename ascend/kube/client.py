@@ -305,11 +305,12 @@ class KubeClient:
         await self.request("DELETE", resource.path(namespace=namespace, name=name), body=options or None)
 
     async def may(
-        self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = ""
+        self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = "", user: str = ""
     ) -> bool:
-        """Whether the server authorizes an action of this client, from a SelfSubjectAccessReview.
+        """Whether the server authorizes an action of this client, or of the service account that ``user`` names.
 
-        An empty group is the core group, an empty namespace means all; ``resource`` is the plural name.
+        From a SelfSubjectAccessReview, or a SubjectAccessReview, which takes a right of its own. An empty group is the
+        core group, an empty namespace means all; ``resource`` is the plural name.
         """
         action = {
             "verb": verb,
@@ -318,11 +319,15 @@ class KubeClient:
             "subresource": subresource,
             "namespace": namespace,
         }
-        api = "authorization.k8s.io/v1"
-        spec = {"resourceAttributes": action}
-        body: JsonObject = {"apiVersion": api, "kind": "SelfSubjectAccessReview", "spec": spec}
-        answer = await self.request("POST", f"/apis/{api}/selfsubjectaccessreviews", body=body)
-        return decode(answer, _AccessReview, "SelfSubjectAccessReview").status.allowed
+        api, kind = "authorization.k8s.io/v1", "SubjectAccessReview" if user else "SelfSubjectAccessReview"
+        spec: JsonObject = {"resourceAttributes": action}
+        if user:
+            _, _, where, _ = user.split(":")
+            every = "system:serviceaccounts"
+            spec |= {"user": user, "groups": [every, f"{every}:{where}", "system:authenticated"]}
+        body: JsonObject = {"apiVersion": api, "kind": kind, "spec": spec}
+        answer = await self.request("POST", f"/apis/{api}/{kind.lower()}s", body=body)
+        return decode(answer, _AccessReview, kind).status.allowed
 
     async def bind(
         self,

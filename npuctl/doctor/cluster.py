@@ -32,6 +32,7 @@ from npuctl.doctor.faults import check_faults
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
 from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
+from npuctl.doctor.rights import check_rights
 from npuctl.doctor.schedulers import check_schedulers
 from npuctl.doctor.variables import check_taken
 from npuctl.evaluation import Evaluation, Verdict
@@ -73,6 +74,7 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
         *named("nodes", _check_nodes(nodes)),
         *named("programs", programs),
         *schedulers,
+        *named("rights", check_rights(details.denied)),
         *named("certificates", map(_expiring, details.expiring)),
         *named("SuperPods", _check_super_pods(nodes)),
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),

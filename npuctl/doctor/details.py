@@ -12,6 +12,7 @@ from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreacha
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, EVENTS, PODS
+from npuctl.doctor.rights import Account, Denied, read_denied
 from npuctl.doctor.variables import MOST_READ, PodVariables, Taken, taken, taken_in, wanted
 from npuctl.reading.files import documents_in
 from npuctl.reading.manifests import Manifest
@@ -169,6 +170,7 @@ class Details:
             chart has one of its own, or Bindings reach the allocator's webhook.
         unread_chips: the names of the chips that the driver did not answer for, by node, by its last Events.
         expiring: what the Events of the allocator say of certificates.
+        denied: the rights that the accounts of this project's programs lack; None if that is not known.
         is_whole: the objects are those of an API server, so what is not among them does not exist.
         unread: why something could not be read, by what it is.
     """
@@ -185,6 +187,7 @@ class Details:
     kube_schedulers: tuple[str, ...] = ()
     unread_chips: Mapping[str, frozenset[str]] = field(default_factory=dict)
     expiring: tuple[str, ...] = ()
+    denied: tuple[Denied, ...] | None = None
     is_whole: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -228,10 +231,16 @@ async def read_details(client: KubeClient) -> Details:
     for (namespace, name), pod in list(named.items())[:MOST_READ]:
         read = await get("ConfigMaps of variables", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap)
         found += taken((namespace, name), pod, (read.data if read is not None else None) or {})
+    denied = None
+    if accounts := frozenset(_accounts(_items(ours))):
+        try:
+            denied = await read_denied(client, sorted(accounts))
+        except (ApiError, Unreachable) as error:
+            unread["rights"] = str(error)
     details = _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
     programs = _programs(_items(ours), _items(kube_schedulers))
     posted = [event for some in events for event in _items(some)]
-    return replace(details, **programs, **_told(posted), taken=tuple(found), is_whole=True)
+    return replace(details, **programs, **_told(posted), taken=tuple(found), denied=denied, is_whole=True)
 
 
 def find_details(manifests: Iterable[Manifest]) -> Details:
@@ -278,6 +287,14 @@ def _programs(ours: Iterable[_Pod], kube_schedulers: Iterable[_Pod]) -> dict[str
         "versions": {component: frozenset(found) for component, found in versions.items()},
         "kube_schedulers": tuple(each.spec.command_line for each in kube_schedulers if each.runs and not has_own),
     }
+
+
+def _accounts(ours: Iterable[_Pod]) -> Iterator[Account]:
+    """The accounts of this project's programs that run and have rights of their own."""
+    for pod in ours:
+        component = (pod.metadata.labels or {}).get(COMPONENT, "").partition("-pool")[0]
+        if pod.runs and component in {ALLOCATOR[COMPONENT], PLUGIN[COMPONENT]}:
+            yield Account(component, pod.user)
 
 
 def _told(events: Iterable[_Event]) -> dict[str, Any]:

@@ -28,7 +28,9 @@ from sandbox.apiserver.store import Store
 from sandbox.apiserver.watching import WatchStreams
 
 _NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
-_ACCESS_REVIEW = ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]
+_ACCESS_REVIEWS = [
+    ["apis", "authorization.k8s.io", "v1", kind] for kind in ("selfsubjectaccessreviews", "subjectaccessreviews")
+]
 _READ_METHODS = frozenset({"GET", "HEAD"})
 
 
@@ -65,8 +67,8 @@ class ApiServer(FaultInjection):
     ) -> None:
         super().__init__()
         self.denied: set[tuple[str, str]] = set()
-        """Verbs and resources, such as ``("patch", "nodes")``, that SelfSubjectAccessReviews deny. Requests themselves
-        are not authorized."""
+        """Verbs and resources, such as ``("patch", "nodes")``, that SelfSubjectAccessReviews and SubjectAccessReviews
+        deny. Requests themselves are not authorized."""
         self.requests: Counter[tuple[str, str]] = Counter()
         """Number of requests by user (empty without tokens) and request: ``get nodes``, ``watch pods``,
         ``post pods/binding``, ``get /apis``; probes are not counted."""
@@ -159,9 +161,9 @@ class ApiServer(FaultInjection):
             return web.Response(text="ok")
         if parts[:1] == ["api"] and len(parts) > 1:
             return await self._serve(request, parts[1], parts[2:])
-        if parts[:1] == ["apis"] and len(parts) > len(("apis", "group")) and parts != _ACCESS_REVIEW:
+        if parts[:1] == ["apis"] and len(parts) > len(("apis", "group")) and parts not in _ACCESS_REVIEWS:
             return await self._serve(request, "/".join(parts[1:3]), parts[3:])
-        if parts == _ACCESS_REVIEW and request.method == "POST":
+        if parts in _ACCESS_REVIEWS and request.method == "POST":
             self._count(request, parts[-1])
             return await self._review(request)
         self._count(request, request.path)

@@ -5,6 +5,7 @@ requests for the objects of another node, or for other objects and fields, that 
 even if RBAC granted everything. Rights that can't be narrowed are listed with the reason.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,10 @@ import pytest
 from allocator.binding import written_keys as of_allocator
 from ascend.annotations import FENCE, NOMINATED, PLACEMENT_GATE, POD_STATUS, REQUEUED
 from ascend.deviceinfo import config_map_name
+from ascend.kube.client import KubeClient
 from device_plugin.publish import written_keys as of_plugin
+from device_plugin.publish.rights import rights
+from npuctl.doctor.rights import ALLOCATORS, Account, Denied, read_denied
 from tests.cluster.api import Server
 from tests.cluster.fixtures import require_cluster
 from tests.cluster.processes import wait_until
@@ -755,6 +759,18 @@ def test_the_allocator_can_do_its_work(answers: Answers) -> None:
 def test_an_allocator_with_every_right_writes_only_what_is_listed(answers: Answers) -> None:
     passed = answers.allocator_forgeries
     assert not passed, "\n".join(f"{name}: {text}" for name, text in passed.items())
+
+
+def test_doctor_misses_no_right_that_the_chart_grants_and_every_right_that_is_gone(lab: Lab) -> None:
+    async def lacking(*accounts: Account) -> tuple[Denied, ...]:
+        async with await KubeClient.connect(str(lab.cluster.kubeconfig_path)) as client:
+            return await read_denied(client, accounts)
+
+    prefix = f"system:serviceaccount:{NAMESPACE}:"
+    own = Account("allocator", prefix + ALLOCATOR), Account("device-plugin", prefix + PLUGIN)
+    assert asyncio.run(lacking(*own)) == ()
+    without = Account("allocator", prefix + "nobody"), Account("device-plugin", prefix + "nobody")
+    assert len(asyncio.run(lacking(*without))) == len(ALLOCATORS) + len(rights(job_files=False)) + 1
 
 
 def test_other_users_are_not_restricted_by_the_policies_of_the_accounts(lab: Lab) -> None:
