@@ -582,6 +582,7 @@ SERVICES = Resource(KubeObject, "Service", "api/v1", "services")
 ENDPOINT_SLICES = Resource(KubeObject, "EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices")
 LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "leaders")
 EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events")
+CORE_EVENTS = Resource(KubeObject, "Event", "api/v1", "events")
 
 JsonObject = dict[str, Any]
 """An object as sent to the API server."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -12,16 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ascend.annotations import PLACEMENT_GATE
-from ascend.errors import InvalidValue
+from ascend.errors import ApiError, InvalidValue
 from ascend.grammar import count, some
 from ascend.printable import printable
 from npuctl.chip_numbers import numbers
 from npuctl.explain.explanation import Explanation, explain
-from npuctl.explain.target import find_target, require_name
-from npuctl.output import EXIT_NO_PLACE, Output, show
+from npuctl.explain.own_namespace import explain_own
+from npuctl.explain.target import Target, find_target, is_known, require_name
+from npuctl.output import EXIT_NO_PLACE, Output, show, warn
 from npuctl.plan.placement import Candidate
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
+from npuctl.reading.objects import list_within
 from npuctl.reading.source import Source
 
 _NOTHING_TO_DO: Final = {
@@ -52,6 +55,8 @@ class JobExplanation(msgspec.Struct, tag_field="schema", tag="npuctl/explain-job
 async def run_explain(argument: str, namespace: str | None, source: Source, output: Output) -> int:
     """Explain a pod or the pods of a job, and print the answer; the argument is one for ``find_target``.
 
+    Without the rights to list the cluster's objects those of the namespace count, and the allocator's Events there.
+
     Returns:
         The exit status: 0, or 3 if a pod waits and fits on no node.
 
@@ -59,7 +64,12 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
         InvalidValue: there is no such pod, or the input is invalid.
     """
     require_name(argument)
-    objects = await source.read()
+    try:
+        objects = await source.read()
+    except ApiError as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        return await _run_within(argument, namespace, source, output, error)
     try:
         target = find_target(argument, namespace, objects.pods, source.namespace)
     except InvalidValue:
@@ -69,7 +79,22 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
         reading = read_manifests(source.files, strict=False)
         objects = expand(reading.unsubmitted, objects).objects
         target = find_target(argument, namespace, objects.pods, source.namespace)
-    answers = await explain(target.pods, objects, source.settings, source.now_ns)
+    return _show(target, await explain(target.pods, objects, source.settings, source.now_ns), output)
+
+
+async def _run_within(argument: str, namespace: str | None, source: Source, output: Output, denied: ApiError) -> int:
+    """Explain pods by the objects of their namespace alone."""
+    left, slash, _ = argument.partition("/")
+    where = namespace or (left if slash and not is_known(left) else source.namespace())
+    warn(f"{denied.message}: so only the namespace {where} is looked at, with the allocator's Events there")
+    async with await source.connect() as client:
+        objects = await list_within(client, where, skipped=warn)
+        target = find_target(argument, namespace, objects.pods, source.namespace)
+        answers = await explain_own(target.pods, objects, client, source.settings, source.now_ns)
+    return _show(target, answers, output)
+
+
+def _show(target: Target, answers: tuple[Explanation, ...], output: Output) -> int:
     if target.job is None:
         (answer,) = answers
         show(answer, output, lambda: render(answer))

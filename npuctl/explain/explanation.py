@@ -79,6 +79,8 @@ class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/e
         ahead: the jobs before it in the queue, in their order; also other pods of its job, unless they are a gang.
         fits_alone: the number of nodes on which it would fit if none of these was before it.
         preempts: the pods (``namespace/name``) of lower priority that end for it.
+        said_at: when the allocator posted the Event with this reason, RFC 3339, if nodes can't be listed; else empty:
+            the pod was judged now.
     """
 
     namespace: str
@@ -113,6 +115,7 @@ class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/e
     ahead: tuple["Ahead", ...] = ()
     fits_alone: int = 0
     preempts: tuple[str, ...] = ()
+    said_at: str = ""
 
 
 class BrokenChip(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import ApiError, InvalidReport, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
+from ascend.kube.objects import PODS, ConfigMap, KubeObject, Node, Pod
 
 _key = attrgetter("key")
 
@@ -177,6 +177,37 @@ async def list_objects(
     groups = {kind.name: some for kind, some in zip(kinds, found, strict=True) if kind.is_optional and some is not None}
     fixed = (some for kind, some in zip(kinds, found, strict=True) if not kind.is_optional and some is not None)
     return ClusterObjects.of(chain.from_iterable(fixed), groups)
+
+
+async def list_within(client: KubeClient, namespace: str, *, skipped: Callable[[str], None]) -> ClusterObjects:
+    """List the objects of a namespace, for those who may not list those of the cluster.
+
+    Kinds other than pods that can't be listed there are left out, as if the cluster did not serve them.
+
+    Args:
+        client: the API server.
+        namespace: the namespace.
+        skipped: called with a sentence on each object that can't be decoded.
+
+    Raises:
+        ApiError: the API server refused to list the pods.
+        Unreachable: it did not answer.
+    """
+    kinds = [kind for kind in KINDS if kind.resource.namespaced and kind.scope == "all"]
+
+    async def listed(kind: WatchedKind) -> list[Any] | None:
+        path = kind.resource.path(namespace=namespace)
+        try:
+            return list(_decoded(await client.request("GET", path, query=kind.selectors), kind, skipped))
+        except ApiError:
+            if kind.resource is PODS:
+                raise
+            return None
+
+    found = await asyncio.gather(*map(listed, kinds))
+    given = [(kind, some) for kind, some in zip(kinds, found, strict=True) if some is not None]
+    groups = {kind.name: some for kind, some in given if kind.is_optional}
+    return ClusterObjects.of(chain.from_iterable(some for kind, some in given if not kind.is_optional), groups)
 
 
 async def _list_kind(

@@ -1,13 +1,21 @@
 """What is said of pods for which kube-scheduler never calls the allocator."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import aiohttp
+import pytest
 
 from allocator.observe.notices import REASON
+from ascend.errors import NotFound
 from ascend.kube.objects import EVENTS
 from ascend.reasons import Reason
+from npuctl.explain.command import run_explain
+from npuctl.output import EXIT_NO_PLACE, Output
+from npuctl.reading.source import Source
 from tests.e2e.test_main_job import check_hand_over
 from tests.e2e.world import World
 
@@ -37,7 +45,29 @@ async def told(world: World, name: str) -> dict[str, Any]:
     return event
 
 
-async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges_and_told(world: World) -> None:
+@asynccontextmanager
+async def tenant(world: World) -> AsyncIterator[Source]:
+    """What a user sees who may view the namespace alone; in the sandbox, which knows no rights, all."""
+    api, name = "rbac.authorization.k8s.io", {"metadata": {"name": "tenant"}}
+    # What a controller would add to the ClusterRole view.
+    role = {"apiGroup": api, "kind": "ClusterRole", "name": "system:aggregate-to-view"}
+    user = "system:serviceaccount:default:tenant"
+    binding = {**name, "roleRef": role, "subjects": [{"apiGroup": api, "kind": "User", "name": user}]}
+    bindings = f"/apis/{api}/v1/namespaces/default/rolebindings"
+    with suppress(NotFound):
+        await world.client.request("POST", bindings, body=binding)
+    may_list = partial(world.client.may, "list", "pods", namespace="default", user=user)
+    try:
+        await world.eventually(may_list, "the right is granted")
+        yield Source.of(kubeconfig=str(world.kubeconfig), user=user)
+    finally:
+        with suppress(NotFound):
+            await world.client.request("DELETE", f"{bindings}/tenant")
+
+
+async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges_and_told(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, node in enumerate(world.nodes):
         selector = {"kubernetes.io/hostname": node.name}
         await world.create(f"busy-{number}", 2, nodeSelector=selector)
@@ -58,6 +88,10 @@ async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges_and_told(world:
     event = await told(world, "never")
     assert (event["reason"], event["action"]) == (Reason.NOT_ENOUGH_CHIPS, "Wait")
     assert event["note"].endswith("it waits until other pods end")
+    async with tenant(world) as source:
+        assert await run_explain("never", None, source, Output.JSON) == EXIT_NO_PLACE
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["state"], answer["reason"], answer["requests"]) == ("waits", event["reason"], "8 chips")
 
 
 async def test_a_pod_that_lacks_cpu_beside_free_chips_is_told_by_an_event(world: World) -> None:

@@ -97,6 +97,7 @@ class World(ABC):
         service: forwards to the allocator that is ready.
         restart_scheduler: ends the scheduler and starts it again.
         grpc_address: the gRPC address of the first allocator.
+        kubeconfig: that of the allocators, an administrator's.
     """
 
     setup: Setup
@@ -108,6 +109,7 @@ class World(ABC):
     service: Service = field(default_factory=Service)
     restart_scheduler: Callable[[], Awaitable[None]] = field(init=False)
     grpc_address: str = ""
+    kubeconfig: Path = field(init=False)
     _fakes: list[str] = field(default_factory=list)
 
     @abstractmethod
@@ -337,6 +339,7 @@ class World(ABC):
 
     def add_allocators(self, kubeconfig: Path, launch: Callable[[str, list[str]], Program]) -> None:
         """Add the allocators of the setup, without starting them."""
+        self.kubeconfig = kubeconfig
         for number in range(1, self.setup.allocators + 1):
             address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
             flags = {

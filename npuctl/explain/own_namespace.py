@@ -1,0 +1,114 @@
+"""Explains pods to those who may read their namespace, but not the cluster.
+
+The namespace says what a pod requests, which gates it has, where it is, and whether its request is invalid everywhere.
+Why nodes refuse it only the cluster shows; but the allocator posts that in Events on every pod that waits
+(``allocator/observe``), without the names of other namespaces.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from allocator.settings import Settings
+from ascend.kube.answers import decode
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CORE_EVENTS, Pod
+from ascend.printable import printable
+from ascend.reasons import Category, Reason
+from npuctl.explain.explanation import Explanation, explain
+from npuctl.reading.objects import ClusterObjects
+
+_ALLOCATOR: Final = "ascend-allocator"
+_FAULT: Final = "NPUFault"
+"""The reason of the device plugin's Events on the pods of a chip that breaks."""
+_REASONS: Final[Mapping[str, Reason]] = {reason.value: reason for reason in Reason}
+
+
+class _Object(msgspec.Struct):
+    uid: str = ""
+
+
+class _Series(msgspec.Struct, rename="camel"):
+    last_observed_time: str = ""
+
+
+class _Event(msgspec.Struct, rename="camel"):
+    """An Event of the core API, which the ClusterRole ``view`` has, and not that of ``events.k8s.io``."""
+
+    reason: str = ""
+    message: str = ""
+    reporting_component: str = ""
+    event_time: str | None = None
+    series: _Series | None = None
+    involved_object: _Object | None = None
+
+    @property
+    def last(self) -> str:
+        """When it was posted last; RFC 3339."""
+        return (self.series.last_observed_time if self.series is not None else "") or self.event_time or ""
+
+
+class _Events(msgspec.Struct):
+    items: list[_Event] | None = None
+
+
+async def explain_own(
+    pods: Sequence[Pod], objects: ClusterObjects, client: KubeClient, settings: Settings, now_ns: int
+) -> tuple[Explanation, ...]:
+    """Explain pods of a namespace by its objects and Events.
+
+    Args:
+        pods: the pods, of one namespace.
+        objects: those of the namespace.
+        client: the API server.
+        settings: the allocator's.
+        now_ns: the time, Unix nanoseconds.
+
+    Raises:
+        ApiError: the API server refused to list the Events.
+        Unreachable: it did not answer.
+    """
+    answers = await explain(pods, objects, settings, now_ns)
+    namespace = pods[0].metadata.namespace
+    listed = decode(await client.request("GET", CORE_EVENTS.path(namespace=namespace)), _Events, "list of Events").items
+    verdicts, faults = dict[str, _Event](), dict[str, _Event]()
+    for event in sorted(listed or (), key=lambda event: event.last):
+        uid = event.involved_object.uid if event.involved_object is not None else ""
+        if event.reporting_component == _ALLOCATOR and event.reason in _REASONS:
+            verdicts[uid] = event
+        elif event.reason == _FAULT:
+            faults[uid] = event
+    return tuple(
+        _with_fault(_with_verdict(answer, pod, verdicts.get(pod.uid)), faults.get(pod.uid))
+        for answer, pod in zip(answers, pods, strict=True)
+    )
+
+
+def _with_verdict(answer: Explanation, pod: Pod, event: _Event | None) -> Explanation:
+    """What the allocator says of a pod that waits, in place of what follows from no node at all."""
+    if answer.state not in {"waits", "fits", "preempts"} or pod.spec.node_name:
+        return answer
+    own = _REASONS.get(answer.reason)
+    if own is not None and own.category is Category.REQUEST:
+        return replace(answer, groups=(), nodes={}, ahead=())
+    blank = replace(
+        answer, state="waits", groups=(), nodes={}, candidates=(), remedies=(), examined=0, ahead=(), blocks=()
+    )
+    needs = f"who may list nodes and the pods of all namespaces is told more by npuctl explain {pod.key}"
+    if event is None:
+        condition = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+        reason = condition.reason if condition is not None and condition.reason else pod.status.phase
+        says = f"its scheduler says: {blank.scheduler}" if blank.scheduler else "no scheduler has tried it"
+        message = f"the allocator has posted no Event on it yet; {says}"
+        return replace(blank, reason=printable(reason) or "Pending", message=message, advice=(needs,))
+    cure = _REASONS[event.reason].cure.replace("`", "")
+    message = printable(event.message)
+    return replace(blank, reason=event.reason, message=message, said_at=event.last, advice=(cure, needs))
+
+
+def _with_fault(answer: Explanation, event: _Event | None) -> Explanation:
+    if event is None or answer.state != "placed":
+        return answer
+    return replace(answer, warnings=(*answer.warnings, f"{event.reason}: {printable(event.message)}"))

@@ -1,0 +1,135 @@
+"""``npuctl explain`` for those who may read their namespace and nothing else: what the allocator's Events say."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend.errors import InvalidValue
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import EVENTS, PODS
+from npuctl.explain.command import run_explain
+from npuctl.output import Output
+from npuctl.reading.source import Source
+from sandbox.apiserver import ApiServer
+from tests.ascend.kube.objects import write_kubeconfig
+from tests.npuctl.manifests import Json, pod
+
+NOTE = "pod default/train: 4 chips fit on none of 2 nodes: 2 NotEnoughChips; it waits until other pods end"
+
+
+class Tenant:
+    """Somebody who may not list nodes."""
+
+    def __init__(
+        self, server: ApiServer, client: KubeClient, kubeconfig: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.server = server
+        self.client = client
+        self.source = Source.of(kubeconfig=str(kubeconfig))
+        self._capsys = capsys
+
+    async def explain(self, argument: str, namespace: str | None = None) -> tuple[int, dict[str, Any], str]:
+        """The exit status, the answer, and what standard error says."""
+        self.server.fail_next("GET", "api/v1/nodes", 403)
+        status = await run_explain(argument, namespace, self.source, Output.JSON)
+        printed = self._capsys.readouterr()
+        return status, json.loads(printed.out), printed.err
+
+    async def told(self, of: Json, note: str, *, at: int = 0, **more: Any) -> None:
+        """Post an Event on a pod."""
+        event = {
+            "metadata": {"generateName": "event-", "namespace": of["metadata"]["namespace"]},
+            "reason": "NotEnoughChips",
+            "note": note,
+            "regarding": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": of["metadata"]["name"],
+                "uid": of["metadata"]["uid"],
+            },
+            "eventTime": f"2026-01-01T00:00:{at:02}.000000Z",
+            "reportingController": "ascend-allocator",
+            "reportingInstance": "one",
+            "action": "Wait",
+            "type": "Warning",
+            **more,
+        }
+        await self.client.create(EVENTS, event, event["metadata"]["namespace"])
+
+
+@pytest.fixture
+async def tenant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Tenant]:
+    async with ApiServer(tokens={"secret": "tenant"}) as server:
+        kubeconfig = write_kubeconfig(tmp_path, server, "secret")
+        async with await KubeClient.connect(str(kubeconfig)) as client:
+            await client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "team"}})
+            yield Tenant(server, client, kubeconfig, capsys)
+
+
+async def test_a_tenant_is_told_what_the_allocators_last_event_says(tenant: Tenant) -> None:
+    made = await tenant.server.create(pod("train", "4"))
+    await tenant.told(made, NOTE, at=5)
+    await tenant.told(made, "older", at=1)
+    await tenant.told(made, "of another program", at=9, reportingController="kubelet")
+    await tenant.told(made, "no verdict", at=9, reason="WithoutEffect")
+    status, answer, said = await tenant.explain("train")
+    assert (status, answer["state"], answer["reason"], answer["message"]) == (3, "waits", "NotEnoughChips", NOTE)
+    assert (answer["said_at"], answer["requests"]) == ("2026-01-01T00:00:05.000000Z", "4 chips")
+    assert answer["advice"][-1].endswith("is told more by npuctl explain default/train")
+    assert "only the namespace default is looked at, with the allocator's Events there" in said
+
+
+async def test_a_repeated_event_counts_by_its_last_time(tenant: Tenant) -> None:
+    made = await tenant.server.create(pod("train", "4"))
+    series = {"count": 2, "lastObservedTime": "2026-01-01T00:00:30.000000Z"}
+    await tenant.told(made, NOTE, at=1, series=series)
+    await tenant.told(made, "between", at=9)
+    _, answer, _ = await tenant.explain("default/train")
+    assert (answer["message"], answer["said_at"]) == (NOTE, "2026-01-01T00:00:30.000000Z")
+
+
+async def test_without_an_event_the_scheduler_of_the_pod_is_quoted(tenant: Tenant) -> None:
+    await tenant.server.create(pod("train", "4"))
+    message = "0/2 nodes are available: 2 Insufficient cpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    status = {"status": {"conditions": [condition]}}
+    await tenant.client.patch(PODS, "train", status, namespace="default", subresource="status")
+    exit_status, answer, _ = await tenant.explain("train")
+    assert (exit_status, answer["reason"]) == (3, "Unschedulable")
+    assert answer["message"] == f"the allocator has posted no Event on it yet; its scheduler says: {message}"
+    assert answer["remedies"] == []
+
+
+async def test_a_request_that_no_node_could_take_is_known_without_nodes(tenant: Tenant) -> None:
+    await tenant.server.create(pod("train", "17"))
+    status, answer, _ = await tenant.explain("train")
+    assert (status, answer["reason"], answer["said_at"]) == (3, "InvalidRequest", "")
+
+
+async def test_a_tenants_running_pod_has_its_chips_and_their_faults(tenant: Tenant) -> None:
+    made = await tenant.server.create(pod("train", "2", node="n1", chips=[0, 1]))
+    await tenant.told(made, "Ascend910-0: 80E18402", reason="NPUFault", reportingController="ascend-device-plugin")
+    status, answer, _ = await tenant.explain("train")
+    assert (status, answer["state"], answer["chips"]) == (0, "placed", ["Ascend910-0", "Ascend910-1"])
+    assert answer["warnings"] == ["NPUFault: Ascend910-0: 80E18402"]
+
+
+async def test_the_pods_of_a_tenants_job_are_explained_together(tenant: Tenant) -> None:
+    for number in range(2):
+        made = pod(f"train-{number}", "4", namespace="team")
+        made["metadata"]["ownerReferences"] = [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "j", "controller": True}
+        ]
+        await tenant.told(await tenant.server.create(made), NOTE)
+    status, answer, _ = await tenant.explain("job/train", "team")
+    assert (status, answer["job"]) == (3, "team/train")
+    assert [(each["name"], each["message"]) for each in answer["pods"]] == [("train-0", NOTE), ("train-1", NOTE)]
+
+
+async def test_the_pods_of_others_are_not_looked_for(tenant: Tenant) -> None:
+    await tenant.server.create(pod("train", "4", namespace="team"))
+    with pytest.raises(InvalidValue, match=r"there is no pod default/train$"):
+        await tenant.explain("train")
