@@ -200,11 +200,9 @@ class Attempts:
         wait = self.queue.get(job)
         if refused is not None:
             return _waits(job, f"job {job.key} can't start: {refused}", wait)
-        if rests:
-            rest = "a job with equal pods has tried in vain: these jobs try again when pods end or nodes change"
-            return _waits(job, f"{rest}, or after some minutes", wait)
-        # It does not name the gang whose turn it is: kube-scheduler would write each change, and try the pod again.
-        return _waits(job, f"pod {pod.key} waits for its turn: gangs of which pods were refused try one by one", wait)
+        # The same whether it rests, and whosever turn it is: kube-scheduler writes each change, and tries the pod again.
+        turn = "gangs of which pods were refused try one by one, later after each try in vain"
+        return _waits(job, f"pod {pod.key} waits for its turn: {turn}", wait)
 
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""

@@ -37,8 +37,8 @@ def try_in_vain(world: World, pods: list[Pod]) -> None:
 
 
 def is_resting(world: World, pods: list[Pod]) -> bool:
-    """Whether the first pod of a gang that can't be planned yet is refused for that."""
-    return "a job with equal pods has tried in vain" in world.refusal(pods[0]).message
+    """Whether a gang waits for a turn although no gang has it."""
+    return "waits for its turn" in world.refusal(pods[0]).message and world.engine.gangs.queue.first is None
 
 
 def test_gangs_with_equal_pods_rest_after_a_try_in_vain_and_others_do_not() -> None:
