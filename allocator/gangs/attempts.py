@@ -200,7 +200,7 @@ class Attempts:
         wait = self.queue.get(job)
         if refused is not None:
             return _waits(job, f"job {job.key} can't start: {refused}", wait)
-        # The same whether it rests, and whosever turn it is: kube-scheduler writes each change, and tries the pod again.
+        # The same while it rests, and whosever turn it is: kube-scheduler writes each change, and tries the pod again.
         turn = "gangs of which pods were refused try one by one, later after each try in vain"
         return _waits(job, f"pod {pod.key} waits for its turn: {turn}", wait)
 

@@ -3,7 +3,8 @@
 Only a try tells that the pods of a gang exclude each other: by host ports, by anti-affinity, by the CPU of one node.
 Such a try keeps chips for some seconds. So all gangs of a namespace whose pods ask for the same rest after it: until a
 pod ends or a node changes, or else for a time that doubles with each try in vain, since not all is seen on which it
-depends.
+depends. The more different gangs rest, the longer each of them does from its second try in vain on: together they try
+once in ``SHARE_S``.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from allocator.state.job import Job
 FIRST_REST_S: Final = 15.0
 """How long gangs rest after a try in vain, also if pods end all the time."""
 LONGEST_REST_S: Final = 600.0
-"""How long they rest at most while no pod ends and no node changes."""
+"""How long they rest at most while no pod ends and no node changes, if no others do."""
+SHARE_S: Final = 30.0
 
 _Kind: TypeAlias = tuple[str, int, int]
 
@@ -33,6 +35,7 @@ class Resting:
         self._cluster = cluster
         self._backoff = ItemBackoff[_Kind](monotonic, FIRST_REST_S, LONGEST_REST_S)
         self._openings: dict[_Kind, int] = {}
+        self._kinds = 0
 
     def begin(self, job: Job) -> None:
         """A gang has tried in vain, although it has chips."""
@@ -40,12 +43,16 @@ class Resting:
         self._backoff.failed(kind)
         self._openings[kind] = self._cluster.openings
         self._openings = {known: count for known, count in self._openings.items() if known in self._backoff}
+        self._kinds = sum(self._backoff.since_s(known) < LONGEST_REST_S for known in self._openings)
 
     def __contains__(self, job: Job) -> bool:
         kind = _kind_of(job)
-        if not self._backoff.is_waiting(kind):
+        if (since_s := self._backoff.since_s(kind)) < FIRST_REST_S:
+            return True
+        if self._openings.get(kind) != self._cluster.openings:
             return False
-        return self._backoff.since_s(kind) < FIRST_REST_S or self._openings[kind] == self._cluster.openings
+        is_others_turn = self._backoff.times(kind) > 1 and since_s < SHARE_S * self._kinds
+        return is_others_turn or self._backoff.is_waiting(kind)
 
 
 def _kind_of(job: Job) -> _Kind:

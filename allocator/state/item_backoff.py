@@ -55,6 +55,11 @@ class ItemBackoff(Generic[Key]):
         last = self._failures.get(key)
         return last is not None and self.since_s(key) < self._wait_s(last.times - self._free)
 
+    def times(self, key: Key) -> int:
+        """How often a key has failed, as far as is remembered."""
+        last = self._failures.get(key)
+        return last.times if last is not None else 0
+
     def since_s(self, key: Key) -> float:
         """How long ago the last failure of a key was; infinite if none is remembered."""
         last = self._failures.get(key)

@@ -13,6 +13,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from ascend.observe.logs import configure_logs
 from tests.allocator.binding.impossible import KINDS, Queue, good
 from tests.allocator.binding.simulation import CHIPS
 from tests.bench.__main__ import PLOTS
@@ -83,4 +84,5 @@ async def main(plot: Path) -> None:
 
 
 if __name__ == "__main__":
+    configure_logs("bench", level="WARNING", stream=sys.stderr)
     asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else PLOTS / "impossible-gangs.svg"))

@@ -1,7 +1,7 @@
 """Gangs that can't start, for reasons that only their scheduler knows, do not keep a gang that fits waiting.
 
 The real kube-scheduler, with its own backoff of up to 10 s. Behind 12 of them the gang that fits starts within 30 s;
-behind 100 it depends on the machine how long the scheduler takes to try all pods that wait.
+behind 100, which the scheduler tries at the same time, twice that is asserted, and the waits are printed.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 BOUND_S: Final = 30.0
 LIMIT_S: Final = 120.0
+"""When a test gives up."""
 CPU: Final = 8
 HOST: Final = "kubernetes.io/hostname"
 
@@ -150,4 +151,4 @@ async def test_behind_100_gangs_that_cannot_start_one_that_fits_starts(world: Wo
 @pytest.mark.long
 @pytest.mark.parametrize("kind", EXCLUDING)
 async def test_behind_100_gangs_whose_pods_exclude_each_other_one_that_fits_starts(world: World, kind: str) -> None:
-    await check(world, [kind] * 100, LIMIT_S)
+    await check(world, [kind] * 100, 2 * BOUND_S)

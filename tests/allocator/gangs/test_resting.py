@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from allocator.gangs.resting import FIRST_REST_S
+from allocator.gangs.resting import FIRST_REST_S, SHARE_S
 from allocator.gangs.start_queue import IDLE_S
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
@@ -59,6 +59,19 @@ def test_a_rest_is_longer_after_each_try_in_vain() -> None:
         world.now_s += rest_s - 1
         assert is_resting(world, pods)
         world.now_s += 1
+
+
+def test_the_more_different_gangs_rest_the_longer_each_does_after_its_second_try() -> None:
+    world, gangs = world_of(2, **MESHES), [gang(f"g{number}", requirements=number + 1) for number in range(4)]
+    world.add(*(each for pods in gangs for each in pods))
+    for _ in range(2):
+        world.now_s += FIRST_REST_S
+        for pods in gangs:
+            try_in_vain(world, pods)
+    world.now_s += SHARE_S * len(gangs) - 1
+    assert is_resting(world, gangs[0])
+    world.now_s += 1
+    assert not is_resting(world, gangs[0])
 
 
 @pytest.mark.parametrize("change", ["a pod ends", "a node comes", "a node changes"])
