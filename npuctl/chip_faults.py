@@ -1,6 +1,6 @@
 """The chips that don't work, why, and which pods have them, from the reports of the device plugins."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from allocator.state.node import NodeRecord
@@ -8,6 +8,7 @@ from allocator.state.report import NodeReport
 from ascend.chips import chip_ids, chip_name
 from ascend.deviceinfo import DeviceReport
 from ascend.fault_codes import action, explained
+from npuctl.cordons import Cordon
 
 
 class ChipFault(NamedTuple):
@@ -21,6 +22,7 @@ class ChipFault(NamedTuple):
         pods: the pods (``namespace/name``) that have it or a part of it.
         cause: why it has no code: ``reset``, ``separated`` or ``silent``; empty if it has one.
         may_go_on: its pods may go on with it.
+        cordon: who has taken it out of use, when and why; None if nobody has said so.
     """
 
     node: str
@@ -30,6 +32,7 @@ class ChipFault(NamedTuple):
     pods: tuple[str, ...]
     cause: str = ""
     may_go_on: bool = False
+    cordon: Cordon | None = None
 
     @property
     def name(self) -> str:
@@ -38,8 +41,10 @@ class ChipFault(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Its codes with their meaning."""
-        return ", ".join(map(explained, self.codes)) or _CAUSES[self.cause]
+        """Its codes with their meaning, and why it was taken out of use."""
+        cordon = str(self.cordon) if self.cordon is not None else ""
+        codes = ", ".join(map(explained, self.codes)) or ("" if cordon else _CAUSES[self.cause])
+        return "; ".join(filter(None, (codes, cordon)))
 
     @property
     def advice(self) -> str:
@@ -54,13 +59,18 @@ _CAUSES = {
 }
 _ADVICE = {
     "reset": "wait",
-    "separated": "put it back once it is repaired (docs/device-plugin.md#taking-a-chip-out-of-use)",
+    "separated": (
+        "npuctl chip uncordon puts it back once it is repaired (docs/device-plugin.md#taking-a-chip-out-of-use)"
+    ),
     "silent": "npuctl doctor on the node says what its driver answers; if it stays so, restart the server",
 }
 
 
-def chip_faults(record: NodeRecord, report: DeviceReport | None) -> Iterator[ChipFault]:
-    """The chips of a node that must not be used, by number; none without a valid report."""
+def chip_faults(record: NodeRecord, report: DeviceReport | None, cordons: Mapping[int, Cordon]) -> Iterator[ChipFault]:
+    """The chips of a node that must not be used, by number; none without a valid report.
+
+    ``cordons`` has those that operators have taken out of use.
+    """
     if not isinstance(record.report, NodeReport) or report is None:
         return
     barred = record.report.unhealthy | record.report.pre_separate
@@ -75,4 +85,4 @@ def chip_faults(record: NodeRecord, report: DeviceReport | None) -> Iterator[Chi
             is_reset, is_separated = report.recovering >> chip & 1, report.manually_separated >> chip & 1
             cause = "reset" if is_reset else "separated" if is_separated else "silent"
         level = own[0].fault_level if own else ""
-        yield ChipFault(record.name, chip, codes, level, pods, cause, may_go_on)
+        yield ChipFault(record.name, chip, codes, level, pods, cause, may_go_on, cordons.get(chip))

@@ -453,6 +453,61 @@ def whatif(
     return asyncio.run(run_whatif(Source.of(**options), changes, output))
 
 
+chip = typer.Typer(
+    help="Take chips out of use, and put them back.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(chip, name="chip")
+
+_CordonedNode: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node.", autocompletion=_names_of("nodes"))
+]
+_Chips: TypeAlias = Annotated[
+    list[str], typer.Argument(metavar="CHIP...", help="The chips, as in 2, 0-3 or Ascend910-2.")
+]
+
+
+@chip.command()
+@_reading
+def cordon(
+    *,
+    options: dict[str, Any],
+    node: _CordonedNode,
+    chips: _Chips,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for whoever finds the chips out of use.")],
+) -> int:
+    """Take chips of a node out of use.
+
+    Pods that run with them go on; no pod gets them until they are uncordoned. Who, when and why is shown by topo,
+    doctor and explain, and an Event of the Node says it.
+    """
+    from npuctl.chip.command import run_cordon
+    from npuctl.reading.source import Source
+
+    return asyncio.run(run_cordon(Source.of(**options), node, chips, reason, cordons=True))
+
+
+@chip.command()
+@_reading
+def uncordon(
+    *,
+    options: dict[str, Any],
+    node: _CordonedNode,
+    chips: _Chips,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the Event of the Node.")] = "",
+) -> int:
+    """Put chips of a node back into use.
+
+    Also those that a rule of frequent faults has taken out of use. A chip that has a fault stays unhealthy.
+    """
+    from npuctl.chip.command import run_cordon
+    from npuctl.reading.source import Source
+
+    return asyncio.run(run_cordon(Source.of(**options), node, chips, reason, cordons=False))
+
+
 @app.command()
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
     """Print the script that completes npuctl in a shell.

@@ -114,12 +114,38 @@ class EventRecorder:
             Whether it will be posted; False if there were too many.
         """
         key = (regarding.kind, regarding.namespace, regarding.name, regarding.uid, reason, note)
-        stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        body: JsonObject = {
-            # The trailing dash is valid here, although a name may not end with one: the server appends a suffix.
-            "metadata": ({"name": _name_of(key)} if once else {"generateName": f"{regarding.name}-"})
-            | {"namespace": regarding.namespace or "default"},
-            "eventTime": stamp,
+        named = {"name": _name_of(key)} if once else None
+        body = self._body(regarding, reason, note, action=action, warning=warning, named=named)
+        if self._queue.full() or (key not in self._series and not self._rate.take(regarding.namespace)):
+            self._log_dropped(reason, regarding.name)
+            return False
+        self._queue.put_nowait((key, body))
+        return True
+
+    async def post(self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True) -> None:
+        """Post an Event now, whatever was posted before; the arguments are those of ``publish``.
+
+        Raises:
+            ApiError: the API server refused.
+            Unreachable: it did not answer.
+        """
+        await self._create(self._body(regarding, reason, note, action=action, warning=warning))
+
+    def _body(
+        self,
+        regarding: Regarding,
+        reason: str,
+        note: str,
+        *,
+        action: str,
+        warning: bool,
+        named: JsonObject | None = None,
+    ) -> JsonObject:
+        # The trailing dash is valid here, although a name may not end with one: the server appends a suffix.
+        name = named or {"generateName": f"{regarding.name}-"}
+        return {
+            "metadata": name | {"namespace": regarding.namespace or "default"},
+            "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "reportingController": self._component,
             "reportingInstance": self._instance,
             "regarding": {"apiVersion": "v1", **msgspec.to_builtins(regarding)},
@@ -128,11 +154,6 @@ class EventRecorder:
             "note": _shortened(note),
             "type": "Warning" if warning else "Normal",
         }
-        if self._queue.full() or (key not in self._series and not self._rate.take(regarding.namespace)):
-            self._log_dropped(reason, regarding.name)
-            return False
-        self._queue.put_nowait((key, body))
-        return True
 
     async def run(self) -> None:
         """Post what was published, until cancelled."""

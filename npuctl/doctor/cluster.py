@@ -80,7 +80,7 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
-        *named("faults", check_faults(nodes, objects.valid_reports, details.unread_chips)),
+        *named("faults", check_faults(nodes, objects.valid_reports, details.unread_chips, objects.cordons)),
         *named("pods", _check_pods(objects.pods)),
         *named("pods", check_taken(details.taken)),
     ]

@@ -8,13 +8,17 @@ from ascend.deviceinfo import DeviceReport
 from ascend.grammar import count, some
 from ascend.reasons import Reason
 from npuctl.chip_faults import ChipFault, chip_faults
+from npuctl.cordons import Cordon
 from npuctl.doctor.finding import Finding, ok, problem, warning
 
 _NOT_TRUSTED = {Reason.STALE_REPORT, Reason.INVALID_REPORT}
 
 
 def check_faults(
-    npu_nodes: Iterable[NodeRecord], reports: Mapping[str, DeviceReport], unread: Mapping[str, Collection[str]]
+    npu_nodes: Iterable[NodeRecord],
+    reports: Mapping[str, DeviceReport],
+    unread: Mapping[str, Collection[str]],
+    cordons: Mapping[str, Mapping[int, Cordon]],
 ) -> Iterator[Finding]:
     """Check the chips of nodes.
 
@@ -22,12 +26,13 @@ def check_faults(
         npu_nodes: the nodes.
         reports: their reports, by node; those that another check finds too old or invalid are not used.
         unread: the names of chips that the driver did not answer for, by node: reports don't say so of chips in use.
+        cordons: the chips that operators have taken out of use, by node and physical id.
     """
     faults, silent, chips = list[ChipFault](), list[str](), 0
     for record in npu_nodes:
         if getattr(record.offer, "reason", None) in _NOT_TRUSTED or not isinstance(record.server, Server):
             continue
-        own = list(chip_faults(record, reports.get(record.name)))
+        own = list(chip_faults(record, reports.get(record.name), cordons.get(record.name, {})))
         chips += record.server.reported.bit_count()
         if _is_silent(record, own, unread.get(record.name, ())):
             silent.append(record.name)
@@ -38,9 +43,9 @@ def check_faults(
             f"the driver does not answer on {_nodes(silent)}, or did not until now: no chip there is given to a pod"
         )
         yield problem(sentence, "npuctl doctor there says more; dmesg; restart the server", nodes=tuple(silent))
-    alike: dict[tuple[bool, bool, tuple[str, ...], str], list[ChipFault]] = {}
+    alike: dict[tuple[bool, bool, tuple[str, ...], str, str], list[ChipFault]] = {}
     for each in faults:
-        alike.setdefault((not each.pods, each.may_go_on, each.codes, each.cause), []).append(each)
+        alike.setdefault((not each.pods, each.may_go_on, each.codes, each.cause, each.what), []).append(each)
     yield from (_finding(same) for _, same in sorted(alike.items()))
     if not silent and not faults:
         yield ok(f"none of {count(chips, 'chip')} has a fault that bars its use")

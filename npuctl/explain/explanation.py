@@ -271,7 +271,7 @@ class _Judging:
         record = self._allocator.cluster.nodes.get(name)
         if record is None:
             return ()
-        faults = chip_faults(record, self._given.valid_reports.get(name))
+        faults = chip_faults(record, self._given.valid_reports.get(name), self._given.cordons.get(name, {}))
         return tuple(
             BrokenChip(chip_name(each.chip), each.codes, each.level, each.what, each.advice)
             for each in faults

@@ -22,6 +22,7 @@ from ascend.errors import ApiError, InvalidReport, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, ConfigMap, KubeObject, Node, Pod
+from npuctl.cordons import Cordon, read_cordons
 
 _key = attrgetter("key")
 
@@ -148,6 +149,11 @@ class ClusterObjects:
             with contextlib.suppress(InvalidReport):
                 reports[name] = decode_report(each.data)
         return reports
+
+    @property
+    def cordons(self) -> dict[str, dict[int, Cordon]]:
+        """The chips that operators have taken out of use, by node and physical id."""
+        return {name: found for name, each in self.reports.items() if (found := read_cordons(each))}
 
     def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
         """The names of MindCluster's ConfigMaps that are used here, but not by an allocator with these settings."""

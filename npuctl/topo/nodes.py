@@ -1,5 +1,6 @@
 """The allocator's view of nodes and chips as plain values: health, holders and links of each chip."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +17,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Node
 from ascend.products import Family
 from ascend.reasons import Category, Reason
+from npuctl.cordons import Cordon
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 
@@ -76,6 +78,7 @@ class ChipView:
         vnpus: the vNPUs into which it is cut; none for a whole chip.
         slices: the vNPUs that were cut out of it for pods.
         free_cores: its free AI cores, if it can be cut while pods run; else None.
+        cordon: who has taken it out of use, when and why, a sentence; empty if nobody has said so.
     """
 
     name: str
@@ -87,6 +90,7 @@ class ChipView:
     vnpus: tuple[VnpuView, ...] = ()
     slices: tuple[SliceView, ...] = ()
     free_cores: int | None = None
+    cordon: str = ""
 
     @property
     def is_free(self) -> bool:
@@ -172,13 +176,15 @@ class NodeView(msgspec.Struct, frozen=True):
 def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:
     """Return the NPU nodes of a cluster by name, as an allocator reads them at a time in Unix nanoseconds."""
     allocator = OfflineAllocator(objects, settings, now_ns)
+    cordons = objects.cordons
     reports = objects.valid_reports  # for the others, the reason of the node says what is wrong
     jobs: dict[str, dict[str, str]] = {}
     for pod in objects.pods:
         if pod.spec.node_name and pod.is_live and pod.requests_chips:
             jobs.setdefault(pod.spec.node_name, {})[pod.key] = str(allocator.job_of(pod).key)
     views = [
-        _view(record, reports.get(name), jobs.get(name, {})) for name, record in sorted(allocator.cluster.nodes.items())
+        _view(record, reports.get(name), jobs.get(name, {}), cordons.get(name, {}))
+        for name, record in sorted(allocator.cluster.nodes.items())
     ]
     return [view for view in views if view.reason is None or view.reason.category is not Category.NOT_NPU]
 
@@ -195,7 +201,9 @@ def _as_usable(node: Node) -> Node:
     return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False), status=status)
 
 
-def _view(record: NodeRecord, report: DeviceReport | None, jobs: dict[str, str]) -> NodeView:
+def _view(
+    record: NodeRecord, report: DeviceReport | None, jobs: dict[str, str], cordons: Mapping[int, Cordon]
+) -> NodeView:
     offer = record.offer
     closed = _closed(offer)
     reason, message = (closed.reason, closed.message) if closed is not None else (None, None)
@@ -234,7 +242,9 @@ def _view(record: NodeRecord, report: DeviceReport | None, jobs: dict[str, str])
         vnpus = tuple(parts.get(chip_id, ()))
         cut_off = tuple(slices.get(chip_id, ()))
         usable = not unusable & chip
-        chips.append(ChipView(name, ring, usable, holders, health, faults, vnpus, cut_off, cores.get(chip_id)))
+        cordon = str(cordons[chip_id]) if chip_id in cordons else ""
+        free = cores.get(chip_id)
+        chips.append(ChipView(name, ring, usable, holders, health, faults, vnpus, cut_off, free, cordon))
     group = _GROUPS.get(server.product.family, "")
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group, jobs)
 

@@ -109,14 +109,14 @@ def node_table(views: Sequence[NodeView]) -> RenderableType:
 
 
 def fault_lines(views: Sequence[NodeView]) -> list[Text]:
-    """A line for each fault code: what it means, on which chips it is, and which pods have these."""
+    """A line for each fault code and each cordon: what it means, which chips have it, and which pods have these."""
     chips: dict[str, list[str]] = {}
     for view in views:
         for chip in view.chips:
             held = f" ({some(chip.holders)})" if chip.holders else ""
-            for code in chip.faults:
-                chips.setdefault(code, []).append(f"{view.node}/{chip.name}{held}")
-    return [Text(f"{explained(code)}: {some(names)}", style="red") for code, names in sorted(chips.items())]
+            for said in (*map(explained, chip.faults), *filter(None, (chip.cordon,))):
+                chips.setdefault(said, []).append(f"{view.node}/{chip.name}{held}")
+    return [Text(f"{said}: {some(names)}", style="red") for said, names in sorted(chips.items())]
 
 
 _LARGEST = "the most free chips in one ring or mesh, or on a node whose chips are in none"

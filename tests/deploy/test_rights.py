@@ -11,16 +11,30 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from allocator.binding import written_keys as of_allocator
-from ascend.annotations import FENCE, NOMINATED, PLACEMENT_GATE, POD_STATUS, REQUEUED
-from ascend.deviceinfo import config_map_name
+from ascend.annotations import (
+    BASE_DEVICE_INFOS,
+    FENCE,
+    NOMINATED,
+    PLACEMENT_GATE,
+    POD_STATUS,
+    REQUEUED,
+    ChipAddress,
+    write_base_device_infos,
+)
+from ascend.deviceinfo import MANUALLY_SEPARATED, OUR_PLUGIN, WRITTEN_BY, config_map_name
 from ascend.kube.client import KubeClient
 from device_plugin.publish import written_keys as of_plugin
 from device_plugin.publish.rights import rights
+from npuctl.cli import app
+from npuctl.cordons import CORDONED
 from npuctl.doctor.rights import ALLOCATORS, Account, Denied, read_denied
 from tests.cluster.api import Server
 from tests.cluster.fixtures import require_cluster
@@ -793,3 +807,62 @@ def _not_denied(forgeries: dict[str, Ask], lab: Lab, account: str) -> dict[str, 
         for name, ask in forgeries.items()
     }
     return {name: text or "admitted" for name, text in said.items() if not is_by_policy(text)}
+
+
+def documented_roles(node: str) -> list[dict[str, Any]]:
+    """The roles of docs/npuctl.md for who cordons chips, for the chips of one node."""
+    page = (Path(helm.CHART).parents[2] / "docs" / "npuctl.md").read_text()
+    text = page.partition("\n## chip\n")[2].partition("```yaml\n")[2].partition("```")[0]
+    roles: list[dict[str, Any]] = list(yaml.safe_load_all(text))
+    for rule in (rule for role in roles for rule in role["rules"] if "resourceNames" in rule):
+        rule["resourceNames"] = [config_map_name(node)]
+    return roles
+
+
+def test_an_operator_with_the_documented_rights_cordons_chips_of_these_nodes(lab: Lab) -> None:
+    node, operator, kube = f"{OWN}x", "chip-operator", lab.cluster.api
+    subject = {"kind": "ServiceAccount", "name": operator, "namespace": NAMESPACE}
+    kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": operator, "namespace": NAMESPACE}})
+    for role in documented_roles(node):
+        kube.create(role)
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role["kind"], "name": role["metadata"]["name"]}
+        binding = {"apiVersion": role["apiVersion"], "kind": f"{role['kind']}Binding", "metadata": role["metadata"]}
+        kube.create({**binding, "roleRef": reference, "subjects": [subject]})
+    infos = write_base_device_infos({chip: ChipAddress() for chip in range(8)})
+    kube.patch(core("nodes", node), meta(annotations={BASE_DEVICE_INFOS: infos}))
+    metadata = {"name": config_map_name(node), "namespace": "kube-system", "annotations": {WRITTEN_BY: OUR_PLUGIN}}
+    kube.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {MANUALLY_SEPARATED: ""}})
+    token = lab.cluster.service_account_token(operator, namespace=NAMESPACE)
+    server, kubeconfig = lab.cluster.server(token), str(lab.cluster.write_kubeconfig(operator, token))
+    report = core("configmaps", config_map_name(node), "kube-system")
+    wait_until(lambda: server.answers(report) and server.answers(core("nodes", node)), timeout_s=20, what="it may read")
+
+    def chip(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["chip", *words, "--kubeconfig", kubeconfig])
+        return done.exit_code, f"{done.output}{done.exception or ''}"
+
+    assert chip("cordon", node, "1", "3", "--reason", "fan noise") == (
+        0,
+        f"node {node}: chips 1,3 cordoned: fan noise\n",
+    )
+    written = kube.get(report)
+    assert written["data"][MANUALLY_SEPARATED] == "Ascend910-1,Ascend910-3"
+    cordon = json.loads(written["metadata"]["annotations"][CORDONED])["Ascend910-1"]
+    assert (cordon["by"], cordon["reason"]) == (f"system:serviceaccount:{NAMESPACE}:{operator}", "fan noise")
+    posted = [
+        each
+        for each in kube.get(api(EVENTS, "events", namespace="default"))["items"]
+        if each["reason"] == "NPUCordoned"
+    ]
+    assert [each["note"] for each in posted] == [f"chips 1,3 cordoned by {cordon['by']}: fan noise"]
+    assert posted[0]["regarding"] == {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+    assert chip("uncordon", node, "1", "3")[0] == 0
+    assert kube.get(report)["data"][MANUALLY_SEPARATED] == ""
+    # Not a right more: neither other ConfigMaps, nor the Node.
+    for ask in (
+        change(core("configmaps", "coredns", "kube-system"), data=keys("a")),
+        change(core("configmaps", config_map_name(OTHER), "kube-system"), data=keys("a")),
+        change(core("nodes", node), **meta(labels=keys("a"))),
+    ):
+        assert "forbidden" in ask.of(server)
+    kube.delete(report)

@@ -18,6 +18,7 @@ from tests.npuctl.manifests import as_list, node, pod
 
 VERBS = [
     "capacity",
+    "chip",
     "completion",
     "doctor",
     "explain",

@@ -1,0 +1,63 @@
+"""Chips that operators have taken out of use: who, when and why.
+
+The list itself is ``ManuallySeparateNPU`` of the node's report, which the device plugin heeds
+(docs/spec/faults.md#manual-separation); an annotation of the same ConfigMap says the rest, so one write changes both.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from ascend.chips import chip_name, parse_chip_name
+from ascend.deviceinfo import read_manually_separated
+from ascend.errors import UNREADABLE, InvalidValue
+from ascend.kube.objects import ConfigMap
+from ascend.printable import printable
+
+CORDONED: Final = "ascend-affinity.io/cordoned-chips"
+"""An annotation of the ConfigMap: by name of the chip, a ``Cordon`` as JSON. ``npuctl`` writes it."""
+
+
+class Cordon(msgspec.Struct, frozen=True):
+    """Why a chip was taken out of use.
+
+    Attributes:
+        reason: the operator's reason.
+        by: the user, as the API server knew them; empty if it did not say.
+        at: the time, RFC 3339.
+    """
+
+    reason: str
+    by: str = ""
+    at: str = ""
+
+    def __str__(self) -> str:
+        """Return who, when and why."""
+        by = f" by {self.by}" if self.by else ""
+        at = f" at {self.at}" if self.at else ""
+        return printable(f"cordoned{by}{at}: {self.reason}")
+
+
+def read_cordons(report: ConfigMap) -> dict[int, Cordon]:
+    """The cordons of chips that are still out of use, by physical id; an entry that can't be read is left out."""
+    try:
+        written = msgspec.json.decode(report.metadata.annotations.get(CORDONED) or "{}", type=dict[str, Cordon])
+    except UNREADABLE:
+        return {}
+    separated, found = read_manually_separated(report.data)[0], dict[int, Cordon]()
+    for name, each in written.items():
+        try:
+            chip = parse_chip_name(name)
+        except InvalidValue:
+            continue
+        if separated >> chip & 1:
+            found[chip] = each
+    return found
+
+
+def write_cordons(cordons: Mapping[int, Cordon]) -> str | None:
+    """The annotation; None if there are none, which removes it."""
+    if not cordons:
+        return None
+    return msgspec.json.encode({chip_name(chip): each for chip, each in sorted(cordons.items())}).decode()
