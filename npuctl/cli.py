@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import inspect
 import logging
 import os
@@ -48,6 +49,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_GARBAGE: Final = 100_000, 50, 50
+"""The thresholds of Python's collector. With its own it looks through the objects of a cluster again and again while
+they are read, and finds no garbage."""
 
 _COMPLETE: Final = "_NPUCTL_COMPLETE"
 
@@ -522,6 +527,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(h
 def main() -> None:
     """Run ``npuctl``; exit with status 1 and one line on standard error if the cluster can't be read."""
     logging.getLogger().addHandler(logging.NullHandler())  # the logs of libraries are not for users
+    gc.set_threshold(*_GARBAGE)
     if os.environ.get(_COMPLETE, "").startswith("complete_"):
         from npuctl.completion import end_in_time
 

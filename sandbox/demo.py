@@ -31,7 +31,7 @@ from device_plugin.app import Plugin
 from device_plugin.pods.container_edits import VISIBLE_DEVICES
 from device_plugin.settings import Settings as PluginSettings
 from npuctl.output import make_console
-from npuctl.reading.objects import list_objects
+from npuctl.reading.listing import list_objects
 from npuctl.topo.chip_map import node_map
 from npuctl.topo.nodes import node_views
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest

@@ -18,13 +18,11 @@ from ascend.grammar import count, some
 from ascend.printable import printable
 from npuctl.chip_numbers import numbers
 from npuctl.explain.explanation import Explanation, explain
-from npuctl.explain.own_namespace import explain_own
 from npuctl.explain.target import Target, find_target, is_known, require_name
 from npuctl.output import EXIT_NO_PLACE, Output, show, warn
 from npuctl.plan.placement import Candidate
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
-from npuctl.reading.objects import list_within
 from npuctl.reading.source import Source
 
 _NOTHING_TO_DO: Final = {
@@ -84,6 +82,9 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
 
 async def _run_within(argument: str, namespace: str | None, source: Source, output: Output, denied: ApiError) -> int:
     """Explain pods by the objects of their namespace alone."""
+    from npuctl.explain.own_namespace import explain_own
+    from npuctl.reading.listing import list_within
+
     left, slash, _ = argument.partition("/")
     where = namespace or (left if slash and not is_known(left) else source.namespace())
     warn(f"{denied.message}: so only the namespace {where} is looked at, with the allocator's Events there")

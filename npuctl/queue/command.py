@@ -19,11 +19,11 @@ from npuctl.reading.source import Source, rfc3339
 
 _NEXT: Final = {
     Next.STARTS: "starts now",
-    Next.CHIPS: "once running pods end",
-    Next.NODES: "once nodes are added or can be used",
-    Next.PODS: "once its other pods exist",
-    Next.SCHEDULER: "once its scheduler places it",
-    Next.NEVER: "never: its author has to change it",
+    Next.CHIPS: "when pods end",
+    Next.NODES: "needs nodes",
+    Next.PODS: "needs its other pods",
+    Next.SCHEDULER: "needs its scheduler",
+    Next.NEVER: "never",
 }
 _STARTING: Final = {Next.STARTS, Next.PREEMPTS}
 _STYLES: Final = {Next.STARTS: "green", Next.PREEMPTS: "green", Next.NEVER: "red"}

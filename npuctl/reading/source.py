@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from yaml import YAMLError
 
@@ -15,11 +15,13 @@ from allocator.settings import Settings
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
 from ascend.grammar import count, some
-from ascend.kube.client import REQUEST_TIMEOUT_S, KubeClient
 from ascend.kube.identity import Access, kubeconfig_paths, load_access
 from npuctl.output import warn
 from npuctl.reading.manifests import Reading, read_manifests
-from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects, list_objects
+from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
+
+if TYPE_CHECKING:
+    from ascend.kube.client import KubeClient
 
 DEFAULT_NAMESPACE: Final = "default"
 _DAY_S: Final = 86_400
@@ -39,7 +41,7 @@ class Overrides:
         group: the group to act as.
         kubeconfig_cluster: the cluster of the kubeconfig instead of the context's.
         kubeconfig_user: the user of the kubeconfig instead of the context's.
-        timeout_s: the timeout of a request; infinite for none.
+        timeout_s: the timeout of a request, infinite for none; None for the usual one.
     """
 
     server: str = ""
@@ -48,7 +50,7 @@ class Overrides:
     group: str = ""
     kubeconfig_cluster: str = ""
     kubeconfig_user: str = ""
-    timeout_s: float = REQUEST_TIMEOUT_S
+    timeout_s: float | None = None
 
     def applied(self, access: Access) -> Access:
         """Return the access that a kubeconfig gives, with what the flags say."""
@@ -150,6 +152,8 @@ class Source:
             ApiError: the API server refused.
             Unreachable: the API server did not answer, or no kubeconfig names one.
         """
+        from npuctl.reading.listing import list_objects
+
         async with await self.connect() as client:
             return await list_objects(client, self.settings.node_health_namespace, skipped=warn)
 
@@ -185,12 +189,13 @@ class Source:
             f"files by --now {newest}"
         )
 
-    async def connect(self) -> KubeClient:
+    async def connect(self) -> "KubeClient":
         """Return a client of the cluster.
 
         Raises:
             Unreachable: no usable kubeconfig was found.
         """
+        from ascend.kube.client import REQUEST_TIMEOUT_S, KubeClient  # a fifth of a second, in vain for files
 
         async def load() -> Access:
             given = self.overrides
@@ -200,7 +205,8 @@ class Source:
             return given.applied(access)
 
         try:
-            return KubeClient(await load(), load, timeout_s=self.overrides.timeout_s)
+            timeout_s = self.overrides.timeout_s
+            return KubeClient(await load(), load, timeout_s=REQUEST_TIMEOUT_S if timeout_s is None else timeout_s)
         except InvalidValue as error:
             raise Unreachable(error.message) from error
 
@@ -228,14 +234,16 @@ class Source:
         return KubeConfigMerger(kubeconfig_paths(self.kubeconfig)).config
 
 
-def read_timeout(text: str | None) -> float:
-    """Return a timeout in seconds, as kubectl reads it: ``30s``, ``2m``, or a number of seconds; 0 is none.
+def read_timeout(text: str | None) -> float | None:
+    """Return a timeout in seconds, as kubectl reads it: ``30s``, ``2m``, or a number of seconds; 0 is infinite.
+
+    None is none that was given.
 
     Raises:
         InvalidValue: it is nothing of that kind.
     """
     if text is None:
-        return REQUEST_TIMEOUT_S
+        return None
     found = _TIMEOUT.fullmatch(text)
     if found is None or not text:
         raise InvalidValue(f"--request-timeout: {text!r} is not a time like 30s, 2m or 1h30m")

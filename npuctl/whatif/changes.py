@@ -199,8 +199,9 @@ class Cluster:
         record = self._allocator.cluster.nodes[name]
         holders = {uid for uid, holding in record.holdings.items() if holding.occupied & lost}
         names = numbers(tuple(map(chip_name, chip_ids(lost))))
-        which = f"chip {names}" if lost.bit_count() == 1 else f"chips {names}"
-        self.made.append(f"{which} of node {name} are lost{self._end_pods(name, lambda pod: pod.uid in holders)}")
+        one = lost.bit_count() == 1
+        which = f"{'chip' if one else 'chips'} {names} of node {name} {'is' if one else 'are'} lost"
+        self.made.append(f"{which}{self._end_pods(name, lambda pod: pod.uid in holders)}")
 
     def _first_report(self, chips: ChipSet) -> DeviceReport:
         return DeviceReport(free=chips, unhealthy=0, network_unhealthy=0, update_time_s=self._now_ns // 10**9)

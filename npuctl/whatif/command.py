@@ -23,6 +23,9 @@ Form: TypeAlias = Literal["table", "json", "yaml", "svg"]
 """The format of an answer; SVG is a picture of the chips before and after."""
 
 
+_IN_LINE: Final = 3
+"""Numbers in a line below the picture."""
+
 _MOST_MOVED: Final = 3
 """Jobs in the table that only have another place in the queue: those that move most."""
 
@@ -136,7 +139,9 @@ def _arrow(before: int | None, after: int | None) -> str:
 
 def _sentences(answer: WhatIf) -> Iterator[str]:
     """What the picture says below the chips."""
-    yield "; ".join(f"{what} {now} → {then}" for what, now, then in _numbers(answer) if now != then)
+    changed = [f"{what} {now} → {then}" for what, now, then in _numbers(answer) if now != then]
+    for first in range(0, len(changed), _IN_LINE):
+        yield "; ".join(changed[first : first + _IN_LINE])
     for change in answer.jobs:
         if change.is_place_only:
             continue

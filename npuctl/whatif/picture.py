@@ -31,20 +31,21 @@ _MOST_NAMED: Final = 96
 """More nodes than these have no names beside their tiles; the tips of the mouse have them."""
 
 _MOST_NODES: Final = 640
+_MOST_CHANGES: Final = 6
 _MOST_LINES: Final = 12
-_MOST_CHARACTERS: Final = 150
+_MOST_CHARACTERS: Final = 130
 
 
 class _Look(Enum):
     """How a chip looks: fill, frame, and what that means."""
 
     FREE = ("#ffffff", "#9aa3ad", "free")
-    HELD = ("#b9c3d0", "#9aa3ad", "in use, as before")
+    HELD = ("#b9c3d0", "#9aa3ad", "in use")
     ENDS = ("#e08a2c", "#a8621a", "in use now, not then")
-    STARTS = ("#2e9e5b", "#1f7442", "in use then by another job, or only then")
-    CLOSED = ("#eceef1", "#d5d9de", "free on a node that can't be used")
+    STARTS = ("#2e9e5b", "#1f7442", "in use then, not now")
+    CLOSED = ("#eceef1", "#d5d9de", "free, its node is not used")
     BROKEN = ("#6b7280", "#4b5563", "not healthy")
-    LOST = ("#d64545", "#9f2d2d", "can't be used any more")
+    LOST = ("#d64545", "#9f2d2d", "lost")
 
 
 def draw(before: Sequence[NodeView], after: Sequence[NodeView], *, title: Sequence[str], lines: Sequence[str]) -> str:
@@ -62,8 +63,11 @@ def draw(before: Sequence[NodeView], after: Sequence[NodeView], *, title: Sequen
     if len(said) > _MOST_LINES:
         said[_MOST_LINES:] = [f"and {count(len(said) - _MOST_LINES, 'more line')} (npuctl whatif -o json has all)"]
     half = (_WIDTH - 2 * _MARGIN - _GAP) / 2
-    top = _MARGIN + 2 * _LINE + 8
+    heading = [*title[:_MOST_CHANGES], *(["…"] if len(title) > _MOST_CHANGES else [])] or ["nothing changes"]
+    top = _MARGIN + (len(heading) + 1) * _LINE + 8
     body, height, seen = list[str](), 0.0, dict[_Look, None]()
+    for at, change in enumerate(heading):
+        body.append(_text(_MARGIN, _MARGIN + at * _LINE + 10, _clipped(change), "h"))
     for at, (label, views, others) in enumerate((("now", old, new), ("then", new, old))):
         left = _MARGIN + at * (half + _GAP)
         body.append(_text(left, top, label, "b"))
@@ -79,21 +83,21 @@ def draw(before: Sequence[NodeView], after: Sequence[NodeView], *, title: Sequen
     for line in said:
         y += _LINE
         body.append(_text(_MARGIN, y + 6, _clipped(line)))
-    heading = _text(_MARGIN, _MARGIN + 10, _clipped("; ".join(title) or "nothing changes"), "h")
     size = f'width="{_WIDTH}" height="{y + _MARGIN:.0f}" viewBox="0 0 {_WIDTH} {y + _MARGIN:.0f}"'
     style = (
-        "text{font:12px sans-serif;fill:#1f2937}.h{font-size:15px;font-weight:600}.b{font-weight:600}"
+        "text{font:12px sans-serif;fill:#1f2937}.h{font-size:14px;font-weight:600}.b{font-weight:600}"
         ".n{font-size:9px;fill:#6b7280}rect{stroke-width:1}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{heading}{"".join(body)}</svg>\n'
+        f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(body)}</svg>\n'
     )
 
 
 def _shown(old: dict[str, NodeView], new: dict[str, NodeView]) -> tuple[list[str], int]:
     """The names of the nodes that are drawn: of very many those that change; and how many are not."""
-    names = sorted({*old, *new})
+    # New nodes last, so that the others have their place in both halves.
+    names = [*sorted(old), *sorted(new.keys() - old)]
     if len(names) <= _MOST_NODES:
         return names, 0
     changed = [name for name in names if old.get(name) != new.get(name)]

@@ -67,6 +67,8 @@ def _verbs(last: str) -> tuple[tuple[str, ...], ...]:
         ("capacity",),
         ("doctor", "--cluster"),
         ("explain", last),
+        ("queue",),
+        ("whatif", "--drain", "npu-00001"),
         ("plan",),
         ("plan", "-o", "json"),
     )

@@ -13,7 +13,7 @@ from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.command import Diagnosis, diagnosis_of, render
 from npuctl.doctor.details import read_details
 from npuctl.doctor.finding import Finding
-from npuctl.reading.objects import list_objects
+from npuctl.reading.listing import list_objects
 from tests.e2e.test_main_job import REAL, check_hand_over
 from tests.e2e.world import World, annotated
 
@@ -53,29 +53,35 @@ async def test_a_healthy_cluster_has_no_problems(world: World) -> None:
 async def test_a_cordoned_chip_is_offered_to_nobody_and_a_pod_on_it_stays(world: World) -> None:
     node = world.nodes[0]
     await world.create("cordoned", 2, nodeSelector={"kubernetes.io/hostname": node.name})
-    own = annotated(await check_hand_over(world, "cordoned", 2), REAL)
+    pod = await check_hand_over(world, "cordoned", 2)
+    own = annotated(pod, REAL)
     held, free = chip_ids(own)[0], chip_ids(0xFF & ~own)[0]
     chips = [str(held), str(free)]
     await change_cordons(world.client, node.name, chips, "its fan is loud", time.time_ns(), cordons=True)
-
-    async def is_out() -> bool:
-        # The kubelet counts the chip of the pod as offered until the pod has ended.
-        report = await world.report(node.name)
-        out = report.unhealthy == report.manually_separated == 1 << held | 1 << free
-        return out and await world.allocatable(node.name) == 7
-
-    await world.eventually(is_out, "the chips are out of use, and one fewer is allocatable")
-    pod = await world.running("cordoned")
-    assert (pod.spec.node_name, pod.is_terminating) == (node.name, False)
-    said = {each.pods: each.sentence for each in (await diagnose(world)).findings if each.check == "faults"}
-    assert set(said) == {(), (pod.key,)}
-    assert all("cordoned by " in sentence and "its fan is loud" in sentence for sentence in said.values())
-    await change_cordons(world.client, node.name, chips, "", time.time_ns(), cordons=False)
+    try:
+        await _check_cordoned(world, node.name, pod.key, held, free)
+    finally:
+        await change_cordons(world.client, node.name, chips, "", time.time_ns(), cordons=False)
 
     async def is_back() -> bool:
         return not (await world.report(node.name)).unhealthy and await world.allocatable(node.name) == 8
 
     await world.eventually(is_back, "the chips are in use again")
+
+
+async def _check_cordoned(world: World, node: str, pod: str, held: int, free: int) -> None:
+    async def is_out() -> bool:
+        # The kubelet counts the chip of the pod as offered until the pod has ended.
+        report = await world.report(node)
+        out = report.unhealthy == report.manually_separated == 1 << held | 1 << free
+        return out and await world.allocatable(node) == 7
+
+    await world.eventually(is_out, "the chips are out of use, and one fewer is allocatable")
+    there = await world.running("cordoned")
+    assert (there.spec.node_name, there.is_terminating) == (node, False)
+    said = {each.pods: each.sentence for each in (await diagnose(world)).findings if each.check == "faults"}
+    assert set(said) == {(), (pod,)}
+    assert all(sentence.endswith(": its fan is loud") for sentence in said.values())
 
 
 async def test_a_pod_that_was_bound_without_the_allocator_is_told_after_it_has_failed(world: World) -> None:

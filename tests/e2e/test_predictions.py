@@ -11,7 +11,7 @@ from allocator.settings import Settings
 from ascend.errors import NotFound
 from ascend.kube.objects import PODS
 from npuctl.plan.placement import PlacementPlan, Planning
-from npuctl.reading.objects import list_objects
+from npuctl.reading.listing import list_objects
 from tests.cluster.cluster import Cluster
 from tests.e2e.real import real_world
 from tests.e2e.test_main_job import check_hand_over

@@ -8,7 +8,7 @@ import pytest
 from allocator.rules.job_kinds import COSCHEDULING, VOLCANO
 from ascend.errors import ApiError
 from ascend.kube.client import KubeClient
-from npuctl.reading.objects import list_objects
+from npuctl.reading.listing import list_objects
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Resource
 from tests.ascend.kube.objects import write_kubeconfig

@@ -40,7 +40,16 @@ def run(*words: str, without: frozenset[str] = LIBRARIES) -> subprocess.Complete
 
 @pytest.mark.parametrize(
     "verb",
-    [("topo",), ("plan",), ("explain", "train-c"), ("doctor", "--cluster"), ("capacity",), ("usage",), ("queue",)],
+    [
+        ("topo",),
+        ("plan",),
+        ("explain", "train-c"),
+        ("doctor", "--cluster"),
+        ("capacity",),
+        ("usage",),
+        ("queue",),
+        ("whatif", "--drain", "node-a"),
+    ],
     ids=lambda verb: verb[0],
 )
 def test_every_verb_runs_without_the_libraries_of_the_programs(verb: tuple[str, ...]) -> None:
