@@ -53,7 +53,9 @@ def run(*words: str, without: frozenset[str] = LIBRARIES) -> subprocess.Complete
     ids=lambda verb: verb[0],
 )
 def test_every_verb_runs_without_the_libraries_of_the_programs(verb: tuple[str, ...]) -> None:
-    done = run(*verb, *OBJECTS, without=LIBRARIES | {"device_plugin", "protos"})
+    # doctor reads the table of the device plugin's rights, which needs none of them.
+    programs = {"protos"} if verb[0] == "doctor" else {"device_plugin", "protos"}
+    done = run(*verb, *OBJECTS, without=LIBRARIES | programs)
     assert (done.returncode in {0, 3}, done.stderr) == (True, "")
     assert done.stdout
 
