@@ -268,7 +268,7 @@ def read_keys() -> Iterator[tuple[str, str]]:
 OF_OTHERS = frozenset({
     "accelerator", "accelerator-type", "servertype", "mind-cluster/npu-chip-memory", "node.kubernetes.io/npu.chip.name",
     "baseDeviceInfos", "superPodID", "serverIndex", "rackID", "serverType", "app.kubernetes.io/component",
-    "app.kubernetes.io/version",
+    "app.kubernetes.io/version", "kubernetes.io/hostname",
     "volume.kubernetes.io/selected-node", "kueue.x-k8s.io/queue-name", "ResetInfo", "huawei.com/Ascend910-Recover",
     "huawei.com/Ascend910-NetworkRecover", "huawei.com/topotree.rackid", "huawei.com/topotree.serverid",
     "huawei.com/topotree.superpodid", "certificate", "topology.kubernetes.io/zone", "topology.kubernetes.io/region",
