@@ -61,6 +61,10 @@ nominations are waited for. If that is too short, all of these Bindings are give
 while nominations are waited for again."""
 
 
+WARNING_PERIOD_S: Final = 60.0
+"""How often it is logged at most that a scheduler has ended its request."""
+
+
 class _Call(NamedTuple):
     """A request to bind a pod.
 
@@ -136,6 +140,7 @@ class Barrier:
         self._assemblies: dict[JobKey, _Assembly] = {}
         self._why: Refusal | None = None
         self._closed: Refusal | None = None
+        self._warned_s = -math.inf
         self._excused: Callable[[], Iterable[str]] = tuple
         self._verdicts = Verdicts(cluster)
         self.lapsed = LapsedHolds(cluster, ledger, monotonic)
@@ -211,7 +216,23 @@ class Barrier:
         held = self._ledger.get(uid)
         assembly = self._assemblies.get(JobKey.of_plan(held.plan)) if held is not None and held.plan else None
         if assembly is not None and uid in assembly.held and not assembly.is_open:
+            self._warn_of_timeout(assembly.job, uid)
             self._lapse(assembly, uid, "its scheduler does not wait any more")
+
+    def _warn_of_timeout(self, job: Job, uid: str) -> None:
+        """A scheduler whose own time-out is too short tries the pods of large gangs again and again."""
+        reservation, now_s = self._ledger.get(uid), self._monotonic()
+        if reservation is None or now_s - self._warned_s < WARNING_PERIOD_S:
+            return
+        self._warned_s = now_s
+        log.warning(
+            "a scheduler has ended its request to bind a pod of a gang: unless it was stopped, its httpTimeout should"
+            " be longer than gang_hold_s",
+            job=str(job.key),
+            pod=reservation.pod,
+            waited_s=round(now_s - reservation.since_s, 1),
+            gang_hold_s=self._hold_s,
+        )
 
     def withdraw(self, uid: str) -> None:
         """End the wait of a pod whose Binding its scheduler has given up for good; the pod keeps its seat."""

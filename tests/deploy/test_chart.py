@@ -1128,6 +1128,14 @@ def test_the_kube_scheduler_has_the_documented_configuration_under_a_name_of_its
     assert own == documented
 
 
+def test_over_a_port_that_is_open_to_everyone_schedulers_wait_and_bindings_are_held_less_long() -> None:
+    items = helm.render(*SCHEDULES, *VARIANTS["open"])
+    configuration = yaml.safe_load(helm.find(items, "ConfigMap", "scheduler")["data"]["config.yaml"])
+    (extender,) = configuration["extenders"]
+    assert extender["httpTimeout"] == "60s"
+    assert "--gang-hold-s=50" in _container(helm.find(items, "Deployment", "allocator"))["args"]
+
+
 @pytest.mark.parametrize(
     ("tls", "authority", "client"),
     [

@@ -1,9 +1,12 @@
 """A pod counts for its gang after its scheduler has given its Binding up, unless there is evidence to the contrary."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from allocator.binding.barrier import REFUSED_S, STALLED_S, Barrier
 from allocator.binding.binding import PodRef
@@ -220,6 +223,21 @@ async def test_a_caller_that_does_not_come_again_by_itself_keeps_no_claim() -> N
     assert (rig.stage(a.uid), len(rig.barrier.lapsed)) == (Stage.PLANNED, 0)
 
 
+async def test_a_scheduler_that_does_not_wait_for_as_long_as_bindings_are_held_is_named_once() -> None:
+    pods = gang("a", 4)
+    rig = rig_of(*pods)
+    with capture_logs() as logs:
+        for each in pods[:3]:
+            place = rig.world.engine.place(each)
+            calling = asyncio.create_task(rig.binder.bind(PodRef.of(each), place.node, is_repeated=True))
+            await asyncio.sleep(0.01)
+            rig.world.now_s += 5
+            await cancelled([calling])
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert "httpTimeout should be longer than gang_hold_s" in warning["event"]
+    assert (warning["pod"], warning["waited_s"], warning["gang_hold_s"]) == (pods[0].key, 5.0, HOLD_S)
+
+
 def barrier_of(rig: BinderWorld, most_calls: int) -> Barrier:
     return Barrier(
         rig.world.cluster,
@@ -243,7 +261,7 @@ async def calls_of(rig: BinderWorld, barrier: Barrier, *pods: Pod) -> list[async
     return calls
 
 
-async def cancelled(calls: list[asyncio.Task[None]]) -> None:
+async def cancelled(calls: Sequence[asyncio.Task[Any]]) -> None:
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

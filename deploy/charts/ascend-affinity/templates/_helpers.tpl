@@ -253,6 +253,9 @@ resolve the name of the Service, unless its address is given.
 {{- if include "ascend-affinity.clientSecretName" . }}
 {{- $tls = merge $tls (pick $extender.tlsConfig "certFile" "keyFile") }}
 {{- end }}
+{{- if .Values.allocator.tls.insecureAnyoneMayBindPods }}
+{{- $_ := set $extender "httpTimeout" "60s" }}
+{{- end }}
 {{- $_ := set $extender "tlsConfig" $tls }}
 {{- toYaml $configuration }}
 {{- end }}
