@@ -72,12 +72,11 @@ async def test_a_cordoned_chip_is_offered_to_nobody_and_a_pod_on_it_stays(world:
 
 async def _check_cordoned(world: World, node: str, pod: str, held: int, free: int) -> None:
     async def is_out() -> bool:
-        # The kubelet counts the chip of the pod as offered until the pod has ended.
         report = await world.report(node)
         out = report.unhealthy == report.manually_separated == 1 << held | 1 << free
-        return out and await world.allocatable(node) == 7
+        return out and await world.allocatable(node) == 6
 
-    await world.eventually(is_out, "the chips are out of use, and one fewer is allocatable")
+    await world.eventually(is_out, "the chips are out of use, and not allocatable, whether a pod runs with them or not")
     there = await world.running("cordoned")
     assert (there.spec.node_name, there.is_terminating) == (node, False)
     said = {each.pods: each.sentence for each in (await diagnose(world)).findings if each.check == "faults"}
