@@ -236,7 +236,7 @@ class Attempts:
                     wait.refuse(uid, node, self._held_on(node, job))
         nodes = frozenset(seat.node for seat in self._ledger.drop_plan(job.key.plan))
         self._obstacles.released(job)
-        if wait is not None and wait.limits and not self._may_fit(job, limits=wait.limits):
+        if wait is not None and wait.limits and not (job.is_mixed or self._may_fit(job, limits=wait.limits)):
             self._rest(job, wait)
         wait = self.queue.fail(job)
         wait.nodes, wait.why = nodes, why
@@ -255,8 +255,11 @@ class Attempts:
             self.queue.fail(job)
 
     def _rest(self, job: Job, wait: Wait) -> None:
-        """Let a gang rest unless it lacks chips, and try anything again then: the cluster may have changed."""
-        if wait.limits and not self._is_clearing(job) and self._may_fit(job):
+        """Let a gang rest unless it lacks chips, and try anything again then: the cluster may have changed.
+
+        How many pods fit on a node says nothing of a gang whose pods differ: others of them may fit there.
+        """
+        if wait.limits and not (job.is_mixed or self._is_clearing(job)) and self._may_fit(job):
             self._resting.begin(job)
         wait.limits.clear()
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,4 +162,21 @@ async def test_no_pod_is_given_up_while_a_scheduler_takes_more_than_a_minute_for
     await simulation.run(2)
     assert [simulation.started(gang) for gang in gangs] == [64] * 4
     assert simulation.now_s < 70
+    await simulation.close()
+
+
+@pytest.mark.parametrize("priority", [-1, 0, 1])
+async def test_a_gang_whose_pods_differ_is_tried_until_each_is_where_it_fits(priority: int) -> None:
+    nodes, annotations = frozenset(["n0", "n1"]), {GROUP: "mixed", MIN_AVAILABLE: "3"}
+    mixed = [
+        Demand(pod(f"mixed-{rank}", 4, annotations=annotations, since="2026-01-01", priority=priority), 4, cpu, nodes)
+        for rank, cpu in enumerate((2, 5, 1))
+    ]
+    annotations = {GROUP: "small", MIN_AVAILABLE: "2"}
+    small = [
+        Demand(pod(f"small-{rank}", 1, annotations=annotations, since="2026-01-02"), 1, 1, nodes) for rank in (0, 1)
+    ]
+    simulation = Simulation(Case({"n0": 6, "n1": 4}, [mixed, small]))
+    await simulation.run(300)
+    assert simulation.started(mixed) == 3
     await simulation.close()
