@@ -66,7 +66,7 @@ async def measure(run: Run) -> Outcome:
     outcome.show(
         f"decisions: the same for 1, 2 and 4 chips, while nodes are kept for a gang of {_GANG} pods of 8 chips",
         while_waiting,
-        "With gang_earmark_share 0.5; each decision changes a node, after which the kept nodes are chosen anew.",
+        "With earmark_share 0.5; each decision changes a node, after which the kept nodes are chosen anew.",
     )
     parts = table("nodes", "decisions/s", "p50 µs", "p99 µs")
     for count in size.nodes[:3]:
