@@ -1330,7 +1330,7 @@ def test_node_health_may_be_read_only_in_the_configured_namespace() -> None:
 def test_only_old_kubelets_need_the_nodes_proxy_right(version: str, wanted: str, subresource: str) -> None:
     items = helm.render("--kube-version", version, "--set", f"devicePlugin.kubelet.authorization={wanted}")
     granted = {resource for _, resource in _rights(items, "device-plugin") if resource.startswith("nodes/")}
-    assert granted == {subresource, "nodes/metrics"}
+    assert granted == {subresource, "nodes/metrics", "nodes/status"}
 
 
 @pytest.mark.parametrize("options", [(), SIMULATED], ids=["dcmi", "simulated"])

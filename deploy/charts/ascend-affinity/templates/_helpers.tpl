@@ -364,7 +364,7 @@ from:
 
 {{/* A pod to try the installation with; takes (list $ name resource number). JSON. */}}
 {{- define "ascend-affinity.examplePod" -}}
-{{- $command := list "sh" "-c" "echo chips: $ASCEND_VISIBLE_DEVICES; sleep 3600" }}
+{{- $command := list "sh" "-c" "echo chips: $ASCEND_AFFINITY_CHIPS; sleep 3600" }}
 {{- $container := dict "name" "main" "image" "busybox:1.36" "command" $command "resources" (dict "limits" (dict (index . 2) (index . 3))) }}
 {{- $spec := dict "restartPolicy" "Never" "terminationGracePeriodSeconds" 0 "containers" (list $container) }}
 {{- with (index . 0).Values.scheduler }}
