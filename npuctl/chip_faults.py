@@ -6,9 +6,9 @@ from typing import NamedTuple
 from allocator.state.node import NodeRecord
 from allocator.state.report import NodeReport
 from ascend.chips import chip_ids, chip_name
+from ascend.cordons import Cordon
 from ascend.deviceinfo import DeviceReport
 from ascend.fault_codes import action, explained
-from npuctl.cordons import Cordon
 
 
 class ChipFault(NamedTuple):

@@ -98,7 +98,8 @@ class ChipHealth:
         autofill = [why for why in reasons if why.kind == "FaultAutofill"]
         kept = [why for why in reasons if separated or why.level is not Level.MANUALLY_SEPARATE]
         self._upgrades.restore((why for why in kept if why.kind != "FaultAutofill"), policy.rules, at)
-        if separated and (autofill or not self.is_separated):
+        cordoned = bool(earlier.cordoned >> phy_id & 1)
+        if separated and (autofill or cordoned or not self.is_separated):
             self._separated_ms = max((why.time_ms for why in autofill), default=at.wall_ms)
         # The codes were reported as NotHandleFault by the rules or by their events; the rules apply anew.
         self._faults.recall(code for code in earlier.harmless.get(phy_id, ()) if code not in policy.rules.chip)
@@ -111,8 +112,8 @@ class ChipHealth:
         self._network_awaits |= bool(earlier.network_awaiting >> phy_id & 1)
 
     def separate(self, at: Moment) -> None:
-        """Take it out of use, by an operator's order."""
-        if not self.is_separated:
+        """Take it out of use, by an operator's order, also if a rule has: the rule may release it."""
+        if self._separated_ms is None:
             self._separated_ms = at.wall_ms
 
     def release(self, now_s: float, policy: Policy) -> None:

@@ -97,6 +97,7 @@ class EarlierState:
         known: by physical id, the chips that it advertised. One that the driver no longer lists stays, as unhealthy.
         known_vnpus: by physical id, the vNPUs of the chips that were cut. They stay likewise.
         faulty: chips that were unhealthy by a fault. They are so until they are read.
+        cordoned: separated chips that an operator has cordoned, also while no plugin ran. A rule does not release them.
     """
 
     manually_separated: ChipSet = 0
@@ -107,6 +108,7 @@ class EarlierState:
     known: Mapping[int, ChipAddress] = field(default_factory=dict)
     faulty: ChipSet = 0
     known_vnpus: Mapping[int, tuple[VirtualNpu, ...]] = field(default_factory=dict)
+    cordoned: ChipSet = 0
 
 
 @dataclass(frozen=True, slots=True)

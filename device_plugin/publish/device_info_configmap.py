@@ -8,10 +8,12 @@ the edit is applied, and the report is made again. Only our keys are patched; ot
 import http
 from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 
 import structlog
 
-from ascend.chips import ChipSet
+from ascend.chips import ChipSet, chip_set
+from ascend.cordons import CORDONED, Cordon, read_all_cordons, write_cordons
 from ascend.daemon.observable import Observable
 from ascend.deviceinfo import (
     DEVICE_INFO,
@@ -42,7 +44,7 @@ LAST_UPDATE = "ascend-affinity.io/last-update"
 """An annotation on the ConfigMap while no plugin updates it, when UpdateTime is 0: the UpdateTime before that."""
 
 OnEdit = Callable[[ChipSet, ChipSet], None]
-"""Receives the chips an operator added to ManuallySeparateNPU, and those removed."""
+"""Receives the chips an operator added to ManuallySeparateNPU or cordoned, and those removed."""
 
 _DIGITS = 12
 """A longer number is no time in seconds."""
@@ -68,6 +70,8 @@ class DeviceInfoConfigMap:
         self._on_invalid = on_invalid
         self._version: str | None = None
         self._separated: ChipSet = 0
+        self._cordons: dict[int, Cordon] = {}  # of separated chips
+        self._found_cordons: AbstractSet[int] = frozenset()  # chips with an entry, whether separated or not
         self._invalid: tuple[str, ...] = ()
         self._sent: deque[str] = deque(maxlen=REMEMBERED)
         self._found: str | None = None
@@ -83,6 +87,11 @@ class DeviceInfoConfigMap:
     def is_ours(self) -> bool:
         """Whether the report is ours, as far as seen."""
         return self._found in (None, self._acknowledged, *self._sent)
+
+    @property
+    def cordoned(self) -> ChipSet:
+        """The separated chips that an operator has cordoned, as far as seen; a rule may have separated them as well."""
+        return chip_set(self._cordons)
 
     def watch(self) -> Reflector[ConfigMap]:
         """Return the watch that feeds it."""
@@ -103,6 +112,7 @@ class DeviceInfoConfigMap:
             return {}
         self._version = found.metadata.resource_version
         self._separated = self._read(found)
+        self._read_cordons(found)
         self._note_time(found)
         self.was_signed = SIGNATURE.items() <= found.metadata.annotations.items()
         return found.data
@@ -138,6 +148,10 @@ class DeviceInfoConfigMap:
             annotations[LAST_UPDATE] = str(self.latest_s)
         elif self._version is not None:
             annotations[LAST_UPDATE] = None  # a patch removes it
+        separated = read_manually_separated(data)[0]
+        cordons = {chip: cordon for chip, cordon in self._cordons.items() if separated >> chip & 1}
+        if cordons.keys() != (self._found_cordons if self._version is not None else frozenset()):
+            annotations[CORDONED] = write_cordons(cordons)
         metadata: JsonObject = {"labels": LABELS, "annotations": annotations}
         listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._invalid)))
         whole = {**data, MANUALLY_SEPARATED: listed}
@@ -164,7 +178,7 @@ class DeviceInfoConfigMap:
             raise ApiError(f"{sentence} ({error.message})", status=error.status, reason=error.reason) from error
         self._version = written.metadata.resource_version
         self._found = self._acknowledged = data[DEVICE_INFO]
-        self._separated = read_manually_separated(data)[0]
+        self._separated, self._cordons, self._found_cordons = separated, cordons, cordons.keys()
 
     async def _catch_up(self) -> None:
         try:
@@ -175,12 +189,21 @@ class DeviceInfoConfigMap:
             self._take(found)
 
     def _take(self, obj: ConfigMap) -> None:
-        theirs, ours = self._read(obj), self._separated
+        theirs, ours, before = self._read(obj), self._separated, self._cordons
         self._version, self._separated = obj.metadata.resource_version, theirs
+        self._read_cordons(obj)
+        # A chip that a rule has separated is in the list already when an operator cordons it.
+        cordoned = chip_set(chip for chip, cordon in self._cordons.items() if before.get(chip) != cordon)
+        added, removed = theirs & ~ours | cordoned, ours & ~theirs
         self._found = obj.data.get(DEVICE_INFO)
         self._note_time(obj)
-        if theirs != ours:
-            self._on_edit(theirs & ~ours, ours & ~theirs)
+        if added or removed:
+            self._on_edit(added, removed)
+
+    def _read_cordons(self, obj: ConfigMap) -> None:
+        found = read_all_cordons(obj)
+        self._cordons = {chip: cordon for chip, cordon in found.items() if self._separated >> chip & 1}
+        self._found_cordons = found.keys()
 
     def _note_time(self, obj: ConfigMap) -> None:
         last_update = obj.metadata.annotations.get(LAST_UPDATE, "")

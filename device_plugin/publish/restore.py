@@ -68,6 +68,7 @@ async def restore(
     health.restore(
         EarlierState(
             manually_separated=read_manually_separated(data)[0],
+            cordoned=config_map.cordoned,
             reasons=read_reasons(upgrades),
             awaiting=read_label(labels, CHIPS) | faulty,
             network_awaiting=read_label(labels, PORTS) | faulty_network,

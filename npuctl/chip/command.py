@@ -12,6 +12,7 @@ import msgspec
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
+from ascend.cordons import CORDONED, Cordon, read_cordons, write_cordons
 from ascend.deviceinfo import (
     MANUALLY_SEPARATED,
     NAMESPACE,
@@ -27,7 +28,6 @@ from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from ascend.printable import printable
 from npuctl.chip_numbers import numbers, read_numbers
-from npuctl.cordons import CORDONED, Cordon, read_cordons, write_cordons
 from npuctl.reading.source import Source, rfc3339
 
 _LONGEST_REASON: Final = 256
@@ -167,7 +167,8 @@ async def _edit(client: KubeClient, node: str, wanted: ChipSet, cordon: Cordon |
 def _patch(report: ConfigMap, wanted: ChipSet, cordon: Cordon | None) -> JsonObject:
     """The change of a report, if it is still as it was read. Entries of the list that name no chip stay."""
     names = [chip_name(chip) for chip in chip_ids(wanted)]
-    listed = [entry for entry in report.data.get(MANUALLY_SEPARATED, "").split(",") if entry and entry not in names]
+    entries = map(str.strip, report.data.get(MANUALLY_SEPARATED, "").split(","))
+    listed = [entry for entry in entries if entry and entry not in names]
     cordons = {chip: each for chip, each in read_cordons(report).items() if not wanted >> chip & 1}
     if cordon is not None:
         listed += names

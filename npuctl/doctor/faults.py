@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from allocator.state.node import NodeRecord, Server
 from ascend.chips import chip_ids, chip_name, chip_set
+from ascend.cordons import Cordon
 from ascend.deviceinfo import DeviceReport
 from ascend.grammar import count, some
 from ascend.reasons import Reason
 from npuctl.chip_faults import ChipFault, chip_faults
-from npuctl.cordons import Cordon
 from npuctl.doctor.finding import Finding, ok, problem, warning
 
 _NOT_TRUSTED = {Reason.STALE_REPORT, Reason.INVALID_REPORT}

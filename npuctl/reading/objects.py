@@ -13,10 +13,10 @@ from allocator.settings import Settings
 from allocator.state.cluster_info import is_cluster_info
 from allocator.state.kinds import KINDS
 from allocator.state.report import node_of_health
+from ascend.cordons import Cordon, read_cordons
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import InvalidReport
 from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
-from npuctl.cordons import Cordon, read_cordons
 
 _key = attrgetter("key")
 

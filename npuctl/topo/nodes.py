@@ -12,12 +12,12 @@ from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Offer, Server, read_server
 from allocator.state.report import NO_REPORT
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
+from ascend.cordons import Cordon
 from ascend.deviceinfo import DeviceReport
 from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Node
 from ascend.products import Family
 from ascend.reasons import Category, Reason
-from npuctl.cordons import Cordon
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 

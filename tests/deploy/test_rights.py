@@ -29,12 +29,12 @@ from ascend.annotations import (
     ChipAddress,
     write_base_device_infos,
 )
+from ascend.cordons import CORDONED
 from ascend.deviceinfo import MANUALLY_SEPARATED, OUR_PLUGIN, WRITTEN_BY, config_map_name
 from ascend.kube.client import KubeClient
 from device_plugin.publish import written_keys as of_plugin
 from device_plugin.publish.rights import rights
 from npuctl.cli import app
-from npuctl.cordons import CORDONED
 from npuctl.doctor.rights import ALLOCATORS, Account, Denied, read_denied
 from tests.cluster.api import Server
 from tests.cluster.fixtures import require_cluster

@@ -3,9 +3,10 @@
 import pytest
 
 from ascend.chips import ChipSet
+from ascend.cordons import CORDONED, Cordon, read_all_cordons, read_cordons, write_cordons
 from ascend.deviceinfo import LABELS, NAMESPACE, config_map_name
 from ascend.errors import Conflict
-from ascend.kube.objects import CONFIG_MAPS, ConfigMap
+from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import NODE, RecordingClient, running, until
@@ -29,6 +30,14 @@ class Rig:
     async def edit(self, text: str | None) -> None:
         """Edit the ConfigMap as an operator does."""
         await self.client.patch(CONFIG_MAPS, NAME, {"data": {"ManuallySeparateNPU": text}}, namespace=NAMESPACE)
+
+    async def cordon(self, cordons: dict[int, Cordon]) -> None:
+        """Cordon chips that are listed already."""
+        await self.annotate(write_cordons(cordons))
+
+    async def annotate(self, text: str | None) -> None:
+        body: JsonObject = {"metadata": {"annotations": {CORDONED: text}}}
+        await self.client.patch(CONFIG_MAPS, NAME, body, namespace=NAMESPACE)
 
     async def there(self) -> ConfigMap:
         return await self.client.get(CONFIG_MAPS, NAME, NAMESPACE)
@@ -78,6 +87,64 @@ async def test_a_write_after_an_edit_conflicts_and_reports_the_edit(
     await rig.board.write(written(5, content="newest"))
     assert (await rig.there()).data == written(5, content="newest")
     assert rig.edits == [edit]
+
+
+async def test_a_cordon_of_a_chip_that_is_listed_already_is_an_edit(rig: Rig, client: RecordingClient) -> None:
+    await rig.board.write(written(1, 2))
+    await rig.cordon({2: Cordon("fan")})
+    with pytest.raises(Conflict):
+        await rig.board.write(written(1, 2))
+    await rig.board.write(written(1, 2))
+    assert rig.edits == [(0b100, 0)]
+    await rig.cordon({2: Cordon("another fan")})
+    with pytest.raises(Conflict):
+        await rig.board.write(written(1, 2))
+    assert rig.edits == [(0b100, 0), (0b100, 0)]
+    later = Rig(client)
+    await later.board.fetch()
+    await later.board.write(written(1, 2))
+    assert (later.board.cordoned, later.edits) == (0b100, [])
+    assert read_cordons(await rig.there()) == {2: Cordon("another fan")}
+
+
+async def test_a_cordon_ends_with_the_separation_and_explains_no_later_one(rig: Rig, client: RecordingClient) -> None:
+    await rig.board.write(written(1, 2))
+    await rig.cordon({1: Cordon("fan"), 2: Cordon("fan")})
+    await rig.edit("Ascend910-1")  # by hand, which leaves the annotation
+    with pytest.raises(Conflict):
+        await rig.board.write(written(1, 2))
+    assert rig.edits == [(0b10, 0b100)]
+    await rig.board.write(written(1, 2))  # a rule has separated it again meanwhile
+    assert read_all_cordons(await rig.there()) == {1: Cordon("fan")}
+    later = Rig(client)
+    await rig.edit("")
+    await later.board.fetch()
+    assert later.board.cordoned == 0
+    await later.board.write(written(1))
+    assert CORDONED not in (await rig.there()).metadata.annotations
+
+
+async def test_the_reasons_of_cordons_outlast_a_deletion(rig: Rig, client: RecordingClient) -> None:
+    await rig.board.write(written(1))
+    await rig.cordon({1: Cordon("fan")})
+    with pytest.raises(Conflict):
+        await rig.board.write(written(1))
+    await client.delete(CONFIG_MAPS, NAME, NAMESPACE)
+    with pytest.raises(Conflict):
+        await rig.board.write(written(1))
+    await rig.board.write(written(1))
+    assert read_cordons(await rig.there()) == {1: Cordon("fan")}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"Ascend910-1": 1}'])
+async def test_cordons_that_can_not_be_read_stay_and_separate_nothing(rig: Rig, text: str) -> None:
+    await rig.board.write(written(1))
+    await rig.annotate(text)
+    with pytest.raises(Conflict):
+        await rig.board.write(written(1))
+    await rig.board.write(written(1))
+    assert rig.edits == []
+    assert (await rig.there()).metadata.annotations[CORDONED] == text
 
 
 async def test_an_entry_that_names_no_chip_is_kept_and_reported_once(rig: Rig, client: RecordingClient) -> None:

@@ -504,6 +504,21 @@ def test_an_operator_separates_and_releases_any_chip() -> None:
     assert judged.chips[17].healthy
 
 
+def test_a_chip_that_a_rule_has_separated_stays_separated_by_an_operator_when_the_rule_releases_it() -> None:
+    frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS)
+    watch = restored(Watch(read=False, discover=False, hold_s=0), 1, frequent)
+    watch.read(0)
+    assert watch.judge(10).manually_separated == 1
+    assert watch.chip(10).healthy  # the rule bars the port only
+    watch.book.separate(1, moment(11))
+    assert watch.why(11) == "ManuallySeparated"
+    assert watch.judge(200_000).manually_separated == 1
+    assert watch.why(200_000) == "ManuallySeparated"
+    watch.book.release(1, moment(200_001))
+    assert watch.judge(200_001).manually_separated == 0
+    assert watch.chip(200_001).healthy
+
+
 def test_a_released_chip_with_another_fault_stays_unhealthy() -> None:
     watch = Watch()
     watch.book.separate(1, moment(1))
@@ -646,6 +661,16 @@ def test_a_separation_by_frequency_is_released_by_the_wall_clock() -> None:
     assert watch.next_s(60) == after(60)
     assert watch.judge(after(60)).manually_separated == 0
     assert watch.chip(after(60)).network_healthy
+
+
+def test_a_chip_cordoned_while_no_plugin_ran_is_not_released_by_the_rule_that_separated_it() -> None:
+    frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS)
+    watch = Watch(read=False, discover=False, hold_s=0)
+    watch.book.restore(EarlierState(1, {0: (frequent,)}, cordoned=1), moment(0))
+    watch.discover(0)
+    watch.read(0)
+    assert watch.why(0) == "ManuallySeparated"
+    assert watch.judge(200_000).manually_separated == 1
 
 
 def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_clears() -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ascend.chips import chip_name, chip_set
+from ascend.cordons import CORDONED
 from ascend.deviceinfo import MANUALLY_SEPARATED, OUR_PLUGIN, WRITTEN_BY
 from npuctl.chip_numbers import numbers, read_numbers
 from npuctl.cli import app
-from npuctl.cordons import CORDONED
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, cut_node, node, pod, report
 
@@ -116,6 +116,12 @@ async def test_what_can_not_be_done_names_node_and_chip(
     assert await chip(kubeconfig, *words) == (2, f"npuctl: {sentence}\n")
     assert (await stored(server))["data"][MANUALLY_SEPARATED] == "Ascend910-1"
     assert await events(server) == []
+
+
+async def test_blanks_in_the_list_hide_no_chip_to_put_back(server: ApiServer, kubeconfig: Path) -> None:
+    await server.create(ours(report("n1"), "Ascend910-2, Ascend910-5 ,\tAscend910-6"))
+    assert (await chip(kubeconfig, "uncordon", "n1", "5-6"))[0] == 0
+    assert (await stored(server))["data"][MANUALLY_SEPARATED] == "Ascend910-2"
 
 
 async def test_a_list_that_no_plugin_of_ours_heeds_is_not_written(server: ApiServer, kubeconfig: Path) -> None:

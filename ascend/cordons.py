@@ -2,8 +2,10 @@
 
 The list itself is ``ManuallySeparateNPU`` of the node's report, which the device plugin heeds
 (docs/spec/faults.md#manual-separation); an annotation of the same ConfigMap says the rest, so one write changes both.
+If a fault rule has listed the chip already, the annotation alone tells the device plugin of the cordon.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,7 +18,8 @@ from ascend.kube.objects import ConfigMap
 from ascend.printable import printable
 
 CORDONED: Final = "ascend-affinity.io/cordoned-chips"
-"""An annotation of the ConfigMap: by name of the chip, a ``Cordon`` as JSON. ``npuctl`` writes it."""
+"""An annotation of the ConfigMap: by name of the chip, a ``Cordon`` as JSON. ``npuctl`` writes it; the device plugin
+removes the entries of chips that are back in use."""
 
 
 class Cordon(msgspec.Struct, frozen=True):
@@ -41,18 +44,20 @@ class Cordon(msgspec.Struct, frozen=True):
 
 def read_cordons(report: ConfigMap) -> dict[int, Cordon]:
     """The cordons of chips that are still out of use, by physical id; an entry that can't be read is left out."""
+    separated = read_manually_separated(report.data)[0]
+    return {chip: cordon for chip, cordon in read_all_cordons(report).items() if separated >> chip & 1}
+
+
+def read_all_cordons(report: ConfigMap) -> dict[int, Cordon]:
+    """The same with those of chips that are back in use."""
     try:
         written = msgspec.json.decode(report.metadata.annotations.get(CORDONED) or "{}", type=dict[str, Cordon])
     except UNREADABLE:
         return {}
-    separated, found = read_manually_separated(report.data)[0], dict[int, Cordon]()
-    for name, each in written.items():
-        try:
-            chip = parse_chip_name(name)
-        except InvalidValue:
-            continue
-        if separated >> chip & 1:
-            found[chip] = each
+    found = dict[int, Cordon]()
+    for name, cordon in written.items():
+        with contextlib.suppress(InvalidValue):
+            found[parse_chip_name(name)] = cordon
     return found
 
 
