@@ -55,7 +55,7 @@ class TaintRule:
         """
         worst = max((chip.level for chip in snapshot.chips), default=Level.NORMAL)
         value = worst.wire if worst >= self.lowest else None
-        if value is None and any(chip.reason in DOUBTS for chip in snapshot.chips):
+        if value is None and any(chip.in_doubt or chip.reason in DOUBTS for chip in snapshot.chips):
             value = present
         return Taint(TAINT, self.effect, value) if value is not None else None
 

@@ -1,7 +1,8 @@
 """Writes the Node's conditions about its chips, and its taint, and removes the taint (``node_conditions.py``)."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import msgspec
 import structlog
 
 from ascend.daemon.observable import Observable, wait_for_change
-from ascend.errors import ApiError, Unreachable
+from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import NODES, Condition, JsonObject, Node, Taint, is_newer
@@ -33,6 +34,8 @@ LOOK_S: Final = 5.0
 MIN_GAP_S: Final = 1.0
 RETRY_LIMIT_S: Final = 30.0
 SIGN_OFF_S: Final = 1.0
+"""How long the last write of the taint may take, and then that of the conditions."""
+SIGN_OFF_RETRY_S: Final = 0.02
 
 
 class NodeHealth:
@@ -114,14 +117,26 @@ class NodeHealth:
         """
         if (node := self._seen.value) is None:
             return
+        # The API server may have executed a write that the end interrupted, and the watch does not show it in time.
+        if self._rule is not None or any(taint.key == TAINT for taint in node.spec.taints):
+            await self._sign_off("taint", self._remove_taint())
         conditions = unknown_conditions(ENDED, "the device plugin has ended")
+        await self._sign_off("conditions", self._write_conditions(_shown(node), conditions))
+
+    async def _sign_off(self, part: str, write: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(SIGN_OFF_S):
-                error: Exception | None = await self._write(node, conditions, None, is_due=False)
-        except TimeoutError as late:
-            error = late
-        if error is not None:
-            log.warning("the end of the plugin is not written on the Node", error=str(error) or "no answer in time")
+                await write
+        except (ApiError, Unreachable, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+            log.warning("the end of the plugin is not written on the Node", part=part, error=reason)
+
+    async def _remove_taint(self) -> None:
+        while True:
+            with contextlib.suppress(Conflict):  # the kubelet's write, or this program's own that the end interrupted
+                await self._write_taint(None)
+                return
+            await asyncio.sleep(SIGN_OFF_RETRY_S)
 
     def _taint(self, snapshot: Snapshot, node: Node) -> Taint | None:
         present = next((taint.value for taint in node.spec.taints if taint.key == TAINT), None)
@@ -132,7 +147,7 @@ class NodeHealth:
     ) -> ApiError | Unreachable | None:
         """Write what the Node has not; return the last error: a missing right for one does not withhold the other."""
         refused: ApiError | Unreachable | None = None
-        shown = {each.type: each for each in node.status.conditions if each.type in CONDITIONS}
+        shown = _shown(node)
         if is_due or any(shown.get(each.type) != each for each in conditions):
             try:
                 await self._write_conditions(shown, conditions)
@@ -167,11 +182,16 @@ class NodeHealth:
         # the version makes the write fail if somebody has changed them meanwhile.
         answer = await self._client.request("GET", NODES.path(name=self._node))
         found: dict[str, Any] = msgspec.json.decode(answer)
-        others = [each for each in found["spec"].get("taints", ()) if each.get("key") != TAINT]
+        present = found["spec"].get("taints", ())
+        others = [each for each in present if each.get("key") != TAINT]
         taints = [*others, *([msgspec.to_builtins(taint)] if taint is not None else [])]
         body = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"taints": taints}}
         self.applied(await self._client.patch(NODES, self._node, body))
         if taint is not None:
             log.warning("the Node is tainted", taint=f"{taint.key}={taint.value}:{taint.effect}")
-        else:
+        elif len(others) < len(present):
             log.info("the Node's taint is removed", taint=TAINT)
+
+
+def _shown(node: Node) -> dict[str, Condition]:
+    return {each.type: each for each in node.status.conditions if each.type in CONDITIONS}

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
-from ascend.kube.objects import NODES
+from ascend.kube.objects import NODES, Metadata, Node
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import DOUBTS, RESETTING, Chip, Snapshot
 from device_plugin.publish import node_health as module
@@ -79,15 +80,21 @@ def test_the_message_of_a_whole_server_is_bounded() -> None:
 LEVELS = st.sampled_from(Level)
 
 
-@given(st.lists(st.tuples(LEVELS, st.booleans()), max_size=8), LEVELS, st.sampled_from([None, "SeparateNPU"]))
+@given(
+    st.lists(st.tuples(LEVELS, st.booleans()), max_size=8),
+    LEVELS,
+    st.sampled_from([None, "SeparateNPU"]),
+    st.sampled_from([0, 0xFF]) | st.integers(0, 0xFF),
+)
 def test_a_node_is_tainted_exactly_while_a_fault_of_the_level_lasts_or_may_last(
-    chips: list[tuple[Level, bool]], lowest: Level, present: str | None
+    chips: list[tuple[Level, bool]], lowest: Level, present: str | None, being_reset: ChipSet
 ) -> None:
     judged = {
         index: doubtful(min(DOUBTS), level) if in_doubt else judged_chip(level=level)
         for index, (level, in_doubt) in enumerate(chips)
     }
-    taint = TaintRule(lowest, "NoSchedule").taint(snapshot(chips=judged, of=server()), present)
+    shown = snapshot(chips=judged, of=server()).withholding(being_reset, {})
+    taint = TaintRule(lowest, "NoSchedule").taint(shown, present)
     worst = max((level for level, _ in chips), default=Level.NORMAL)
     if worst >= lowest:
         assert taint is not None
@@ -95,6 +102,13 @@ def test_a_node_is_tainted_exactly_while_a_fault_of_the_level_lasts_or_may_last(
     else:
         stays = present is not None and any(in_doubt for _, in_doubt in chips)
         assert (taint.value if taint is not None else None) == (present if stays else None)
+
+
+def test_a_taint_stays_while_the_chip_that_had_the_fault_is_held_back_and_reset() -> None:
+    held_back = snapshot(chips={2: doubtful("Recovering")}).withholding(0b1111, {})
+    taint = TaintRule(Level.SEPARATE, "NoSchedule").taint(held_back, "SeparateNPU")
+    assert taint is not None
+    assert taint.value == "SeparateNPU"
 
 
 class ShownNode:
@@ -266,3 +280,66 @@ async def test_the_end_of_the_plugin_leaves_no_taint_and_no_health_that_nobody_w
         assert await shown.tainted(None) == []
         assert (await shown.condition())["status"] == "Unknown"
         assert (await shown.condition(PORTS))["reason"] == "DevicePluginEnded"
+
+
+async def ended_plugin(client: RecordingClient) -> NodeHealth:
+    """The writer of a plugin that has ended before the API server's answer to its taint was read."""
+    await client.create(NODES, node_manifest())
+    snapshots: Observable[Snapshot | None] = Observable(snapshot(chips={2: SEPARATED}))
+    health = NodeHealth(client, NODE, snapshots=snapshots, rule=TaintRule(Level.SEPARATE, "NoSchedule"))
+    health.applied(await client.get(NODES, NODE))
+    async with running(health.run(lambda: None)):
+        client.answers_lost = lambda body: "spec" in (body or {})
+        await ShownNode(client).tainted("SeparateNPU")
+    client.answers_lost = lambda _body: False
+    return health
+
+
+async def test_a_taint_whose_answer_was_not_read_goes_with_the_plugin(client: RecordingClient) -> None:
+    health = await ended_plugin(client)
+    await health.sign_off()
+    shown = ShownNode(client)
+    assert await shown.taints() == []
+    assert (await shown.condition())["reason"] == "DevicePluginEnded"
+
+
+async def test_a_write_of_others_at_the_end_of_the_plugin_keeps_no_taint(
+    client: RecordingClient, server: ApiServer
+) -> None:
+    health = await ended_plugin(client)
+    server.fail_next("PATCH", f"/nodes/{NODE}$", 409, times=2)
+    await health.sign_off()
+    assert await ShownNode(client).taints() == []
+
+
+async def test_the_taint_does_not_wait_for_conditions_at_the_end_of_the_plugin(
+    client: RecordingClient, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SIGN_OFF_S", 60.0)
+    health = await ended_plugin(client)
+    server.delay("/status$", 60.0)
+    async with running(health.sign_off()):
+        await ShownNode(client).tainted(None)
+
+
+class SilentServer(KubeClient):
+    """An API server that answers to writes of conditions only."""
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    async def request(self, _method: str, path: str, *, body: Any = None, **_options: Any) -> bytes:  # type: ignore[override]  # what is used of it
+        if not path.endswith("/status"):
+            await asyncio.get_running_loop().create_future()
+        self.written.append(body)
+        return json.dumps(node_manifest()).encode()
+
+
+@pytest.mark.looptime
+async def test_a_taint_that_is_not_answered_withholds_no_conditions_at_the_end_of_the_plugin() -> None:
+    client = SilentServer()
+    health = NodeHealth(client, NODE, snapshots=Observable(None), rule=TaintRule(Level.SEPARATE, "NoSchedule"))
+    health.applied(Node(metadata=Metadata(name=NODE, resource_version="1")))
+    await health.sign_off()
+    (body,) = client.written
+    assert {each["status"] for each in body["status"]["conditions"]} == {"Unknown"}
