@@ -56,15 +56,20 @@ def show(answer: object, output: Output, table: Callable[[], RenderableType]) ->
     if output is Output.TABLE:
         print_table(make_console(), table())
         return
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # programs expect it whatever the locale is
     if output is Output.JSON:
-        sys.stdout.write(escaped_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()) + "\n")
+        print_utf8(escaped_json(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()) + "\n")
     else:
         text = yaml.dump(
             msgspec.to_builtins(answer), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=PIPE_WIDTH
         )
-        sys.stdout.write(escaped_json(text))
+        print_utf8(escaped_json(text))
+
+
+def print_utf8(text: str) -> None:
+    """Print a text for programs, which expect UTF-8 whatever the locale is."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    sys.stdout.write(text)
 
 
 def print_table(console: Console, table: RenderableType) -> None:

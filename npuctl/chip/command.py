@@ -4,11 +4,11 @@ They edit the list that the device plugin heeds, with who, when and why, and pos
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from rich.text import Text
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
@@ -28,6 +28,7 @@ from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from ascend.printable import printable
 from npuctl.chip_numbers import numbers, read_numbers
+from npuctl.output import make_console, print_table
 from npuctl.reading.source import Source, rfc3339
 
 _LONGEST_REASON: Final = 256
@@ -59,7 +60,7 @@ async def run_cordon(source: Source, node: str, chips: Sequence[str], reason: st
         raise InvalidValue("npuctl chip changes a cluster, not files")
     async with await source.connect() as client:
         said = await change_cordons(client, node, chips, reason, source.now_ns, cordons=cordons)
-    sys.stdout.write(f"{said}\n")
+    print_table(make_console(), Text(said))
     return 0
 
 

@@ -196,8 +196,9 @@ class Cluster:
         else:
             self._reports[name] = rewritten(config_map, changed)
         self._nodes[name] = withdrawing(node, lost & ~before)
-        record = self._allocator.cluster.nodes[name]
-        holders = {uid for uid, holding in record.holdings.items() if holding.occupied & lost}
+        record = self._allocator.cluster.nodes.get(name)  # None of a node that --add has added
+        holdings = record.holdings if record is not None else {}
+        holders = {uid for uid, holding in holdings.items() if holding.occupied & lost}
         names = numbers(tuple(map(chip_name, chip_ids(lost))))
         one = lost.bit_count() == 1
         which = f"{'chip' if one else 'chips'} {names} of node {name} {'is' if one else 'are'} lost"

@@ -1,6 +1,5 @@
 """Carries out ``npuctl whatif`` and lays out its answer."""
 
-import sys
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from ascend.grammar import count
 from npuctl.evaluation import Evaluation
-from npuctl.output import FittingTable, Output, show
+from npuctl.output import FittingTable, Output, print_utf8, show
 from npuctl.queue.command import next_of, why
 from npuctl.reading.source import Source, rfc3339
 from npuctl.topo.nodes import node_views
@@ -66,7 +65,7 @@ async def run_whatif(source: Source, changes: Changes, form: Form) -> int:
     answer = WhatIf(rfc3339(now_ns), tuple(cluster.made), before.state, after.state, jobs)
     if form == "svg":
         views = [node_views(each.evaluation.objects, settings, now_ns) for each in (before, after)]
-        sys.stdout.write(draw(*views, title=answer.changes, lines=list(_sentences(answer))))
+        print_utf8(draw(*views, title=answer.changes, lines=list(_sentences(answer))))
         return 0
     show(answer, Output(form), lambda: _render(answer))
     return 0

@@ -82,6 +82,16 @@ async def test_a_cordon_lists_the_chips_and_says_who_when_and_why(server: ApiSer
     assert event["note"].endswith(": fan noise")
 
 
+async def test_a_terminal_in_ascii_shows_what_was_done(server: ApiServer, kubeconfig: Path) -> None:
+    await server.create(ours(report("n1")))
+    words = ("chip", "cordon", "n1", "2", "--reason", "风扇 → out", "--kubeconfig", str(kubeconfig), *NOW)
+    done = await asyncio.to_thread(CliRunner(charset="ascii").invoke, app, words)
+    assert (done.exit_code, done.output) == (0, "node n1: chip 2 cordoned: ?? > out\n")
+    assert (
+        json.loads((await stored(server))["metadata"]["annotations"][CORDONED])["Ascend910-2"]["reason"] == "风扇 → out"
+    )
+
+
 async def test_a_cordon_is_taken_back_chip_by_chip(server: ApiServer, kubeconfig: Path) -> None:
     await server.create(ours(report("n1"), "Ascend910-6"))
     await chip(kubeconfig, "cordon", "n1", "2,3", "--reason", "broken fan")

@@ -110,6 +110,12 @@ def test_more_nodes_start_a_gang_that_waits(tmp_path: Path) -> None:
     assert answer(tmp_path, [*sick, *gang], "--add", "n1")["after"]["free"][0]["servers"] == 1
 
 
+def test_a_chip_of_a_new_node_can_be_lost(tmp_path: Path) -> None:
+    found = answer(tmp_path, [node("n1")], "--add", "n1", "--lose", "n1-new-1:0")
+    assert found["changes"][-1] == "chip 0 of node n1-new-1 is lost"
+    assert (free(found["before"])[0], free(found["after"])[0]) == (8, 15)
+
+
 def test_new_servers_are_in_the_super_pod_of_those_they_are_like(tmp_path: Path) -> None:
     found = answer(tmp_path, [super_pod_node(3, 0)], "--add", "3-0=2")
     assert found["after"]["free"] == [{"product": "A3-16", "nodes": 3, "chips": 48, "rings": 24, "servers": 3}]
@@ -194,6 +200,14 @@ def test_the_picture_is_an_svg_with_both_states(tmp_path: Path) -> None:
     squares = [each.get("d", "").count("z") for each in root.iter(f"{space}path")]
     assert sum(squares) == 2 * 2 * 8
     assert {each.text for each in root.iter(f"{space}title")} >= {"n1, default/<&>"}
+
+
+def test_the_picture_is_in_utf_8_whatever_the_locale_is(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), node("n2"))))
+    words = ["whatif", "-f", str(path), *NOW, "--drain", "n1", "-o", "svg"]
+    done = CliRunner(charset="ascii").invoke(app, words)
+    assert (done.exit_code, "→" in done.stdout_bytes.decode()) == (0, True)
 
 
 def test_the_picture_of_many_nodes_has_those_that_change(tmp_path: Path) -> None:
