@@ -66,6 +66,8 @@ async def load_access(
 ) -> Access:
     """Read ``kubeconfig``, else ``$KUBECONFIG``, else the pod's service account, else ``~/.kube/config``.
 
+    A context, cluster or user is one of a kubeconfig: if any is given, the service account is not used.
+
     Args:
         kubeconfig: the path of a kubeconfig, or several as in ``$KUBECONFIG``.
         context: the context to use; the current one if not given.
@@ -76,7 +78,7 @@ async def load_access(
     Raises:
         InvalidValue: no source is usable; the message says which one was tried and why it failed.
     """
-    if _chosen(kubeconfig) is None and (SERVICE_ACCOUNT / "token").exists():
+    if _chosen(kubeconfig) is None and _has_service_account() and not (context or cluster or user):
         return _service_account(SERVICE_ACCOUNT, monotonic)
     return await _kubeconfig(kubeconfig, context, cluster, user)
 
@@ -88,6 +90,10 @@ def kubeconfig_paths(kubeconfig: str | None = None) -> str:
 
 def _chosen(kubeconfig: str | None) -> str | None:
     return kubeconfig or os.environ.get("KUBECONFIG") or None
+
+
+def _has_service_account() -> bool:
+    return (SERVICE_ACCOUNT / "token").exists()
 
 
 def _service_account(folder: Path, monotonic: Callable[[], float]) -> Access:
@@ -140,7 +146,11 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None, cluster: str 
         if _chosen(kubeconfig) is None:
             absent = (
                 f"no kubeconfig was found: neither --kubeconfig nor $KUBECONFIG is set, {paths} does not exist, and "
-                f"there is no service account in {SERVICE_ACCOUNT}"
+                + (
+                    f"the service account in {SERVICE_ACCOUNT} has no contexts, clusters and users to choose from"
+                    if _has_service_account()
+                    else f"there is no service account in {SERVICE_ACCOUNT}"
+                )
             )
         raise InvalidValue(f"no usable access to the API server: {absent}")
     loaded = client.Configuration()

@@ -91,7 +91,8 @@ def _with_verdict(answer: Explanation, pod: Pod, event: _Event | None) -> Explan
     if answer.state not in {"waits", "fits", "preempts"} or pod.spec.node_name:
         return answer
     own = _REASONS.get(answer.reason)
-    if own is not None and own.category is Category.REQUEST:
+    # The allocator's settings are not known here, and a request may be valid by these alone.
+    if own is not None and own.category is Category.REQUEST and (event is None or event.reason == own.value):
         return replace(answer, groups=(), nodes={}, ahead=())
     blank = replace(
         answer, state="waits", groups=(), nodes={}, candidates=(), remedies=(), examined=0, ahead=(), blocks=()

@@ -109,6 +109,16 @@ async def test_a_request_that_no_node_could_take_is_known_without_nodes(tenant: 
     assert (status, answer["reason"], answer["said_at"]) == (3, "InvalidRequest", "")
 
 
+async def test_the_allocators_event_outdoes_what_its_default_settings_would_refuse(tenant: Tenant) -> None:
+    made = await tenant.server.create(pod("train", "17"))
+    await tenant.told(made, "17 is no number", at=1, reason="InvalidRequest")
+    _, answer, _ = await tenant.explain("train")
+    assert (answer["reason"], answer["said_at"]) == ("InvalidRequest", "")
+    await tenant.told(made, NOTE, at=5)
+    _, answer, _ = await tenant.explain("train")
+    assert (answer["state"], answer["reason"], answer["message"]) == ("waits", "NotEnoughChips", NOTE)
+
+
 async def test_a_tenants_running_pod_has_its_chips_and_their_faults(tenant: Tenant) -> None:
     made = await tenant.server.create(pod("train", "2", node="n1", chips=[0, 1]))
     await tenant.told(made, "Ascend910-0: 80E18402", reason="NPUFault", reportingController="ascend-device-plugin")

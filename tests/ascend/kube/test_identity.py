@@ -1,5 +1,6 @@
 """The identity of a pod: its service account."""
 
+import json
 import os
 from pathlib import Path
 
@@ -51,6 +52,23 @@ async def test_a_renewed_token_is_used_after_a_minute(authority: Path) -> None:
     assert await access.headers() == {"Authorization": "Bearer first"}
     now_s += 1
     assert await access.headers() == {"Authorization": "Bearer second"}
+
+
+async def test_a_context_cluster_or_user_is_never_that_of_the_service_account(
+    authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "KUBECONFIG", str(authority / "config"))
+    for load in (load_access(context="prod"), load_access(cluster="prod"), load_access(user="ann")):
+        with pytest.raises(InvalidValue, match=rf"{authority}/config does not exist, and the service account in"):
+            await load
+    other = {
+        "users": [{"name": "ann", "user": {"token": "hers"}}],
+        "clusters": [{"name": "prod", "cluster": {"server": "http://prod"}}],
+        "contexts": [{"name": "prod", "context": {"cluster": "prod", "user": "ann"}}],
+    }
+    (authority / "config").write_text(json.dumps(other))
+    assert (await load_access(context="prod")).url == "http://prod"
+    assert (await load_access()).url == "https://[fd00::1]:443"
 
 
 async def test_an_unreadable_token_is_not_replaced(authority: Path) -> None:
