@@ -54,7 +54,7 @@ pods on some of its nodes may run for long, or for ever."""
 _MOST_DOUBLINGS: Final = 6
 
 LOANS: Final = 3
-"""How many times a job lends chips to another pod while it is the first, for each of its own pods that must be placed.
+"""How many times a job lends chips to another pod before it starts, for each of its own pods that must be placed.
 
 With fewer loans chips are idle, with more the oldest jobs wait longer (``python -m tests.bench.fairness FOLDER``)."""
 
@@ -110,7 +110,8 @@ class Earmarks:
         # For what chips were chosen last, and from which nodes, if nothing has changed there since.
         self._basis: tuple[Need, Part] | None = None
         self._most_loans = loans
-        self._loans = 0
+        # How many times each waiting job has lent chips: another may be first in the meantime.
+        self._loans = dict[str, tuple[Need, int]]()
         self._hopeless = set[object]()
         self._measured_s = ledger.promises.monotonic()
         self.kept_chip_s: defaultdict[str, float] = defaultdict(float)
@@ -164,15 +165,19 @@ class Earmarks:
     def lends(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None = None) -> bool:
         """Whether a pod alone that fits nowhere else would fit on chips that are lent to it."""
         promise, need = self._promise, self._last
-        if promise is None or need is None or self._loans >= self._most_loans * need.seats:
+        if promise is None or need is None or self._loans_of(need) >= self._most_loans * need.seats:
             return False
         if pod.priority != promise.priority:
             return False  # a more important job does not wait for it; a more important pod may use the chips anyway
         if not any(self._is_in_use(*each) for each in promise.chips.items()):
-            return False  # the job may start now
+            return False  # the job may start now, or once seats of others have lapsed
         names = promise.chips if candidates is None else promise.chips.keys() & candidates
         buckets = self._cluster.index.buckets_of(names)  # these are few, and nothing is lifted in vain
-        return any(isinstance(judge(each.vacancy.with_kept(), request), Fit) for each, _ in buckets)
+        if not any(isinstance(judge(each.vacancy.with_kept(), request), Fit) for each, _ in buckets):
+            return False
+        # More nodes may be kept than the job needs; it may start beside the pods on some of them.
+        buckets = self._cluster.index.buckets_of(promise.chips)
+        return sum(count * capacity(each.vacancy.with_kept(), need.request)[0] for each, count in buckets) < need.seats
 
     def borrow(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
         """Where a pod alone fits on chips that are lent to it; None if it fits nowhere, or they are not."""
@@ -180,8 +185,12 @@ class Earmarks:
             return None
         with self._ledger.promises.lifted((self._owner,)):
             best = self._cluster.index.best(request, candidates)
-        self._loans += best is not None
+        if best is not None and self._last is not None:
+            self._loans[self._owner] = self._last, self._loans_of(self._last) + 1
         return best
+
+    def _loans_of(self, need: Need) -> int:
+        return self._loans[need.owner][1] if need.owner in self._loans else 0
 
     @property
     def _state(self) -> tuple[int, tuple[int, int, int], float]:
@@ -210,10 +219,15 @@ class Earmarks:
         self._measured_s = now_s
 
     def _note_use(self) -> None:
-        """Remember if the job of the last earmark has started."""
+        """Remember if the job of the last earmark has started, and forget the loans of jobs that wait no more."""
         if self._last is not None and self._has_started(self._last):
             self.setbacks.used(self._last.job)
             self._last = None
+        self._loans = {owner: loans for owner, loans in self._loans.items() if self._waits(loans[0])}
+
+    def _waits(self, need: Need) -> bool:
+        is_known = need.owner in self._cluster.pods if need.is_alone else need.job in self._cluster.jobs.by_key
+        return is_known and not self._has_started(need)
 
     def _has_started(self, need: Need) -> bool:
         if need.is_alone:
@@ -264,7 +278,7 @@ class Earmarks:
                 continue
             if self._owner != need.owner:
                 yield from self._drop()
-                self._owner, self._first_s, self._drained_s, self._loans = need.owner, self._now_s, None, 0
+                self._owner, self._first_s, self._drained_s = need.owner, self._now_s, None
             self._last = need
             yield from self._keep(need, chips)
             return

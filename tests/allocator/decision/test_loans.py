@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from allocator.decision.earmarks import LOANS
 from ascend.kube.objects import Pod
-from tests.allocator.builders import World, pod
-from tests.allocator.decision.test_earmarks import end, gang, holder, places, world_of
-from tests.allocator.decision.test_earmarks_alone import CHIPS, full, late, refused
+from tests.allocator.builders import World, node, pod
+from tests.allocator.decision.test_earmarks import MESHES, end, gang, holder, places, world_of
+from tests.allocator.decision.test_earmarks_alone import CHIPS, OLD, full, kept_for, late, refused
 
 
 def half_free() -> World:
@@ -46,6 +46,90 @@ def test_a_job_lends_chips_no_more_than_a_few_times() -> None:
     assert not places(world, late("last", 4))
     end(world, "s0-1")
     assert places(world, world.cluster.pods["uid-big"]) == "n0"
+
+
+def a_gang_of_higher_priority(world: World) -> None:
+    world.add(node("n2", labels=MESHES), node("n3", labels=MESHES), *(pods := gang("urgent", 2, priority=1)))
+    assert kept_for(world) == ["job default/urgent"]
+    for each in pods:
+        world.add(holder(each.name, places(world, each), annotations=each.metadata.annotations))
+
+
+def a_pod_of_higher_priority(world: World) -> None:
+    assert not places(world, pod("urgent", 8, priority=1))
+    assert kept_for(world) == ["pod default/urgent"]
+    end(world, "urgent")
+
+
+def an_older_pod(world: World) -> None:
+    assert not places(world, pod("older", 8, since=OLD))
+    assert kept_for(world) == ["pod default/older"]
+    end(world, "older")
+
+
+def nobody(world: World) -> None:
+    world.add(*(node(f"n{number}", labels=MESHES, ready=False) for number in range(2)))
+    assert not kept_for(world)
+    world.add(*(node(f"n{number}", labels=MESHES) for number in range(2)))
+    world.now_s += 10
+
+
+@pytest.mark.parametrize("comes_first", [a_gang_of_higher_priority, a_pod_of_higher_priority, an_older_pod, nobody])
+def test_a_job_lends_no_more_chips_after_another_was_first_for_a_moment(comes_first: Callable[[World], None]) -> None:
+    world = half_free()
+    for number in range(LOANS):
+        assert runs(world, late(f"late-{number}", 4))
+        end(world, f"late-{number}")
+    comes_first(world)
+    assert kept_for(world) == ["pod default/big"]
+    assert not places(world, late("last", 4))
+
+
+def test_a_gang_that_waits_again_after_it_has_run_lends_chips_again() -> None:
+    world = full(2, *(pods := gang("big", 2)), loans=1)
+    end(world, "s0-0")
+    for number in range(2):
+        assert runs(world, late(f"late-{number}", 4))
+        end(world, f"late-{number}")
+    assert not places(world, late("other", 4))
+    for name in ("s0-1", "s1-0", "s1-1"):
+        end(world, name)
+    for each in pods:
+        world.add(holder(each.name, places(world, each), annotations=each.metadata.annotations))
+    assert not places(world, late("other", 4))
+    end(world, "big-0")
+    world.add(pods[0])
+    end(world, "big-1")
+    world.add(pods[1], holder("new", "n0", range(4)), holder("on-n1", "n1"))
+    assert places(world, late("other", 4)) == "n0"
+
+
+def test_a_gang_that_is_created_again_lends_chips_again() -> None:
+    pods = [refused(each, CHIPS) for each in gang("big", 2)]
+    world = full(2, *pods, loans=1)
+    end(world, "s0-0")
+    for number in range(2):
+        assert runs(world, late(f"late-{number}", 4))
+        end(world, f"late-{number}")
+    for each in pods:
+        end(world, each.name)
+    assert not kept_for(world)
+    world.add(*pods)
+    assert kept_for(world) == ["job default/big"]
+    assert places(world, late("other", 4)) == "n0"
+
+
+@pytest.mark.parametrize("free", [2, 3])
+def test_nothing_is_lent_once_the_gang_fits_beside_a_pod_on_its_nodes(free: int) -> None:
+    pods = gang("big", 3, chips=4)
+    world = full(2, *pods, loans=LOANS)
+    assert kept_for(world) == ["job default/big"]
+    for name in ("s0-0", "s0-1", "s1-0")[:free]:
+        end(world, name)
+    is_lent = free < len(pods)
+    assert world.engine.may_fit(small := late("small", 1)) is is_lent
+    assert bool(places(world, small)) is is_lent
+    assert bool(places(world, pods[0])) is not is_lent
 
 
 def of_lower_priority(_world: World) -> Pod:
