@@ -60,9 +60,14 @@ COMPLETE_S: Final = 5.0
 nominations are waited for. If that is too short, all of these Bindings are given up together, so that none is given up
 while nominations are waited for again."""
 
-
-WARNING_PERIOD_S: Final = 60.0
-"""How often it is logged at most that a scheduler has ended its request."""
+SAME_AGE_S: Final = 1.0
+"""Requests that a scheduler has ended at ages that differ by less, and that began further apart, have timed out."""
+SHORTEST_TIMEOUT_S: Final = 5.0
+"""kube-scheduler's default (k/k:pkg/scheduler/extender.go, DefaultExtenderTimeout)."""
+HELD_SHARE: Final = 0.8
+"""The share of a scheduler's time-out for which its Bindings are held."""
+STALE_S: Final = 5.0
+"""A refusal that is seen so soon after a Binding is held may be older than the request."""
 
 
 class _Call(NamedTuple):
@@ -140,7 +145,7 @@ class Barrier:
         self._assemblies: dict[JobKey, _Assembly] = {}
         self._why: Refusal | None = None
         self._closed: Refusal | None = None
-        self._warned_s = -math.inf
+        self._left = -math.inf, -math.inf
         self._excused: Callable[[], Iterable[str]] = tuple
         self._verdicts = Verdicts(cluster)
         self.lapsed = LapsedHolds(cluster, ledger, monotonic)
@@ -216,22 +221,33 @@ class Barrier:
         held = self._ledger.get(uid)
         assembly = self._assemblies.get(JobKey.of_plan(held.plan)) if held is not None and held.plan else None
         if assembly is not None and uid in assembly.held and not assembly.is_open:
-            self._warn_of_timeout(assembly.job, uid)
+            self._learn_timeout(assembly.job, uid)
             self._lapse(assembly, uid, "its scheduler does not wait any more")
 
-    def _warn_of_timeout(self, job: Job, uid: str) -> None:
-        """A scheduler whose own time-out is too short tries the pods of large gangs again and again."""
+    def _learn_timeout(self, job: Job, uid: str) -> None:
+        """Hold Bindings for less long than a scheduler waits for them, as far as its ended requests show.
+
+        A scheduler that ends a request itself writes the same sentence each time, and so never shows that it has given
+        the pod up (``lapsed.py``). Requests that began at different times and were ended at one age have timed out;
+        a scheduler that stops ends requests of different ages.
+        """
         reservation, now_s = self._ledger.get(uid), self._monotonic()
-        if reservation is None or now_s - self._warned_s < WARNING_PERIOD_S:
+        if reservation is None:
             return
-        self._warned_s = now_s
+        waited_s = now_s - reservation.since_s
+        last_s, last_waited_s = self._left
+        self._left = reservation.since_s, waited_s
+        is_same_age = abs(waited_s - last_waited_s) < SAME_AGE_S <= abs(reservation.since_s - last_s)
+        if not is_same_age or waited_s < SHORTEST_TIMEOUT_S or waited_s >= self._hold_s:
+            return
+        configured_s, self._hold_s = self._hold_s, HELD_SHARE * waited_s
         log.warning(
-            "a scheduler has ended its request to bind a pod of a gang: unless it was stopped, its httpTimeout should"
-            " be longer than gang_hold_s",
+            "kube-scheduler's httpTimeout is shorter than gang_hold_s: Bindings are held for less long from now on",
             job=str(job.key),
             pod=reservation.pod,
-            waited_s=round(now_s - reservation.since_s, 1),
-            gang_hold_s=self._hold_s,
+            waited_s=round(waited_s, 1),
+            gang_hold_s=configured_s,
+            held_for_s=round(self._hold_s, 1),
         )
 
     def withdraw(self, uid: str) -> None:
@@ -266,6 +282,7 @@ class Barrier:
                 pod = self._cluster.pods.get(uid)
                 if uid in self.lapsed and (pod is None or self.lapsed.has_ended(pod)):
                     self._ledger.withdraw(uid)
+            self._end_refused(assembly)
             self._open_if_complete(assembly)
             for uid in self._late(assembly):
                 await turn.share()
@@ -341,6 +358,18 @@ class Barrier:
             asyncio.get_running_loop().call_soon(self._let_pass, assembly)
         else:
             del self._assemblies[key]
+
+    def _end_refused(self, assembly: _Assembly) -> None:
+        """End the wait of pods that a scheduler has refused since: another one waits for the answer, or nobody."""
+        for uid in [uid for uid, verdict in self._verdicts.of(assembly.job.key).items() if verdict.number]:
+            reservation = self._ledger.get(uid)
+            if uid not in assembly.held or assembly.is_open or reservation is None:
+                continue
+            if self._monotonic() - reservation.since_s < STALE_S:
+                self._verdicts.settle(uid)
+            else:
+                sentence = f"pod {reservation.pod}: a scheduler has refused it since its Binding is held"
+                self._end(uid, Refusal(Reason.GANG_STEPPED_BACK, sentence))
 
     def _late(self, assembly: _Assembly) -> list[str]:
         """The uids of the pods whose callers have waited for as long as they may."""

@@ -223,19 +223,84 @@ async def test_a_caller_that_does_not_come_again_by_itself_keeps_no_claim() -> N
     assert (rig.stage(a.uid), len(rig.barrier.lapsed)) == (Stage.PLANNED, 0)
 
 
-async def test_a_scheduler_that_does_not_wait_for_as_long_as_bindings_are_held_is_named_once() -> None:
-    pods = gang("a", 4)
-    rig = rig_of(*pods)
+class ImpatientScheduler(SlowScheduler):
+    """A scheduler that ends its requests itself, and always with the same sentence."""
+
+    timeout_s = 20.0
+
+    def __init__(self, rig: BinderWorld) -> None:
+        super().__init__(rig)
+        self.queue: list[Pod] = []
+        self.backoff: list[Pod] = []
+
+    async def run(self, seconds: float, period_s: int) -> None:
+        """Try a pod every few seconds, in turn one that has not been tried and one that was given up."""
+        for second in range(round(seconds)):
+            waiting = self.queue if second % (2 * period_s) == 0 else self.backoff
+            if second % period_s == 0 and waiting:
+                await self.try_(self.rig.world.cluster.pods[waiting.pop(0).uid], NAMES)
+            await self.wait(1)
+            await self._end_late()
+
+    async def stop(self) -> None:
+        """End all requests at once."""
+        await cancelled(list(self.bindings.values()))
+
+    def _give_up(self, uid: str, message: str) -> None:
+        super()._give_up(uid, message)
+        self.backoff.append(self.rig.world.cluster.pods[uid])
+
+    async def _end_late(self) -> None:
+        for uid, task in tuple(self.bindings.items()):
+            held = self.rig.world.ledger.get(uid)
+            if held is not None and not task.done() and self.rig.world.now_s - held.since_s >= self.timeout_s:
+                del self.bindings[uid]
+                await cancelled([task])
+                self._give_up(uid, "context deadline exceeded")
+
+
+def impatient(*pods: Pod) -> ImpatientScheduler:
+    rig = BinderWorld(*pods, hold_s=290.0)
+    rig.world.add(*(node(name, labels=LABELS) for name in NAMES))
+    scheduler = ImpatientScheduler(rig)
+    scheduler.queue += pods
+    return scheduler
+
+
+async def test_a_gang_starts_although_its_scheduler_waits_less_long_than_bindings_are_held() -> None:
+    pods = sharing(12)
+    scheduler = impatient(*pods)
     with capture_logs() as logs:
-        for each in pods[:3]:
-            place = rig.world.engine.place(each)
-            calling = asyncio.create_task(rig.binder.bind(PodRef.of(each), place.node, is_repeated=True))
-            await asyncio.sleep(0.01)
-            rig.world.now_s += 5
-            await cancelled([calling])
+        await scheduler.run(300, period_s=4)
+    await scheduler.rig.binder.drain()
+    assert scheduler.posted == len(pods)
     (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
-    assert "httpTimeout should be longer than gang_hold_s" in warning["event"]
-    assert (warning["pod"], warning["waited_s"], warning["gang_hold_s"]) == (pods[0].key, 5.0, HOLD_S)
+    assert "httpTimeout is shorter than gang_hold_s" in warning["event"]
+    assert (warning["waited_s"], warning["gang_hold_s"], warning["held_for_s"]) == (20.0, 290.0, 16.0)
+
+
+async def test_a_scheduler_that_is_stopped_says_nothing_of_how_long_it_waits() -> None:
+    pods = gang("a", 4)
+    scheduler = impatient(*pods)
+    with capture_logs() as logs:
+        await scheduler.run(12, period_s=2)
+        await scheduler.stop()
+    assert not [entry for entry in logs if entry["log_level"] == "warning"]
+    assert len(scheduler.rig.barrier.lapsed) == 3
+
+
+async def test_a_pod_that_is_refused_while_its_binding_is_held_is_not_counted_on() -> None:
+    """Its scheduler has died without ending the request, and the next one has given the room away."""
+    pods = gang("a", 4)
+    scheduler = impatient(*pods)
+    await scheduler.run(14, period_s=3)
+    rig = scheduler.rig
+    rig.world.add(refused_by_its_scheduler(rig.world.cluster.pods[pods[0].uid]))
+    await scheduler.wait(1)
+    assert "a scheduler has refused it since" in (await scheduler.refusal(pods[0])).message
+    await scheduler.try_(pods[3], NAMES)
+    await asyncio.sleep(0.01)
+    assert scheduler.posted == 0
 
 
 def barrier_of(rig: BinderWorld, most_calls: int) -> Barrier:
