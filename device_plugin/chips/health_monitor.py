@@ -219,6 +219,7 @@ class HealthMonitor:
                 ledger.running,
                 ledger.given,
                 with_cores.get(device_type, 0),
+                ledger.under_other_ids,
             )
             for device_type, ledger in self._ledgers.vnpus.items()
         }
@@ -232,9 +233,8 @@ class HealthMonitor:
                 running |= device_type.chips(found.running)
             vnpus = {}
         divided = cores.cut if self._by_cores else 0
-        others = whole.running & ~whole.under_own_ids
         snapshot = self._book.judge(
-            at, used=used, running=running, vnpus=vnpus, divided=divided, under_other_ids=others
+            at, used=used, running=running, vnpus=vnpus, divided=divided, under_other_ids=whole.under_other_ids
         )
         snapshot = snapshot.withholding(*self._withheld)
         self._next_s = self._book.next_s(at)

@@ -122,6 +122,7 @@ class Vnpus:
         given: those of them that pods were given by this plugin's ledger. Annotations alone, which a pod's author could
             write, make no removed vNPU of a whole chip.
         with_cores: those of pods that request AI cores.
+        under_other_ids: those that pods run with and that the kubelet's ledger has not under their own ids.
     """
 
     present: ChipSet = 0
@@ -129,6 +130,7 @@ class Vnpus:
     running: ChipSet = 0
     given: ChipSet = 0
     with_cores: ChipSet = 0
+    under_other_ids: ChipSet = 0
 
     @property
     def offered(self) -> ChipSet:

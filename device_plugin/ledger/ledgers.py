@@ -44,9 +44,10 @@ class Ledger:
         return chip_set(number for handover in self.handovers for number in handover.chips)
 
     @property
-    def under_own_ids(self) -> ChipSet:
-        """The devices that the kubelet's ledger has for the pods that have them."""
-        return chip_set(number for each in self.handovers for number in {*each.chips}.intersection(each.kubelet_ids))
+    def under_other_ids(self) -> ChipSet:
+        """The devices that pods run with and that the kubelet's ledger has not for these pods under their own ids."""
+        own = (number for each in self.handovers for number in {*each.chips}.intersection(each.kubelet_ids))
+        return self.running & ~chip_set(own)
 
     @property
     def running(self) -> ChipSet:

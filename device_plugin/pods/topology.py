@@ -220,10 +220,14 @@ class TopologyUpdates:
 
     async def run(self) -> None:
         """Keep it up to date until cancelled."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + REFRESH_S
         while True:
             versions = (self._snapshots.version,)
-            if not await wait_for_change((self._snapshots,), versions, REFRESH_S):
+            await wait_for_change((self._snapshots,), versions, due_s - loop.time())
+            if loop.time() >= due_s:
                 await self._read()
+                due_s = loop.time() + REFRESH_S
             self._update()
 
     def _update(self) -> None:

@@ -80,12 +80,13 @@ class Keeping:
         """Wait until exactly these devices of a type are offered, unhealthy for these reasons."""
         await until(lambda: self.snapshots.value is not None and self.health(device_type) == health)
 
-    def give(self, name: str, device: str, device_type: DeviceType = TWO_CORES) -> Pod:
-        """Let a pod run with a vNPU."""
+    def give(self, name: str, device: str, device_type: DeviceType = TWO_CORES, kubelet_id: str = "") -> Pod:
+        """Let a pod run with a vNPU, which the kubelet's ledger may have under another id."""
         runs = vnpu_pod(name, device, started=True)
         self.ledgers.applied(runs)
         number = device_type.parse(device)
-        self.ledgers.serve(device_type).handovers.add(HandOver(runs.uid, f"default/{name}", (number,), (number,)))
+        counted = device_type.parse(kubelet_id or device)
+        self.ledgers.serve(device_type).handovers.add(HandOver(runs.uid, f"default/{name}", (number,), (counted,)))
         return runs
 
 
@@ -158,6 +159,16 @@ async def test_a_fault_of_a_cut_chip_is_one_of_all_its_vnpus_and_is_reported_as_
     assert keeping.offered(TWO_CORES).sent_healthy == 0
     hiding = replace(keeping.snapshot, tells_faults_in_use=False)
     assert offered(hiding, TWO_CORES).sent_healthy == 1 << TWO_CORES.parse("Ascend910-2c-100-1")
+
+
+async def test_a_fault_of_a_vnpu_that_the_kubelet_has_under_another_id_is_not_told_to_it(keeping: Keeping) -> None:
+    keeping.codes[1] = (SEPARATING,)
+    keeping.find({100: "vir02", 101: "vir02"})
+    keeping.give("runs", "Ascend910-2c-100-1", kubelet_id="Ascend910-2c-102-0")
+    keeping.give("own", "Ascend910-2c-101-1")
+    await until(lambda: keeping.snapshots.value is not None and keeping.offered(TWO_CORES).running.bit_count() == 2)
+    assert keeping.health(TWO_CORES) == {"Ascend910-2c-100-1": "Fault", "Ascend910-2c-101-1": "Fault"}
+    assert keeping.offered(TWO_CORES).sent_healthy == 1 << TWO_CORES.parse("Ascend910-2c-100-1")
 
 
 async def test_a_fault_that_bars_new_pods_leaves_only_the_vnpus_in_use_healthy(keeping: Keeping) -> None:

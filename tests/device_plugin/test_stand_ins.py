@@ -1,11 +1,17 @@
 """Pods get their chips whatever ids the kubelet counts for the pods of another device plugin."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascend.chips import chip_set
+from ascend.vnpus import Vnpu
+from device_plugin.device_types import DeviceType, number_of
 from device_plugin.driver import ChipFacts
+from device_plugin.health.offers import offered
+from device_plugin.health.snapshot import Vnpus
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
@@ -76,8 +82,30 @@ def test_the_kubelet_shows_no_fault_in_the_status_of_a_pod_that_has_not_the_chip
     chips = {chip: judged_chip(healthy=chip not in broken) for chip in CHIPS}
     shown = replace(
         snapshot(chips=chips, of=server(*map(ChipFacts, sorted(CHIPS))), running=ledger.given),
-        under_other_ids=ledger.given & ~ledger.under_own_ids,
+        under_other_ids=ledger.under_other_ids,
     )
     unhealthy = {chip for chip in CHIPS if not shown.sent_healthy >> chip & 1}
+    for each in running:
+        assert unhealthy.intersection(each.kubelet_ids) == broken.intersection(each.chips, each.kubelet_ids)
+
+
+@given(foreign(), st.frozensets(st.integers(0, 15)))
+def test_the_kubelet_shows_no_fault_in_the_status_of_a_pod_that_has_not_the_vnpu(
+    running: list[HandOver], faulty: frozenset[int]
+) -> None:
+    """Each chip is one vNPU here."""
+    device_type = DeviceType("2c")
+
+    def vnpus(chips: Iterable[int]) -> tuple[int, ...]:
+        return tuple(number_of(Vnpu(device_type.suffix, chip, 100 + chip)) for chip in chips)
+
+    ledger = Ledgers(NodePods(lambda _uid: None), HandOvers()).serve(device_type)
+    for each in running:
+        ledger.handovers.add(replace(each, chips=vnpus(each.chips), kubelet_ids=vnpus(each.kubelet_ids)))
+    broken = faulty & {chip for each in running for chip in each.chips}
+    judged = snapshot(*broken, of=server(*map(ChipFacts, sorted(CHIPS))))
+    found = Vnpus(chip_set(vnpus(CHIPS)), ledger.used, ledger.running, ledger.given, 0, ledger.under_other_ids)
+    shown = offered(replace(judged, vnpus={device_type: found}), device_type)
+    unhealthy = {chip for chip in CHIPS if not shown.sent_healthy >> vnpus([chip])[0] & 1}
     for each in running:
         assert unhealthy.intersection(each.kubelet_ids) == broken.intersection(each.chips, each.kubelet_ids)

@@ -1,5 +1,6 @@
 """Containers know where their chips are: by variables, and by a file about the server."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import chip_ids
+from ascend.daemon.observable import Observable
 from ascend.deviceinfo import NAMESPACE
+from ascend.errors import NotFound
+from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Metadata, Node
 from ascend.leaf_switches import NAME, Spot, SwitchTable
 from ascend.products import PRODUCTS, Product
 from ascend.rules.identity import ACCELERATOR_TYPE, RACK_LABEL
 from device_plugin.driver import NO_CARD, ChipFacts, ChipType, Inventory
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.pods.container_edits import ContainerEdits
-from device_plugin.pods.topology import FILE, INSIDE, Topology, node_topology, variables
+from device_plugin.pods.topology import (
+    FILE,
+    INSIDE,
+    REFRESH_S,
+    Topology,
+    TopologyUpdates,
+    node_topology,
+    variables,
+)
 from sandbox.kubelet.runtime import NODE_IP
-from tests.device_plugin.api import NODE
+from tests.device_plugin.api import NODE, running
 from tests.device_plugin.builders import server, snapshot
 from tests.device_plugin.small_disk import SmallDisk
 from tests.device_plugin.whole import whole_node
@@ -138,3 +151,33 @@ async def test_a_container_gets_variables_and_file_by_the_table_of_leaf_switches
             assert container.mounts[str(INSIDE)] == (str(places), True)
             written = json.loads((places / FILE).read_text())
             assert (written["schema"], written["product"]) == ("ascend-affinity/topology/v1", "910A")
+
+
+class RelabelledNode(KubeClient):
+    """An API server whose Node has the number of the read as its rack, and which has no table of leaf switches."""
+
+    def __init__(self) -> None:
+        self.read_at_s: list[float] = []
+
+    async def request(self, _method: str, path: str, **_options: Any) -> bytes:  # type: ignore[override]  # what is used of it
+        if not path.endswith(f"/nodes/{NODE}"):
+            raise NotFound("not found", status=404)
+        self.read_at_s.append(asyncio.get_running_loop().time())
+        labels = {RACK_LABEL: str(len(self.read_at_s))}
+        return json.dumps({"metadata": {"name": NODE, "labels": labels}}).encode()
+
+
+@pytest.mark.looptime
+async def test_the_node_is_read_again_in_time_however_often_pods_start(tmp_path: Path) -> None:
+    client, topology = RelabelledNode(), Topology(tmp_path)
+    snapshots: Observable[Snapshot | None] = Observable(snapshot(of=a3()))
+    updates = TopologyUpdates(client, node(), ADDRESS, snapshots, topology)
+    start_s = asyncio.get_running_loop().time()
+    await updates.begin()
+    async with running(updates.run()):
+        for number in range(70):
+            await asyncio.sleep(10.0)
+            snapshots.set(snapshot(of=a3(), used=number))
+        await asyncio.sleep(REFRESH_S)
+    assert [round(at_s - start_s) for at_s in client.read_at_s] == [0, 300, 600, 900]
+    assert topology.add(ContainerEdits({}, {}), (0,)).envs["ASCEND_AFFINITY_RACK"] == "4"
