@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 import structlog
 
 from ascend.chips import RESOURCE
+from ascend.cordons import CORDONED, Cordon, write_cordons
 from ascend.deviceinfo import DeviceReport, config_map_name, decode_report, encode_report
 from ascend.errors import InvalidReport, NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin.app import Plugin
+from device_plugin.driver import LINK_DOWN
 from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import UpgradeReason
 from device_plugin.publish import reporter as report_module
 from device_plugin.publish.device_info_configmap import SIGNATURE
 from device_plugin.publish.readmission_labels import CHIPS
@@ -170,13 +174,39 @@ async def test_the_commands_for_operators_take_chips_out_of_use_and_back(folder:
     async with whole_node(folder) as whole, whole.plugin() as plugin:
         site = Site(whole, plugin)
         await site.reported(free=0xFF)
-        separated = []
-        for namespace, name, body in commands:
-            assert (namespace, name.replace("NODE", NODE)) == (KUBE_SYSTEM, REPORT)
-            await whole.client.patch(CONFIG_MAPS, REPORT, json.loads(body), namespace=namespace)
-            separated.append(sum(1 << int(chip_id) for chip_id in re.findall(r"Ascend910-(\d+)", body)))
-            await site.reported(unhealthy=separated[-1], free=0xFF & ~separated[-1])
-        assert separated == [0b10_0100, 0b10_0000, 0]
+        ((namespace, name, body),) = commands
+        assert (namespace, name.replace("NODE", NODE)) == (KUBE_SYSTEM, REPORT)
+        for changed, separated in ((body, 0b10_0100), (body.replace("Ascend910-2,", ""), 0b10_0000)):
+            await whole.client.patch(CONFIG_MAPS, REPORT, json.loads(changed), namespace=namespace)
+            await site.reported(unhealthy=separated, free=0xFF & ~separated)
+
+
+@pytest.mark.parametrize("when", ["before the start", "while it runs"])
+async def test_a_cordon_takes_a_chip_out_of_use_whose_port_a_rule_has_separated(folder: Path, when: str) -> None:
+    async with whole_node(folder) as whole:
+        why = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", time.time_ns() // 10**6)
+        before = encode_report(make_report(snapshot(manually_separated=0b1000, upgrade_reasons={3: (why,)}), 1))
+        annotations: JsonObject = {CORDONED: write_cordons({3: Cordon("fan")})}
+        metadata: JsonObject = {"name": REPORT, "namespace": KUBE_SYSTEM}
+        if when == "before the start":
+            metadata["annotations"] = annotations
+        body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": before}
+        await whole.client.create(CONFIG_MAPS, body, KUBE_SYSTEM)
+        plugin = Plugin(whole.settings())
+        async with running(plugin.run()):
+            site = Site(whole, plugin)
+            if when == "while it runs":
+                await site.reported(unhealthy=0, network_unhealthy=0b1000, manually_separated=0b1000)
+                await site.offered(8)
+                change: JsonObject = {"metadata": {"annotations": annotations}}
+                await whole.client.patch(CONFIG_MAPS, REPORT, change, namespace=KUBE_SYSTEM)
+            await site.reported(unhealthy=0b1000, manually_separated=0b1000)
+            await site.offered(7)
+            # The annotation goes with the entry of the list.
+            await site.edit("")
+            await site.reported(unhealthy=0, manually_separated=0)
+            await site.offered(8)
+            assert CORDONED not in (await site.config_map()).metadata.annotations
 
 
 async def test_a_separated_entry_that_is_no_chip_is_kept_and_announced(folder: Path) -> None:
