@@ -457,9 +457,16 @@ async def test_processes_on_chips_that_nobody_was_given_are_named(
 async def test_a_process_that_ends_between_two_looks_is_no_finding(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "AGAIN_S", 0.2)
+    look = processes._foreign  # the other process comes between the two looks, however slow they are
+
+    async def look_and_change(*of: Any) -> dict[int, frozenset[int]]:
+        found = await look(*of)
+        whole.node.edit_chip(5, processes=[4712])
+        return found
+
     whole.node.edit_chip(5, processes=[4711])
-    asyncio.get_running_loop().call_later(0.05, lambda: whole.node.edit_chip(5, processes=[4712]))
+    monkeypatch.setattr(processes, "AGAIN_S", 0.0)
+    monkeypatch.setattr(processes, "_foreign", look_and_change)
     assert await processes.check_processes(whole.settings(), list) == [
         ok("none uses a chip of another pod, or of nobody, among 8 chips")
     ]
