@@ -19,6 +19,7 @@ from ascend.annotations import (
     SERVER_TYPE,
     SUPER_POD_ID,
 )
+from ascend.cordons import CORDONED
 from ascend.deviceinfo import DESCRIPTION, DEVICE_INFO, LABELS, MANUALLY_SEPARATED, SWITCH_INFO, UPGRADE_REASONS
 from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
 from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
@@ -57,7 +58,7 @@ and the chips that somebody else has changed since (``device_plugin/pods/annotat
 REPORT_LABELS: Final = tuple(LABELS)
 """Labels of the node's report."""
 
-REPORT_ANNOTATIONS: Final = (*SIGNATURE, LAST_UPDATE)
+REPORT_ANNOTATIONS: Final = (*SIGNATURE, LAST_UPDATE, CORDONED)
 """Annotations of the node's report."""
 
 REPORT_KEYS: Final = (DEVICE_INFO, SWITCH_INFO, MANUALLY_SEPARATED, UPGRADE_REASONS, DESCRIPTION)
