@@ -87,6 +87,7 @@ class Cluster:
         self._pods: dict[str, Pod] = {}
         self._gone: dict[str, None] = {}
         self.plain = PlainPods()
+        self.plain.lost = self._opened
         self.index = NodeIndex()
         self.labels = NodeLabels(self._records)
         self.changes = Changes()
@@ -157,6 +158,7 @@ class Cluster:
         self._held_deleted.discard(uid)
         record = self._records.get(node)
         if record is not None and uid not in self._pods:
+            self._opened()
             self._end(record, uid)
 
     @property
@@ -221,6 +223,7 @@ class Cluster:
         self._pods[pod.uid] = pod
         self._gone.pop(pod.uid, None)
         self._drop_plan(self.jobs.pod_applied(pod))
+        self._note_end(old, _occupied(pod))
         if old is not None and old.spec.node_name != pod.spec.node_name:
             self._unhold(old)
         holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
@@ -285,12 +288,20 @@ class Cluster:
 
     def _remove(self, pod: Pod) -> None:
         self.waiting.discard(pod.uid)
-        self._pods.pop(pod.uid, None)
+        self._note_end(self._pods.pop(pod.uid, None))
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
         self._ledger.promises.drop(pod.uid)
         self._drop_plan(self.jobs.pod_deleted(pod))
         self.followers.deleted(pod)
+
+    def _opened(self) -> None:
+        self.openings += 1
+
+    def _note_end(self, old: Pod | None, occupied: str = "") -> None:
+        """Count a pod that has ended or left its node; not all that are kept request chips."""
+        if old is not None and _occupied(old) not in {"", occupied}:
+            self._opened()
 
     def _drop_plan(self, job: JobKey | None) -> None:
         if job is not None:
@@ -315,7 +326,6 @@ class Cluster:
         """Take over that a pod holds nothing of a node any more."""
         holding = record.holdings.pop(uid, None)
         if holding is not None:
-            self.openings += 1
             record.swaps = after_end(record.swaps, record.partners, uid, holding, record.holdings)
             record.partners = without_partner(record.partners, uid)
             self._drop_if_empty(record.name)
@@ -405,3 +415,8 @@ class Cluster:
             self.index.drop(name)
             self._locate(name, NOWHERE)
             self.changes.note(name)
+
+
+def _occupied(pod: Pod) -> str:
+    """The name of the node whose CPU and host ports a pod keeps from others; empty if it is not bound, or has ended."""
+    return pod.spec.node_name if pod.is_live else ""

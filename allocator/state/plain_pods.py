@@ -4,7 +4,7 @@ They count only where a scheduler preempts them for another resource, as CPU: th
 node is chosen. With 100,000 of them a whole object each would take 600 MB.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -63,10 +63,12 @@ class PlainPods:
 
     Attributes:
         schedulers: the names of the schedulers that are served.
+        lost: called after a list that lacked pods: they have ended while nobody watched.
     """
 
     def __init__(self) -> None:
         self.schedulers: Collection[str] = ()
+        self.lost: Callable[[], None] = lambda: None
         # A uid as a number takes half the memory of its text, and numbers don't concern the garbage collector.
         self._pods: dict[int | str, int] = {}
         self._listed: dict[int | str, int] | None = None
@@ -111,7 +113,10 @@ class PlainPods:
     def list_ended(self) -> None:
         """Those that were not put since the list started no longer exist."""
         if self._listed is not None:
+            is_complete = len(self._listed) >= len(self._pods)  # what is listed is put into both
             self._pods, self._listed = self._listed, None
+            if not is_complete:
+                self.lost()
 
     def _pack(self, pod: Pod) -> int:
         position = self._position.setdefault(pod.priority, len(self._priorities))

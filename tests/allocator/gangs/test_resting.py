@@ -74,10 +74,17 @@ def test_the_more_different_gangs_rest_the_longer_each_does_after_its_second_try
     assert not is_resting(world, gangs[0])
 
 
-@pytest.mark.parametrize("change", ["a pod ends", "a node comes", "a node changes"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "a pod ends", "a node comes", "a node changes", "a plain pod is not listed any more", "a launcher has finished",
+        "a launcher is gone",
+    ],
+)  # fmt: skip
 def test_a_long_rest_ends_when_a_pod_ends_or_a_node_changes(change: str) -> None:
     world, pods, runs = world_of(2, **MESHES), gang("tried"), pod("runs", 1, node="n1", chips=[7])
-    world.add(*pods, runs)
+    launcher = pod("launcher", None, node="n1", annotations={MIN_AVAILABLE: "2"}, phase="Running")
+    world.add(*pods, runs, launcher, pod("plain", None, node="n1", phase="Running"))
     for _ in range(2):
         world.now_s += 1000
         try_in_vain(world, pods)
@@ -115,3 +122,10 @@ def test_a_gang_that_lacks_chips_does_not_rest() -> None:
     world.fill("n1")
     assert reason(world, pods[0]) in {Reason.GANG_STEPPED_BACK, Reason.GANG_DOES_NOT_FIT}
     assert not is_resting(world, pods)
+        case "a plain pod is not listed any more":
+            world.cluster.plain.list_started()
+            world.cluster.plain.list_ended()
+        case "a launcher has finished":
+            world.add(replace(launcher, status=replace(launcher.status, phase="Succeeded")))
+        case "a launcher is gone":
+            world.cluster.pod_deleted(launcher)
