@@ -67,14 +67,15 @@ class Attempts:
         self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner, obstacles: Obstacles
     ) -> None:
         self._examined_s: dict[JobKey, float] = {}
+        self._resting = Resting(cluster, ledger.monotonic)
         self.queue = StartQueue(
             cluster.jobs.by_key,
             ledger.monotonic,
             has_started=lambda job: progress.find_started(job) is not None,
             holds=progress.holds,
             has_prospects=self._has_prospects,
+            started=self._resting.ended,
         )
-        self._resting = Resting(cluster, ledger.monotonic)
         self._obstacles = obstacles
         self._cluster = cluster
         self._ledger = ledger

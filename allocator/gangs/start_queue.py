@@ -88,6 +88,7 @@ class StartQueue:
         has_started: whether a gang need not wait any more.
         holds: whether Bindings of a gang are held.
         has_prospects: whether a gang could start in its turn, as far as is known.
+        started: called with a gang that has started, and does not wait any more.
     """
 
     def __init__(
@@ -96,13 +97,16 @@ class StartQueue:
         monotonic: Callable[[], float],
         has_started: Callable[[Job], bool],
         holds: Callable[[Job], bool],
+        *,
         has_prospects: Callable[[Job], bool] = lambda _job: True,
+        started: Callable[[JobKey], None] = lambda _job: None,
     ) -> None:
         self._jobs = jobs
         self._monotonic = monotonic
         self._has_started = has_started
         self._holds = holds
         self._has_prospects = has_prospects
+        self._started = started
         self._waiting: dict[JobKey, Wait] = {}
         self._first: JobKey | None = None
         self._in_vain = 0  # turns since a gang has started last
@@ -229,8 +233,11 @@ class StartQueue:
         """Forget gangs that have started or are gone."""
         for key, wait in tuple(self._waiting.items()):
             job = self._jobs.get(key)
-            if job is None or job.first_version != wait.job or self._has_started(job):
+            if job is None or job.first_version != wait.job:
                 self.leave(key)
+            elif self._has_started(job):
+                self.leave(key)
+                self._started(key)
 
 
 def _new(job: Job, *, has_begun: bool = False) -> Wait:

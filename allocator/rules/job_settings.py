@@ -49,6 +49,11 @@ class Place(NamedTuple):
     annotations: dict[str, str]
 
 
+def deciding(values: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """The deciding ones of labels or annotations, with their values."""
+    return frozenset((name, values[name]) for name in DECIDING & values.keys())
+
+
 def places(facts: Iterable[tuple[JobKey | None, JobFacts | None]]) -> tuple[Place, ...]:
     """The places with settings, the most important one first.
 

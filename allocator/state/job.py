@@ -19,7 +19,7 @@ from allocator.rules.job import (
     stated_replicas,
     works_alone,
 )
-from allocator.rules.job_settings import Place, places
+from allocator.rules.job_settings import Place, deciding, places
 from allocator.rules.validity import requested_vnpus
 from allocator.state.owned import Owned
 from allocator.state.pod_ranks import PodRanks
@@ -77,7 +77,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
         group: what its pod group says; None without one.
         source: what the object says from which its pods were created; None if it has none, or none is known.
         settings: what is written on both of how the job is to be placed.
-        requirements: the sum of the numbers of what its pods ask of nodes: the same for jobs with equal pods.
+        requirements: the sum of the numbers of what its pods ask of nodes, by their specs and the settings on them: the
+            same for jobs with equal pods.
     """
 
     key: JobKey
@@ -349,7 +350,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         if old is None or not _is_as_before(old, pod):
             self.version = VERSIONS.take()
         self.present += 1
-        self.requirements += pod.spec.requirements
+        self.requirements += _requirements_of(pod)
         self.size += pod.requests_chips
         self.ended += pod.requests_chips and not pod.is_live
         vnpus = requested_vnpus(pod) if pod.is_live else 0
@@ -372,7 +373,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         if pod is None:
             return None
         self.present -= 1
-        self.requirements -= pod.spec.requirements
+        self.requirements -= _requirements_of(pod)
         self.size -= pod.requests_chips
         self.ended -= pod.requests_chips and not pod.is_live
         self._vnpus.pop(uid, None)
@@ -392,6 +393,10 @@ def _turn(pod: Pod) -> tuple[bool, int, bool, str, str]:
     rank, created = own_rank(pod), pod.metadata.creation_timestamp
     # A pod that is being created has no timestamp yet.
     return rank is None, rank or 0, created is None, created or "", pod.name
+
+
+def _requirements_of(pod: Pod) -> int:
+    return pod.spec.requirements + hash(deciding(pod.metadata.labels) | deciding(pod.metadata.annotations))
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:

@@ -1,22 +1,31 @@
 """Gangs whose pods exclude each other rest after a try in vain, with all gangs whose pods ask for the same."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from msgspec.structs import replace
 
 from allocator.gangs.resting import FIRST_REST_S, SHARE_S
 from allocator.gangs.start_queue import IDLE_S
+from allocator.rules.job_kinds import VOLCANO
+from allocator.rules.job_products import SUB_HEALTH_STRATEGY
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import GROUP, World, node, pod
-from tests.allocator.gangs.builders import MESHES, reason, world_of
+from tests.allocator.builders import GROUP, World, node, pod, pod_group
+from tests.allocator.gangs.builders import MESHES, bind, reason, world_of
+
+AVOIDS_SUB_HEALTHY = {SUB_HEALTH_STRATEGY: "graceExit"}
 
 
-def gang(name: str, *, requirements: int = 1) -> list[Pod]:
+def gang(name: str, *, requirements: int = 1, labels: Mapping[str, str] = MappingProxyType({})) -> list[Pod]:
     """Three pods with 2 chips each."""
     annotations = {GROUP: name, MIN_AVAILABLE: "3"}
-    return [pod(f"{name}-{rank}", 2, annotations=annotations, requirements=requirements) for rank in range(3)]
+    own = {"job": name, **labels}
+    names = [f"{name}-{rank}" for rank in range(3)]
+    return [pod(each, 2, annotations=annotations, labels=own, requirements=requirements) for each in names]
 
 
 def try_in_vain(world: World, pods: list[Pod]) -> None:
@@ -49,6 +58,49 @@ def test_gangs_with_equal_pods_rest_after_a_try_in_vain_and_others_do_not() -> N
     assert is_resting(world, equal)
     assert not any(map(world.engine.may_fit, (*tried, *equal)))
     assert world.engine.place(other[0]).node
+
+
+def test_gangs_rest_after_a_try_of_one_with_the_same_settings_only() -> None:
+    world, tried, equal = world_of(2, **MESHES), gang("tried"), gang("equal")
+    other = gang("other", labels=AVOIDS_SUB_HEALTHY)
+    world.add(*tried, *equal, *other)
+    try_in_vain(world, tried)
+    assert is_resting(world, equal)
+    assert world.engine.place(other[0]).node
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_the_settings_of_its_pod_group_count_for_the_rest_of_a_gang(*, is_alike: bool) -> None:
+    world, tried, other = world_of(2, **MESHES), gang("tried"), gang("other")
+    world.add(*tried, *other)
+    for name in ("tried", "other"):
+        group, labels = pod_group(3, name=name), AVOIDS_SUB_HEALTHY if is_alike or name == "other" else {}
+        world.cluster.jobs.group_applied(VOLCANO, replace(group, metadata=replace(group.metadata, labels=labels)))
+    try_in_vain(world, tried)
+    if is_alike:
+        assert is_resting(world, other)
+    else:
+        assert world.engine.place(other[0]).node
+
+
+def test_a_gang_that_starts_makes_its_successor_rest_no_longer_than_a_new_one() -> None:
+    world, pods, successor = world_of(2, **MESHES), gang("tried"), gang("next")
+    world.add(*pods)
+    for _ in range(6):
+        world.now_s += 1000
+        try_in_vain(world, pods)
+    world.now_s += 1000
+    for each in pods[:-1]:
+        assert reason(world, each) is Reason.GANG_STEPPED_BACK
+    for each in reversed(pods):
+        bind(world, each)
+    world.engine.gangs.pass_on()
+    for each in pods:
+        world.cluster.pod_deleted(each)
+    world.add(*successor)
+    try_in_vain(world, successor)
+    world.now_s += FIRST_REST_S
+    assert not is_resting(world, successor)
 
 
 def test_a_rest_is_longer_after_each_try_in_vain() -> None:
@@ -89,6 +141,13 @@ def test_a_long_rest_ends_when_a_pod_ends_or_a_node_changes(change: str) -> None
         world.now_s += 1000
         try_in_vain(world, pods)
     match change:
+        case "a plain pod is not listed any more":
+            world.cluster.plain.list_started()
+            world.cluster.plain.list_ended()
+        case "a launcher has finished":
+            world.add(replace(launcher, status=replace(launcher.status, phase="Succeeded")))
+        case "a launcher is gone":
+            world.cluster.pod_deleted(launcher)
         case "a pod ends":
             world.cluster.pod_deleted(runs)
         case "a node comes":
@@ -122,10 +181,3 @@ def test_a_gang_that_lacks_chips_does_not_rest() -> None:
     world.fill("n1")
     assert reason(world, pods[0]) in {Reason.GANG_STEPPED_BACK, Reason.GANG_DOES_NOT_FIT}
     assert not is_resting(world, pods)
-        case "a plain pod is not listed any more":
-            world.cluster.plain.list_started()
-            world.cluster.plain.list_ended()
-        case "a launcher has finished":
-            world.add(replace(launcher, status=replace(launcher.status, phase="Succeeded")))
-        case "a launcher is gone":
-            world.cluster.pod_deleted(launcher)
