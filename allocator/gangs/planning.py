@@ -337,7 +337,13 @@ class Planner:
         if scope.limits:
             there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
             limits |= {node: max(0, most - there[node]) for node, most in scope.limits.items()}
-        found = at_once(self.search.seats(replace(gang, limits=limits), needed, self._cluster.index))
+        members = gang.members
+        if scope.wait is not None and job.is_mixed and gang.policy.level is None:
+            # Which of its pods fit on a node together only tries show, and the same try would show the same again.
+            first = scope.wait.tries % len(members)
+            members = members[first:] + members[:first]
+        wanted = replace(gang, members=members, limits=limits)
+        found = at_once(self.search.seats(wanted, needed, self._cluster.index))
         if isinstance(found, Refusal):
             raise found
         return found

@@ -180,3 +180,18 @@ async def test_a_gang_whose_pods_differ_is_tried_until_each_is_where_it_fits(pri
     await simulation.run(300)
     assert simulation.started(mixed) == 3
     await simulation.close()
+
+
+async def test_a_gang_whose_pods_differ_is_tried_with_others_of_them_on_a_node() -> None:
+    """The pod that needs all CPU of a node has to be planned first, and on the only node that another one leaves."""
+    nodes, annotations = frozenset(["n0", "n1"]), {GROUP: "mixed", MIN_AVAILABLE: "3"}
+    mixed = [
+        Demand(
+            pod(f"mixed-{rank}", 4, annotations=annotations, tolerations=" ".join(sorted(tolerated))), 4, cpu, tolerated
+        )
+        for rank, (cpu, tolerated) in enumerate([(1, nodes), (4, nodes), (1, frozenset(["n1"]))])
+    ]
+    simulation = Simulation(Case({"n0": 4, "n1": 4}, [mixed]), earmark_share=1.0)
+    await simulation.run(300)
+    assert simulation.started(mixed) == 3
+    await simulation.close()
