@@ -59,6 +59,14 @@ PLACED_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, built_image: image.Image) -> Iterator[Cluster]:
+    """The cluster of all tests that stand an earlier installation."""
+    with with_pods(built_image) as cluster:
+        yield cluster
+        cluster.keep_logs = request.session.testsfailed > 0
+
+
+@contextlib.contextmanager
+def with_pods(built_image: image.Image) -> Iterator[Cluster]:
     """A cluster with pod network, controllers, and the image on both nodes."""
     with Cluster(2, pod_network=True) as cluster:
         start_controller_manager(cluster, PODS)
@@ -69,7 +77,6 @@ def cluster(request: pytest.FixtureRequest, built_image: image.Image) -> Iterato
             )
         cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         yield cluster
-        cluster.keep_logs = request.session.testsfailed > 0
 
 
 def provide(cluster: Cluster, built: image.Image) -> None:
@@ -364,21 +371,24 @@ def provide_scheduler(cluster: Cluster) -> str:
 
 
 @pytest.mark.shows("image", "910A")
-def test_a_deployment_that_waits_for_the_installation_fails_once_at_most(
-    cluster: Cluster, built_image: image.Image
-) -> None:
-    """The nodes have their label, and the Deployment exists: all is done in the wrong order."""
-    web = Deployment(cluster, "default", "web")
-    with installed(cluster, built_image, connected=False):
-        web.wait_until_denied()
-        assert len(web.pods("Failed")) == 1
-        connect_scheduler(cluster)
-        place(cluster, "alone")
-        web.delete("Failed")
-        web.wait_until_running()
-        assert not web.pods("Failed")
-        web.end()
-        cluster.delete_pod("alone")
+def test_a_deployment_that_waits_for_the_installation_fails_once_at_most(built_image: image.Image) -> None:
+    """The nodes have their label, and the Deployment exists: all is done in the wrong order.
+
+    The cluster is new: an API server watches the parameters of a policy that was deleted and made again only after its
+    own restart, if these are of a kind of Kubernetes (docs/allocator.md#a-scheduler-that-is-not-connected).
+    """
+    with with_pods(built_image) as cluster:
+        web = Deployment(cluster, "default", "web")
+        with installed(cluster, built_image, connected=False):
+            web.wait_until_denied()
+            assert len(web.pods("Failed")) == 1
+            connect_scheduler(cluster)
+            place(cluster, "alone")
+            web.delete("Failed")
+            web.wait_until_running()
+            assert not web.pods("Failed")
+            web.end()
+            cluster.delete_pod("alone")
 
 
 def resolve_service(cluster: Cluster) -> None:
