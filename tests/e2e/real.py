@@ -158,6 +158,7 @@ def _node(
             http_address=f"127.0.0.1:{port}",
             injection="both",
             dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
+            faults_in_use=setup.faults_in_use,
         )
         name = f"ascend-device-plugin-{number}" if number else "ascend-device-plugin"
         return RealProgram(node.process(name, command, **environment)), f"http://127.0.0.1:{port}"

@@ -186,6 +186,7 @@ def _node(node: SandboxNode, kubeconfig: Path, setup: Setup, folder: Path) -> Sa
             device_plugin_dir=str(node.kubelet.socket_dir),
             pod_resources_socket=str(node.kubelet.pod_resources_socket),
             dynamic_vnpus=str(setup.dynamic_vnpus).lower(),
+            faults_in_use=setup.faults_in_use,
         )
         program = SandboxProgram("ascend-device-plugin", command, folder / f"{node.name}.log")
         return program, f"http://127.0.0.1:{port}"

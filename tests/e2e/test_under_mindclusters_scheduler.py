@@ -20,7 +20,7 @@ from tests.e2e.test_main_job import check_hand_over
 from tests.e2e.world import Setup, World, annotated
 from tests.mindcluster.scheduler import FAULT_SCHEDULING, JOB, NAME, MindClusterScheduler
 
-SETUP = Setup(node_status_period_s=10.0)
+SETUP = Setup(node_status_period_s=10.0, faults_in_use="healthy")
 
 pytestmark = pytest.mark.parametrize(
     "shared_world",

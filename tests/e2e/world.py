@@ -50,6 +50,7 @@ class Setup:
         reservation_ttl_s: the allocators' setting.
         gang_hold_s: the allocators' setting.
         dynamic_vnpus: the device plugins' setting: the nodes offer AI cores.
+        faults_in_use: the device plugins' setting.
         nslb_version: the allocators' setting.
         shared_tor_num: the allocators' setting.
         node_status_period_s: how often the sandbox's kubelets update their Nodes at most; real ones do once a second.
@@ -65,6 +66,7 @@ class Setup:
     reservation_ttl_s: float = 30.0
     gang_hold_s: float = 290.0
     dynamic_vnpus: bool = False
+    faults_in_use: str = "unhealthy"
     nslb_version: str = "1.0"
     shared_tor_num: int = 2
     node_status_period_s: float = 0.0
