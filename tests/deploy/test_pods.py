@@ -15,7 +15,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +40,6 @@ from tests.cluster.nodes import Node
 from tests.cluster.processes import wait_until
 from tests.deploy import helm, image
 from tests.deploy.chart_programs import REAL, scheduler_configuration
-from tests.deploy.workloads import Deployment
 
 log = logging.getLogger(__name__)
 
@@ -370,27 +368,6 @@ def provide_scheduler(cluster: Cluster) -> str:
     return version
 
 
-@pytest.mark.shows("image", "910A")
-def test_a_deployment_that_waits_for_the_installation_fails_once_at_most(built_image: image.Image) -> None:
-    """The nodes have their label, and the Deployment exists: all is done in the wrong order.
-
-    The cluster is new: an API server watches the parameters of a policy that was deleted and made again only after its
-    own restart, if these are of a kind of Kubernetes (docs/allocator.md#a-scheduler-that-is-not-connected).
-    """
-    with with_pods(built_image) as cluster:
-        web = Deployment(cluster, "default", "web")
-        with installed(cluster, built_image, connected=False):
-            web.wait_until_denied()
-            assert len(web.pods("Failed")) == 1
-            connect_scheduler(cluster)
-            place(cluster, "alone")
-            web.delete("Failed")
-            web.wait_until_running()
-            assert not web.pods("Failed")
-            web.end()
-            cluster.delete_pod("alone")
-
-
 def resolve_service(cluster: Cluster) -> None:
     """Let the chart's kube-scheduler resolve the name of the allocator's Service: there is no DNS server here."""
     address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
@@ -666,53 +643,6 @@ def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: imag
 def is_ready(cluster: Cluster, item: dict[str, Any]) -> bool:
     status = cluster.api.get(f"{CORE}/pods/{item['metadata']['name']}")["status"]
     return any(each == {**each, "type": "Ready", "status": "True"} for each in status["conditions"])
-
-
-@pytest.mark.shows("image", "910A")
-def test_the_commands_of_the_pilot(cluster: Cluster, built_image: image.Image, tmp_path: Path) -> None:
-    page = (helm.REPOSITORY / "docs" / "pilot.md").read_text()
-    values, manifest = blocks(page, "yaml")
-    dry_run, install, use, back = blocks(page, "sh")
-    (tmp_path / "pilot.yaml").write_text(values)
-    (tmp_path / "pilot-pod.yaml").write_text(manifest.replace("busybox:1.36", archives.BUSYBOX_IMAGE))
-    provide_scheduler(cluster)
-    here = f"image.repository={image.NAME},image.tag={built_image.tag},devicePlugin.driver.type=simulated"
-    here += f",scheduler.image.repository={SCHEDULER_IMAGE}"
-
-    def run(text: str) -> str:
-        out = ""
-        for command in text.strip().splitlines():
-            named = re.sub(r"pilot(-pod)?\.yaml", lambda name: str(tmp_path / name[0]), command.replace("NODE", "n1"))
-            named = f"{named} --set {here}" if named.startswith("helm install") else named
-            began = time.monotonic()
-            done = shell(cluster, named)
-            log.info("%.1f s: %s", time.monotonic() - began, command)
-            assert not done.returncode, f"{command}: {done.stdout}{done.stderr}"
-            out += done.stdout
-        return out
-
-    before = everything(cluster)
-    assert "kind: DaemonSet" in run(dry_run)
-    assert everything(cluster) == before
-    try:
-        run(install)
-        resolve_service(cluster)
-        (plugin,) = pods_of(cluster, "device-plugin")
-        assert plugin["spec"]["nodeName"] == "n1"
-        assert re.search(r"^Ascend910-\d,Ascend910-\d$.*: 0 problems", run(use), re.MULTILINE | re.DOTALL)
-        # Pods of others are neither denied nor placed elsewhere than before.
-        cluster.api.create(pod("of-others", 3, schedulerName="another"))
-        cluster.delete_pod("of-others")
-        run(back)
-    finally:
-        shell(cluster, f"helm uninstall {' '.join(WHERE)} --ignore-not-found --wait")  # if a command before has failed
-        shell(cluster, f"kubectl delete namespace {NAMESPACE} --ignore-not-found --wait=false")
-        wait_until(lambda: not is_there(cluster), timeout_s=INSTALL_S, what="the namespace is gone")
-        cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    assert cluster.api.get("/api/v1/nodes/n1")["status"]["allocatable"].get(RESOURCE, "0") == "0"
-    wait_until(
-        lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
-    )
 
 
 def is_there(cluster: Cluster) -> bool:

@@ -96,9 +96,12 @@ class Service:
                         each.cancel()
                     await asyncio.gather(*copying, return_exceptions=True)
             finally:
-                back_writer.close()
+                back_writer.transport.abort()  # closing would wait until an allocator that is overloaded has read all
         except OSError:
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         finally:
             writer.close()
 
