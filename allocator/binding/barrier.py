@@ -61,7 +61,7 @@ nominations are waited for. If that is too short, all of these Bindings are give
 while nominations are waited for again."""
 
 SAME_AGE_S: Final = 1.0
-"""Requests that a scheduler has ended at ages that differ by less, and that began further apart, have timed out."""
+"""Requests ended at ages that differ by less, but begun further apart, have met the time-out of their scheduler."""
 SHORTEST_TIMEOUT_S: Final = 5.0
 """kube-scheduler's default (k/k:pkg/scheduler/extender.go, DefaultExtenderTimeout)."""
 HELD_SHARE: Final = 0.8
@@ -221,7 +221,8 @@ class Barrier:
         held = self._ledger.get(uid)
         assembly = self._assemblies.get(JobKey.of_plan(held.plan)) if held is not None and held.plan else None
         if assembly is not None and uid in assembly.held and not assembly.is_open:
-            self._learn_timeout(assembly.job, uid)
+            if assembly.held[uid].is_repeated:  # the time-outs of other callers are no kube-scheduler's
+                self._learn_timeout(assembly.job, uid)
             self._lapse(assembly, uid, "its scheduler does not wait any more")
 
     def _learn_timeout(self, job: Job, uid: str) -> None:

@@ -338,7 +338,7 @@ class Planner:
             there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
             limits |= {node: max(0, most - there[node]) for node, most in scope.limits.items()}
         members = gang.members
-        if scope.wait is not None and job.is_mixed and gang.policy.level is None:
+        if members and scope.wait is not None and job.is_mixed and gang.policy.level is None:
             # Which of its pods fit on a node together only tries show, and the same try would show the same again.
             first = scope.wait.tries % len(members)
             members = members[first:] + members[:first]

@@ -289,6 +289,18 @@ async def test_a_scheduler_that_is_stopped_says_nothing_of_how_long_it_waits() -
     assert len(scheduler.rig.barrier.lapsed) == 3
 
 
+async def test_the_time_out_of_a_caller_other_than_kube_scheduler_is_not_learned() -> None:
+    pods = gang("a", 4)
+    rig = rig_of(*pods)
+    with capture_logs() as logs:
+        for each in pods[:3]:
+            calling = asyncio.create_task(rig.binder.bind(PodRef.of(each), rig.world.engine.place(each).node))
+            await asyncio.sleep(0.01)
+            rig.world.now_s += 10
+            await cancelled([calling])
+    assert not [entry for entry in logs if entry["log_level"] == "warning"]
+
+
 async def test_a_pod_that_is_refused_while_its_binding_is_held_is_not_counted_on() -> None:
     """Its scheduler has died without ending the request, and the next one has given the room away."""
     pods = gang("a", 4)
