@@ -55,6 +55,7 @@ from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_health import NodeHealth
 from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
+from device_plugin.publish.readiness import Readiness
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
 from device_plugin.publish.reporter import Reporter
 from device_plugin.publish.restore import restore
@@ -133,13 +134,14 @@ class Plugin:
                 chips = self._chip_side(client, events)
                 pods = self._pod_side(client, kubelet_pods, events)
                 refresh = chips.meter.refresh if settings.telemetry else None
-                probes = Probes(chips, pods, self.snapshots, kubelet=lambda: kubelet_pods.problem, unread=self._unread)
+                probes = Probes(chips, pods, self.snapshots, unread=self._unread)
                 # The page is served from the start; it shows what is missing.
                 probes.add(page, self._live, self.metrics.registry, refresh)
+                readiness = Readiness(client, settings.node_name, probes.lacks)
                 async with serve_http(page, settings.http_address, refusals=self.metrics.http) as self.http_address:
                     log.info("started", node=settings.node_name, http=self.http_address)
                     try:
-                        await self._work(client, events, chips, pods)
+                        await self._work(client, events, chips, pods, readiness)
                     finally:
                         chips.meter.close()
                         pods.close()
@@ -149,12 +151,15 @@ class Plugin:
     def _kubelet_pods_url(self) -> str:
         return self._settings.kubelet_pods_url or pods_url(self._host_ip)
 
-    async def _work(self, client: KubeClient, events: EventRecorder, chips: ChipSide, pods: PodSide) -> None:
+    async def _work(
+        self, client: KubeClient, events: EventRecorder, chips: ChipSide, pods: PodSide, readiness: Readiness
+    ) -> None:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             start("running time", self._time.run(_stood_still))
             # First: the start can wait for the API server for as long as that takes.
             start("settings", self._follow_settings(chips))
+            start("readiness", readiness.run())
             # What the start waits for is read in parallel: the driver, the pods, and what restore() reads.
             restored = asyncio.Event()
             start("scanner", chips.scanner.run(restored))
@@ -171,6 +176,7 @@ class Plugin:
             if not self._host_ip:
                 self._host_ip = node.internal_ip
                 log.info("learned this node's address", address=self._host_ip)
+            start("kubelet's pods", pods.kubelet_pods.follow())
             start("fault rules", chips.fault_config.follow(client))
             # The health of a chip can depend on the pod that runs with it, so the pods come before the judgement.
             await pods.watch.synced.wait()
@@ -186,7 +192,9 @@ class Plugin:
                 finally:
                     # No task here writes any more, and no other plugin does yet: its first report comes after this.
                     if not pods.succession.has_begun and pods.lock.is_still_ours():
-                        await asyncio.gather(chips.reporter.sign_off(), chips.node_health.sign_off())
+                        await asyncio.gather(
+                            chips.reporter.sign_off(), chips.node_health.sign_off(), readiness.sign_off()
+                        )
 
     def _check_kind(self) -> None:
         """Check that the chips can be cut when pods start, if the settings say so.
@@ -493,7 +501,7 @@ class Plugin:
         )
         maker = OfferMaker(surroundings, self.order)
         cores = maker.make_cores(self._driver) if settings.dynamic_vnpus else None
-        return PodSide(watch, claims, lock, succession, maker.make(WHOLE_CHIPS), {}, maker.make, cores)
+        return PodSide(watch, kubelet_pods, claims, lock, succession, maker.make(WHOLE_CHIPS), {}, maker.make, cores)
 
     def _inject(self, chips: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
         edits = self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from ascend.conditions import Lack
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from ascend.kube.reflector import Reflector
@@ -18,6 +19,7 @@ from device_plugin.chips.switch_monitor import SwitchMonitor
 from device_plugin.device_types import DeviceType
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.offers import CoreOffer, Offer
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
@@ -54,6 +56,7 @@ class PodSide:
 
     Attributes:
         watch: of the node's pods.
+        kubelet_pods: lists those that the kubelet knows.
         claims: writes what they were given.
         lock: of this node's instances.
         succession: hands the kubelet over to another instance.
@@ -64,6 +67,7 @@ class PodSide:
     """
 
     watch: Reflector[Pod]
+    kubelet_pods: KubeletPods
     claims: ClaimWriter
     lock: InstanceLock
     succession: Succession
@@ -115,7 +119,6 @@ class Probes:
         chips: reads, judges and reports the chips.
         pods: gives the chips to pods.
         snapshots: the chips as judged.
-        kubelet: why the kubelet could not be verified; without it the plugin works, but guesses which pod is admitted.
         unread: what the start waits for, and why it can't be read.
     """
 
@@ -125,33 +128,46 @@ class Probes:
         pods: PodSide,
         snapshots: Observable[Snapshot | None],
         *,
-        kubelet: Check,
         unread: Mapping[str, str],
     ) -> None:
         def unless_on_standby(check: Check) -> Check:
             return lambda: None if pods.lock.stands_by else check()
 
         reads: dict[str, Check] = {
-            "node": lambda: chips.node_object.problem,
-            "start": lambda: next((f"{what} can't be read: {why}" for what, why in unread.items()), None),
-            "driver": lambda: chips.scanner.problem,
-            "pods": lambda: None if pods.watch.synced.is_set() else "the node's pods are not listed yet",
+            Lack.NODE: lambda: chips.node_object.problem,
+            Lack.START: lambda: next((f"{what} can't be read: {why}" for what, why in unread.items()), None),
+            Lack.DRIVER: lambda: chips.scanner.problem,
+            Lack.PODS: lambda: None if pods.watch.synced.is_set() else "the node's pods are not listed yet",
         }
         # Only the instance that has the lock does this.
         works: dict[str, Check] = {
-            "lock": lambda: pods.lock.problem,
-            "kubelet": lambda: pods.problem,
-            "report": lambda: chips.reporter.problem,
-            "claims": lambda: pods.claims.problem,
+            Lack.LOCK: lambda: pods.lock.problem,
+            Lack.KUBELET: lambda: pods.problem,
+            Lack.REPORT: lambda: chips.reporter.problem,
+            Lack.CLAIMS: lambda: pods.claims.problem,
         }
-        self.ready = reads | works | {"kubelet's certificate": kubelet}
+        self._lock, self._reads = pods.lock, reads
+        # Without it the plugin works, but guesses which pod is admitted.
+        self._works = works | {Lack.KUBELETS_PODS: lambda: pods.kubelet_pods.problem}
+        self.ready = reads | self._works
         self.standby = reads | {name: unless_on_standby(check) for name, check in works.items()}
         self.started: dict[str, Check] = {
             "node": lambda: chips.node_object.problem,
             "chips": lambda: None if snapshots.value is not None else "no chip has been judged yet",
-            "lock": self.standby["lock"],
-            "kubelet": lambda: None if pods.other_plugin else self.standby["kubelet"](),
+            "lock": self.standby[Lack.LOCK],
+            "kubelet": lambda: None if pods.other_plugin else self.standby[Lack.KUBELET](),
         }
+
+    def lacks(self) -> Mapping[Lack, str] | None:
+        """What the plugin lacks, each with a sentence; None if another instance works on the node.
+
+        The first that it waits for explains why the rest does not work yet.
+        """
+        if self._lock.is_anothers:
+            return None
+        first = ({Lack(name): why} for name, check in self._reads.items() if (why := check()) is not None)
+        works = {Lack(name): why for name, check in self._works.items() if (why := check()) is not None}
+        return next(first, works)
 
     def add(
         self,

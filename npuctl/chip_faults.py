@@ -20,7 +20,8 @@ class ChipFault(NamedTuple):
         codes: its fault codes; none if the device plugin can't read it, holds it back or was told to.
         level: the level of these codes, as on the wire; empty without codes.
         pods: the pods (``namespace/name``) that have it or a part of it.
-        cause: why it has no code: ``reset``, ``separated`` or ``silent``; empty if it has one.
+        cause: why it has no code: ``reset``, ``separated`` or ``silent``; ``port`` if its network port is what must
+            not be used; empty if it has a code.
         may_go_on: its pods may go on with it.
         cordon: who has taken it out of use, when and why; None if nobody has said so.
     """
@@ -49,12 +50,14 @@ class ChipFault(NamedTuple):
     @property
     def advice(self) -> str:
         """What to do about it."""
-        return action(self.level, in_use=bool(self.pods)) or _ADVICE.get(self.cause, "")
+        of_level = action(self.level, in_use=bool(self.pods)) if self.cause != "port" else ""
+        return of_level or _ADVICE.get(self.cause, "")
 
 
 _CAUSES = {
     "reset": "the chip is being reset",
     "separated": "an operator has taken the chip out of use, or the rule of frequent faults",
+    "port": "its network port can't be used",
     "silent": "unhealthy without a fault code: the driver does not answer for it, or it is held back after a fault",
 }
 _ADVICE = {
@@ -62,6 +65,7 @@ _ADVICE = {
     "separated": (
         "npuctl chip uncordon puts it back once it is repaired (docs/device-plugin.md#taking-a-chip-out-of-use)"
     ),
+    "port": "repair the link; until then only jobs on one server can use the chip",
     "silent": "npuctl doctor on the node says what its driver answers; if it stays so, restart the server",
 }
 
@@ -74,15 +78,29 @@ def chip_faults(record: NodeRecord, report: DeviceReport | None, cordons: Mappin
     if not isinstance(record.report, NodeReport) or report is None:
         return
     barred = record.report.unhealthy | record.report.pre_separate
-    holders = record.holdings.values()
     for chip in chip_ids(barred):
-        own = [each for each in report.faults if each.npu_name == chip_name(chip) and not each.of_network]
-        codes = tuple(code for each in own for code in each.fault_code.split(",") if code)
-        pods = tuple(sorted(each.pod for each in holders if each.occupied >> chip & 1))
+        level, codes, pods = _facts(record, report, chip, of_network=False)
         may_go_on = not record.report.unhealthy >> chip & 1
         cause = ""
         if not codes:
             is_reset, is_separated = report.recovering >> chip & 1, report.manually_separated >> chip & 1
             cause = "reset" if is_reset else "separated" if is_separated else "silent"
-        level = own[0].fault_level if own else ""
         yield ChipFault(record.name, chip, codes, level, pods, cause, may_go_on, cordons.get(chip))
+
+
+def port_faults(record: NodeRecord, report: DeviceReport | None) -> Iterator[ChipFault]:
+    """The chips of a node whose network ports must not be used, by number; none without a valid report."""
+    if isinstance(record.report, NodeReport) and report is not None:
+        for chip in chip_ids(record.report.network_unhealthy):
+            level, codes, pods = _facts(record, report, chip, of_network=True)
+            yield ChipFault(record.name, chip, codes, level, pods, "port")
+
+
+def _facts(
+    record: NodeRecord, report: DeviceReport, chip: int, *, of_network: bool
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """The level and the codes of a chip, or of its port, and its pods."""
+    own = [each for each in report.faults if each.npu_name == chip_name(chip) and each.of_network == of_network]
+    codes = tuple(code for each in own for code in each.fault_code.split(",") if code)
+    pods = tuple(sorted(each.pod for each in record.holdings.values() if each.occupied >> chip & 1))
+    return own[0].fault_level if own else "", codes, pods

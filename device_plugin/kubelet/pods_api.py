@@ -8,6 +8,7 @@ The kubelet adds a pod to that list right before it admits it, one at a time
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self
 from urllib.parse import urljoin
@@ -27,6 +28,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 DEADLINE_S = 0.8
 """Short enough for a preferred allocation to use the documented rule in time if the kubelet is silent."""
 METRICS_DEADLINE_S = 2.0
+FOLLOW_S = 60.0
+FOLLOW_AGAIN_S = 5.0
 
 
 def pods_url(host: str) -> str:
@@ -57,6 +60,7 @@ class KubeletPods:
         self._headers = headers
         self._identity = identity
         self._session: aiohttp.ClientSession | None = None
+        self._refusal: str | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession()
@@ -70,8 +74,15 @@ class KubeletPods:
 
     @property
     def problem(self) -> str | None:
-        """Why the kubelet could not be verified the last time; None if it was."""
-        return self._identity.problem
+        """Why the kubelet could not be verified, or did not list its pods, the last time; None if it did."""
+        return self._identity.problem or self._refusal
+
+    async def follow(self) -> None:
+        """Ask now and then, so that ``problem`` is known before a pod comes, and ends after a mend, until cancelled."""
+        while True:
+            with suppress(Unreachable):
+                await self.list()
+            await asyncio.sleep(FOLLOW_S if self.problem is None else FOLLOW_AGAIN_S)
 
     async def list(self) -> list[Pod]:
         """Return the pods that the kubelet knows now.
@@ -82,10 +93,16 @@ class KubeletPods:
         """
         url = self._url()
         try:
-            return msgspec.json.decode(await self._read(url, DEADLINE_S), type=_PodList).items or []
+            listed = msgspec.json.decode(await self._read(url, DEADLINE_S), type=_PodList).items or []
+        except Unreachable as error:
+            self._refusal = error.message
+            raise
         except (ValueError, RecursionError) as error:
             # msgspec raises them, also for input that is not UTF-8 or too deeply nested.
-            raise Unreachable(f"{url}: {error}") from error
+            self._refusal = f"{url}: {error}"
+            raise Unreachable(self._refusal) from error
+        self._refusal = None
+        return listed
 
     async def registrations(self, resource: str) -> Registrations:
         """Return how often plugins have registered a resource.

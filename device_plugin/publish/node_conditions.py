@@ -27,6 +27,7 @@ ENDED: Final = "DevicePluginEnded"
 OTHER_PLUGIN: Final = "OtherPlugin"
 
 LONGEST_MESSAGE: Final = 512
+"""Of the message of a condition."""
 
 TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -160,18 +160,8 @@ class NodeHealth:
                 refused = error
         return refused
 
-    async def _write_conditions(self, shown: dict[str, Condition], conditions: Sequence[Condition]) -> None:
-        stamp = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        written: list[JsonObject] = []
-        for each in conditions:
-            body = {**msgspec.to_builtins(each), "lastHeartbeatTime": stamp}
-            if each.type not in shown or shown[each.type].status != each.status:
-                body["lastTransitionTime"] = stamp
-            written.append(body)
-        body = {"status": {"conditions": written}}
-        self.applied(
-            await self._client.patch(NODES, self._node, body, subresource="status", content_type=STRATEGIC_MERGE_PATCH)
-        )
+    async def _write_conditions(self, shown: Mapping[str, Condition], conditions: Sequence[Condition]) -> None:
+        self.applied(await patch_conditions(self._client, self._node, conditions, shown, self._now()))
         if any(shown.get(each.type) != each for each in conditions):
             log.info(
                 "conditions written", conditions={each.type: f"{each.status}, {each.reason}" for each in conditions}
@@ -191,6 +181,26 @@ class NodeHealth:
             log.warning("the Node is tainted", taint=f"{taint.key}={taint.value}:{taint.effect}")
         elif len(others) < len(present):
             log.info("the Node's taint is removed", taint=TAINT)
+
+
+async def patch_conditions(
+    client: KubeClient, node: str, conditions: Sequence[Condition], shown: Mapping[str, Condition], now: datetime
+) -> Node:
+    """Write conditions of a Node, those of others stay; ``shown`` are those that it has, by type.
+
+    Raises:
+        ApiError: the server refuses.
+        Unreachable: it does not answer.
+    """
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    written: list[JsonObject] = []
+    for each in conditions:
+        body = {**msgspec.to_builtins(each), "lastHeartbeatTime": stamp}
+        if each.type not in shown or shown[each.type].status != each.status:
+            body["lastTransitionTime"] = stamp
+        written.append(body)
+    body = {"status": {"conditions": written}}
+    return await client.patch(NODES, node, body, subresource="status", content_type=STRATEGIC_MERGE_PATCH)
 
 
 def _shown(node: Node) -> dict[str, Condition]:

@@ -19,6 +19,7 @@ from ascend.annotations import (
     SERVER_TYPE,
     SUPER_POD_ID,
 )
+from ascend.conditions import NOT_READY
 from ascend.cordons import CORDONED
 from ascend.deviceinfo import DESCRIPTION, DEVICE_INFO, LABELS, MANUALLY_SEPARATED, SWITCH_INFO, UPGRADE_REASONS
 from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
@@ -45,7 +46,7 @@ NODE_LABELS: Final = (
 NODE_ANNOTATIONS: Final = (BASE_DEVICE_INFOS, SUPER_POD_ID, SERVER_INDEX, SERVER_TYPE, RESET_INFO, RESETS)
 """Annotations of the plugin's own Node."""
 
-NODE_CONDITIONS: Final = CONDITIONS
+NODE_CONDITIONS: Final = (*CONDITIONS, NOT_READY)
 """Types of conditions of the plugin's own Node."""
 
 NODE_TAINTS: Final = (TAINT,)

@@ -44,6 +44,19 @@ class InstanceLock:
         """Whether this instance takes over as soon as the one that works ends."""
         return self._file is None and self._successor is not None
 
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another instance has the lock."""
+        if self._file is not None:
+            return False
+        try:
+            _take(self._path).close()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Hold the lock within the block; wait while another instance has it or the folder is missing."""

@@ -1,7 +1,7 @@
 """The checks of a cluster: unusable nodes, device reports that are not renewed, pods with other chips than recorded."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -31,9 +31,11 @@ from npuctl.doctor.details import Details
 from npuctl.doctor.faults import check_faults
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
+from npuctl.doctor.plugins import check_plugins
 from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
 from npuctl.doctor.rights import check_rights
 from npuctl.doctor.schedulers import check_schedulers
+from npuctl.doctor.told import check_told
 from npuctl.doctor.variables import check_taken
 from npuctl.evaluation import Evaluation, Verdict
 from npuctl.output import as_values, group
@@ -73,6 +75,7 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
     found = [
         *named("nodes", _check_nodes(nodes)),
         *named("programs", programs),
+        *named("plugins", check_plugins(objects.nodes)),
         *schedulers,
         *named("rights", check_rights(details.denied)),
         *named("certificates", map(_expiring, details.expiring)),
@@ -80,9 +83,10 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
-        *named("faults", check_faults(nodes, objects.valid_reports, details.unread_chips, objects.cordons)),
+        *named("faults", check_faults(nodes, objects.valid_reports, objects.cordons, _spread(objects.pods))),
         *named("pods", _check_pods(objects.pods)),
         *named("pods", check_taken(details.taken)),
+        *named("events", check_told(details.told, objects.pods)),
     ]
     # From here on the pods that have a place count as bound.
     verdicts = [await evaluation.decide(pod) for pod in evaluation.waiting()]
@@ -195,6 +199,15 @@ def _offered(server: Server, unhealthy: ChipSet, kept: Kept) -> Iterator[tuple[s
     for suffix in sorted({each.suffix for each in server.vnpus}):
         name, offered = device_type(suffix), server.allocatable_vnpus.get(suffix, 0)
         yield f"vNPU {name}", f"vNPUs {name}", offered, healthy[suffix], kept.vnpus.get(suffix, 0)
+
+
+def _spread(pods: Iterable[Pod]) -> frozenset[str]:
+    """The pods of which a controller has others on other nodes: they need the network ports of their chips."""
+    nodes = defaultdict[str, dict[str, str]](dict)
+    for pod in pods:
+        if pod.spec.node_name and pod.is_live and (controller := pod.metadata.controller) is not None:
+            nodes[controller.uid][pod.key] = pod.spec.node_name
+    return frozenset(key for found in nodes.values() if len(set(found.values())) > 1 for key in found)
 
 
 def _names(held: Held) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, EVENTS, PODS
 from npuctl.doctor.rights import Account, Denied, read_denied
+from npuctl.doctor.told import ADVICE, Told
 from npuctl.doctor.variables import MOST_READ, PodVariables, Taken, taken, taken_in, wanted
 from npuctl.reading.files import documents_in
 from npuctl.reading.manifests import Manifest
@@ -30,9 +31,6 @@ COMPONENT: Final = "app.kubernetes.io/component"
 PLUGIN: Final = {**OURS, COMPONENT: "device-plugin"}
 ALLOCATOR: Final = {**OURS, COMPONENT: "allocator"}
 _EXPIRES: Final = "CertificateExpires"
-_UNHEALTHY: Final = "NPUUnhealthy"
-_REASONS: Final = (_EXPIRES, _UNHEALTHY, "NPURecovered")
-"""The reasons of the Events that are read."""
 _SERVED: Final = "--scheduler-names="
 _BINDINGS: Final = re.compile(r"--webhooks=\S*bindings")
 _SCHEDULER: Final = "scheduler"
@@ -67,6 +65,8 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 class _Metadata(msgspec.Struct):
     name: str
     namespace: str = ""
+    kind: str = ""
+    uid: str = ""
     labels: dict[str, str] | None = None
 
 
@@ -150,6 +150,13 @@ class _Event(msgspec.Struct, rename="camel"):
         repeated = self.series.last_observed_time if self.series is not None else ""
         return max(repeated, self.event_time or "", self.deprecated_last_timestamp or "")
 
+    @property
+    def told(self) -> Told:
+        """What it says, and of what."""
+        about = self.regarding or _Metadata("")
+        namespace = about.namespace if about.kind != "Node" else ""
+        return Told(self.reason, self.note, about.kind, "/".join(filter(None, (namespace, about.name))), about.uid)
+
 
 @dataclass(frozen=True, slots=True)
 class Details:
@@ -168,7 +175,7 @@ class Details:
         versions: the versions of this project's programs that run, by component.
         kube_schedulers: the command lines of the pods of kube-scheduler; none if it need not call the allocator: the
             chart has one of its own, or Bindings reach the allocator's webhook.
-        unread_chips: the names of the chips that the driver did not answer for, by node, by its last Events.
+        told: the Events whose reasons ``told.ADVICE`` names, the oldest first.
         expiring: what the Events of the allocator say of certificates.
         denied: the rights that the accounts of this project's programs lack; None if that is not known.
         is_whole: the objects are those of an API server, so what is not among them does not exist.
@@ -185,7 +192,7 @@ class Details:
     served: tuple[str, ...] | None = None
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
     kube_schedulers: tuple[str, ...] = ()
-    unread_chips: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    told: tuple[Told, ...] = ()
     expiring: tuple[str, ...] = ()
     denied: tuple[Denied, ...] | None = None
     is_whole: bool = False
@@ -223,7 +230,7 @@ async def read_details(client: KubeClient) -> Details:
         get("pods of kube-scheduler", PODS.path(), _List[_Pod], KUBE_SCHEDULER),
     )
     events = await asyncio.gather(
-        *(get("Events", EVENTS.path(), _List[_Event], fields=f"reason={reason}") for reason in _REASONS)
+        *(get("Events", EVENTS.path(), _List[_Event], fields=f"reason={reason}") for reason in (_EXPIRES, *ADVICE))
     )
     found, named = list[Taken](), wanted(_items(pods))
     if len(named) > MOST_READ:
@@ -239,8 +246,16 @@ async def read_details(client: KubeClient) -> Details:
             unread["rights"] = str(error)
     details = _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
     programs = _programs(_items(ours), _items(kube_schedulers))
-    posted = [event for some in events for event in _items(some)]
-    return replace(details, **programs, **_told(posted), taken=tuple(found), denied=denied, is_whole=True)
+    expiring, *told = (sorted(_items(each), key=lambda event: event.last) for each in events)
+    return replace(
+        details,
+        **programs,
+        expiring=tuple(dict.fromkeys(event.note for event in expiring)),
+        told=tuple(event.told for each in told for event in each),
+        taken=tuple(found),
+        denied=denied,
+        is_whole=True,
+    )
 
 
 def find_details(manifests: Iterable[Manifest]) -> Details:
@@ -295,27 +310,6 @@ def _accounts(ours: Iterable[_Pod]) -> Iterator[Account]:
         component = (pod.metadata.labels or {}).get(COMPONENT, "").partition("-pool")[0]
         if pod.runs and component in {ALLOCATOR[COMPONENT], PLUGIN[COMPONENT]}:
             yield Account(component, pod.user)
-
-
-def _told(events: Iterable[_Event]) -> dict[str, Any]:
-    """What the last Events say of certificates, and of chips that the driver does not answer for: as of ``Details``."""
-    chips, certificates = dict[tuple[str, str], str](), dict[str, None]()
-    for event in sorted(events, key=lambda event: event.last):
-        if event.reason == _EXPIRES:
-            certificates[event.note] = None
-            continue
-        node = event.regarding.name if event.regarding is not None else ""
-        for sentence in event.note.split("; "):
-            chip, _, said = sentence.partition(": ")
-            chips[node, chip.partition(" ")[0]] = said if event.reason == _UNHEALTHY else ""
-    unread = dict[str, set[str]]()
-    for (node, chip), said in chips.items():
-        if said.startswith("the driver "):
-            unread.setdefault(node, set()).add(chip)
-    return {
-        "unread_chips": {node: frozenset(names) for node, names in unread.items()},
-        "expiring": tuple(certificates),
-    }
 
 
 def _has(manifest: Manifest, labels: Mapping[str, str]) -> bool:

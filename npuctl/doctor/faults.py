@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from allocator.state.node import NodeRecord, Server
-from ascend.chips import chip_ids, chip_name, chip_set
+from ascend.chips import chip_set
 from ascend.cordons import Cordon
 from ascend.deviceinfo import DeviceReport
 from ascend.grammar import count, some
 from ascend.reasons import Reason
-from npuctl.chip_faults import ChipFault, chip_faults
+from npuctl.chip_faults import ChipFault, chip_faults, port_faults
 from npuctl.doctor.finding import Finding, ok, problem, warning
 
 _NOT_TRUSTED = {Reason.STALE_REPORT, Reason.INVALID_REPORT}
@@ -17,16 +17,16 @@ _NOT_TRUSTED = {Reason.STALE_REPORT, Reason.INVALID_REPORT}
 def check_faults(
     npu_nodes: Iterable[NodeRecord],
     reports: Mapping[str, DeviceReport],
-    unread: Mapping[str, Collection[str]],
     cordons: Mapping[str, Mapping[int, Cordon]],
+    spread: Collection[str],
 ) -> Iterator[Finding]:
     """Check the chips of nodes.
 
     Args:
         npu_nodes: the nodes.
         reports: their reports, by node; those that another check finds too old or invalid are not used.
-        unread: the names of chips that the driver did not answer for, by node: reports don't say so of chips in use.
         cordons: the chips that operators have taken out of use, by node and physical id.
+        spread: the pods that need the network ports of their chips.
     """
     faults, silent, chips = list[ChipFault](), list[str](), 0
     for record in npu_nodes:
@@ -34,7 +34,8 @@ def check_faults(
             continue
         own = list(chip_faults(record, reports.get(record.name), cordons.get(record.name, {})))
         chips += record.server.reported.bit_count()
-        if _is_silent(record, own, unread.get(record.name, ())):
+        faults += port_faults(record, reports.get(record.name))
+        if _is_silent(record, own):
             silent.append(record.name)
         else:
             faults += own
@@ -46,39 +47,39 @@ def check_faults(
     alike: dict[tuple[bool, bool, tuple[str, ...], str, str], list[ChipFault]] = {}
     for each in faults:
         alike.setdefault((not each.pods, each.may_go_on, each.codes, each.cause, each.what), []).append(each)
-    yield from (_finding(same) for _, same in sorted(alike.items()))
+    yield from (_finding(same, spread) for _, same in sorted(alike.items()))
     if not silent and not faults:
         yield ok(f"none of {count(chips, 'chip')} has a fault that bars its use")
 
 
-def _finding(same: list[ChipFault]) -> Finding:
+def _finding(same: list[ChipFault], spread: Collection[str]) -> Finding:
     """What is said of chips with the same codes, all of which are in use, or none."""
     first, names = same[0], [each.name for each in same]
     pods = tuple(dict.fromkeys(pod for each in same for pod in each.pods))
     nodes = tuple(dict.fromkeys(each.node for each in same))
-    have = "has" if len(same) == 1 else "have"
+    have = f"{'has' if len(same) == 1 else 'have'} a fault" + (" of its network port" if first.cause == "port" else "")
     if not pods:
-        sentence = f"{_chips(names)} {have} a fault: {first.what}" if first.codes else f"{_chips(names)}: {first.what}"
+        sentence = f"{_chips(names)} {have}: {first.what}" if first.codes else f"{_chips(names)}: {first.what}"
         return warning(sentence, first.advice, nodes=nodes, codes=first.codes)
     run = f"pod {pods[0]} runs" if len(pods) == 1 else f"{len(pods)} pods ({some(pods)}) run"
-    sentence = f"{run} on {_chips(names)}" + (f", which {have} a fault: " if first.codes else ": ") + first.what
+    sentence = f"{run} on {_chips(names)}" + (f", which {have}: " if first.codes else ": ") + first.what
     # Of a chip without a code nothing bad is known.
-    found = problem if first.codes and not first.may_go_on else warning
+    suffers = any(pod in spread for pod in pods) if first.cause == "port" else bool(first.codes) and not first.may_go_on
+    found = problem if suffers else warning
     return found(sentence, first.advice, nodes=nodes, pods=pods, codes=first.codes)
 
 
-def _is_silent(record: NodeRecord, faults: list[ChipFault], unread: Collection[str]) -> bool:
-    """Whether the device plugin knows nothing of all chips that it may report, or says so of all chips."""
+def _is_silent(record: NodeRecord, faults: list[ChipFault]) -> bool:
+    """Whether the device plugin knows nothing of all chips that it may report: of those in use it reports nothing."""
     if not isinstance(record.server, Server):
         return False
     held = 0
     for each in record.holdings.values():
         held |= each.occupied
     chips, silent = record.server.reported, chip_set(each.chip for each in faults if each.cause == "silent")
-    told = chip_set(chip for chip in chip_ids(chips) if chip_name(chip) in unread)
     idle = chips & ~held
     # A single chip may be held back after a fault of its own.
-    return (idle.bit_count() > 1 and not idle & ~silent) or (bool(chips) and not chips & ~told & ~silent)
+    return idle.bit_count() > 1 and not idle & ~silent
 
 
 def _chips(names: list[str]) -> str:

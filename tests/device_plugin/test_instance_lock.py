@@ -39,6 +39,17 @@ async def test_a_second_instance_starts_only_once_the_first_has_ended(tmp_path: 
             await until(lambda: second.works)
 
 
+async def test_an_instance_knows_whether_another_one_works(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    first, second = Instance(folder), Instance(folder)
+    assert not second.lock.is_anothers  # nobody's: there is no folder
+    folder.mkdir()
+    assert not second.lock.is_anothers
+    async with running(first.run()):
+        await until(lambda: first.works)
+        assert (first.lock.is_anothers, second.lock.is_anothers) == (False, True)
+
+
 async def test_an_instance_keeps_the_lock_in_a_recreated_folder(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     folder.mkdir()

@@ -17,7 +17,7 @@ from device_plugin.kubelet.identity import KubeletIdentity
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.settings import Settings
 from sandbox.kubelet import Kubelet
-from tests.device_plugin.api import NODE, RecordingClient, bound_pod
+from tests.device_plugin.api import NODE, RecordingClient, bound_pod, running, until
 
 ANYBODY = KubeletIdentity(Path("/nonexistent"), insecure=True)
 
@@ -58,6 +58,19 @@ async def test_without_the_right_it_is_unreachable(kubelet: Kubelet, pods: Kubel
     kubelet.pods_answer.forbidden = True
     with pytest.raises(Unreachable, match=f"{kubelet.pods_url} answered 403 Forbidden"):
         await pods.list()
+
+
+async def test_what_it_lacks_is_known_before_a_pod_comes_and_ends_with_it(
+    kubelet: Kubelet, pods: KubeletPods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods_api, "FOLLOW_S", 0.01)
+    monkeypatch.setattr(pods_api, "FOLLOW_AGAIN_S", 0.01)
+    async with running(pods.follow()):
+        kubelet.pods_answer.forbidden = True
+        await until(lambda: pods.problem is not None)
+        assert pods.problem == f"{kubelet.pods_url} answered 403 Forbidden"
+        kubelet.pods_answer.forbidden = False
+        await until(lambda: pods.problem is None)
 
 
 async def test_with_a_wrong_token_it_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:

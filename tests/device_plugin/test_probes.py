@@ -69,7 +69,7 @@ async def test_an_unverified_kubelet_is_told_while_pods_start_by_the_order_of_th
     async with whole_node(folder) as whole, whole.plugin(**nothing) as plugin:
         await whole.bind("train", 0, 1)
         assert (await whole.claimed("train")).metadata.annotations[REAL] == "Ascend910-0,Ascend910-1"
-        await answers(plugin, "/readyz", 503, "[-] kubelet's certificate: no token is sent to https://127.0.0.1:1/pods")
+        await answers(plugin, "/readyz", 503, "[-] kubelet's pods: no token is sent to https://127.0.0.1:1/pods")
         await answers(plugin, "/standbyz", 200, "")  # its first report may still be on the way
 
 

@@ -9,13 +9,14 @@ from typer.testing import CliRunner
 
 from allocator.settings import Settings
 from ascend.chips import RESOURCE
+from ascend.conditions import NOT_READY, Lack
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS
 from npuctl.cli import app
 from npuctl.doctor.cluster import check_cluster
-from npuctl.doctor.details import Details, read_details
+from npuctl.doctor.details import read_details
 from npuctl.doctor.schedulers import check_schedulers
 from npuctl.reading.manifests import read_manifests
 from sandbox.apiserver import ApiServer
@@ -209,11 +210,12 @@ def test_nothing_green_is_said_of_kubelets_beside_one_that_offers_nothing(tmp_pa
 
 
 def event(reason: str, note: str, *, at: int, on: str = "n1", kind: str = "Node") -> Json:
+    namespace, _, name = on.rpartition("/")
     return {
         "metadata": {"generateName": "event-", "namespace": "default"},
         "reason": reason,
         "note": note,
-        "regarding": {"apiVersion": "v1", "kind": kind, "name": on},
+        "regarding": {"kind": kind, "name": name, "namespace": namespace, "uid": f"uid-{name}"},
         "eventTime": f"2026-01-01T00:00:{at:02}.000000Z",
         "reportingController": "test",
         "reportingInstance": "test",
@@ -222,13 +224,12 @@ def event(reason: str, note: str, *, at: int, on: str = "n1", kind: str = "Node"
     }
 
 
-SILENT = "the driver has not reported it for 60 s"
-
-
-async def test_events_tell_of_certificates_and_of_silent_chips_in_use(tmp_path: Path) -> None:
+async def test_events_tell_of_what_no_object_says(tmp_path: Path) -> None:
     made = [
-        event("NPUUnhealthy", f"Ascend910-0: {SILENT}; Ascend910-1: {SILENT}; Ascend910-2: 80E18402", at=1),
-        event("NPURecovered", "Ascend910-1 is healthy again", at=2),
+        event("NPUResetFailed", "the reset of Ascend910-0 failed", at=1),
+        event("NPUResetFailed", "the reset of Ascend910-3 failed", at=2, on="n2"),
+        event("NPURunsWithoutChips", "the pod runs without its chips", at=1, on="default/a", kind="Pod"),
+        event("NPURunsWithoutChips", "the pod runs without its chips", at=2, on="default/gone", kind="Pod"),
         event("CertificateExpires", "the certificate of the allocator expired at …: renew it", at=3, kind="Lease"),
     ]
     async with ApiServer() as server:
@@ -238,24 +239,73 @@ async def test_events_tell_of_certificates_and_of_silent_chips_in_use(tmp_path: 
             for each in made:
                 await client.create(EVENTS, each, "default")
             details = await read_details(client)
-    assert details.unread_chips == {"n1": {"Ascend910-0"}}
     assert details.expiring == ("the certificate of the allocator expired at …: renew it",)
     assert not details.unread
-
-
-async def test_a_node_all_of_whose_chips_are_in_use_and_silent_is_a_problem(tmp_path: Path) -> None:
-    path = tmp_path / "objects.json"
-    path.write_text(json.dumps(as_list(node("n1"), report("n1"), claimed("a", list(range(8)), list(range(8))))))
+    holder = claimed("a", [0], [0])
+    holder["metadata"]["uid"] = "uid-a"
+    path.write_text(json.dumps(as_list(node("n1"), report("n1"), holder)))
     objects = read_manifests([str(path)]).objects
-    unread = {"n1": frozenset(f"Ascend910-{chip}" for chip in range(8))}
-    expiring = ("the certificate of the allocator expired at …: renew it",)
-    details = Details(unread_chips=unread, expiring=expiring)
     found = await check_cluster(objects, details, Settings(), NOW_S * 10**9)
-    red = [(each.check, each.sentence) for each in found if each.severity == "problem"]
-    assert red == [
-        ("certificates", "the certificate of the allocator expired at …"),
-        ("faults", "the driver does not answer on node n1, or did not until now: no chip there is given to a pod"),
+    said = [(each.check, each.severity, each.sentence) for each in found if each.check in {"certificates", "events"}]
+    assert said == [
+        ("certificates", "problem", "the certificate of the allocator expired at …"),
+        (
+            "events",
+            "warning",
+            "NPUResetFailed on node n2, within the last hour: the reset of Ascend910-3 failed; also on n1",
+        ),
+        (
+            "events",
+            "problem",
+            "NPURunsWithoutChips on pod default/a, within the last hour: the pod runs without its chips",
+        ),
     ]
+
+
+def unready(name: str, reason: str, message: str) -> Json:
+    made = node(name)
+    condition = {"type": NOT_READY, "status": "True", "reason": reason, "message": message}
+    made["status"].setdefault("conditions", []).append(condition)
+    return made
+
+
+def test_a_device_plugin_that_lacks_something_is_told_with_what_to_do(tmp_path: Path) -> None:
+    nodes = [unready("n1", "Report", "report: immutable"), unready("n2", "Report", "report: immutable")]
+    nodes.append(unready("n3", "Driver", "driver: dcmi_init: -8005"))
+    status, diagnosis = doctor(tmp_path, *nodes, *(report(f"n{number}") for number in (1, 2, 3)))
+    found = [each for each in diagnosis["findings"] if each["check"] == "plugins"]
+    assert [(each["severity"], each["sentence"], each["nodes"]) for each in found] == [
+        ("problem", "the device plugin of node n3 is not ready: driver: dcmi_init: -8005", ["n3"]),
+        ("problem", "the device plugin of 2 nodes (n1, n2) is not ready: report: immutable", ["n1", "n2"]),
+    ]
+    assert (status, all(each["advice"] for each in found)) == (1, True)
+
+
+@pytest.mark.parametrize("lack", Lack)
+def test_everything_that_a_device_plugin_can_lack_has_an_advice(lack: Lack, tmp_path: Path) -> None:
+    _, diagnosis = doctor(tmp_path, unready("n1", lack.reason, "m"), report("n1"))
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "plugins"]
+    assert found["advice"] not in {"", "npuctl doctor there says more"}
+
+
+@pytest.mark.parametrize(("peers", "severity"), [(("n1", "n1"), "warning"), (("n1", "n2"), "problem"), ((), "warning")])
+def test_a_network_port_is_a_problem_for_jobs_on_several_nodes(
+    peers: tuple[str, ...], severity: str, tmp_path: Path
+) -> None:
+    fault = chip_fault(
+        chip_id=0, level="PreSeparateNPU", codes={"81078603": FaultTime(0, "PreSeparateNPU")}, network=True
+    )
+    broken = {**report("n1"), "data": encode_report(DeviceReport(0xFF, 0, 1, NOW_S, faults=(fault,)))}
+    pods = [claimed(f"a-{number}", [number], [number]) for number, _ in enumerate(peers)]
+    for made, where in zip(pods, peers, strict=True):
+        made["spec"]["nodeName"] = where
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "job", "controller": True}
+        made["metadata"]["ownerReferences"] = [owner]
+    status, diagnosis = doctor(tmp_path, node("n1"), broken, node("n2"), report("n2"), *pods)
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "faults"]
+    assert (status, found["severity"], found["codes"]) == (int(severity == "problem"), severity, ["81078603"])
+    assert "n1/Ascend910-0" in found["sentence"]
+    assert "a fault of its network port: 81078603" in found["sentence"]
 
 
 def changed(*path: str, value: Any, **made: Any) -> list[Json]:

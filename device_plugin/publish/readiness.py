@@ -1,0 +1,93 @@
+"""Says on the Node what ``/readyz`` says on the node itself: the condition ``AscendDevicePluginNotReady``.
+
+It is written from the first second on, because a plugin that waits for a right, its driver or its kubelet reports
+nothing else. Its message changes with its reason only: times and attempts in it would write the Node all the time.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from ascend.conditions import NOT_READY, Lack
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES, Condition
+from device_plugin.publish.node_conditions import ENDED, LONGEST_MESSAGE, NO_FAULT
+from device_plugin.publish.node_health import HEARTBEAT_S, patch_conditions
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LOOK_S: Final = 5.0
+"""How often is looked; what two looks in a row find is written, so a start or a lost answer writes nothing."""
+SIGN_OFF_S: Final = 1.0
+
+
+class Readiness:
+    """Keeps the condition up to date.
+
+    Args:
+        client: the API server.
+        node: the node's name.
+        lacks: returns what the plugin lacks, each with a sentence; None if another instance works on the node.
+        now: the wall clock.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        node: str,
+        lacks: Callable[[], Mapping[Lack, str] | None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._lacks = lacks
+        self._now = now
+        self._has_ended = False
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        loop, before, written, due_s = asyncio.get_running_loop(), "", "", math.inf
+        while True:
+            await asyncio.sleep(LOOK_S)
+            lacks = self._lacks()
+            if lacks is None or self._has_ended:
+                written = ""
+                continue
+            found = _condition(lacks)
+            is_new = found.reason != written and found.reason in {before, NO_FAULT}
+            before = found.reason
+            if is_new or (found.reason == written and loop.time() >= due_s):
+                try:
+                    await self._write(found)
+                except (ApiError, Unreachable) as error:
+                    log.warning("readiness not written on the Node", condition=found.reason, error=str(error))
+                else:
+                    written, due_s = found.reason, loop.time() + HEARTBEAT_S
+
+    async def sign_off(self) -> None:
+        """Say that the plugin has ended; to be called once nothing else writes the Node."""
+        self._has_ended = True
+        try:
+            async with asyncio.timeout(SIGN_OFF_S):
+                await self._write(Condition(NOT_READY, "Unknown", ENDED, "the device plugin has ended"))
+        except (ApiError, Unreachable, TimeoutError) as error:
+            log.warning("the end of the plugin is not written on the Node", error=str(error) or "no answer in time")
+
+    async def _write(self, condition: Condition) -> None:
+        shown = (await self._client.get(NODES, self._node)).status.conditions
+        await patch_conditions(self._client, self._node, (condition,), {each.type: each for each in shown}, self._now())
+        log.info("readiness written on the Node", status=condition.status, reason=condition.reason)
+
+
+def _condition(lacks: Mapping[Lack, str]) -> Condition:
+    if not lacks:
+        return Condition(NOT_READY, "False", NO_FAULT, "the device plugin lacks nothing")
+    message = "; ".join(f"{lack}: {sentence}" for lack, sentence in lacks.items())
+    if len(message) > LONGEST_MESSAGE:
+        message = f"{message[: LONGEST_MESSAGE - 1]}…"
+    return Condition(NOT_READY, "True", ",".join(lack.reason for lack in lacks), message)

@@ -1,0 +1,49 @@
+"""What Events of the last hour say of nodes and pods, and no object says."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from ascend.grammar import some
+from ascend.kube.objects import Pod
+from ascend.printable import printable
+from npuctl.doctor.finding import Finding, problem, warning
+
+WITHOUT_CHIPS: Final = "NPURunsWithoutChips"
+ADVICE: Final[Mapping[str, str]] = {
+    WITHOUT_CHIPS: "delete the pod",
+    "NPUAllocationMismatch": "if the kubelet has lost its checkpoint, delete the pods when it suits",
+    "NPUForeignProcess": "end the process (docs/device-plugin.md#foreign-processes)",
+    "NPUSegmentInUse": "end the container that has the vNPU, or destroy the vNPU with npu-smi",
+    "NPUResetFailed": "reset the chip with npu-smi, or restart the server (docs/hot-reset.md)",
+    "NPUResetCancelled": "see why the Node can't be written: the chips are not reset",
+    "NPUFaultRulesInvalid": "correct the entries: they are left out",
+    "NPUSeparationUnknown": "correct the entry: it has no effect",
+    "NPUReschedulingHeld": "docs/rescheduling.md says when it goes on; the allocator's log has each cause",
+}
+"""The reasons of these Events, with what to do."""
+
+
+class Told(NamedTuple):
+    """An Event, as it was seen last: its reason and note, what it is about, and the uid of that."""
+
+    reason: str
+    note: str
+    kind: str
+    key: str
+    uid: str
+
+
+def check_told(told: Iterable[Told], pods: Iterable[Pod]) -> Iterator[Finding]:
+    """Say what the Events say, by reason; not of pods that have ended."""
+    live = {pod.uid for pod in pods if pod.is_live}
+    alike: dict[str, dict[tuple[str, str], str]] = {}
+    for each in told:
+        if each.kind != "Pod" or each.uid in live:
+            alike.setdefault(each.reason, {})[each.kind, each.key] = each.note
+    for reason, notes in sorted(alike.items()):
+        *others, ((kind, key), note) = notes.items()
+        also = f"; also on {some([key for (_, key), _ in others])}" if others else ""
+        found = problem if reason == WITHOUT_CHIPS else warning
+        sentence = f"{reason} on {kind.lower()} {key}, within the last hour: {printable(note)}{also}"
+        named = {wanted: tuple(key for kind, key in notes if kind == wanted) for wanted in ("Node", "Pod")}
+        yield found(sentence, ADVICE[reason], nodes=named["Node"], pods=named["Pod"])
