@@ -60,7 +60,6 @@ from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
 from ascend.observe.probes import add_probes
 from ascend.reasons import Reason
-from ascend.serving.counts import Refusals
 from ascend.turn import Turn
 
 log = structlog.get_logger()
@@ -330,7 +329,8 @@ class AllocatorApp:
                 journal=journal,
                 closed=leadership.closed,
             )
-            await self._serve_http(stack, ports, journal, metrics.http, pods)
+            self._add_volcano(ports, journal, pods, preemption)
+            self._addresses = dict(await ports.serve(stack, metrics.http))
             # A unix socket needs no certificates: its file mode restricts access.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
@@ -396,22 +396,21 @@ class AllocatorApp:
             monotonic=self._monotonic,
         )
 
-    async def _serve_http(
-        self, stack: AsyncExitStack, ports: Ports, journal: Journal, refusals: Refusals, pods: KnownPods
-    ) -> None:
-        if self._settings.volcano:
-            volcano = VolcanoExtender(
-                pods=pods,
-                cluster=self.cluster,
-                ledger=self.ledger,
-                engine=self.engine,
-                tentative=Tentative(self.cluster, self.ledger, self.engine),
-                journal=journal,
-                closed=self._leadership.closed,
-            )
-            for app in filter(None, (ports.calls, ports.insecure_volcano)):
-                volcano.add_routes(app)
-        self._addresses = dict(await ports.serve(stack, refusals))
+    def _add_volcano(self, ports: Ports, journal: Journal, pods: KnownPods, preemption: Preemption) -> None:
+        if not self._settings.volcano:
+            return
+        volcano = VolcanoExtender(
+            pods=pods,
+            cluster=self.cluster,
+            ledger=self.ledger,
+            engine=self.engine,
+            tentative=Tentative(self.cluster, self.ledger, self.engine),
+            preemption=preemption,
+            journal=journal,
+            closed=self._leadership.closed,
+        )
+        for app in filter(None, (ports.calls, ports.insecure_volcano)):
+            volcano.add_routes(app)
 
     async def _lead(
         self, grpc_server: GrpcServer, stamper: Stamper, preemption: Preemption, rescheduler: Rescheduler | None

@@ -13,13 +13,14 @@ to be promised something of its own: of two that counted on the same victim, nei
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.gang_preemption import GangPreemption
 from allocator.decision.occupants import Occupants
-from allocator.decision.trial import offer_without
+from allocator.decision.trial import ending_on, offer_without
 from allocator.decision.victim_set import NEVER, Suggestion, VictimSet
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
@@ -150,9 +151,42 @@ class Preemption:
             return (node,) if promise is not None and not promise.drains and node in promise.chips else ()
         if refused[node].reason.category is not Category.OCCUPIED:
             return ()
-        request = self._engine.request_of(pod)
-        victims = self._select(self._cluster.nodes[node], pod, request, terminating_only=True)
-        return () if isinstance(victims, Refusal) else (node,)
+        return (node,) if self._settles(pod, self._engine.request_of(pod), node) else ()
+
+    def awaits(self, pod: Pod) -> bool:
+        """Whether a pod waits for chips of pods that end or have ended, on the node for which it is nominated.
+
+        Nobody else need end for it then. A scheduler that counts chips sees them free as soon as the pods are gone.
+
+        Raises:
+            Refusal: the pod's request is invalid on every node.
+        """
+        request, promise = self._engine.request_of(pod), self._promise_of(pod)
+        nodes = {pod.status.nominated_node_name, *(promise.chips if promise is not None else ())}
+        fitting = (each for each in nodes if self._settles(pod, request, each))
+        return any(not self._fits(self._cluster.nodes[each], (), pod, request) for each in fitting)
+
+    def _settles(self, pod: Pod, request: ChipRequest, node: str) -> bool:
+        """Whether a pod fits on a node once the pods that terminate there are gone.
+
+        Chips that were promised to it may be in doubt (``state/swaps.py``), which no promise outlasts.
+        """
+        record, promise = self._cluster.nodes.get(node), self._promise_of(pod)
+        if record is None:
+            return False
+        if promise is not None and node in promise.chips:
+            record = replace(record, swaps={})
+        return self._fits(record, ending_on(record, self._cluster), pod, request)
+
+    def _fits(self, record: NodeRecord, gone: Collection[str], pod: Pod, request: ChipRequest) -> bool:
+        owners = (pod.uid, self._cluster.jobs.job_of(pod).key.plan)
+        return isinstance(_judge(offer_without(record, gone, self._ledger, owners, pod.priority), request), Fit)
+
+    def _promise_of(self, pod: Pod) -> Promise | None:
+        """What a pod or its gang was promised of the chips of others that end."""
+        promises = self._ledger.promises
+        promise = promises.get(pod.uid) or promises.get(self._cluster.jobs.job_of(pod).key.plan)
+        return promise if promise is not None and not promise.drains else None
 
     def nominated(self, pod: Pod, *, free_as_well: bool = False) -> None:
         """Promise a nominated pod what it waits for there, if it has no promise and no reservation.
@@ -227,11 +261,13 @@ class Preemption:
 
     def _promised(self, pod: Pod, request: ChipRequest) -> VictimSet | None:
         """The node that was promised to a pod, with the victims that have not ended yet, if all are terminating."""
-        promise = self._ledger.promises.get(pod.uid)
-        for node in promise.chips if promise is not None and not promise.drains else ():
+        promise = self._promise_of(pod)
+        for node in promise.chips if promise is not None else ():
             own = self._victims(pod, node, request)
             if isinstance(own, VictimSet) and all(each.terminating for each in own.victims):
                 return own
+            if self._settles(pod, request, node):
+                return VictimSet(node, ())
         return None
 
     def _promise(self, pod: Pod, chosen: VictimSet, request: ChipRequest) -> None:

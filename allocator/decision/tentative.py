@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.occupants import Occupants
 from allocator.decision.request import ResolvedRequest
-from allocator.decision.trial import offer_without
+from allocator.decision.trial import ending_on, offer_without
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge, peer_on_node
 from allocator.rules.victims import Occupant, select_victims
@@ -34,13 +35,14 @@ class Tentative:
         self._engine = engine
         self._occupants = Occupants(cluster, ledger)
 
-    def fit(self, pod: Pod, node: str, beside: Iterable[Pod]) -> Fit:
+    def fit(self, pod: Pod, node: str, beside: Iterable[Pod], *, once_ended: bool = False) -> Fit:
         """How a pod fits on a node beside pods that are placed there.
 
         Args:
             pod: the pod.
             node: the name of the node.
             beside: pods that are placed there; those that are bound or have a reservation there count anyway.
+            once_ended: whether the pods that terminate there count as gone.
 
         Raises:
             Refusal: it does not fit; or its request is invalid on every node, or its gang incomplete and not started.
@@ -55,6 +57,10 @@ class Tentative:
         record = self._cluster.nodes.get(node)
         if record is None:
             raise unknown_node(node)
+        if once_ended:
+            ending = ending_on(record, self._cluster)
+            staying = {uid: held for uid, held in record.holdings.items() if uid not in ending}
+            record = replace(record, holdings=staying)
         vacant = self._engine.gangs.vacant_on(pod, request, gang, node) if gang is not None else None
         with self._ledger.suspended(vacant.uid) if vacant is not None else nullcontext():
             if gang is not None and resolved.policy.level is not None:
@@ -115,12 +121,8 @@ class Tentative:
         """Whether a scheduler that counts chips evicts all of some pods, in whatever order."""
         if not victims or isinstance(record.server, Refusal):
             return False
-        # It takes chips of pods that are terminating for free.
-        staying = (
-            held.counted
-            for uid, held in record.holdings.items()
-            if (pod := self._cluster.pods.get(uid)) is not None and not pod.is_terminating
-        )
+        ending = ending_on(record, self._cluster)  # whose chips it takes for free
+        staying = (held.counted for uid, held in record.holdings.items() if uid not in ending)
         freed = [each.counted for each in victims]
         return record.server.allocatable - sum(staying) + sum(freed) - min(freed) < request.chips
 

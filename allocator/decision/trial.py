@@ -251,6 +251,11 @@ class Trial:
         self._nodes[occupant.uid] = node
 
 
+def ending_on(record: NodeRecord, cluster: Cluster) -> set[str]:
+    """The uids of the pods on a node that terminate."""
+    return {uid for uid in record.holdings if (pod := cluster.pods.get(uid)) is not None and pod.is_terminating}
+
+
 def offer_without(
     record: NodeRecord, gone: Collection[str], ledger: Ledger, owners: Collection[str], priority: int
 ) -> Offer:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from allocator.binding.known_pods import KnownPods
 from allocator.decision.engine import DecisionEngine
+from allocator.decision.preemption import Preemption
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
 from allocator.serving.extender_wire import text
@@ -83,6 +84,7 @@ class VolcanoExtender:
         ledger: the reservations.
         engine: chooses chips.
         tentative: judges pods beside those that a session has placed.
+        preemption: knows for which pods others end.
         journal: records refusals.
         closed: why calls are refused now; None if they are answered.
     """
@@ -95,6 +97,7 @@ class VolcanoExtender:
         ledger: Ledger,
         engine: DecisionEngine,
         tentative: Tentative,
+        preemption: Preemption,
         journal: Journal,
         closed: Callable[[], Refusal | None],
     ) -> None:
@@ -103,6 +106,7 @@ class VolcanoExtender:
         self._ledger = ledger
         self._engine = engine
         self._tentative = tentative
+        self._preemption = preemption
         self._journal = journal
         self._closed = closed
         self._placed: dict[str, bool] = {}  # the pods that Volcano has placed, by uid, and whether they may be bound
@@ -142,13 +146,29 @@ class VolcanoExtender:
             if pod is not None:
                 self._require_open()
                 self._give_back(pod.uid)  # what is asked about is not placed
-                self._tentative.fit(pod, args.node.name, self._beside(args.node))
+                self._require_fit(pod, args)
         except Refusal as refusal:
             sentence = text(refusal, args.task.ref.namespace)
             return PredicateAnswer(sentence, _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
         except AscendError as error:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()
+
+    def _require_fit(self, pod: Pod, args: PredicateArgs) -> None:
+        """Accept a node on which a pod fits, or on which Volcano lets the pod wait for pods that terminate.
+
+        A pod that waits nowhere needs others to end, as Volcano sees it: in each of its sessions, on one node more.
+
+        Raises:
+            Refusal: it does neither.
+        """
+        name, beside = args.node.name, self._beside(args.node)
+        try:
+            self._tentative.fit(pod, name, beside)
+        except Refusal as refusal:
+            if refusal.reason.category is not Category.OCCUPIED or not args.can_only_wait:
+                raise
+            self._tentative.fit(pod, name, beside, once_ended=True)
 
     def prioritize(self, body: Body) -> PrioritizeAnswer:
         """The scores of nodes: equal where a pod fits equally well, the best ones have the highest."""
@@ -175,13 +195,19 @@ class VolcanoExtender:
         return PrioritizeAnswer({node.name: scores.get(node.name, 0.0) for node in nodes})
 
     def evictable(self, body: Body) -> VictimsAnswer:
-        """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible."""
+        """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible.
+
+        None for a pod whose victims have ended, or are ending, while their chips are not free here yet: Volcano sees
+        them free as soon as the pods are gone.
+        """
         try:
             args = decode(body, EvictArgs)
             pod = self._judged(args.evictor)
             if pod is None:
                 return VictimsAnswer()
             self._require_open()
+            if self._preemption.awaits(pod):
+                return VictimsAnswer(1)
             candidates = [(raw, decode(raw, Task)) for raw in args.evictees or []]
             chosen = set()
             for node in {task.node_name for _, task in candidates}:

@@ -31,6 +31,16 @@ PLACED = frozenset({TaskStatus.ALLOCATED, TaskStatus.BINDING, TaskStatus.BOUND})
 """Statuses of tasks that have a node, although their pods may not be bound yet."""
 
 
+class Amounts(msgspec.Struct, gc=False):
+    """Amounts of resources, in thousandths.
+
+    Attributes:
+        scalar: of those besides CPU and memory, by name.
+    """
+
+    scalar: dict[str, float] | None = msgspec.field(name="ScalarResources", default=None)
+
+
 class Task(msgspec.Struct, gc=False):
     """A pod as Volcano sees it.
 
@@ -39,12 +49,14 @@ class Task(msgspec.Struct, gc=False):
         node_name: the node on which it is, or is placed; a pod keeps its name there also after that was undone.
         status: its status.
         pod: what names the pod.
+        requested: what it requests.
     """
 
     uid: str = msgspec.field(name="UID")
     pod: NamedPod = msgspec.field(name="Pod")
     node_name: str = msgspec.field(name="NodeName", default="")
     status: int = msgspec.field(name="Status", default=0)
+    requested: Amounts = msgspec.field(name="InitResreq", default_factory=Amounts)
 
     @property
     def ref(self) -> PodRef:
@@ -53,10 +65,11 @@ class Task(msgspec.Struct, gc=False):
 
 
 class Node(msgspec.Struct, gc=False):
-    """A node, with the pods on it."""
+    """A node, with the pods on it, and what it has left beside them, those that terminate included."""
 
     name: str = msgspec.field(name="Name")
     tasks: dict[str, Task] | None = msgspec.field(name="Tasks", default=None)
+    idle: Amounts = msgspec.field(name="Idle", default_factory=Amounts)
 
 
 class Job(msgspec.Struct, gc=False):
@@ -70,6 +83,12 @@ class PredicateArgs(msgspec.Struct):
 
     task: Task
     node: Node
+
+    @property
+    def can_only_wait(self) -> bool:
+        """Whether the node has too little left, so that Volcano lets the pod wait there for pods that terminate."""
+        idle = self.node.idle.scalar or {}
+        return any(amount > idle.get(name, 0.0) for name, amount in (self.task.requested.scalar or {}).items())
 
 
 class PrioritizeArgs(msgspec.Struct):

@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allocator.decision.preemption import Preemption
+from allocator.decision.preemption import DEFAULT_KEEP_S, Preemption
 from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.rules.vacancy import Vacancy
+from ascend.annotations import CLAIMED, PREDICATE_TIME
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import World, node, pod
 
+CLAIM = {PREDICATE_TIME: str(CLAIMED)}
 EVERYWHERE = {"n0": Suggestion(), "n1": Suggestion()}
 
 
@@ -161,6 +163,29 @@ async def test_chips_are_kept_for_the_grace_period_of_the_victims() -> None:
     world.now_s += 650
     end(world, "slow")
     assert isinstance(world.refusal(pod("small", 1)), Refusal)
+
+
+async def test_nobody_else_is_preempted_while_promised_chips_are_in_doubt() -> None:
+    low = [pod(f"low{chip}", 1, node="n0", chips=[chip], phase="Running") for chip in range(8)]
+    high = pod("high", 4, priority=50)
+    world, preemption = world_of(*low, holder("other", range(8), on="n1"), high)
+    # They start together: each may have the chips of another one, as MindCluster's device plugin hands them over.
+    for each in low:
+        annotations = each.metadata.annotations | CLAIM
+        world.add(replace(each, metadata=replace(each.metadata, annotations=annotations)))
+    victims = names(await preempt(preemption, high))
+    assert len(victims) == 4
+    world.add(waiting := nominated(high, "n0"))
+    end(world, *victims)
+    refused = {"n0": world.refusal(waiting, ["n0"])}
+    assert preemption.waiting(waiting, refused) == ("n0",)
+    for asking in (waiting, high):  # kube-scheduler takes the nomination back
+        world.add(asking)
+        assert await preemption.improve(asking, EVERYWHERE) is None
+    world.now_s += DEFAULT_KEEP_S + 60
+    world.ledger.expire()
+    left = {each.name for each in low}.difference(victims)
+    assert set(names(await preempt(preemption, high))) == left
 
 
 async def test_a_cleared_nomination_does_not_end_a_promise() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.binding.known_pods import FOR_SCHEDULERS, KnownPods
+from allocator.decision.preemption import Preemption
 from allocator.decision.tentative import Tentative
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.journal import Journal
@@ -58,12 +59,15 @@ class Rig:
             limit=FOR_SCHEDULERS,
             monotonic=lambda: 0.0,
         )
+        preemption = Preemption(self.world.cluster, self.world.ledger, self.world.engine)
+        preemption.resume()
         self.volcano = VolcanoExtender(
             pods=pods,
             cluster=self.world.cluster,
             ledger=self.world.ledger,
             engine=self.world.engine,
             tentative=Tentative(self.world.cluster, self.world.ledger, self.world.engine),
+            preemption=preemption,
             journal=Journal(metrics, RefusalEvents(_publish, lambda: 0.0), lambda: 0.0),
             closed=lambda: self.closed,
         )
