@@ -4,11 +4,9 @@ from collections.abc import Collection
 
 from allocator.decision.filtered import Filtered
 from allocator.decision.request import ResolvedRequest
-from allocator.rules.request import ChipRequest
 from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import Fit, peer_on_node
 from allocator.state.cluster import Cluster
-from allocator.state.job import Job
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
@@ -54,17 +52,18 @@ class Choice:
             reasons = refused.reasons
         return sum_up(pod.key, request.what, index.reasons(request, candidates) if reasons is None else reasons)
 
-    def prefer_previous(
-        self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None, best: tuple[str, Fit]
-    ) -> tuple[str, Fit]:
-        """Where a pod is placed if it should return to its node, which has its images and files.
+    def best(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
+        """Where a pod is placed that is placed alone; None if it fits nowhere.
 
-        Its own previous node, unless pods of its job have failed there; else the best node on which no pod of its job
-        was or has failed, else its own, else the best of all (docs/spec/scheduling.md#previous-node). ``best`` is the
-        best of all.
+        It should return to its node, which has its images and files: its own previous node, unless pods of its job have
+        failed there; else the best node on which no pod of its job was or has failed, else its own, else the best of
+        all (docs/spec/scheduling.md#previous-node).
         """
-        index, faulty = self._cluster.index, self._cluster.faulty_nodes.of(job.key)
+        request, job, index = resolved.chips, resolved.job, self._cluster.index
+        best, faulty = index.best(request, candidates), self._cluster.faulty_nodes.of(job.key)
         previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}
+        if best is None or not (previous or faulty):
+            return best
         own = previous.get(job.rank_of(pod)) if previous else None
         own_fit = index.best(request, (own,)) if own is not None and (candidates is None or own in candidates) else None
         if own_fit is not None and own not in faulty:

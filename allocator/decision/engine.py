@@ -6,7 +6,7 @@ free. A pod's own reservation never counts against the pod.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -33,6 +33,10 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.placement import OrderKey
+from ascend.turn import Steps
+
+_STEP: Final = 4096
+"""After so many nodes that refuse a pod there may be a pause."""
 
 
 class DecisionEngine:
@@ -279,8 +283,10 @@ class DecisionEngine:
             raise _finished(pod)
         return self.gangs.place_on(pod, resolved.chips, gang, node)
 
-    def place_or_explain(self, pod: Pod, candidates: Collection[str]) -> Reservation | Filtered:
+    def place_or_explain(self, pod: Pod, candidates: Collection[str]) -> Steps[Reservation | Filtered]:
         """Choose node and chips for a pod and reserve them; or, if it fits nowhere, why not, node by node.
+
+        It pauses only after the pod was found to fit nowhere, and places the pod if it fits when all nodes were judged.
 
         Args:
             pod: the pod.
@@ -292,15 +298,36 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request is invalid on every node.
         """
-        resolved, placed = self._place(pod, candidates)
-        if isinstance(placed, Reservation):
-            return placed
-        if placed is None:
-            with self._ledger.entitled(pod.uid, pod.priority):
-                return self._choice.partition(pod, resolved, candidates)
-        if (settled := self.settled_node(pod)) is not None:
-            return on_settled(pod, settled, candidates)
-        return gang_refused(self._cluster.index, resolved.chips, list(candidates), placed)
+        while True:
+            resolved, placed = self._place(pod, candidates)
+            if isinstance(placed, Reservation):
+                return placed
+            if placed is not None and (settled := self.settled_node(pod)) is not None:
+                return on_settled(pod, settled, candidates)
+            revision = self._cluster.changes.revision
+            filtered = yield from self._explain(pod, resolved, list(candidates), placed)
+            if not filtered.fitting or self._cluster.changes.revision == revision:
+                return filtered
+
+    def _explain(
+        self, pod: Pod, resolved: ResolvedRequest, names: list[str], refusal: Refusal | None
+    ) -> Steps[Filtered]:
+        """Why a pod fits on none of these nodes; ``refusal`` if that is not a matter of single nodes."""
+        found = Filtered([], {})
+        for first in range(0, len(names), _STEP):
+            if len(names) > _STEP:
+                yield
+            some = names[first : first + _STEP]
+            if refusal is None:
+                with self._ledger.entitled(pod.uid, pod.priority):
+                    part = self._choice.partition(pod, resolved, some)
+            else:
+                part = gang_refused(self._cluster.index, resolved.chips, some, refusal)
+            found.fitting.extend(part.fitting)
+            found.refused.update(part.refused)
+        if len(names) > _STEP:
+            yield
+        return found
 
     def release(self, uid: str) -> bool:
         """Release what is reserved for a pod alone, unless its Binding is in flight or posted; whether anything was.
@@ -379,11 +406,11 @@ class DecisionEngine:
                 self._ledger.release(pod.uid)
             elif (candidates is None or held.node in candidates) and self._cluster.suits(held, request):
                 return self._ledger.advance(pod.uid, Stage.RESERVED) or held
-        has_chips = held is not None or self._ledger.promises
-        with self._ledger.suspended(pod.uid) if has_chips else nullcontext():
-            best = self._cluster.index.best(request, candidates)
-            if best is not None:
-                best = self._choice.prefer_previous(pod, resolved.job, request, candidates, best)
+        if held is not None or self._ledger.promises:
+            with self._ledger.suspended(pod.uid):
+                best = self._choice.best(pod, resolved, candidates)
+        else:
+            best = self._choice.best(pod, resolved, candidates)
         if best is None and self._ledger.promises:
             with self._ledger.entitled(pod.uid, pod.priority):
                 with self._ledger.promises.lifted(self.earmarks.open_to(pod)):

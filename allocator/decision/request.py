@@ -28,7 +28,14 @@ from allocator.rules.job_products import (
 from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest, requested_chips, requested_size
 from allocator.rules.unsupported import refused_demand
-from allocator.rules.validity import JobShape, excess_vnpus, invalidity, refuse_servers, requested_vnpus
+from allocator.rules.validity import (
+    JobShape,
+    excess_vnpus,
+    is_allowed,
+    not_allowed,
+    refuse_servers,
+    requested_vnpus,
+)
 from allocator.state.cluster import Cluster
 from allocator.state.job import Cooperation, Job
 from allocator.state.ledger import Ledger
@@ -91,14 +98,16 @@ class RequestReader:
         """
         if self._cluster.is_gone(pod.uid):
             raise Refusal(Reason.POD_GONE, f"pod {pod.key} was deleted")
-        cores, vnpus = requested_cores(pod), requested_vnpus(pod)
-        size = requested_size(pod) if vnpus and cores is None else ""
-        if vnpus and (excess := self._excess_vnpus(pod)) is not None:
-            raise excess
-        if pod.metadata.annotations:
+        cores, size = None, ""
+        if pod.names_parts:
+            cores, vnpus = requested_cores(pod), requested_vnpus(pod)
+            size = requested_size(pod) if vnpus and cores is None else ""
+            if vnpus and (excess := self._excess_vnpus(pod)) is not None:
+                raise excess
+        if pod.metadata.annotations or pod.metadata.labels:
             require_group_name(pod)
-        stated_minimum(pod)
-        stated_whole(pod)
+            stated_minimum(pod)
+            stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)
         if job.is_gang and (never := _OF_NO_JOB if job.kind == SINGLE else job.never_starts(pod)) is not None:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
@@ -127,15 +136,10 @@ class RequestReader:
             products=wanted_products(stated),
             avoids_sub_healthy=avoids_sub_healthy(stated),
         )
-        several = together.least > 1
-        shape = JobShape(
-            f"job {job.key}" if several else f"pod {pod.key}",
-            frozenset({request.chips}),
-            pods=2 if several else 1,
-            products=request.products,
-        )
-        if (refusal := invalidity(shape, (stated,))) is not None:
-            raise refusal
+        sizes, several = frozenset({chips}), together.least > 1
+        if not is_allowed(sizes, request.products, several=several):
+            subject = f"job {job.key}" if several else f"pod {pod.key}"
+            raise not_allowed(JobShape(subject, sizes, 1 + several, request.products), (stated,))
         if together.known != 1:
             request = self._of_several(pod, job, request)
         policy, request = self._by_policy(stated, job, request, together)
@@ -211,7 +215,7 @@ class RequestReader:
             # A single pod has been refused by now: these are several that work alone, or nobody knows how many.
             raise _not_together(job, Level.SUPER_POD)
         pods = together.known if together.known is not None else together.least
-        policy = policy_of(Asked(f"job {job.key}", stated, request.chips, pods, request.products, self._defaults))
+        policy = policy_of(Asked(job.key, stated, request.chips, pods, request.products, self._defaults))
         if policy.level is None:
             return policy, request
         if not job.is_gang:

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from allocator.rules.job import JobKey
 from ascend.kube.objects import Pod
 
 DEFAULT_SUPER_POD_SIZE: Final = 48
@@ -80,7 +81,7 @@ class Asked(msgspec.Struct, frozen=True):
     """What a job asks for, as far as its policy depends on it.
 
     Attributes:
-        job: the job, for sentences, as in ``job default/train``.
+        job: the job, for sentences, as in ``default/train``.
         pod: one of its pods, as if all settings of the job were written on it.
         chips: how many chips the pod requests.
         pods: how many pods of the job request chips.
@@ -88,7 +89,7 @@ class Asked(msgspec.Struct, frozen=True):
         defaults: what an administrator has set.
     """
 
-    job: str
+    job: JobKey | str
     pod: Pod
     chips: int
     pods: int

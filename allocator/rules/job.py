@@ -154,9 +154,9 @@ def works_alone(pod: Pod, job: JobKey) -> bool:
         pod: the pod.
         job: its job.
     """
-    if is_group(job):
-        return _first(pod, _WITHOUT_GROUP)[0].is_alone
     kind = BY_NAME.get(job.kind)
+    if kind is not None and kind.is_group:
+        kind = _first(pod, _WITHOUT_GROUP)[0]
     return kind is not None and kind.is_alone
 
 

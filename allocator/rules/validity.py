@@ -150,8 +150,13 @@ def invalidity(
         most = "one" if vnpus_per_job == 1 else str(vnpus_per_job)
         rule = f"a job may have {most} at a time (allocator setting vnpus_per_job)"
         return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; {rule}")
-    if shape.vnpus or _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
+    if shape.vnpus or is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
         return None
+    return not_allowed(shape, pods)
+
+
+def not_allowed(shape: JobShape, pods: Iterable[Pod] = ()) -> Refusal:
+    """The refusal of a job whose pods request numbers of chips that none of its products allows."""
     products = list(_among(shape.products))
     # The number of pods is not always known, and it makes no difference.
     what = f"{'several pods of ' if shape.pods > 1 else ''}{_chips(shape.sizes)}"
@@ -182,7 +187,8 @@ def excess_vnpus(pod: Pod, job: JobKey, in_job: int, vnpus_per_job: int = DEFAUL
 
 
 @functools.lru_cache(maxsize=1024)  # called by every decision, and there are few shapes of jobs
-def _is_allowed(sizes: frozenset[int], products: frozenset[str] | None, *, several: bool) -> bool:
+def is_allowed(sizes: frozenset[int], products: frozenset[str] | None, *, several: bool) -> bool:
+    """Whether a product of these names, or any, allows pods with these numbers of chips."""
     return any(sizes.issubset(product.allowed(distributed=several)) for product in _among(products))
 
 

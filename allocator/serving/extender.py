@@ -131,11 +131,11 @@ class Extender:
                     return FilterResult(node_names=list(names))
                 await self._engine.prepare(pod, names)
                 self._require_open()
-                return self._filtered(pod, names)
+                return await self._filtered(pod, names)
         except AscendError as error:
             return FilterResult(error=text(error))
 
-    def _filtered(self, pod: Pod, names: NodeNames) -> FilterResult:
+    async def _filtered(self, pod: Pod, names: NodeNames) -> FilterResult:
         """Choose one of the nodes.
 
         Raises:
@@ -148,9 +148,10 @@ class Extender:
             self._binder.give_up(pod.uid, names)
             self._engine.gangs.obstacles.asked(pod)
             try:
-                found = self._engine.place_or_explain(pod, names)
+                turn = Turn()
+                found = await turn.share_between(self._engine.place_or_explain(pod, names))
                 if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):
-                    found = self._engine.place_or_explain(pod, names)
+                    found = await turn.share_between(self._engine.place_or_explain(pod, names))
             finally:
                 self._nominator.filtered(pod, names)  # no longer one that waits for a nomination of its new seat
         except Refusal as refusal:

@@ -82,7 +82,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
     async def ValidateJob(self, request: pb.ValidateJobRequest, context: Context) -> pb.ValidateJobResponse:  # noqa: ARG002 - the servicer's signature
         """Whether the request of a job is valid at all."""
         templates = _templates_of(request)
-        refusal = _job_refusal(f"job {request.job or '(without a name)'}", templates, self._engine.defaults)
+        refusal = _job_refusal(request.job or "(without a name)", templates, self._engine.defaults)
         reschedules = self._cluster.jobs.reschedules
         ignored = chain.from_iterable(without_effect(pod, reschedules=reschedules) for pod, _ in templates)
         return pb.ValidateJobResponse(
@@ -290,14 +290,14 @@ def _job_refusal(job: str, templates: Sequence[tuple[Pod, int]], defaults: JobDe
     """Why a job is invalid on every node; None if it is valid, or requests no chips.
 
     Args:
-        job: the job, as in ``job default/train``.
+        job: the job, as in ``default/train``.
         templates: its pods, each with the number of equal ones.
         defaults: what an administrator has set for all jobs.
     """
     try:
         # For the number of chips two pods are equivalent to thousands, and for vNPUs one more than a job may have.
         most = max(defaults.vnpus_per_job + 1, 2)
-        shape = job_shape(job, [pod for pod, number in templates for _ in range(min(number, most))])
+        shape = job_shape(f"job {job}", [pod for pod, number in templates for _ in range(min(number, most))])
         if not shape.sizes and not shape.vnpus:
             return None
         if (

@@ -1,8 +1,11 @@
 """The nodes on which pods of a job have failed lately: new pods of the job are placed there last."""
 
 from collections.abc import Collection
+from typing import Final
 
 from allocator.rules.job import JobKey
+
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 class FaultyNodes:
@@ -13,7 +16,7 @@ class FaultyNodes:
 
     def of(self, job: JobKey) -> frozenset[str]:
         """The names of the nodes to be used last."""
-        return self._jobs.get(job, frozenset())
+        return self._jobs.get(job, _NONE)
 
     def note(self, job: JobKey, nodes: Collection[str]) -> None:
         """Remember the names of nodes for a job, instead of those before; none forgets the job."""

@@ -209,11 +209,9 @@ class NodeIndex:
         ranking = self.ranking(request)
         if ranking.read_to < 0:
             ranking.clear()
-            for bucket in self.buckets:
-                ranking.add(bucket)
+            ranking.add(self.buckets)
         else:
-            for bucket in dict.fromkeys(self._journal[ranking.read_to :]):  # the same ones change again and again
-                ranking.add(bucket)
+            ranking.add(dict.fromkeys(self._journal[ranking.read_to :]))  # the same ones change again and again
         ranking.read_to = len(self._journal)
         return ranking.best()
 

@@ -61,6 +61,9 @@ class Cooperation(NamedTuple):
     least: int
 
 
+_ALONE: Final = Cooperation(1, 1)
+
+
 class Job(msgspec.Struct, eq=False, gc=False):
     """The state of a job; `Jobs` keeps it current.
 
@@ -184,7 +187,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     @property
     def is_gang(self) -> bool:
         """Whether several pods must be placed together."""
-        return self.min_available > 1
+        return (self._minimum or self.min_available) > 1  # every decision asks several times
 
     def cooperation_with(self, pod: Pod) -> Cooperation:
         """The number of its pods, this one included, that request chips and work together.
@@ -200,7 +203,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
             # Pods that don't exist yet may all request chips; only existing pods are known to request none.
             return Cooperation(max(least, self.needed), least)
         if works_alone(pod, self.key):
-            return Cooperation(1, 1)
+            return _ALONE
         owned = self._owned_with(pod)
         if owned is not None and job_of_owner(pod) == self.key:
             return Cooperation(owned, owned)
@@ -321,7 +324,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
         old = self._placed.get(uid, "")
         if old == node:
             return
-        self._leave(uid)
+        if old:
+            self._leave(uid)
         if node:
             self._placed[uid] = node
             self._on[node] = self._on.get(node, 0) + 1

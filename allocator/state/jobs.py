@@ -71,8 +71,9 @@ class Jobs:
         Only if objects of that kind are watched, or may be served by now, and if the pods don't state the minimum
         themselves.
         """
-        if _kind(job) not in self._watched:
-            lacks = self.discovery.is_waiting(job.key)
+        kind = _kind(job)
+        if kind not in self._watched:
+            lacks = bool(kind) and self.discovery.is_waiting(job.key)
         else:
             lacks = (job.group if is_group(job.key) else job.source) is None
         return lacks and job.stated_minimum is None

@@ -86,7 +86,8 @@ class Ledger:
         predicate_time: int | None = None,
     ) -> Reservation:
         """Reserve something for a pod, replacing its reservation; the caller makes sure that it is free."""
-        self.release(uid)
+        if uid in self._by_uid:
+            self.release(uid)
         reservation = Reservation(uid, pod, node, take, stage, self.monotonic(), predicate_time)
         self._put(reservation)
         return reservation
@@ -255,14 +256,16 @@ class Ledger:
         if self.promises:
             self.promises.expire()
         now_s = self.monotonic()
-        expired = [reservation for name in self._plans.overdue(now_s) for reservation in self.drop_plan(name)]
+        expired: list[Reservation] = []
+        for name in self._plans.overdue(now_s) if self._plans else ():
+            expired += self.drop_plan(name)
         self.expired_total += len(expired)
         while self._due and self._due[0][0] <= now_s:
             _, uid = heapq.heappop(self._due)
             reservation = self._by_uid.get(uid)
-            if reservation is None or (due_s := self._due_s(reservation)) is None:
+            if reservation is None or reservation.stage is not Stage.RESERVED:
                 continue
-            if due_s <= now_s:
+            if reservation.since_s + self.ttl_s <= now_s:
                 self.withdraw(uid)
                 if uid not in self._by_uid:
                     self.expired_total += 1
@@ -313,7 +316,8 @@ class Ledger:
         if self.promises:
             self.promises.taken(reservation.node, reservation.take, (reservation.uid, reservation.plan))
         self._schedule(reservation)
-        self._plans.put(reservation)
+        if reservation.plan:
+            self._plans.put(reservation)
 
     def _take_out(self, uid: str) -> Reservation | None:
         reservation = self._by_uid.pop(uid, None)
@@ -323,7 +327,8 @@ class Ledger:
         del on_node[uid]
         if not on_node:
             del self._by_node[reservation.node]
-        self._plans.take(reservation)
+        if reservation.plan:
+            self._plans.take(reservation)
         return reservation
 
     def _ended(self, reservation: Reservation | None) -> None:
@@ -331,8 +336,5 @@ class Ledger:
             self._let_go(reservation)
 
     def _schedule(self, reservation: Reservation) -> None:
-        if (due_s := self._due_s(reservation)) is not None:
-            heapq.heappush(self._due, (due_s, reservation.uid))
-
-    def _due_s(self, reservation: Reservation) -> float | None:
-        return reservation.since_s + self.ttl_s if reservation.stage is Stage.RESERVED else None
+        if reservation.stage is Stage.RESERVED:
+            heapq.heappush(self._due, (reservation.since_s + self.ttl_s, reservation.uid))

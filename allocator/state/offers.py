@@ -41,9 +41,10 @@ def assess(
         parts: the vNPUs on it that are kept for others, held or not.
     """
     idle = record.idle if record.idle is not None else _assess_idle(record)
-    if isinstance(idle, Refusal):
+    if isinstance(idle, Refusal) or not (reserved or promised or parts):
         return idle
-    taken, whole, room, vnpus, cores = 0, 0, record.room, list[Vnpu](), idle.cores
+    taken, whole, room, cores = 0, 0, record.room, idle.cores
+    vnpus: list[Vnpu] = []
     for uid, take in reserved.items():
         if uid not in record.holdings:
             if cores is not None:

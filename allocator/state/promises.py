@@ -12,7 +12,7 @@ decisions cost nothing more while there are no promises.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -74,6 +74,9 @@ class Kept(NamedTuple):
     parts: tuple[Vnpu | Cut, ...]
 
 
+_NOTHING_KEPT: Final = Kept(0, "", ())
+
+
 class Promises:
     """All promises; no two of them name the same chip, or the same vNPU that was cut beforehand.
 
@@ -113,8 +116,10 @@ class Promises:
 
     def kept_on(self, node: str) -> Kept:
         """What is kept on a node, without lifted promises."""
-        chips = self.on(node) if self._by_owner else 0
-        valid = [each for each in self.owners_on(node) if each.owner not in self._lifted] if self._by_owner else ()
+        if node not in self._by_node:
+            return _NOTHING_KEPT
+        chips = self.on(node)
+        valid = [each for each in self.owners_on(node) if each.owner not in self._lifted]
         parts = tuple(each.part for each in valid if each.part is not None)
         return Kept(chips, " and ".join(each.what for each in valid) if chips or parts else "", parts)
 

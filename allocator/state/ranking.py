@@ -7,7 +7,7 @@ the first by name of the first tier. Outdated heap entries are dropped when they
 
 import heapq
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
@@ -20,15 +20,17 @@ class Bucket:
     Attributes:
         vacancy: what each of them has left.
         names: their names.
+        first: the first of them; empty if there is none.
         verdicts: the verdicts of rankings on them.
     """
 
-    __slots__ = ("_heap", "names", "vacancy", "verdicts")
+    __slots__ = ("_heap", "first", "names", "vacancy", "verdicts")
 
     def __init__(self, vacancy: Vacancy) -> None:
         self.vacancy = vacancy
         self.verdicts: dict[Ranking, Verdict] = {}
         self.names: set[str] = set()
+        self.first = ""
         self._heap: list[str] = []
 
     def __len__(self) -> int:
@@ -39,24 +41,24 @@ class Bucket:
 
     def add(self, name: str) -> bool:
         """Add a node; returns whether it is the first by name now."""
-        is_first = not self.names or name < self.first()
         self.names.add(name)
         # A name that was removed and added again may be in the heap twice; at most about half of the heap is outdated.
         if len(self._heap) > 2 * len(self.names) + 8:
             self._heap = sorted(self.names)
         else:
             heapq.heappush(self._heap, name)
-        return is_first
+        if self.first and self.first < name:
+            return False
+        self.first = name
+        return True
 
     def discard(self, name: str) -> None:
         """Remove a node; its heap entry stays until it comes up."""
         self.names.discard(name)
-
-    def first(self) -> str:
-        """The first node by name; there must be one."""
-        while self._heap[0] not in self.names:
-            heapq.heappop(self._heap)
-        return self._heap[0]
+        if name == self.first:
+            while self._heap and self._heap[0] not in self.names:
+                heapq.heappop(self._heap)
+            self.first = self._heap[0] if self._heap else ""
 
 
 class Ranking:
@@ -86,20 +88,19 @@ class Ranking:
         self._keys.clear()
         self._added.clear()
 
-    def add(self, bucket: Bucket) -> None:
-        """Add a bucket that is new, or has another first node."""
-        if not bucket.names:
-            return
-        first = bucket.first()
-        if self._added.get(bucket) == first:
-            return
-        verdict = self.verdict(bucket)
-        if isinstance(verdict, Fit):
-            tier = self._tiers.get(verdict.key)
-            if tier is None:
-                tier = self._tiers[verdict.key] = []
-                insort(self._keys, verdict.key)
-            heapq.heappush(tier, self._entry(first, bucket))
+    def add(self, buckets: Iterable[Bucket]) -> None:
+        """Add buckets that are new, or have another first node."""
+        for bucket in buckets:
+            first = bucket.first
+            if not first or self._added.get(bucket) == first:
+                continue
+            verdict = self.verdict(bucket)
+            if isinstance(verdict, Fit):
+                tier = self._tiers.get(verdict.key)
+                if tier is None:
+                    tier = self._tiers[verdict.key] = []
+                    insort(self._keys, verdict.key)
+                heapq.heappush(tier, self._entry(first, bucket))
 
     def best(self) -> tuple[str, Fit] | None:
         """The best node and how the request fits there; None if it fits on none."""
@@ -107,7 +108,7 @@ class Ranking:
             tier = self._tiers[self._keys[0]]
             while tier:
                 first, _, bucket = tier[0]
-                if bucket.names and bucket.first() == first:
+                if bucket.first == first:
                     fit = self.verdict(bucket)
                     assert isinstance(fit, Fit)  # noqa: S101 - else it would not be in a tier
                     return first, fit
@@ -119,8 +120,8 @@ class Ranking:
         first, _, bucket = tier[0]
         if self._added.get(bucket) != first:
             heapq.heappop(tier)  # added with another first node since
-        elif bucket.names:
-            heapq.heapreplace(tier, self._entry(bucket.first(), bucket))
+        elif bucket.first:
+            heapq.heapreplace(tier, self._entry(bucket.first, bucket))
         else:
             heapq.heappop(tier)
             del self._added[bucket]

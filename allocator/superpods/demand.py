@@ -69,9 +69,10 @@ def read_demand(asked: Asked) -> Demand | None:
         Refusal: ``UnsupportedPolicy`` if the job is for servers that form no SuperPods, ``InvalidRequest`` if its pods
             don't take whole servers, or its blocks are invalid.
     """
-    job, pod, chips, pods = asked.job, asked.pod, asked.chips, asked.pods
+    pod, chips, pods = asked.pod, asked.chips, asked.pods
     if not wants_super_pod(pod) or pods == 1:
         return None
+    job = f"job {asked.job}"
     products, limits = asked.products, asked.defaults.super_pods
     product = _product_for(job, pod, chips, [each for each in PRODUCTS if products is None or each.name in products])
     block = _read_block(job, pod, chips * pods)

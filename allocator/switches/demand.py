@@ -58,10 +58,10 @@ def read_switch_demand(asked: Asked) -> SwitchDemand | None:
     if schema is None:
         known = f"{', '.join(Schema)} or {NO_TOR_AFFINITY}"
         sentence = f"label {TOR_AFFINITY}={value[:40]!r} is not {known}"
-        raise Refusal(Reason.INVALID_REQUEST, f"{asked.job}: {sentence}")
+        raise Refusal(Reason.INVALID_REQUEST, f"job {asked.job}: {sentence}")
     if marks := block_marks(asked.pod):
         both = f"label {TOR_AFFINITY}={value} and blocks of nodes ({', '.join(marks)})"
-        raise Refusal(Reason.UNSUPPORTED_POLICY, f"{asked.job}: {both} exclude each other; remove one of them")
+        raise Refusal(Reason.UNSUPPORTED_POLICY, f"job {asked.job}: {both} exclude each other; remove one of them")
     if asked.pods == 1:
         return None
     limits = asked.defaults.switches

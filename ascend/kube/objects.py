@@ -8,6 +8,7 @@ object back. Of pods, whose authors share the memory of the programs, only so mu
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import nlargest
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -44,6 +45,7 @@ _MAX_DIGITS = 19
 """The longest quantity: the API server accepts none above 2^63-1, and Python refuses to convert thousands of digits."""
 
 
+@lru_cache(maxsize=1024)  # called a dozen times for each decision, with the same few quantities
 def whole_number(text: str | None) -> int | None:
     """Parse a quantity that is a whole number; None if it is missing or not a whole number."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
@@ -386,7 +388,8 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     @property
     def is_gated(self) -> bool:
         """Whether it has scheduling gates other than the allocator's own: no scheduler considers it yet."""
-        return any(gate.name != PLACEMENT_GATE for gate in self.spec.scheduling_gates)
+        gates = self.spec.scheduling_gates
+        return bool(gates) and any(gate.name != PLACEMENT_GATE for gate in gates)
 
     @property
     def waits_for_chips(self) -> bool:
@@ -426,6 +429,16 @@ class Pod(KubeObject, frozen=True, kw_only=True):
             yield each, "sidecar" if each.restart_policy == "Always" else "init"
         for each in self.spec.containers:
             yield each, "app"
+
+    @property
+    def names_parts(self) -> bool:
+        """Whether any container names a resource of the maker other than chips, as vNPUs and AI cores are."""
+        for containers in (self.spec.containers, self.spec.init_containers):
+            for each in containers:
+                for name in (*each.resources.limits, *each.resources.requests):
+                    if name != RESOURCE:
+                        return True
+        return False
 
     @property
     def requests_chips(self) -> bool:

@@ -54,7 +54,8 @@ async def measure(run: Run) -> Outcome:
     for count in size.nodes:
         _in_process(run, size, count, in_process, outcome)
     outcome.show(
-        "decisions: one pod, in process: select node and chips, reserve and release them (1/2/4/8 chips in turn)",
+        "decisions: one pod that the informers have seen, in process: select node and chips, reserve and release them "
+        "(1/2/4/8 chips in turn)",
         in_process,
         "walk: filter and rank all nodes by the same rules, then reserve and release; the result is the same.",
         f"The reference's best on these inputs, quoted, not measured here: {_REFERENCE_BEST}.",
@@ -92,9 +93,9 @@ async def measure(run: Run) -> Outcome:
 
 
 def _in_process(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
-    engine = in_memory(count, run.seed, Ledger(ttl_s=30.0, monotonic=time.monotonic))
     names = [node_name(number) for number in range(count)]
     pods = [pod(f"asks-{request}", request) for request in REQUESTS]
+    engine = in_memory(count, run.seed, Ledger(ttl_s=30.0, monotonic=time.monotonic), pods)
     for each in pods:
         assert _indexed(engine, each) == _walk(engine, each, names), "the walk selected another node"
     indexed: list[float] = []
@@ -117,9 +118,9 @@ def _while_waiting(run: Run, size: _Size, count: int, shown: Table, outcome: Out
     marks = {GROUP: "waits", MIN_AVAILABLE: str(_GANG)}
     gang = [pod(f"waits-{number}", 8, annotations=marks) for number in range(_GANG)]
     ledger = Ledger(ttl_s=30.0, monotonic=time.monotonic)
-    engine = in_memory(count, run.seed, ledger, gang, earmark_share=0.5)
-    engine.earmarks.choose()
     pods = [pod(f"asks-{request}", request) for request in REQUESTS[:-1]]
+    engine = in_memory(count, run.seed, ledger, [*gang, *pods], earmark_share=0.5)
+    engine.earmarks.choose()
     decided: list[float] = []
     for number in run.steps(f"{count:,} nodes, a gang waits", _ROUNDS + 1):
         _timed(lambda each: _indexed(engine, each), pods, size.indexed // _ROUNDS, decided if number else [])
@@ -139,6 +140,8 @@ def _of_parts(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome)
                 name = f"on-{number}-{chip}"
                 world.add(core_pod(name, cores, has=has, node=node_name(number), phase="Running"))
     pods = [core_pod(f"asks-{cores}", cores) for cores in _PARTS]
+    for each in pods:
+        world.add(each)
     decided: list[float] = []
     for number in run.steps(f"{count:,} nodes, parts of chips", _ROUNDS + 1):
         into = decided if number else []

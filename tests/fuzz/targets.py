@@ -27,6 +27,7 @@ from ascend.kube.objects import ConfigMap, Node, Pod, Taint, read_object
 from ascend.leaf_switches import read_switches
 from ascend.serving.frames import PREFACE, BrokenError
 from ascend.serving.http2 import Http2, Stream
+from ascend.turn import at_once
 from device_plugin.driver.dcmi.calls import Calls
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.fault_rules import default_rules, read_rules
@@ -153,7 +154,7 @@ def extender_call(data: bytes) -> None:
     pod = _object(data, _Call).pod  # as if the API server had the same
     with _fresh() as allocator:
         if allocator.engine.handles(pod):
-            allocator.engine.place_or_explain(pod, names)
+            at_once(allocator.engine.place_or_explain(pod, names))
 
 
 def volcano_call(data: bytes) -> None:

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.decision.filtered import Tier
-from allocator.state.reservation import Stage
+from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.reasons import Reason
+from ascend.turn import at_once
 from tests.allocator.builders import World, node, pod
 
 
@@ -180,3 +181,30 @@ def test_the_chosen_candidate_is_the_first_of_the_ranking(frees: list[set[int]],
             world.engine.place(pod("a", size), candidates)
         return
     assert world.engine.place(pod("a", size), candidates).node == tiers[0].nodes[0]
+
+
+def test_why_a_pod_fits_on_none_of_many_nodes_is_read_with_pauses() -> None:
+    world = World()
+    world.occupy("n1", range(4))
+    names, steps = ["n1", *(f"gone-{number}" for number in range(9_000))], 0
+    found = world.engine.place_or_explain(pod("a", 8), names)
+    while True:
+        try:
+            next(found)
+        except StopIteration as done:
+            explained = done.value
+            break
+        steps += 1
+    assert steps > len(names) // 4096
+    assert list(explained.refused) == names
+    assert explained.reasons == {Reason.NOT_ENOUGH_CHIPS: 1, Reason.UNKNOWN_NODE: 9_000}
+
+
+def test_a_node_that_becomes_free_in_such_a_pause_is_reserved() -> None:
+    world = World()
+    found = world.engine.place_or_explain(pod("a", 8), [*(f"gone-{number}" for number in range(9_000)), "n1"])
+    next(found)
+    world.add(node("n1"))
+    placed = at_once(found)
+    assert isinstance(placed, Reservation)
+    assert placed.node == "n1"

@@ -18,6 +18,7 @@ from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.turn import at_once
 from tests.allocator.builders import GROUP, TYPE, World, node, pod
 
 MESHES = {TYPE: "module-910b-8"}
@@ -279,7 +280,7 @@ async def test_a_nominated_pod_of_a_gang_waits_for_the_victims_of_its_peers() ->
     end(world, ["low-0"])
     nominated = replace(pods[0], status=replace(pods[0].status, nominated_node_name="n0"))
     world.add(nominated)
-    refused = world.engine.place_or_explain(nominated, ["n0"])
+    refused = at_once(world.engine.place_or_explain(nominated, ["n0"]))
     assert not isinstance(refused, Refusal)
     assert preemption.waiting(nominated, getattr(refused, "refused", {})) == ("n0",)
 

@@ -32,7 +32,7 @@ def asked(
     blocks = {"sp-block": block} if block is not None else {}
     made = pod("p0", chips, labels=labels, annotations=blocks | (annotations or {}))
     defaults = JobDefaults(super_pods=SuperPodLimits(size, 2))
-    return Asked("job default/train", selecting(made, selector or {}), chips, pods, products, defaults)
+    return Asked("default/train", selecting(made, selector or {}), chips, pods, products, defaults)
 
 
 def demand(*arguments: Any, **options: Any) -> Demand:
@@ -135,7 +135,7 @@ def test_a_job_for_other_servers_is_told_which_mark_requests_blocks(
 ) -> None:
     made = pod("p0", 8, annotations=annotations, selector=selector)
     with pytest.raises(Refusal) as refused:
-        read_demand(Asked("job default/train", made, 8, 4, frozenset({"910B-8"})))
+        read_demand(Asked("default/train", made, 8, 4, frozenset({"910B-8"})))
     assert f"requests nodes of one SuperPod {marks}" in refused.value.message
 
 
@@ -209,7 +209,7 @@ def preferred(*selectors: object) -> object:
     ],
 )
 def test_a_mind_ie_job_is_near_what_its_first_preferred_term_selects(affinity: object, near: object) -> None:
-    found = read_demand(Asked("job default/train", affine(affinity), 16, 4, A3))
+    found = read_demand(Asked("default/train", affine(affinity), 16, 4, A3))
     assert found is not None
     assert found.near == near
 
