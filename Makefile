@@ -77,7 +77,7 @@ format: setup ## format the code and apply automatic fixes
 bench: setup ## run all benches and print their tables
 	@$(RUN) python -m tests.bench
 
-soak: setup ## thousands of restarts and races on the sandbox, 20 minutes; `make test` runs a hundredth of it
+soak: setup ## thousands of restarts and races on the sandbox, 20 minutes; `make test` runs a small part of it
 	@$(RUN) python -m tests.soak
 
 # Variables: docs/install.md#a-release.

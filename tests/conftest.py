@@ -15,7 +15,7 @@ from tests.deploy import image
 # generation of data have a time limit, because other programs can use the machine at the same time.
 _RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # `gate` tries the same examples of a commit on every machine; `long` looks for others.
-settings.register_profile("gate", _RELAXED, max_examples=40, stateful_step_count=30, derandomize=True)
+settings.register_profile("gate", _RELAXED, max_examples=25, stateful_step_count=20, derandomize=True)
 settings.register_profile("long", _RELAXED, max_examples=1000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 

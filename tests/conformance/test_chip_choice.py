@@ -60,6 +60,7 @@ def test_pods_of_a_scheduler_that_only_counts_get_chips_of_one_ring(choosing: Pl
     assert given(choosing, "again") == 0xFF & ~given(choosing, "four")
 
 
+@pytest.mark.long
 def test_pods_of_kube_scheduler_alone_get_chips_beside_a_pod_that_was_placed(choosing: PluginNode) -> None:
     """Without an extender it only counts, and binds them at once."""
     choosing.cluster.restart_scheduler()

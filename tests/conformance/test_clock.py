@@ -49,7 +49,7 @@ def clock(node: PluginNode, tmp_path: Path) -> Iterator[Clock]:
         node.plugin = usual
 
 
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("ahead_s", [-HOUR_S, pytest.param(HOUR_S, marks=pytest.mark.long)])
 def test_a_step_of_the_clock_changes_nothing_but_times(node: PluginNode, clock: Clock, ahead_s: int) -> None:
     node.place("before", 0, 1)
     node.check("before", 0, 1)

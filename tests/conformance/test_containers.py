@@ -101,7 +101,9 @@ def test_a_kubelet_restart_after_an_init_container_affects_no_other_pod(
         node.check("next", 4, 5)
 
 
-@pytest.mark.parametrize("injection", ["cdi", "devices", "runtime"])
+@pytest.mark.parametrize(
+    "injection", ["cdi", *(pytest.param(name, marks=pytest.mark.long) for name in ("devices", "runtime"))]
+)
 def test_the_kubelet_stores_the_answer_unchanged(node: PluginNode, injection: str) -> None:
     """Scenario 2. The container runtime of this machine has no CDI, so the test checks that the CDI file has the
     device's name.
@@ -142,6 +144,7 @@ def test_the_kubelet_stores_the_answer_unchanged(node: PluginNode, injection: st
         node.plugin = usual
 
 
+@pytest.mark.long
 def test_metrics_name_the_container_that_really_has_each_chip(node: PluginNode) -> None:
     flags = ("--telemetry", "true", "--telemetry-interval-s", "0.5")
     usual, node.plugin = node.plugin, node.new_plugin("device-plugin-telemetry", *flags)

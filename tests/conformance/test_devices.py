@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Final
 
+import pytest
+
 from ascend.chips import chip_name
 from ascend.kube.events import REPEAT_POST_S
 from device_plugin.publish.node_conditions import CHIPS, TAINT
@@ -150,6 +152,7 @@ def test_a_chip_that_fails_in_use_costs_no_other_chip_if_the_kubelet_is_not_told
     assert condition(node)[0] == "Unknown"
 
 
+@pytest.mark.long
 def test_a_recovered_chip_waits_for_a_slow_kubelet(node: PluginNode) -> None:
     """At the default of ten seconds, readers must not count a chip before the Node does: Volcano refuses such a node
     (docs/spec/node-report.md#stable-device-count)."""
@@ -204,6 +207,7 @@ def test_a_chip_that_was_not_ready_at_the_start_is_offered_once_it_is(node: Plug
     node.check("train", 7)
 
 
+@pytest.mark.long
 def test_a_chip_off_the_bus_stays_in_the_capacity_over_a_restart(node: PluginNode) -> None:
     """Scenario A11: the driver's set of ids is smaller after a restart. The Node says which chips there were."""
     node.plugin.process.stop()

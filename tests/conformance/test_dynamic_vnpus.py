@@ -95,6 +95,7 @@ def test_slices_of_a_chip_are_cut_kept_over_a_kill_and_given_back(node: PluginNo
     node.wait_until(lambda: node.chips.vnpus() == {}, "nothing is left")
 
 
+@pytest.mark.long
 def test_no_ai_cores_are_left_when_an_instance_that_offers_chips_takes_over(
     node: PluginNode, by_cores: PluginProcess
 ) -> None:

@@ -1,5 +1,7 @@
 """A node changes from MindCluster's device plugin to this one and back while pods run."""
 
+import pytest
+
 from ascend.annotations import KUBELET_IDS, REAL
 from ascend.chips import chip_set
 from tests.conformance.node import ALL, PluginNode, restarts, written_set
@@ -17,6 +19,7 @@ def has(node: PluginNode, name: str, chips: tuple[int, ...], ids: tuple[int, ...
     assert restarts(pod) == [0]
 
 
+@pytest.mark.long
 def test_new_pods_get_the_free_chips_beside_pods_of_mindclusters_plugin(node: PluginNode) -> None:
     with reference_plugin(node) as reference:
         reference.place("old", (0, 1), (2, 3))

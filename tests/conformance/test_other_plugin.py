@@ -1,5 +1,7 @@
 """MindCluster's device plugin starts beside this one on a real kubelet."""
 
+import pytest
+
 from device_plugin.serving.other_plugin import EVENT
 from tests.conformance.node import PluginNode
 from tests.conformance.reference_plugin import ReferencePlugin
@@ -32,6 +34,7 @@ def test_it_gives_way_to_mindclusters_plugin_and_comes_back(node: PluginNode) ->
     has(node, "ours", (0, 1), (0, 1))
 
 
+@pytest.mark.long
 def test_it_notices_a_plugin_of_another_name_and_comes_back(node: PluginNode) -> None:
     node.place("ours", 0, 1)
     node.check("ours", 0, 1)
@@ -51,6 +54,7 @@ def test_it_notices_a_plugin_of_another_name_and_comes_back(node: PluginNode) ->
     has(node, "theirs", (2, 3), (4, 5))
 
 
+@pytest.mark.long
 def test_it_notices_a_plugin_that_the_kubelets_watcher_has_found_and_comes_back(node: PluginNode) -> None:
     """It calls nothing, and the kubelet does not count it as registered."""
     node.place("ours", 0, 1)
@@ -76,6 +80,7 @@ def test_it_notices_a_plugin_that_the_kubelets_watcher_has_found_and_comes_back(
     has(node, "theirs", (2, 3), (4, 5))
 
 
+@pytest.mark.long
 def test_it_registers_again_after_a_plugin_of_another_name_that_has_ended_at_once(node: PluginNode) -> None:
     """The end of either plugin makes all devices unhealthy, and the kubelet tells neither."""
     with ReferencePlugin(node, "vendor.sock").serving(node.node.device_plugin_dir):

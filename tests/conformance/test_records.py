@@ -5,6 +5,8 @@ The other rows are in `test_restarts` and `test_devices`.
 
 import json
 
+import pytest
+
 from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
 from tests.cluster.api import HTTPError
 from tests.conformance.node import ALL, GatedNode, PluginNode
@@ -69,6 +71,7 @@ def test_a_whole_node_pod_of_a_fresh_plugin_is_claimed_with_all_chips(node: Plug
     node.wait_until(lambda: node.report().free == 0, "no chip is free")
 
 
+@pytest.mark.long
 def test_a_whole_node_pod_after_smaller_ones_is_claimed_with_all_chips(node: PluginNode) -> None:
     """Fifth row: the reference wrote 5 of the 8, and reported the other 3 as free."""
     for round_, sizes in enumerate([((7,), (1, 0), (2, 3)), ((4, 5, 6, 7), (3,))]):

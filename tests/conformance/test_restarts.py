@@ -3,6 +3,8 @@
 import json
 import time
 
+import pytest
+
 from ascend.annotations import ALLOCATED, KUBELET_IDS, PREDICATE_TIME, REAL
 from tests.conformance.node import ALL, PATIENCE_S, PODS, PluginNode, restarts, written_set
 from tests.conformance.reference_plugin import SLOW_RESOURCE, SlowPlugin
@@ -44,6 +46,7 @@ def test_a_container_restarted_after_the_kubelet_has_the_same_chips(node: Plugin
     node.check("crashes", 0, 1)
 
 
+@pytest.mark.long
 def test_a_plugin_that_was_suspended_refuses_no_pod_for_chips_that_are_well(node: PluginNode) -> None:
     old = node.plugin
     node.plugin = node.new_plugin("device-plugin-suspended", "--stale-s", str(STALE_S))
@@ -117,6 +120,7 @@ def test_chips_of_a_pod_deleted_while_the_kubelet_was_down_are_reused(node: Plug
     node.check("next", *range(8))
 
 
+@pytest.mark.long
 def test_after_a_reboot_a_pod_admitted_too_early_fails_and_a_new_one_works(node: PluginNode) -> None:
     """Scenario 11: all containers are gone, and the plugin starts late."""
     node.place("before", 2, 3)

@@ -42,6 +42,7 @@ def outcomes(node: PluginNode, names: list[str]) -> dict[str, str]:
     return {name: f"{each['reason']}: {each['message']}" for name, each in status.items() if each["phase"] == "Failed"}
 
 
+@pytest.mark.long
 def test_a_deleted_lock_file_lets_no_two_plugins_take_the_kubelet_from_each_other(node: PluginNode) -> None:
     before = lapses(node)
     (node.node.device_plugin_dir / "ascend910.lock").unlink()

@@ -102,6 +102,7 @@ def test_two_pods_share_a_chip_over_restarts_and_a_fault(cut: PluginNode) -> Non
     cut.wait_until(lambda: counts(cut, SMALL) == (2, 2), "both are again")
 
 
+@pytest.mark.long
 def test_a_chip_is_cut_anew_while_the_plugin_runs(cut: PluginNode) -> None:
     place(cut, "first", SMALL, "Ascend910-5c.1cpu.16g-100-1")
     check(cut, "first", SMALL, "Ascend910-5c.1cpu.16g-100-1")

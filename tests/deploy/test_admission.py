@@ -195,6 +195,7 @@ def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     cluster.api.create(pod("waits", 1, namespace=kube_namespace))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installed", ["allocator.nominate=gated"], indirect=True)
 @pytest.mark.usefixtures("running")
 def test_the_webhook_gates_only_pods_that_wait_for_chips_of_our_scheduler(
@@ -287,6 +288,7 @@ def test_an_upgrade_keeps_the_certificate_that_kube_scheduler_trusts(cluster: Cl
     assert presented["data"] == installed.client
 
 
+@pytest.mark.long
 def test_each_generated_certificate_is_renewed_by_itself_if_its_secret_is_deleted(
     cluster: Cluster, installed: Installed
 ) -> None:

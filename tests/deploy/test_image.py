@@ -147,6 +147,7 @@ def test_all_modules_of_the_programs_can_be_imported(root: Path) -> None:
     run(root, "python", "-c", walk)
 
 
+@pytest.mark.long
 def test_the_tests_pass_on_the_images_python(built_image: image.Image, tmp_path: Path) -> None:
     # The image's own programs and packages are tested, not copies: beside them are only the tests and what they need.
     root = tmp_path

@@ -290,6 +290,7 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
     )
 
 
+@pytest.mark.long
 def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Image) -> None:
     hardened = str(built_image.source / helm.HARDENED.relative_to(helm.REPOSITORY))
     # There is no cert-manager here, and simulated chips have no device nodes.
@@ -305,6 +306,7 @@ def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Im
             cluster.delete_pod(name)
 
 
+@pytest.mark.long
 @pytest.mark.shows("image", "910A")
 def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_is(
     cluster: Cluster, built_image: image.Image
@@ -530,6 +532,7 @@ def upgrade(cluster: Cluster, values: str) -> None:
     helm.run("upgrade", *WHERE, str(helm.CHART), *options, kubeconfig=cluster.kubeconfig_path)
 
 
+@pytest.mark.long
 @pytest.mark.shows("image", "910A")
 def test_an_open_installation_is_closed_while_pods_come_and_go(cluster: Cluster, built_image: image.Image) -> None:
     before = everything(cluster)

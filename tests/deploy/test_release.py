@@ -249,6 +249,7 @@ def test_files_that_are_missing_or_added_are_named(made: Path, keys: tuple[Path,
         checking.check(copy, keys[1])
 
 
+@pytest.mark.long
 def test_another_key_and_no_key_are_refused(made: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     for number, curve in enumerate(("P-256", "P-384")):
         private, public = tmp_path / f"{number}.key", tmp_path / f"{number}.pub"

@@ -168,7 +168,8 @@ async def soak(folder: Path, seed: int, steps: int) -> None:
             await run.plugin.aclose()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
 async def test_ledgers_agree_after_random_creations_ends_and_kills(folder: Path, seed: int) -> None:
     await soak(folder, seed, 100)
 

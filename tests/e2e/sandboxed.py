@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -17,7 +17,7 @@ from ascend.kube.objects import Pod
 from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.registry import AdmissionHook
 from sandbox.apiserver.resources import Resource
-from sandbox.apiserver.status import forbidden
+from sandbox.apiserver.status import forbidden, internal
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 from tests.cluster.api import free_ports
 from tests.e2e.node import ContainerView, WorldNode
@@ -133,11 +133,11 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
             cluster.server.admission.append(_webhook(world.webhook_url, "binding"))
         if setup.gates:
             url = await stack.enter_async_context(world.serving_gates())
-            cluster.server.admission.append(_ignoring_failures(_webhook(url, "")))
+            cluster.server.admission.append(_webhook(url, "", failure_policy="Ignore"))
         yield world
 
 
-def _webhook(url: str, subresource: str) -> AdmissionHook:
+def _webhook(url: str, subresource: str, *, failure_policy: Literal["Fail", "Ignore"] = "Fail") -> AdmissionHook:
     """Return an admission hook that calls a mutating webhook for pods or Bindings, as the API server does."""
 
     async def call(operation: str, resource: Resource, called: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -146,25 +146,18 @@ def _webhook(url: str, subresource: str) -> AdmissionHook:
         name, namespace = document["metadata"]["name"], document["metadata"].get("namespace", "default")
         request = {"uid": "1", "operation": operation, "name": name, "namespace": namespace, "object": document}
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-        async with aiohttp.ClientSession() as http, http.post(url, json=review, ssl=False) as answer:
-            response = (await answer.json())["response"]
+        try:
+            async with aiohttp.ClientSession() as http, http.post(url, json=review, ssl=False) as answer:
+                response = (await answer.json())["response"]
+        except aiohttp.ClientError as error:
+            if failure_policy == "Ignore":
+                return document
+            raise internal(f"failed calling webhook: {error}") from error
         if not response["allowed"]:
             raise forbidden(resource, name, f"admission webhook denied the request: {response['status']['message']}")
         operations = json.loads(base64.b64decode(response.get("patch", "W10=")))
         patched: dict[str, Any] = json_patch(document, operations)
         return patched
-
-    return call
-
-
-def _ignoring_failures(hook: AdmissionHook) -> AdmissionHook:
-    """Return a hook with ``failurePolicy: Ignore``."""
-
-    async def call(operation: str, resource: Resource, called: str, document: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return await hook(operation, resource, called, document)
-        except aiohttp.ClientError:
-            return document
 
     return call
 

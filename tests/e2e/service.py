@@ -10,6 +10,8 @@ from tests.e2e.programs import is_ready
 
 _CHUNK = 1 << 16
 _PROBE_S = 2.0
+_FAILURE_THRESHOLD = 3
+"""Probes without an answer in a row after which a kubelet takes a pod out of a Service."""
 
 
 class Service:
@@ -34,6 +36,8 @@ class Service:
         self.backends: list[str] = []
         self.address = ""
         self._connections: set[asyncio.Task[None]] = set()
+        self._endpoint = ""
+        self._unanswered = 0
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
@@ -62,11 +66,20 @@ class Service:
     async def leader(self) -> str | None:
         """Return the base address of a ready allocator, or None."""
         for url in self.backends:
-            with suppress(TimeoutError):  # one that is suspended does not answer
-                async with asyncio.timeout(_PROBE_S):
-                    if await is_ready(url):
-                        return url
+            if await _probe(url):
+                return url
         return None
+
+    async def _choose_endpoint(self) -> str | None:
+        """Return the base address for a new connection: the last ready allocator stays while few probes time out."""
+        for url in self.backends:
+            ready = await _probe(url)
+            if ready:
+                self._endpoint, self._unanswered = url, 0
+                return url
+            if url == self._endpoint:
+                self._unanswered = _FAILURE_THRESHOLD if ready is False else self._unanswered + 1
+        return self._endpoint if self._unanswered < _FAILURE_THRESHOLD else None
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
@@ -79,10 +92,10 @@ class Service:
             self.requests.append(first)
             await self._open.wait()
             await self._slow_down(first)
-            leader = await self.leader()
-            if leader is None:
+            endpoint = await self._choose_endpoint()
+            if not endpoint:
                 return
-            host, port = leader.rpartition("/")[2].split(":")
+            host, port = endpoint.rpartition("/")[2].split(":")
             back_reader, back_writer = await asyncio.open_connection(host, int(port))
             try:
                 back_writer.write(first)
@@ -117,6 +130,15 @@ class Service:
                 await self._slow_down(chunk)
                 writer.write(chunk)
                 await writer.drain()
+
+
+async def _probe(url: str) -> bool | None:
+    """Whether an allocator is ready; None if it does not answer, as one that is suspended or overloaded."""
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            return await is_ready(url)
+    except TimeoutError:
+        return None
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

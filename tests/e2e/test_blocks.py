@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from allocator.app import AllocatorApp
 from allocator.settings import Settings
 from ascend.annotations import BLOCK, BLOCK_SUPER_POD, MIN_AVAILABLE, RANK
@@ -40,6 +42,7 @@ def check_blocks(pods: Iterable[Pod], block: int) -> None:
     assert max(Counter(pod.spec.node_name for pod in pods).values()) == 1
 
 
+@pytest.mark.long
 async def test_one_of_two_jobs_is_completed_after_the_leader_dies_and_the_other_waits(world: World) -> None:
     for super_pod in range(2):
         for index in range(3):

@@ -41,6 +41,7 @@ async def create(world: World, name: str, cores: int, priority: str = "") -> Non
     await world.client.create(PODS, manifest, "default")
 
 
+@pytest.mark.long
 async def test_pods_that_preempt_for_ai_cores_together_all_run(world: World) -> None:
     world.nodes[0].add_device_nodes(*(f"vdavinci{vdev_id}" for vdev_id in range(100, 160)))
     low = {f"low-{number}": cores for number, cores in enumerate((5, 5, 10) * 8)}

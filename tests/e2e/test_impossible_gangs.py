@@ -91,6 +91,8 @@ KINDS: Final = {
     ),
 }
 EXCLUDING: Final = ("ports", "anti-affinity")
+OFTEN: Final = ("cpu", "affinity", "gate", *EXCLUDING)
+"""Kinds that `make test` tries; `make test-long` tries all."""
 
 
 async def create(world: World, kind: Kind, name: str) -> None:
@@ -139,11 +141,14 @@ async def check(world: World, kinds: list[str], limit_s: float = BOUND_S) -> Non
     assert not await bound_impossible(world)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*OFTEN, *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind not in OFTEN)]
+)
 async def test_behind_12_gangs_that_cannot_start_one_that_fits_starts_in_time(world: World, kind: str) -> None:
     await check(world, [kind] * 12)
 
 
+@pytest.mark.long
 async def test_behind_100_gangs_that_cannot_start_one_that_fits_starts(world: World) -> None:
     await check(world, list(islice(cycle(KINDS), 100)), LIMIT_S)
 

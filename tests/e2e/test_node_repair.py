@@ -69,6 +69,7 @@ class Operator:
         return f"{done.stdout}exit status {done.returncode}\n" if looks else done.stdout
 
 
+@pytest.mark.long
 async def test_a_node_is_found_emptied_repaired_and_returned_by_the_commands_of_the_page(
     world: World, cluster: Cluster
 ) -> None:

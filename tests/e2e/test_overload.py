@@ -7,21 +7,19 @@ from tests.e2e.world import Setup, World
 
 SETUP = Setup(webhooks="bindings,pods")
 
-ALLOCATOR_ATTACKS = [
-    ("silent", "slow-headers", "garbage-headers"),
-    ("half-bodies", "half-pods", "half-filters", "too-large", "large-filters"),
-    ("large-pods", "half-bodies"),
-    ("many-pods",),
-    ("scrapes", "unread", "slow-headers"),
-]
-PLUGIN_ATTACKS = [("silent", "slow-headers", "garbage-headers"), ("scrapes", "unread")]
+HEADERS = ("silent", "slow-headers", "garbage-headers")
+BODIES = ("half-bodies", "half-pods", "half-filters", "too-large", "large-filters")
+OTHERS = [("large-pods", "half-bodies"), ("many-pods",), ("scrapes", "unread", "slow-headers")]
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("names", ALLOCATOR_ATTACKS, ids="+".join)
+@pytest.mark.parametrize(
+    "names", [HEADERS, BODIES, *(pytest.param(names, marks=LONG) for names in OTHERS)], ids="+".join
+)
 async def test_jobs_start_while_strangers_overload_the_allocator(world: World, names: tuple[str, ...]) -> None:
     await jobs_start_while_attacked(world, "ascend-allocator", "allocator", world.service.backends[0], names)
 
 
-@pytest.mark.parametrize("names", PLUGIN_ATTACKS, ids="+".join)
+@pytest.mark.parametrize("names", [HEADERS, pytest.param(("scrapes", "unread"), marks=LONG)], ids="+".join)
 async def test_jobs_start_while_strangers_overload_a_device_plugin(world: World, names: tuple[str, ...]) -> None:
     await jobs_start_while_attacked(world, "ascend-device-plugin", "devicePlugin", world.nodes[0].plugin_url, names)

@@ -161,6 +161,7 @@ async def test_a_node_that_returns_with_the_control_plane_keeps_its_pods(stage: 
     await _forget(stage, server)
 
 
+@pytest.mark.long
 async def test_pods_of_a_ready_node_stay_while_the_watch_of_nodes_is_half_open(stage: Stage) -> None:
     name = f"job{next(_numbers)}"
     server, _ = await stage.job(name)
@@ -174,6 +175,7 @@ async def test_pods_of_a_ready_node_stay_while_the_watch_of_nodes_is_half_open(s
     await _forget(stage, server)
 
 
+@pytest.mark.long
 async def test_an_api_server_that_is_slow_for_a_while_does_not_let_pods_of_a_ready_node_go(stage: Stage) -> None:
     name = f"job{next(_numbers)}"
     server, _ = await stage.job(name)

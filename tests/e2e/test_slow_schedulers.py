@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Final
 
+import pytest
 import pytest_asyncio
 
 from allocator.rules.scheduled import verdict_on
@@ -62,6 +63,7 @@ async def test_a_gang_starts_whole_although_its_allocator_dies_in_the_middle(wor
     await started(world, "a", SIZE)
 
 
+@pytest.mark.long
 async def test_a_gang_starts_whole_although_its_scheduler_restarts_in_the_middle(world: World) -> None:
     await world.add_fake_nodes(*(f"q-{number}" for number in range(SIZE // 2)), labels=POOL)
     await create_gang(world, "a", SIZE, cpu=0)
@@ -74,6 +76,7 @@ async def bound(world: World) -> list[str]:
     return [pod.name for pod in await world.pods() if pod.spec.node_name]
 
 
+@pytest.mark.long
 async def test_a_gang_that_lacks_cpu_starts_when_there_is_enough_and_not_before(world: World) -> None:
     half = SIZE // 2
     await world.add_fake_nodes(*(f"q-{number}" for number in range(half)), labels=POOL, cpu=8)

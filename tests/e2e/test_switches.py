@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.deviceinfo import NAMESPACE
 from ascend.kube.objects import CONFIG_MAPS, Pod
@@ -54,6 +56,7 @@ async def bound(world: World, name: str, pods: int) -> list[Pod]:
     return sorted(found, key=lambda pod: int(pod.metadata.annotations[RANK]))
 
 
+@pytest.mark.long
 async def test_the_next_leader_completes_a_job_that_spans_switches(world: World) -> None:
     await add_switches(world, 3, 3, 3)
     async with world.api.gate("POST", "/pods/first-2/binding", after=True) as made:

@@ -138,6 +138,7 @@ async def test_pods_of_faulty_chips_are_evicted_and_run_on_others(
     assert again.spec.node_name != node.name or not annotated(again, RESOURCE) >> chip & 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("scheduler")
 async def test_a_restart_of_the_plugin_hides_no_fault_from_the_scheduler(world: World) -> None:
     """At its end the plugin writes an UpdateTime of 0, of which that scheduler takes no notice."""
@@ -155,6 +156,7 @@ async def test_a_restart_of_the_plugin_hides_no_fault_from_the_scheduler(world: 
     assert annotated(await check_hand_over(world, "four", 4), REAL) == 0xF0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("scheduler")
 async def test_an_upgrade_of_the_plugin_fails_no_pod(world: World) -> None:
     """As a DaemonSet with ``maxSurge`` does it; that scheduler goes on placing pods there."""

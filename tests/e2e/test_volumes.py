@@ -84,6 +84,7 @@ async def refusal(world: World, name: str) -> str:
     return str(failed.get(NODE, f"not refused: {answer}"))
 
 
+@pytest.mark.long
 async def test_chips_are_kept_until_the_volume_is_there(world: World) -> None:
     await world.add_fake_nodes(NODE)
     here = {"kubernetes.io/hostname": NODE}

@@ -70,6 +70,7 @@ async def test_a_pod_is_evicted_where_its_budget_allows_it(workloads: Workloads)
     assert pods[1].spec.node_name not in {pod.spec.node_name for pod in after}
 
 
+@pytest.mark.long
 async def test_a_pod_stays_until_its_budget_allows_its_eviction_and_is_told_why(workloads: Workloads) -> None:
     pods = await start(workloads)
     await protect(workloads, 0)

@@ -106,6 +106,7 @@ def stateful_set(replicas: int, chips: int, annotations: dict[str, str], **label
     return [{"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "set"}, "spec": spec}]
 
 
+@pytest.mark.long
 async def test_a_block_moves_alone_when_its_super_pod_has_no_room(workloads: Workloads) -> None:
     await add_super_pods(workloads, 2, 2)
     await workloads.create(stateful_set(4, 16, {"sp-block": "32"}, **{"pod-rescheduling": "on"}))
@@ -148,6 +149,7 @@ async def test_all_pods_of_a_stateful_set_leave_a_node_that_is_deleted_and_anoth
     assert [holding.pod for holding in held.values()] == [pods[0].key]  # its containers may still run
 
 
+@pytest.mark.long
 async def test_a_pod_of_a_job_whose_node_is_lost_is_replaced(workloads: Workloads) -> None:
     await add_super_pods(workloads, 4, 4)
     await workloads.create(super_pod_job(**{"fault-scheduling": "force", "pod-rescheduling": "on"}))
