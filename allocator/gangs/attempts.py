@@ -16,6 +16,7 @@ stepped back: it would only fail there as well, and take from them what they lac
 for a turn like them, without a try in vain.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -39,6 +40,10 @@ from ascend.reasons import Reason
 
 _MANY: Final = 64
 """Of larger gangs a plan takes more than a few milliseconds."""
+
+_ORDERS: Final = 4
+"""So many tries in vain tell that the pods of a gang exclude each other if they differ: each plans its pods in another
+order."""
 
 SETTLED_S: Final = 5.0
 """How long after a turn has begun the offers of a scheduler may be outdated: without what the gang before has released.
@@ -235,12 +240,17 @@ class Attempts:
             for uid in refused:
                 for node in wait.offers.get(uid, ()):
                     wait.refuse(uid, node, self._held_on(node, job))
-        nodes = frozenset(seat.node for seat in self._ledger.drop_plan(job.key.plan))
+        seats = self._ledger.drop_plan(job.key.plan)
+        since_s = min((seat.since_s for seat in seats), default=math.inf)
+        chips = sum(seat.take.occupied.bit_count() for seat in seats)
         self._obstacles.released(job)
-        if wait is not None and wait.limits and not (job.is_mixed or self._may_fit(job, limits=wait.limits)):
+        self._resting.kept(job, chips * max(0.0, self._ledger.monotonic() - since_s))
+        if wait is not None and job.is_mixed and wait.tries >= min(job.size, _ORDERS):
+            self._resting.begin(job)
+        elif wait is not None and wait.limits and not (job.is_mixed or self._may_fit(job, limits=wait.limits)):
             self._rest(job, wait)
         wait = self.queue.fail(job)
-        wait.nodes, wait.why = nodes, why
+        wait.nodes, wait.why = frozenset(seat.node for seat in seats), why
 
     def does_not_fit(self, job: Job) -> None:
         """End the turn of a gang that does not fit: one that has not tried yet waits for chips, like any other."""

@@ -3,8 +3,13 @@
 Only a try tells that the pods of a gang exclude each other: by host ports, by anti-affinity, by the CPU of one node.
 Such a try keeps chips for some seconds. So all gangs of a namespace whose pods ask for the same rest after it: until a
 pod ends or a node changes, or else for a time that doubles with each try in vain, since not all is seen on which it
-depends. The more different gangs rest, the longer each of them does from its second try in vain on: together they try
-once in ``SHARE_S``.
+depends.
+
+Further tries of gangs that have rested share a budget, so that they keep few chips idle, however many different gangs
+can't start: ``SHARE`` of the chip-seconds of the cluster. What a try in vain has kept is owed until that share has made
+up for it. While anything is owed, no gang that has rested tries because of the time alone; after the end of a pod or a
+change of a node it does, unless ``MOST_OWED_S`` or more are owed, as when pods end all the time. So in any time T they
+keep at most ``SHARE * (T + MOST_OWED_S)`` of all chips, and those of one try.
 
 Gangs are alike by the specs of their pods, and by the settings of the job, wherever these are written. The labels of
 the pods do not count, although the anti-affinity of their peers may select them: one of them names the job, so no two
@@ -25,7 +30,10 @@ FIRST_REST_S: Final = 15.0
 """How long gangs rest after a try in vain, also if pods end all the time."""
 LONGEST_REST_S: Final = 600.0
 """How long they rest at most while no pod ends and no node changes, if no others do."""
-SHARE_S: Final = 30.0
+SHARE: Final = 0.01
+"""The share of the chips of the cluster that tries in vain may keep, but for the first ones of each kind of gang."""
+MOST_OWED_S: Final = 1200.0
+"""How far the tries after changes may be ahead of their share."""
 
 _Kind: TypeAlias = tuple[str, int, int, frozenset[tuple[str, str]]]
 
@@ -43,7 +51,8 @@ class Resting:
         self._backoff = ItemBackoff[_Kind](monotonic, FIRST_REST_S, LONGEST_REST_S)
         self._openings: dict[_Kind, int] = {}
         self._tried: dict[JobKey, _Kind] = {}
-        self._kinds = 0
+        self._monotonic = monotonic
+        self._paid_s = 0.0  # when nothing is owed any more
 
     def begin(self, job: Job) -> None:
         """A gang has tried in vain, although it has chips."""
@@ -54,7 +63,12 @@ class Resting:
         self._backoff.failed(kind)
         self._openings[kind] = self._cluster.openings
         self._openings = {known: count for known, count in self._openings.items() if known in self._backoff}
-        self._kinds = sum(self._backoff.since_s(known) < LONGEST_REST_S for known in self._openings)
+
+    def kept(self, job: Job, chip_s: float) -> None:
+        """A gang has kept chips in vain for so many chip-seconds; the first tries of its kind are free."""
+        if _kind_of(job) in self._backoff:
+            chips = sum(bucket.vacancy.healthy * len(bucket) for bucket in self._cluster.index.buckets)
+            self._paid_s = max(self._paid_s, self._monotonic()) + chip_s / (SHARE * max(chips, 1))
 
     def ended(self, job: JobKey) -> None:
         """A gang that has waited starts: the tries in vain of gangs like it don't count any more."""
@@ -63,12 +77,12 @@ class Resting:
 
     def __contains__(self, job: Job) -> bool:
         kind = _kind_of(job)
-        if (since_s := self._backoff.since_s(kind)) < FIRST_REST_S:
+        if self._backoff.since_s(kind) < FIRST_REST_S:
             return True
+        owed_s = self._paid_s - self._monotonic() if kind in self._backoff else 0.0
         if self._openings.get(kind) != self._cluster.openings:
-            return False
-        is_others_turn = self._backoff.times(kind) > 1 and since_s < SHARE_S * self._kinds
-        return is_others_turn or self._backoff.is_waiting(kind)
+            return owed_s >= MOST_OWED_S
+        return owed_s > 0 or self._backoff.is_waiting(kind)
 
 
 def _kind_of(job: Job) -> _Kind:

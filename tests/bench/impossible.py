@@ -48,11 +48,19 @@ async def waits(kind: str, count: int) -> list[float]:
     return found
 
 
-async def idle(kind: str, count: int) -> float:
-    """The mean share of chips that nobody may use, from the end of the first minute to that of the sixth."""
+async def idle(kind: str, count: int, *, ends: bool = False) -> float:
+    """The mean share of chips that nobody may use, from the end of the first minute to that of the sixth.
+
+    Args:
+        kind: the kind of the gangs.
+        count: how many wait.
+        ends: whether a pod without chips ends every other second; a gang may fit where it was.
+    """
     queue, kept = Queue([kind] * count, nodes=2), list[int]()
     await queue.simulation.run(60)
-    for _ in range(300):
+    for second in range(300):
+        if ends and second % 2:
+            queue.end_pod()
         await queue.simulation.run(1)
         kept.append(queue.kept)
     await queue.simulation.close()
@@ -61,14 +69,16 @@ async def idle(kind: str, count: int) -> float:
 
 async def main(plot: Path) -> None:
     """Print the table, and write the chart to a file."""
-    columns = ("gangs that can't start", *(f"{pods} x {chips} chips" for pods, chips in SHAPES), "idle chips")
+    shapes = (f"{pods} x {chips} chips" for pods, chips in SHAPES)
+    columns = ("gangs that can't start", *shapes, "idle chips", "idle while pods end")
     table, first = Table(*columns), dict[tuple[str, int], float]()
     for kind in KINDS:
         for count in COUNTS:
             waited = await waits(kind, count)
             first[kind, count] = min(waited[0], LIMIT_S)
             found = [f"{wait_s:.1f} s" if wait_s <= LIMIT_S else f"> {LIMIT_S} s" for wait_s in waited]
-            table.add_row(f"{count} {kind}", *found, f"{await idle(kind, count):.1%}")
+            found += [f"{await idle(kind, count, ends=ends):.1%}" for ends in (False, True)]
+            table.add_row(f"{count} {kind}", *found)
     Console().print(table)
     panels = [
         Panel(

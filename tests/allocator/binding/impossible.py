@@ -22,10 +22,10 @@ def demand(
 def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) -> list[Demand]:
     """A gang of two of which the second can't start, or of pods that can't start together."""
     name = f"{kind}-{number}"
-    if kind in {"exclusive", "various"}:  # one more than there are nodes
+    if kind in {"exclusive", "various", "mixed"}:  # one more than there are nodes
         pods = [demand(name, rank, len(nodes) + 1, chips // 2, nodes) for rank in range(len(nodes) + 1)]
-        for each in pods:
-            each.cpu = CPU // 2 + 1
+        for rank, each in enumerate(pods):
+            each.cpu = CPU // 2 + 1 + (rank % 3 if kind == "mixed" else 0)
             each.other = name if kind == "various" else ""
         return pods
     first, second = (demand(name, rank, 2, chips, nodes) for rank in range(2))
@@ -47,9 +47,10 @@ def impossible(kind: str, number: int, nodes: frozenset[str], chips: int = 4) ->
     return [first, second]
 
 
-KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive", "various"]
-EXCLUDING = ["both", "exclusive", "various"]
-"""The kinds of which nothing tells that they can't start but that they have tried; no two of the last are alike."""
+KINDS = ["cpu", "taint", "claim", "gate", "scheduler", "both", "exclusive", "various", "mixed"]
+EXCLUDING = ["both", "exclusive", "various", "mixed"]
+"""The kinds of which nothing tells that they can't start but that they have tried. No two various ones are alike; the
+pods of a mixed one differ."""
 
 
 class Queue:
@@ -72,6 +73,13 @@ class Queue:
         if waited_s <= limit_s:
             self.simulation.end(pods)
         return waited_s
+
+    def end_pod(self) -> None:
+        """A pod without chips ends, as on a cluster in use."""
+        ended, world = pod("plain", None, node=min(self.names), phase="Running"), self.simulation.rig.world
+        world.add(ended)
+        world.cluster.pod_deleted(ended)
+        self.simulation.wake()
 
     @property
     def kept(self) -> int:

@@ -159,7 +159,7 @@ class Simulation:
         for each in gang:
             self.rig.world.cluster.pod_deleted(self.rig.world.cluster.pods[each.pod.uid])
             del self.assumed[each.pod.uid], self.demands[each.pod.uid]
-        self._wake()
+        self.wake()
 
     async def close(self) -> None:
         """Give up the Bindings that are held."""
@@ -282,7 +282,7 @@ class Simulation:
                 arrived = self.demands[uid].pod
                 self.rig.world.add(replace(arrived, spec=replace(arrived.spec, node_name=self.assumed[uid])))
                 self._arrived.add(uid)
-                self._wake()
+                self.wake()
 
     def oversubscribed(self) -> list[str]:
         """The nodes whose CPU does not suffice for the pods that are bound to them."""
@@ -303,7 +303,7 @@ class Simulation:
             self.rig.world.add(
                 replace(known, metadata=metadata, spec=replace(known.spec, node_name=posted.spec.node_name))
             )
-            self._wake()
+            self.wake()
         for uid, task in tuple(self.bindings.items()):
             if not task.done():
                 continue
@@ -319,10 +319,10 @@ class Simulation:
                 annotations = {**known.metadata.annotations, **bound.grant.annotations()}
                 metadata = replace(known.metadata, annotations=annotations)
                 self.rig.world.add(replace(known, metadata=metadata, spec=replace(known.spec, node_name=bound.node)))
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
-        """An assigned pod was added or deleted."""
+    def wake(self) -> None:
+        """Pods or nodes have changed: the scheduler tries all pods again."""
         for each in self.queue.values():
             each.needs_event = False
 

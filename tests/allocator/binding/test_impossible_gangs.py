@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.allocator.binding.impossible import EXCLUDING, KINDS, Queue, good
+from allocator.gangs.resting import MOST_OWED_S, SHARE
+from tests.allocator.binding.impossible import CPU, EXCLUDING, KINDS, Queue, good
+from tests.allocator.binding.simulation import CHIPS, LABELS
+from tests.allocator.builders import node
 
 BOUND_S = 30.0
 
@@ -33,6 +36,37 @@ async def test_gangs_that_cannot_start_keep_no_chips_after_a_minute(kind: str) -
         await queue.simulation.run(5)
         assert queue.kept == 0
     await queue.simulation.close()
+
+
+@pytest.mark.parametrize("ends_each_s", [0, 2])
+async def test_gangs_whose_pods_exclude_each_other_keep_few_chips_after_their_first_tries(ends_each_s: int) -> None:
+    queue = Queue(EXCLUDING * 2, nodes=2)
+    await queue.simulation.run(120)
+    kept = 0
+    for second in range(900):
+        if ends_each_s and second % ends_each_s == 0:
+            queue.end_pod()
+        await queue.simulation.run(1)
+        kept += queue.kept
+    one_try = CHIPS * 15
+    assert kept <= SHARE * 2 * CHIPS * (900 + (MOST_OWED_S if ends_each_s else 0)) + one_try
+    await queue.simulation.close()
+
+
+@pytest.mark.parametrize("count", [1, 12])
+async def test_a_gang_starts_in_time_once_a_node_comes_that_it_lacked(count: int) -> None:
+    queue = Queue(["exclusive"] * count, nodes=2)
+    simulation = queue.simulation
+    for each in simulation.demands.values():
+        each.tolerated = frozenset(["n0", "n1", "n2"])
+    await simulation.run(300)
+    simulation.case.cpu["n2"] = CPU
+    simulation.rig.world.add(node("n2", labels=LABELS))
+    simulation.wake()
+    await simulation.run(BOUND_S)
+    assert max(map(simulation.started, simulation.case.gangs)) == 3
+    assert sum(map(simulation.started, simulation.case.gangs)) == 3
+    await simulation.close()
 
 
 @settings(max_examples=15)

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allocator.gangs.resting import FIRST_REST_S, SHARE_S
+from allocator.gangs.resting import FIRST_REST_S, LONGEST_REST_S, MOST_OWED_S, SHARE, Resting
 from allocator.gangs.start_queue import IDLE_S
 from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.job_products import SUB_HEALTH_STRATEGY
@@ -113,17 +115,48 @@ def test_a_rest_is_longer_after_each_try_in_vain() -> None:
         world.now_s += 1
 
 
-def test_the_more_different_gangs_rest_the_longer_each_does_after_its_second_try() -> None:
-    world, gangs = world_of(2, **MESHES), [gang(f"g{number}", requirements=number + 1) for number in range(4)]
+@given(
+    tries=st.lists(st.tuples(st.floats(1, 1000), st.floats(0, 200), st.booleans()), min_size=20, max_size=60),
+    kinds=st.integers(1, 8),
+)
+def test_tries_of_gangs_that_have_rested_keep_few_chips_whatever_changes(
+    tries: list[tuple[float, float, bool]], kinds: int
+) -> None:
+    world, gangs = world_of(2, **MESHES), [gang(f"g{number}", requirements=number + 1) for number in range(kinds)]
     world.add(*(each for pods in gangs for each in pods))
-    for _ in range(2):
-        world.now_s += FIRST_REST_S
-        for pods in gangs:
-            try_in_vain(world, pods)
-    world.now_s += SHARE_S * len(gangs) - 1
-    assert is_resting(world, gangs[0])
-    world.now_s += 1
-    assert not is_resting(world, gangs[0])
+    jobs = [world.cluster.jobs.job_of(pods[0]) for pods in gangs]
+    resting = Resting(world.cluster, lambda: world.now_s)
+    for job in jobs:
+        resting.kept(job, 1000)  # the first try is free
+        resting.begin(job)
+    begin_s, kept = world.now_s, 0.0
+    for wait_s, chip_s, has_changed in tries:
+        world.now_s += wait_s
+        world.cluster.openings += has_changed
+        for job in jobs:
+            if job not in resting:
+                resting.kept(job, chip_s)
+                resting.begin(job)
+                kept += chip_s
+        assert kept <= SHARE * 16 * (world.now_s - begin_s + MOST_OWED_S) + 200
+
+
+def test_a_gang_that_has_rested_tries_again_in_time_and_after_a_change_at_once() -> None:
+    world, gangs = world_of(2, **MESHES), [gang(f"g{number}", requirements=number + 1) for number in range(2)]
+    world.add(*(each for pods in gangs for each in pods))
+    one, other = (world.cluster.jobs.job_of(pods[0]) for pods in gangs)
+    resting, chip_s = Resting(world.cluster, lambda: world.now_s), 8 * 12.0
+    for job in (one, other, one):
+        resting.kept(job, chip_s)
+        resting.begin(job)
+    world.now_s += FIRST_REST_S
+    assert other in resting
+    world.cluster.openings += 1
+    assert other not in resting
+    resting.begin(other)
+    world.now_s += LONGEST_REST_S
+    assert one not in resting
+    assert other not in resting
 
 
 @pytest.mark.parametrize(
