@@ -257,10 +257,11 @@ class Gates:
 
     def _refused(self, group: _Group, pod: Pod, refusal: Refusal) -> None:
         """The first pod of a group fits nowhere."""
-        if refusal.reason is Reason.GANG_STEPPED_BACK:
+        waits_for_turn = refusal.reason is Reason.GANG_STEPPED_BACK
+        if waits_for_turn and self._engine.gangs.queue.first is self._cluster.jobs.job_of(pod):
             self._let_through(group, "refused", len(group.line))
         elif refusal.reason.category is not Category.INCOMPLETE:
-            if self._may_preempt(pod):
+            if not waits_for_turn and self._may_preempt(pod):
                 self._let_through(group, "preempts", THROUGH_AT_ONCE)
             elif self._has_waited(pod):
                 self._let_through(group, "limit", len(group.line))

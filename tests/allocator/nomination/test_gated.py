@@ -201,6 +201,25 @@ async def test_a_gang_that_has_stepped_back_is_let_through_for_its_scheduler(tmp
         assert [await ungated(allocator, f"train-{rank}") for rank in range(3)] == ["", "", ""]
 
 
+async def test_a_gang_that_waits_for_its_turn_stays_gated(tmp_path: Path) -> None:
+    async with gating(tmp_path, "n1", "n2", "n3", "n4") as allocator:
+        tried = [await allocator.pod(f"train-{rank}", 8, **GANG) for rank in range(3)]
+        for rank in range(3):
+            await ungated(allocator, f"train-{rank}")
+        cluster, gangs = allocator.app.cluster, allocator.app.engine.gangs
+        gangs.step_back(cluster.jobs.job_of(cluster.pods[tried[0]["metadata"]["uid"]]), (), "a test says so")
+        waiting = {"annotations": {**GANG["annotations"], "scheduling.k8s.io/group-name": "waiting"}}
+        for rank in range(3):
+            await allocator.pod(f"waiting-{rank}", 8, **waiting)
+        await allocator.pod("last", 1)
+        await ungated(allocator, "last")
+        assert all([is_gated(await allocator.read(f"waiting-{rank}")) for rank in range(3)])
+        for rank in range(3):
+            await allocator.delete(f"train-{rank}")
+        for rank in range(3):
+            await ungated(allocator, f"waiting-{rank}")
+
+
 async def test_a_pod_that_waits_for_long_is_let_through(tmp_path: Path) -> None:
     late_s = 0
 
