@@ -178,21 +178,21 @@ class VolcanoExtender:
             return PrioritizeAnswer()
         try:
             args = decode(body, PrioritizeArgs)
-            pod, nodes = self._judged(args.task), args.nodes or []
+            pod, nodes = self._judged(args.task), {node.name: node for node in args.nodes or []}
             if pod is None:
-                return PrioritizeAnswer({node.name: 0.0 for node in nodes})
+                return PrioritizeAnswer(dict.fromkeys(nodes, 0.0))
             self._require_open()
             keys = {}
-            for node in nodes:
+            for name, node in nodes.items():
                 try:
-                    keys[node.name] = self._tentative.fit(pod, node.name, self._beside(node)).key
+                    keys[name] = self._tentative.fit(pod, name, self._beside(node)).key
                 except Refusal:
                     continue
         except AscendError as error:
             return PrioritizeAnswer(error_message=text(error))
         tiers = {key: number for number, key in enumerate(sorted(set(keys.values())))}
         scores = {name: _BEST * (len(tiers) - tiers[key]) / len(tiers) for name, key in keys.items()}
-        return PrioritizeAnswer({node.name: scores.get(node.name, 0.0) for node in nodes})
+        return PrioritizeAnswer({name: scores.get(name, 0.0) for name in nodes})
 
     def evictable(self, body: Body) -> VictimsAnswer:
         """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible.
@@ -334,6 +334,7 @@ class VolcanoExtender:
 async def _read(request: web.Request) -> Body:
     """The body of a call, or why it is not read: with an error instead, Volcano would take a job as ready."""
     try:
-        return await read_body(request, MOST_BYTES)
+        # Volcano waits for the answer before it asks again; what it sends is decoded in a millisecond a megabyte.
+        return await read_body(request, MOST_BYTES, at_once=MOST_BYTES)
     except BodyRefused as error:
         return error

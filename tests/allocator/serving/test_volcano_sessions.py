@@ -207,6 +207,18 @@ async def test_a_job_of_several_blocks_never_starts_while_volcano_does_not_ask_a
         assert await session.schedule(pods, list(allocator.app.cluster.nodes)) == {}
 
 
+async def test_a_call_about_all_nodes_does_not_wait_for_the_one_before(allocator: Allocator) -> None:
+    await allocator.node("n1")
+    single = await allocator.pod("single", 1)
+    task = {"UID": single["metadata"]["uid"], "NodeName": "", "Status": 1, "Pod": single}
+    nodes = [{"Name": f"n{number}", "Node": {"metadata": "x" * 8_000}} for number in range(1_900)]
+    async with aiohttp.ClientSession() as http, asyncio.timeout(10):
+        session = Session(allocator, http, has_events=True)
+        for _ in range(4):  # in turns, as bodies of strangers are decoded, each takes 4.5 s
+            scores = (await session.ask("prioritize", {"task": task, "nodes": nodes}))["nodeScore"]
+            assert (len(scores), scores["n1"]) == (1_900, 100.0)
+
+
 async def test_a_call_that_is_too_large_is_refused_in_the_answer(allocator: Allocator) -> None:
     large = {"task": {"UID": "x" * (16 << 20)}}
     async with aiohttp.ClientSession() as http:
