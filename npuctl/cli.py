@@ -8,7 +8,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -395,17 +395,90 @@ def doctor(
         from npuctl.reading.source import Source
 
         return asyncio.run(diagnose_cluster(Source.of(**options), allocator, allocator_ca, output))
+    flags = _plugin_flags(arguments, options, "--cluster", {"--allocator": allocator, "--allocator-ca": allocator_ca})
+    with programs_extra("npuctl doctor without --cluster"):
+        from npuctl.doctor.node import diagnose_node
+    return asyncio.run(diagnose_node(flags, output))
+
+
+def _plugin_flags(
+    arguments: typer.Context, options: dict[str, Any], needed: str, others: Mapping[str, object]
+) -> list[str]:
+    """Return the flags of ascend-device-plugin, for a verb that runs on a node unless the option ``needed`` is given.
+
+    ``others`` are the options of the verb that need it, too.
+    """
     kubeconfig, config = options.pop("kubeconfig"), options.pop("config")
-    if any(options.values()) or allocator is not None or allocator_ca is not None:
+    if any(options.values()) or any(others.values()):
         raise InvalidValue(
-            "--context, --user, --server, --token, --as, --as-group, --request-timeout, --now, --set, --allocator and "
-            "--allocator-ca need --cluster"
+            f"--context, --user, --server, --token, --as, --as-group, --request-timeout, --now, --set, "
+            f"{' and '.join(others)} need {needed}"
         )
     access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
     file = ["--config", str(config)] if config is not None else []
-    with programs_extra("npuctl doctor without --cluster"):
-        from npuctl.doctor.node import diagnose_node
-    return asyncio.run(diagnose_node([*arguments.args, *access, *file], output))
+    return [*arguments.args, *access, *file]
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_reading
+def selftest(
+    arguments: typer.Context,
+    *,
+    options: dict[str, Any],
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="Examine this node of the cluster.", autocompletion=_names_of("nodes")),
+    ] = None,
+    pods: Annotated[
+        bool, typer.Option("--pods", help="With --node: also start pods with 1, 2, 4 and 8 chips there.")
+    ] = False,
+    run: Annotated[
+        str,
+        typer.Option(
+            metavar="COMMAND",
+            help="With --node: what runs a command on the node, as in 'ssh node-a'.",
+            show_default="kubectl exec",
+        ),
+    ] = "",
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="With --pods: their image.", show_default="the device plugin's")
+    ] = "",
+    scheduler: Annotated[
+        str, typer.Option(metavar="NAME", help="With --pods: their scheduler.", show_default="default-scheduler")
+    ] = "",
+    devices_of: Annotated[str, typer.Option(hidden=True)] = "",
+    output: _OutputOption = Output.TABLE,
+) -> int:
+    """Report how a node's driver answers, to publish it.
+
+    On the node, or with --node in the device plugin's pod there: every call that only reads, without names, addresses
+    and serial numbers. With --pods also whether the kubelet, the pods' annotations, the node's report and the
+    containers agree on the chips of pods, which are deleted afterwards. Flags on a node are those of
+    ascend-device-plugin. Exit status 1: the driver can't be read, or books differ.
+    """
+    if node is None:
+        flags = _plugin_flags(
+            arguments, options, "--node", {"--pods": pods, "--run": run, "--image": image, "--scheduler": scheduler}
+        )
+        with programs_extra("npuctl selftest without --node"):
+            from npuctl.selftest.node import examine_node
+        return asyncio.run(examine_node(flags, output, devices_of))
+    if arguments.args or options["files"]:
+        raise InvalidValue(f"not for selftest --node: {' '.join(arguments.args) or '--filename'}")
+    from npuctl.reading.source import Source
+    from npuctl.selftest.command import selftest as run_selftest
+
+    return asyncio.run(
+        run_selftest(
+            Source.of(**options),
+            node,
+            pods=pods,
+            run=run,
+            image=image,
+            scheduler=scheduler or "default-scheduler",
+            output=output,
+        )
+    )
 
 
 @app.command()

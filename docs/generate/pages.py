@@ -16,7 +16,7 @@ from ascend.reasons import Category
 from device_plugin.metrics import Metrics as DevicePluginMetrics
 from device_plugin.settings import Settings as DevicePluginSettings
 from docs.generate.console import with_output
-from docs.generate.support import functions_table, support_table, ways_table
+from docs.generate.support import functions_table, reports_table, support_table, ways_table
 from docs.generate.tables import (
     allocator_registry,
     authors_table,
@@ -52,7 +52,12 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "security.md": {"writers": writers_table, "authors": authors_table},
     "npuctl.md": {"node-checks": checks_table},
     "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},
-    "support.md": {"products": support_table, "functions": functions_table, "ways": ways_table},
+    "support.md": {
+        "products": support_table,
+        "functions": functions_table,
+        "ways": ways_table,
+        "reports": reports_table,
+    },
     "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
 }
 

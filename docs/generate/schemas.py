@@ -14,6 +14,7 @@ from npuctl.explain.command import JobExplanation
 from npuctl.explain.explanation import Explanation
 from npuctl.plan.placement import PlacementPlan
 from npuctl.queue.command import QueueAnswer
+from npuctl.selftest.report import Selftest
 from npuctl.topo.command import Topology
 from npuctl.topo.switches import SwitchViews
 from npuctl.usage.command import UsageAnswer
@@ -28,6 +29,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "explain-job": JobExplanation,
     "plan": PlacementPlan,
     "queue": QueueAnswer,
+    "selftest": Selftest,
     "switches": SwitchViews,
     "topo": Topology,
     "topology": NodeTopology,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
+import msgspec
+
 from ascend.grammar import count
 from ascend.products import PRODUCTS, Family, Product
 from ascend.rules.families import RULES
@@ -19,8 +21,10 @@ from device_plugin.driver import ChipFacts, ChipType, Inventory
 from device_plugin.driver.reset_groups import one_by_one, reset_groups
 from device_plugin.driver.simulated_resets import partners
 from device_plugin.driver.telemetry import HBM, NOT_ON, Quantity, Reading
+from npuctl.selftest.report import Selftest
 
 ROOT: Final = Path(__file__).parents[2]
+REPORTS: Final = ROOT / "tests" / "dcmi" / "reports"
 ALL: Final = "all"
 HOW: Final = {
     "rules": "random servers and pods of every size: filter, score and chips follow the product's rule",
@@ -78,6 +82,7 @@ def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[lis
 def support_table() -> Iterator[str]:
     """Yield the lines of the table of products."""
     shown = {(mark.how, product) for mark in marks() for product in mark.products}
+    reported = [report for _, report in reports()]
     facts = ("product", "server", "requests", "in a job of several pods", "chips", "`accelerator-type`")
     yield f"| {' | '.join((*facts, *HOW, 'NPUs'))} |"
     yield f"|{'---|' * (len(facts) + len(HOW) + 1)}"
@@ -86,8 +91,43 @@ def support_table() -> Iterator[str]:
         labels = ", ".join(f"`{name}`" for name in product.node_types)
         yield (
             f"| `{product.name}` | {product.chips}, {product.family} | {_numbers(product.requests)} |"
-            f" {_distributed(product)} | {product.chip or 'any'} | {labels} | {tested} | no |"
+            f" {_distributed(product)} | {product.chip or 'any'} | {labels} | {tested} |"
+            f" {_yes(any(_is_of(each, product) for each in reported))} |"
         )
+
+
+def reports() -> Iterator[tuple[str, Selftest]]:
+    """Yield the reports of real servers with the names of their files, without those of the tests' own library."""
+    for path in sorted(REPORTS.glob("*.json")):
+        if not path.stem.startswith("fake-"):
+            yield path.stem, msgspec.json.decode(path.read_bytes(), type=Selftest)
+
+
+def reports_table() -> Iterator[str]:
+    """Yield the lines of the table of reports."""
+    yield "| report | chips | driver | kernel | surprises | pods whose books agree |"
+    yield "|---|---|---|---|---|---|"
+    found = list(reports())
+    for name, report in found:
+        server, versions = report.node.server, report.node.versions
+        chips = f"{len(server.chips)}, {server.product}" if server is not None else report.node.problem
+        driver = server.driver_version if server is not None else ""
+        agree = f"{sum(each.agree for each in report.pods)} of {len(report.pods)}" if report.pods else "not tried"
+        surprises = "; ".join(report.node.surprises) or "none"
+        cells = (f"`{name}`", chips, driver, versions.get("kernel", ""), surprises, agree)
+        yield f"| {' | '.join(cells)} |"
+    if not found:
+        yield "| none yet | | | | | |"
+
+
+def _is_of(report: Selftest, product: Product) -> bool:
+    """Whether a report may be of a product: of such chips, and as many."""
+    server = report.node.server
+    if server is None or len(server.chips) != product.chips:
+        return False
+    return any(
+        server.product == kind and product.chip in {"", CHIP_OF_SERVER_TYPE[kind]} for kind in get_args(ChipType)
+    )
 
 
 def functions_table() -> Iterator[str]:

@@ -67,6 +67,8 @@ class FakeChip:
     processes: Iterable[int] = ()
     held: bool = False
     boot: int = 16
+    cpus: int | None = None
+    brother: int | None = None
 
     _changed: Callable[[], None] | None = None
 
@@ -205,10 +207,13 @@ class FakeDcmi:
         self.save()
 
     def fail(
-        self, function: str, code: int, *, card: int | None = None, device: int | None = None
+        self, function: str, code: int, *, card: int | None = None, device: int | None = None, kind: int = -1
     ) -> "contextlib.AbstractContextManager[None]":
-        """Have a function return a code until the context ends, or permanently without a context."""
-        return self._rule(f"fail {_about(function, card, device)} {code}")
+        """Have a function return a code until the context ends, or permanently without a context.
+
+        ``kind`` is what it is asked for, as in fake_dcmi.c; by default anything.
+        """
+        return self._rule(f"fail {_about(function, card, device)} {code} {kind}")
 
     def delay(
         self, function: str, seconds: float, *, card: int | None = None, device: int | None = None

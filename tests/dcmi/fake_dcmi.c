@@ -26,7 +26,9 @@
  *       processes=PID,...                   the processes that use it
  *       held=1                              a container holds it, even if no process uses it at present
  *       boot=N                              its boot status (default: 16, started)
- *   fail FUNCTION CARD DEVICE CODE          the function returns CODE; FUNCTION, CARD, DEVICE may be *
+ *       cpus=N                              its CPUs for vNPUs (default: 6)
+ *       brother=CARD                        the card that is reset with it, -1 for none (default: that of a ring of A3)
+ *   fail FUNCTION CARD DEVICE CODE [KIND]   the function returns CODE; FUNCTION, CARD, DEVICE may be *
  *   delay FUNCTION CARD DEVICE MS           the function takes MS longer; removing the line ends a pending delay
  *   serialise                               a call waits until those before it have ended, as in some drivers
  *   lose_events                             faults occur and clear without an event
@@ -44,7 +46,8 @@
  *                                           the last one, "races", is described below
  *
  * FUNCTION is a complete name. A function without card matches only *; dcmi_get_device_num_in_card has a card and no
- * device, dcmi_get_device_phyid_from_logicid has those of the chip with the logic id.
+ * device, dcmi_get_device_phyid_from_logicid has those of the chip with the logic id. KIND is what a function is asked for:
+ * 256 * main + sub command of dcmi_get_device_info, the type of an address or a die, the kind of a utilization or frequency.
  *
  * Events are sent by a thread of the library within 20 ms. Faults from before the first subscription are no events.
  * A refused subscription is `fail dcmi_subscribe_fault_event * * -8255`; like the driver, the library subscribes once
@@ -87,7 +90,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_CHIPS 64
 #define MAX_CODES 128
-#define MAX_RULES 128
+#define MAX_RULES 2048
 #define MAX_EVENTS 256
 #define ANY (-1)
 #define NONE (-2)
@@ -99,6 +102,7 @@
 #define FATAL 3
 #define MAX_CUTS 256
 #define CHIP_CPUS 6
+#define COMPUTED (-2)
 #define DCMI_A3_BOARD 0xb0
 #define NOT_EXISTING 0xffffffffu
 
@@ -161,7 +165,7 @@ struct chip {
     int hbm_temp, temperature, power;
     char ip[64], affinity[64], bdf[32];
     bool in_pod, dropped, absent, lost, held, starting;
-    int boot, processes[DCMI_MAX_PROCESSES], process_count;
+    int boot, cpus, brother, processes[DCMI_MAX_PROCESSES], process_count;
     uint32_t sdid, pod, server;
     struct code codes[MAX_CODES];
     int code_count;
@@ -170,7 +174,7 @@ struct chip {
 };
 
 struct rule {
-    int function, card, device, value;
+    int function, card, device, value, kind;
 };
 
 struct own_event {
@@ -251,6 +255,8 @@ static bool subscription_used;
 static struct state *announced; /* the state as announced to the handler */
 static long last_serial;
 
+static _Thread_local int kind = ANY; /* what the function that this thread calls is asked for */
+
 static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- reading the file ---- */
@@ -292,6 +298,8 @@ static bool read_chip_key(struct chip *chip, const char *key, char *value) {
     else if (!strcmp(key, "absent")) chip->absent = atoi(value) != 0;
     else if (!strcmp(key, "held")) chip->held = atoi(value) != 0;
     else if (!strcmp(key, "boot")) chip->boot = atoi(value);
+    else if (!strcmp(key, "cpus")) chip->cpus = atoi(value);
+    else if (!strcmp(key, "brother")) chip->brother = atoi(value);
     else if (!strcmp(key, "processes")) {
         for (char *part = strtok_r(value, ",", &rest); part; part = strtok_r(NULL, ",", &rest)) {
             if (chip->process_count == DCMI_MAX_PROCESSES) return false;
@@ -329,7 +337,7 @@ static bool read_chip(struct state *state, char *words) {
     char *rest = NULL;
     if (state->chip_count == MAX_CHIPS) return false;
     struct chip *chip = &state->chips[state->chip_count++];
-    chip->boot = DCMI_STARTED;
+    chip->boot = DCMI_STARTED, chip->cpus = CHIP_CPUS, chip->brother = COMPUTED;
     for (char *word = strtok_r(words, " \t", &rest); word; word = strtok_r(NULL, " \t", &rest)) {
         char *value = strchr(word, '=');
         if (!value) return false;
@@ -347,13 +355,14 @@ static int function_named(const char *name) {
 
 static bool read_rule(struct rule *rules, int *count, const char *words) {
     char function[64], card[16], device[16];
-    int value = 0;
-    if (*count == MAX_RULES || sscanf(words, "%63s %15s %15s %d", function, card, device, &value) != 4) return false;
+    int value = 0, kind = ANY;
+    if (*count == MAX_RULES || sscanf(words, "%63s %15s %15s %d %d", function, card, device, &value, &kind) < 4) return false;
     struct rule rule = {
         .function = strcmp(function, "*") ? function_named(function) : ANY,
         .card = strcmp(card, "*") ? atoi(card) : ANY,
         .device = strcmp(device, "*") ? atoi(device) : ANY,
         .value = value,
+        .kind = kind,
     };
     rules[(*count)++] = rule;
     return rule.function != NONE;
@@ -527,7 +536,7 @@ static int ruled(const struct rule *rules, int count, int function, int card, in
     for (int each = 0; each < count; each++) {
         const struct rule *rule = &rules[each];
         if ((rule->function == ANY || rule->function == function) && (rule->card == ANY || rule->card == card) &&
-            (rule->device == ANY || rule->device == device))
+            (rule->device == ANY || rule->device == device) && (rule->kind == ANY || rule->kind == kind))
             return rule->value;
     }
     return 0;
@@ -631,6 +640,7 @@ static int begin(int function, int card, int device, struct chip *chip) {
 #define BEGIN(name, card, device, chip)                                                                                \
     do {                                                                                                               \
         int code_ = begin(F_##name, card, device, chip);                                                               \
+        kind = ANY;                                                                                                    \
         if (code_) return code_;                                                                                       \
     } while (0)
 
@@ -769,13 +779,14 @@ EXPORT int dcmi_get_device_hbm_info(int card, int device, struct hbm_info *info)
     return DCMI_OK;
 }
 
-EXPORT int dcmi_get_device_utilization_rate(int card, int device, int kind, unsigned int *percent) {
+EXPORT int dcmi_get_device_utilization_rate(int card, int device, int asked, unsigned int *percent) {
     struct chip chip;
+    kind = asked;
     BEGIN(dcmi_get_device_utilization_rate, card, device, &chip);
-    if (kind == DCMI_UTIL_AI_CORE) *percent = chip.utilization;
-    else if (kind == DCMI_UTIL_HBM) *percent = chip.hbm_percent;
-    else if (kind == DCMI_UTIL_VECTOR) *percent = chip.vector;
-    else if (kind == DCMI_UTIL_OVERALL) *percent = chip.overall;
+    if (asked == DCMI_UTIL_AI_CORE) *percent = chip.utilization;
+    else if (asked == DCMI_UTIL_HBM) *percent = chip.hbm_percent;
+    else if (asked == DCMI_UTIL_VECTOR) *percent = chip.vector;
+    else if (asked == DCMI_UTIL_OVERALL) *percent = chip.overall;
     else return DCMI_INVALID_PARAMETER;
     return DCMI_OK;
 }
@@ -801,10 +812,11 @@ EXPORT int dcmi_get_device_voltage(int card, int device, unsigned int *voltage) 
     return DCMI_OK;
 }
 
-EXPORT int dcmi_get_device_frequency(int card, int device, int kind, unsigned int *frequency) {
+EXPORT int dcmi_get_device_frequency(int card, int device, int asked, unsigned int *frequency) {
     struct chip chip;
+    kind = asked;
     BEGIN(dcmi_get_device_frequency, card, device, &chip);
-    if (kind != DCMI_FREQUENCY_AI_CORE) return DCMI_INVALID_PARAMETER;
+    if (asked != DCMI_FREQUENCY_AI_CORE) return DCMI_INVALID_PARAMETER;
     *frequency = chip.frequency;
     return DCMI_OK;
 }
@@ -818,6 +830,7 @@ EXPORT int dcmi_get_device_network_health(int card, int device, unsigned int *re
 
 EXPORT int dcmi_get_device_die_v2(int card, int device, int type, struct die_id *die) {
     struct chip chip;
+    kind = type;
     BEGIN(dcmi_get_device_die_v2, card, device, &chip);
     if (type != DCMI_VDIE) return DCMI_INVALID_PARAMETER;
     *die = (struct die_id){{chip.die, 0x20809424, 0x1108C10, 0x60123, (uint32_t)(card << 8 | device)}};
@@ -826,6 +839,7 @@ EXPORT int dcmi_get_device_die_v2(int card, int device, int type, struct die_id 
 
 EXPORT int dcmi_get_device_ip(int card, int device, int port_type, int port, struct ip_addr *ip, struct ip_addr *mask) {
     struct chip chip;
+    kind = ip->ip_type;
     BEGIN(dcmi_get_device_ip, card, device, &chip);
     if (port_type != DCMI_ROCE_PORT || port != 0) return DCMI_INVALID_PARAMETER;
     bool wants_v6 = ip->ip_type == DCMI_IP_V6, is_v6 = strchr(chip.ip, ':') != NULL;
@@ -854,7 +868,7 @@ static void sizes(const char *template, int *cores, int *cpus) {
 }
 
 static void free_parts(const struct chip *chip, int *cores, int *cpus) {
-    *cores = (int)chip->aicores, *cpus = CHIP_CPUS;
+    *cores = (int)chip->aicores, *cpus = chip->cpus;
     for (int each = 0; each < chip->vdev_count; each++) {
         int its_cores, its_cpus;
         sizes(chip->vdevs[each].template, &its_cores, &its_cpus);
@@ -925,6 +939,7 @@ static int vdev_info(const struct chip *chip, struct vdev_query *query) {
 
 EXPORT int dcmi_get_device_info(int card, int device, int main, unsigned int sub, void *info, unsigned int *size) {
     struct chip chip;
+    kind = main << 8 | (int)sub;
     BEGIN(dcmi_get_device_info, card, device, &chip);
     add_cuts(&chip);
     if (main == DCMI_CMD_VDEV && sub == DCMI_SUB_VDEV_FREE) {
@@ -1030,7 +1045,7 @@ EXPORT int dcmi_get_netdev_brother_device(int card, int device, int *brother) {
     BEGIN(dcmi_get_netdev_brother_device, card, device, &chip);
     if (strcmp(chip.name, "Ascend910")) return DCMI_UNSUPPORTED;
     pthread_mutex_lock(&lock);
-    *brother = now->lone_cards ? -1 : card < 4 ? card + 4 : card - 4;
+    *brother = chip.brother != COMPUTED ? chip.brother : now->lone_cards ? -1 : card < 4 ? card + 4 : card - 4;
     pthread_mutex_unlock(&lock);
     return DCMI_OK;
 }

@@ -24,6 +24,7 @@ VERBS = [
     "explain",
     "plan",
     "queue",
+    "selftest",
     "topo",
     "usage",
     "whatif",

@@ -1,5 +1,6 @@
 """The driver of real chips: discovery, readings and fault events, through Huawei's library."""
 
+import ctypes
 import itertools
 import threading
 import time
@@ -57,6 +58,7 @@ class DcmiDriver:
         die_policy: whether containers get the dies of an A3 card together; None to leave it as it is.
         card_deadline_s: how long the discovery waits for a card; after that, its last answer is used.
         pause: waits between attempts to subscribe.
+        bind: gives the loaded library's functions Python's values.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class DcmiDriver:
         die_policy: DiePolicy | None = None,
         card_deadline_s: float = 5.0,
         pause: Callable[[float], None] = time.sleep,
+        bind: Callable[[ctypes.CDLL, Observe], DividingCalls] = DividingCalls,
     ) -> None:
+        self._bind = bind
         self._path = library
         self._observe = observe
         self._links = links if links is not None else LinkTool()
@@ -248,7 +252,7 @@ class DcmiDriver:
     def _open(self, *, anew: bool = False) -> Calls:
         with self._opening:
             if self._calls is None:
-                self._calls = DividingCalls(load(self._path), self._observe)
+                self._calls = self._bind(load(self._path), self._observe)
             if anew or not self._ready:
                 self._ready = False
                 self._calls.init()

@@ -115,9 +115,11 @@ class LingquDriver:
             function = getattr(self._library, name)
         except AttributeError:
             raise DriverError(f"{NAME} has no function {name}", reason="LibraryUnusable") from None
-        code = function(*arguments)
-        if code:
+        if code := self._invoke(function, name, *arguments):
             raise DriverError(f"{name} failed: error {code}")
+
+    def _invoke(self, function: Callable[..., int], _name: str, *arguments: Any) -> int:
+        return function(*arguments)
 
 
 def fault_of(event: Event) -> SwitchFault:
