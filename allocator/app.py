@@ -37,6 +37,7 @@ from allocator.observe.unasked import UnaskedPods
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.setup import make_rescheduler
 from allocator.serving.bypassing import Bypasses
+from allocator.serving.explanations import Explanations
 from allocator.serving.extender import Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
@@ -304,6 +305,7 @@ class AllocatorApp:
                 warnings=self.engine.warnings,
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
+                explanations=Explanations(self.cluster, self.engine, client, self._monotonic),
             ).add_routes(ports.webhooks, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=self._settings.preemption_keep_s)
             self.extender = Extender(

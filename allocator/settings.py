@@ -76,12 +76,12 @@ class Settings(DaemonSettings):
     client_names: list[str] = setting(
         default=[], description="the clients that are allowed: subject alternative names of their certificates"
     )
-    webhooks: list[Literal["bindings", "pods", "gates", "schedulers"]] = setting(
+    webhooks: list[Literal["bindings", "pods", "gates", "schedulers", "explanations"]] = setting(
         default=[],
         description="the admission webhooks to serve: bindings, at /webhook/bindings, assigns chips to pods that any"
         " scheduler binds; pods, at /webhook/pods, validates pods; gates, at /webhook/gates, adds the scheduling gate"
         " of nominate=gated; schedulers, at /webhook/schedulers/<name>, names that scheduler on pods with chips that"
-        " name none; none if empty",
+        " name none; explanations, at /webhook/explanations, answers why a pod waits; none if empty",
     )
     volcano: bool = setting(
         default=False,

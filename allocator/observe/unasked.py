@@ -12,21 +12,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from allocator.decision.all_nodes import filter_all
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
+from allocator.decision.unplaced import judge, why_unplaced
 from allocator.gangs.obstacles import UNTRIED_S
 from allocator.rules.job import JobKey
-from allocator.rules.request import ChipRequest, requested_what
+from allocator.rules.request import ChipRequest
 from allocator.rules.scheduled import verdict_on, was_asked
-from allocator.rules.summary import sum_up_nodes
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.fair import in_turn
-from ascend.grammar import count
 from ascend.kube.objects import Pod
-from ascend.reasons import Category, Reason
 from ascend.turn import Turn
 
 PERIOD_S: Final = 5.0
@@ -98,7 +95,7 @@ class UnaskedPods:
             if key not in judged:
                 if len(judged) >= AT_ONCE:
                     continue
-                judged[key] = await self._judge(pod)
+                judged[key] = await judge(self._cluster, self._engine, pod)
             if self._cluster.pods.get(pod.uid) is not pod:
                 continue  # it has changed meanwhile
             refusal = self._why(pod, judged[key], now_s)
@@ -136,38 +133,9 @@ class UnaskedPods:
         except Refusal:
             return pod.uid
 
-    async def _judge(self, pod: Pod) -> Filtered | Refusal:
-        seat = await self._engine.preview(pod)
-        try:
-            return filter_all(self._cluster, self._engine, pod, seat)
-        except Refusal as refusal:
-            return refusal.with_traceback(None)
-
     def _why(self, pod: Pod, judged: Filtered | Refusal, now_s: float) -> Refusal | None:
         """Why a pod waits; None if its scheduler only has not tried it again yet."""
-        if isinstance(judged, Refusal):
-            return judged
-        if not judged.fitting:
-            refusal = sum_up_nodes(pod.key, requested_what(pod), judged.refusals)
-            return Refusal(refusal.reason, refusal.message + _awaited(judged))
-        if now_s - self._unasked[pod.uid].since_s < BEHIND_S:
+        fits = isinstance(judged, Filtered) and judged.fitting
+        if fits and now_s - self._unasked[pod.uid].since_s < BEHIND_S:
             return None
-        gang, obstacles, verdict = self._engine.gang_of(pod), self._engine.gangs.obstacles, verdict_on(pod)
-        obstacle = obstacles.of(gang) if gang is not None else obstacles.of_pod(pod)
-        if obstacle is not None:
-            why = obstacle.why
-        elif verdict is not None:
-            why = f"its scheduler refuses it: {verdict.message}"
-        else:
-            return None
-        where = "for its gang" if gang is not None else f"on {count(len(judged.fitting), 'node')}"
-        message = f"pod {pod.key}: {requested_what(pod)} can be had {where}, but {why}"
-        return Refusal(Reason.REFUSED_BY_SCHEDULER, message)
-
-
-def _awaited(judged: Filtered) -> str:
-    """What a pod waits for that every node refuses, a part of a sentence."""
-    categories = {reason.category for reason in judged.reasons}
-    if Category.OCCUPIED in categories:
-        return "; it waits until other pods end"
-    return "; it waits until such a node can be used" if Category.NODE in categories else ""
+        return why_unplaced(self._engine, pod, judged)

@@ -5,9 +5,10 @@ reason. ``/webhook/pods`` (validating, CREATE of ``pods``) denies a pod whose re
 warns; the filter would refuse it later. It also denies pods of controllers that would fail one after the other
 (``bypassing.py``). ``/webhook/gates`` (mutating, CREATE of ``pods``) adds the allocator's
 scheduling gate (``allocator/nomination/gates.py``). ``/webhook/schedulers/<name>`` (mutating, CREATE of ``pods``) names
-another scheduler on pods that name none. The webhook configurations (deploy/charts, webhooks.yaml) select
-the objects, so that no other pod depends on the allocator. All are off by default: every client that reaches the first
-one can have chips reserved.
+another scheduler on pods that name none. ``/webhook/explanations`` (mutating, CREATE of ``podexplanations``) answers
+why a pod waits (``explanations.py``). The webhook configurations (deploy/charts, webhooks.yaml) select the objects, so
+that no other pod depends on the allocator. All are off by default: every client that reaches the first one can have
+chips reserved.
 """
 
 import base64
@@ -20,9 +21,10 @@ from aiohttp import web
 from allocator.binding.binding import PodRef
 from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
+from allocator.serving.explanations import Asker, Explanations
 from allocator.serving.extender_wire import text
 from ascend.annotations import PLACEMENT_GATE, is_ours
-from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
+from ascend.errors import UNREADABLE, ApiError, AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod, SchedulingGate
 from ascend.reasons import Reason
 from ascend.serving.bodies import BodyRefused
@@ -59,7 +61,7 @@ _QUOTES: Final = 4
 PREFIX: Final = "/webhook/"
 """Of the paths of all webhooks; a name follows."""
 
-WebhookName: TypeAlias = Literal["bindings", "pods", "gates", "schedulers"]
+WebhookName: TypeAlias = Literal["bindings", "pods", "gates", "schedulers", "explanations"]
 
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
 """What the API server writes on pods that name no scheduler."""
@@ -71,6 +73,7 @@ class _Request(msgspec.Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
     dry_run: bool = False
+    user_info: Asker = Asker()
 
 
 class _Review(msgspec.Struct, rename="camel"):
@@ -95,6 +98,12 @@ class _Object(msgspec.Struct, frozen=True):
 
 class _Binding(_Object, frozen=True):
     target: _Target = _Target()
+
+
+class _Asked(_Object, frozen=True):
+    """A PodExplanation: its name is the pod's, and its spec has the pod's uid."""
+
+    spec: _Metadata = _Metadata()
 
 
 class _Gates(msgspec.Struct, rename="camel", frozen=True):
@@ -126,6 +135,7 @@ class Webhook:
         warnings: what the author of a pod is told, sentences.
         invalid: whether such a pod is denied or causes a warning.
         gates: whether a pod gets the allocator's scheduling gate.
+        explanations: answers why a pod waits.
     """
 
     def __init__(
@@ -139,6 +149,7 @@ class Webhook:
         warnings: Callable[[Pod], Sequence[str]],
         invalid: Literal["deny", "warn"],
         gates: Callable[[Pod], bool],
+        explanations: Explanations,
     ) -> None:
         self._injector = injector
         self._journal = journal
@@ -148,6 +159,7 @@ class Webhook:
         self._tell = warnings
         self._invalid = invalid
         self._wants_gate = gates
+        self._explanations = explanations
 
     def add_routes(self, app: web.Application, served: Iterable[WebhookName]) -> None:
         """Add the paths of the webhooks to serve."""
@@ -156,6 +168,7 @@ class Webhook:
             "pods": ("pods", self._pods),
             "gates": ("gates", self._gates),
             "schedulers": ("schedulers/{name}", self._schedulers),
+            "explanations": ("explanations", self._explain),
         }
         for name in served:
             path, handler = handlers[name]
@@ -227,6 +240,27 @@ class Webhook:
             return _answer(review, {"allowed": True})
         steps = [{"op": "add", "path": "/spec/schedulerName", "value": request.match_info["name"]}]
         return _answer(review, {"allowed": True, **_json_patch(steps)})
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        if (closed := self._closed()) is not None:
+            return _not_read(_UNAVAILABLE, text(closed))
+        try:
+            review = _request_of(await read_body(request, BINDING_BYTES, at_once=AT_ONCE_BYTES))
+            asked = msgspec.json.decode(review.object, type=_Asked)
+        except BodyRefused as error:
+            return _not_read(error.status, text(error))
+        except UNREADABLE as error:
+            return _unreadable(error)
+        if not review.dry_run:
+            stored = "a PodExplanation is not stored; ask by a dry run (dryRun=All, kubectl create --dry-run=server)"
+            return _refused(review, InvalidValue(stored))
+        ref = PodRef(review.namespace, (asked.metadata or _Metadata()).name, asked.spec.uid)
+        with self._journal.timed("explain"):
+            try:
+                explained = await self._explanations.answer(ref, review.user_info)
+            except AscendError as error:
+                return _refused(review, error, _code(error))
+        return _answer(review, {"allowed": True, **_json_patch([{"op": "add", "path": "/status", "value": explained}])})
 
 
 async def _read_pod(request: web.Request) -> tuple[_Request, Pod] | web.Response:

@@ -305,12 +305,20 @@ class KubeClient:
         await self.request("DELETE", resource.path(namespace=namespace, name=name), body=options or None)
 
     async def may(
-        self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = "", user: str = ""
+        self,
+        verb: str,
+        resource: str,
+        *,
+        group: str = "",
+        subresource: str = "",
+        namespace: str = "",
+        name: str = "",
+        subject: JsonObject | None = None,
     ) -> bool:
-        """Whether the server authorizes an action of this client, or of the service account that ``user`` names.
+        """Whether the server authorizes an action of this client, or of a subject: ``user``, ``groups``, ``extra``.
 
         From a SelfSubjectAccessReview, or a SubjectAccessReview, which takes a right of its own. An empty group is the
-        core group, an empty namespace means all; ``resource`` is the plural name.
+        core group, an empty namespace or name means all; ``resource`` is the plural name.
         """
         action = {
             "verb": verb,
@@ -318,13 +326,10 @@ class KubeClient:
             "group": group,
             "subresource": subresource,
             "namespace": namespace,
+            "name": name,
         }
-        api, kind = "authorization.k8s.io/v1", "SubjectAccessReview" if user else "SelfSubjectAccessReview"
-        spec: JsonObject = {"resourceAttributes": action}
-        if user:
-            _, _, where, _ = user.split(":")
-            every = "system:serviceaccounts"
-            spec |= {"user": user, "groups": [every, f"{every}:{where}", "system:authenticated"]}
+        api, kind = "authorization.k8s.io/v1", "SelfSubjectAccessReview" if subject is None else "SubjectAccessReview"
+        spec: JsonObject = {"resourceAttributes": action, **(subject or {})}
         body: JsonObject = {"apiVersion": api, "kind": kind, "spec": spec}
         answer = await self.request("POST", f"/apis/{api}/{kind.lower()}s", body=body)
         return decode(answer, _AccessReview, kind).status.allowed

@@ -594,6 +594,7 @@ CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "api/v1", "configmaps")
 SERVICES = Resource(KubeObject, "Service", "api/v1", "services")
 ENDPOINT_SLICES = Resource(KubeObject, "EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices")
 LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "leaders")
+EXPLANATIONS = Resource(KubeObject, "PodExplanation", "apis/ascend-affinity.io/v1alpha1", "podexplanations")
 EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events")
 CORE_EVENTS = Resource(KubeObject, "Event", "api/v1", "events")
 

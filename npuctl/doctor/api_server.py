@@ -100,8 +100,13 @@ class ApiServerChecks:
 
     async def _check_rights(self, client: KubeClient) -> Sequence[Finding]:
         async def may(right: Right) -> bool:
-            names = {"group": right.group, "subresource": right.subresource, "namespace": right.namespace}
-            return await client.may(right.verb, right.resource, **names)
+            return await client.may(
+                right.verb,
+                right.resource,
+                group=right.group,
+                subresource=right.subresource,
+                namespace=right.namespace,
+            )
 
         wanted = rights(job_files=self._settings.job_files)
         try:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from allocator.state.kinds import KINDS
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import Resource
+from ascend.kube.objects import JsonObject, Resource
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from npuctl.doctor.finding import Finding, ok, problem
 
@@ -65,14 +65,27 @@ async def read_denied(client: KubeClient, accounts: Iterable[Account]) -> tuple[
 
 async def _denied(client: KubeClient, account: Account) -> list[Denied]:
     async def may(right: Right) -> bool:
-        names = {"group": right.group, "subresource": right.subresource, "namespace": right.namespace}
-        return await client.may(right.verb, right.resource, user=account.user, **names)
+        return await client.may(
+            right.verb,
+            right.resource,
+            group=right.group,
+            subresource=right.subresource,
+            namespace=right.namespace,
+            subject=_subject(account.user),
+        )
 
     wanted = [(right,) for right in (ALLOCATORS if account.program == ALLOCATOR else rights(job_files=False))]
     choices: list[Sequence[Right]] = [*wanted, *([] if account.program == ALLOCATOR else [KUBELET_PODS])]
     found = await asyncio.gather(*(asyncio.gather(*map(may, choice)) for choice in choices))
     lacking = [choice for choice, granted in zip(choices, found, strict=True) if not any(granted)]
     return [Denied(account, " or ".join(map(str, choice)), choice[0].why) for choice in lacking]
+
+
+def _subject(user: str) -> JsonObject:
+    """A service account, with the groups that the API server gives it."""
+    _, _, where, _ = user.split(":")
+    every = "system:serviceaccounts"
+    return {"user": user, "groups": [every, f"{every}:{where}", "system:authenticated"]}
 
 
 def check_rights(denied: Sequence[Denied] | None) -> Iterator[Finding]:

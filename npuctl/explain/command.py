@@ -53,7 +53,7 @@ class JobExplanation(msgspec.Struct, tag_field="schema", tag="npuctl/explain-job
 async def run_explain(argument: str, namespace: str | None, source: Source, output: Output) -> int:
     """Explain a pod or the pods of a job, and print the answer; the argument is one for ``find_target``.
 
-    Without the rights to list the cluster's objects those of the namespace count, and the allocator's Events there.
+    Without the rights to list the cluster's objects those of the namespace count, and what the allocator says.
 
     Returns:
         The exit status: 0, or 3 if a pod waits and fits on no node.
@@ -87,7 +87,7 @@ async def _run_within(argument: str, namespace: str | None, source: Source, outp
 
     left, slash, _ = argument.partition("/")
     where = namespace or (left if slash and not is_known(left) else source.namespace())
-    warn(f"{denied.message}: so only the namespace {where} is looked at, with the allocator's Events there")
+    warn(f"{denied.message}: so only the namespace {where} is looked at")
     async with await source.connect() as client:
         objects = await list_within(client, where, skipped=warn)
         target = find_target(argument, namespace, objects.pods, source.namespace)
@@ -149,14 +149,13 @@ def render(answer: Explanation) -> RenderableType:
         parts += _blocks(f"\nblocks of job {answer.job}{own}:", answer.blocks)
     if answer.switches:
         parts += _blocks(f"\nswitches of job {answer.job}:", answer.switches)
-    if answer.state == "waits" and any(each.message != answer.message for each in answer.groups):
-        parts += [Text("\nwhy not:", style="bold"), _groups(answer)]
     if answer.state == "waits":
+        parts += _obstacles(answer)
         parts += [Text("\nwhat would help:", style="bold"), _remedies(answer)]
         if answer.gang and answer.remedies:
             parts.append(Text(f"  job {answer.job} is placed as a whole: each of these makes room for one of its pods"))
     if answer.state == "fits":
-        parts += [Text("\nbest nodes:", style="bold"), _candidates(answer)]
+        parts += _candidates(answer)
         if not answer.gates:
             says = f"its scheduler says: {answer.scheduler}"
             look = "if it stays unbound, look at its scheduler: kubectl describe pod shows its events"
@@ -179,6 +178,9 @@ def _blocks(title: str, sentences: Iterable[str]) -> Iterator[Text]:
 
 def _queue(answer: Explanation) -> Iterator[Text]:
     """What is before it in the queue, as far as it matters: what gets something."""
+    if answer.told is not None and (ahead := answer.told.ahead).pods:
+        chips = f" that request {count(ahead.chips, 'chip')}" if ahead.chips else ""
+        yield Text(f"\nbefore it in the queue: {count(ahead.pods, 'pod')} of other jobs{chips}")
     getting = [each for each in answer.ahead if each.placed]
     if not getting:
         return
@@ -224,7 +226,7 @@ def _verdict(answer: Explanation) -> Text:
             return _place(answer)
         case "fits":
             gang = ", and so do the other pods of its gang" if answer.gang else ""
-            nodes = count(len(answer.candidates), "node")
+            nodes = count(len(answer.candidates) if answer.told is None else answer.told.fitting, "node")
             where = " of the SuperPod of its block" if answer.block is not None else ""
             return Text(f"{requests} and fits on {nodes}{where} now{gang}; it is not bound yet")
         case "preempts":
@@ -247,15 +249,21 @@ def _devices(answer: Explanation | Candidate) -> str:
     return f"vNPU {numbers(answer.vnpus)}" if answer.vnpus else f"chips {numbers(answer.chips)}"
 
 
-def _groups(answer: Explanation) -> Table:
+def _obstacles(answer: Explanation) -> Iterator[RenderableType]:
+    told = answer.told.obstacles if answer.told is not None else ()
+    rows = [(each.nodes, each.reason, printable(each.message), "") for each in told]
+    rows += [(len(each.nodes), each.reason, each.message, each.names()) for each in answer.groups]
+    if all(message == answer.message for _, _, message, _ in rows):
+        return
+    yield Text("\nwhy not:", style="bold")
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right")
-    for each in answer.groups:
-        number, noun = count(len(each.nodes), "node").split()
-        reason = Text.assemble((each.reason, "yellow"), f": {each.message}")
-        table.add_row(f"  {number}", noun, reason)
-        table.add_row("", "", Text(each.names(), style="dim"))
-    return table
+    for nodes, reason, message, names in rows:
+        number, noun = count(nodes, "node").split()
+        table.add_row(f"  {number}", noun, Text.assemble((reason, "yellow"), f": {message}"))
+        if names:
+            table.add_row("", "", Text(names, style="dim"))
+    yield table
 
 
 def _remedies(answer: Explanation) -> RenderableType:
@@ -277,8 +285,11 @@ def _without_remedy(answer: Explanation) -> Iterator[str]:
         yield "nothing on any node; change the pod's request, or add nodes with NPUs"
 
 
-def _candidates(answer: Explanation) -> Table:
+def _candidates(answer: Explanation) -> Iterator[RenderableType]:
+    if not answer.candidates:
+        return
+    yield Text("\nbest nodes:", style="bold")
     table = Table.grid(padding=(0, 2))
     for each in answer.candidates[:_MOST_CANDIDATES]:
         table.add_row(f"  {each.rank}.", each.node, _devices(each))
-    return table
+    yield table

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
+from allocator.decision.explained import Explained
 from allocator.rules.job import JobKey, find_job
 from allocator.rules.own_devices import NODE_CURE, named_devices, named_node
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
@@ -81,6 +82,7 @@ class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/e
         preempts: the pods (``namespace/name``) of lower priority that end for it.
         said_at: when the allocator posted the Event with this reason, RFC 3339, if nodes can't be listed; else empty:
             the pod was judged now.
+        told: what the allocator says, if nodes can't be listed.
     """
 
     namespace: str
@@ -116,6 +118,7 @@ class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/e
     fits_alone: int = 0
     preempts: tuple[str, ...] = ()
     said_at: str = ""
+    told: Explained | None = None
 
 
 class BrokenChip(msgspec.Struct, frozen=True):

@@ -1,8 +1,9 @@
 """Explains pods to those who may read their namespace, but not the cluster.
 
 The namespace says what a pod requests, which gates it has, where it is, and whether its request is invalid everywhere.
-Why nodes refuse it only the cluster shows; but the allocator posts that in Events on every pod that waits
-(``allocator/observe``), without the names of other namespaces.
+Why nodes refuse it only the cluster shows. The allocator says that, without the names of other namespaces, to whoever
+may get the pod: in the answer to a PodExplanation that is created in a dry run (``allocator/serving/explanations.py``);
+or if it can't be asked, in its last Event on the pod.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,16 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from allocator.decision.explained import Explained
 from allocator.settings import Settings
+from ascend.errors import ApiError, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CORE_EVENTS, Pod
+from ascend.kube.objects import CORE_EVENTS, EXPLANATIONS, Pod
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
 from npuctl.explain.explanation import Explanation, explain
+from npuctl.output import warn
 from npuctl.reading.objects import ClusterObjects
 
 _ALLOCATOR: Final = "ascend-allocator"
@@ -54,10 +58,14 @@ class _Events(msgspec.Struct):
     items: list[_Event] | None = None
 
 
+class _PodExplanation(msgspec.Struct):
+    status: Explained
+
+
 async def explain_own(
     pods: Sequence[Pod], objects: ClusterObjects, client: KubeClient, settings: Settings, now_ns: int
 ) -> tuple[Explanation, ...]:
-    """Explain pods of a namespace by its objects and Events.
+    """Explain pods of a namespace by its objects, and by what the allocator says.
 
     Args:
         pods: the pods, of one namespace.
@@ -70,7 +78,9 @@ async def explain_own(
         ApiError: the API server refused to list the Events.
         Unreachable: it did not answer.
     """
-    answers = await explain(pods, objects, settings, now_ns)
+    judged = await explain(pods, objects, settings, now_ns)
+    told = await _ask([pod for pod, answer in zip(pods, judged, strict=True) if _waits(answer, pod)], client)
+    answers = [_with_answer(answer, told[answer.name]) if answer.name in told else answer for answer in judged]
     namespace = pods[0].metadata.namespace
     listed = decode(await client.request("GET", CORE_EVENTS.path(namespace=namespace)), _Events, "list of Events").items
     verdicts, faults = dict[str, _Event](), dict[str, _Event]()
@@ -81,22 +91,64 @@ async def explain_own(
         elif event.reason == _FAULT:
             faults[uid] = event
     return tuple(
-        _with_fault(_with_verdict(answer, pod, verdicts.get(pod.uid)), faults.get(pod.uid))
+        _with_fault(
+            answer if pod.name in told else _with_verdict(answer, pod, verdicts.get(pod.uid)), faults.get(pod.uid)
+        )
         for answer, pod in zip(answers, pods, strict=True)
+    )
+
+
+def _waits(answer: Explanation, pod: Pod) -> bool:
+    return answer.state in {"waits", "fits", "preempts"} and not pod.spec.node_name
+
+
+async def _ask(pods: Sequence[Pod], client: KubeClient) -> dict[str, Explained]:
+    """What the allocator says of pods, by name, until it does not answer."""
+    found = dict[str, Explained]()
+    for pod in pods:
+        question = {"metadata": {"name": pod.name}, "spec": {"uid": pod.uid}}
+        body = {"apiVersion": EXPLANATIONS.api_version, "kind": EXPLANATIONS.kind, **question}
+        path = EXPLANATIONS.path(namespace=pod.metadata.namespace)
+        try:
+            answered = await client.request("POST", path, query={"dryRun": "All"}, body=body)
+            told = decode(answered, _PodExplanation, "PodExplanation").status
+        except (ApiError, Unreachable) as error:
+            warn(f"the allocator does not say why pod {pod.key} waits, so its last Event counts: {error.message}")
+            break
+        if told.state in {"waits", "fits"}:
+            found[pod.name] = told
+    return found
+
+
+def _with_answer(answer: Explanation, told: Explained) -> Explanation:
+    """What the allocator says now of a pod that waits, in place of what follows from no node at all."""
+    cure = _REASONS[told.reason].cure.replace("`", "") if told.reason in _REASONS else ""
+    return replace(
+        _blank(answer),
+        state=told.state,
+        reason=printable(told.reason),
+        message=printable(told.message),
+        told=told,
+        advice=(cure,) if cure else (),
+    )
+
+
+def _blank(answer: Explanation) -> Explanation:
+    """An answer without what follows from no node at all."""
+    return replace(
+        answer, state="waits", groups=(), nodes={}, candidates=(), remedies=(), examined=0, ahead=(), blocks=()
     )
 
 
 def _with_verdict(answer: Explanation, pod: Pod, event: _Event | None) -> Explanation:
     """What the allocator says of a pod that waits, in place of what follows from no node at all."""
-    if answer.state not in {"waits", "fits", "preempts"} or pod.spec.node_name:
+    if not _waits(answer, pod):
         return answer
     own = _REASONS.get(answer.reason)
     # The allocator's settings are not known here, and a request may be valid by these alone.
     if own is not None and own.category is Category.REQUEST and (event is None or event.reason == own.value):
         return replace(answer, groups=(), nodes={}, ahead=())
-    blank = replace(
-        answer, state="waits", groups=(), nodes={}, candidates=(), remedies=(), examined=0, ahead=(), blocks=()
-    )
+    blank = _blank(answer)
     needs = f"who may list nodes and the pods of all namespaces is told more by npuctl explain {pod.key}"
     if event is None:
         condition = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)

@@ -206,6 +206,15 @@ COSCHEDULING_POD_GROUPS = Resource(
     "scheduling.x-k8s.io", "v1alpha1", "podgroups", "podgroup", "PodGroup", unconditional_update=False
 )
 
+POD_EXPLANATIONS = Resource(
+    "ascend-affinity.io",
+    "v1alpha1",
+    "podexplanations",
+    "podexplanation",
+    "PodExplanation",
+    unconditional_update=False,
+)
+
 STATEFUL_SETS = Resource(
     "apps", "v1", "statefulsets", "statefulset", "StatefulSet", subresources=_STATUS, short_names=("sts",)
 )

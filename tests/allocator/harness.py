@@ -242,7 +242,8 @@ async def running(
     """An allocator for this server; ``more`` are settings."""
     kubeconfig = write_kubeconfig(folder, server)
     fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address}
-    given = {"kubeconfig": str(kubeconfig), **fields, "webhooks": ["bindings", "pods", "schedulers"], **more}
+    webhooks = ["bindings", "pods", "schedulers", "explanations"]
+    given = {"kubeconfig": str(kubeconfig), **fields, "webhooks": webhooks, **more}
     settings = fixed_settings(Settings, None, given)
     async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:
         if synced:

@@ -47,6 +47,7 @@ WEBHOOKS = {
     "bindings": f"mutatingwebhookconfigurations/{LEASE}",
     "pods": f"validatingwebhookconfigurations/{LEASE}",
     "gates": f"mutatingwebhookconfigurations/{LEASE}-gates",
+    "explanations": f"mutatingwebhookconfigurations/{LEASE}-explanations",
 }
 # As the chart's securityContext has it: root without any capability, and a read-only root file system.
 CONFINED = ("unshare", "--mount", "sh", "-ec", 'mount -o remount,bind,ro /; exec setpriv "$@"', "confined")

@@ -517,7 +517,7 @@ def test_the_programs_accept_the_settings_of_the_chart(
 def test_the_allocator_serves_exactly_the_registered_webhooks(
     monkeypatch: pytest.MonkeyPatch, *, bindings: bool, pods: bool, gates: bool, schedulers: bool
 ) -> None:
-    values = {"bindings": bindings, "pods": pods}
+    values = {"bindings": bindings, "pods": pods, "explanations": bindings != pods}
     chosen = ",".join(f"allocator.webhooks.{name}.enabled={str(on).lower()}" for name, on in values.items())
     chosen += f",allocator.nominate={'gated' if gates else 'pending'},scheduler.enabled={str(schedulers).lower()}"
     items = helm.render("--set", chosen)
@@ -721,7 +721,7 @@ def test_either_half_of_the_chart_can_be_left_out() -> None:
     writer = "system:serviceaccount:kube-system:ascend-device-plugin-sa"
     without_plugin = helm.render("--set", f"devicePlugin.enabled=false,allocator.policies.writers={{{writer}}}")
     without_allocator = helm.render("--set", "allocator.enabled=false")
-    assert {_component(item) for item in without_plugin} == {"allocator"}
+    assert {_component(item) for item in without_plugin} == {"allocator", "tenants"}
     assert {_component(item) for item in without_allocator} == {"device-plugin"}
     assert {_name(item) for item in (*without_plugin, *without_allocator)} == both
     assert f'"{writer}"' in json.dumps(without_plugin).replace("\\", "")
@@ -1037,6 +1037,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("ClusterRole", "rayclusters.ray.io"): {"list", "watch"},
         ("ClusterRole", "jobs.batch.volcano.sh"): {"list", "watch"},
         ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},
+        ("ClusterRole", "subjectaccessreviews.authorization.k8s.io"): {"create"},
         ("Role", "leases.coordination.k8s.io"): {"create"},
         ("Role", f"leases.coordination.k8s.io {LEASE}"): {"get", "patch"},
         ("Role", "leaders.ascend-affinity.io"): {"create"},
@@ -1046,6 +1047,14 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch", "delete"},
         ("Role", "configmaps"): {"list", "watch"},
     }
+    assert _rights(items, "tenants") == {("ClusterRole", "podexplanations.ascend-affinity.io"): {"create"}}
+
+
+def test_without_explanations_nobody_gets_a_right_for_them() -> None:
+    items = helm.render("--set", "allocator.webhooks.explanations.enabled=false")
+    assert not _rights(items, "tenants")
+    assert ("ClusterRole", "subjectaccessreviews.authorization.k8s.io") not in _rights(items, "allocator")
+    assert not [item for item in items if item["metadata"]["name"].endswith("-explanations")]
 
 
 @pytest.mark.parametrize(

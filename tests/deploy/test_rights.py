@@ -65,6 +65,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.ma
 
 EVENTS: Final = "events.k8s.io/v1"
 LEASES: Final = "coordination.k8s.io/v1"
+REVIEWS: Final = "authorization.k8s.io/v1"
 LEADERS: Final = "ascend-affinity.io/v1alpha1"
 SLICES: Final = "discovery.k8s.io/v1"
 GROUPS: Final = "scheduling.volcano.sh/v1beta1"
@@ -372,6 +373,9 @@ ALLOCATOR_NAMED: Final = (
 """Rights to read one object, by its name."""
 
 
+REVIEW: Final = {"user": "ann", "resourceAttributes": {"verb": "get", "resource": "pods", "namespace": TENANT}}
+
+
 def allocator_may() -> dict[str, list[Ask]]:
     """What the allocator does with each right to write, in the order in which it can."""
     lease = {"holderIdentity": "a", "leaseDurationSeconds": 15}
@@ -383,6 +387,9 @@ def allocator_may() -> dict[str, list[Ask]]:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "R", "message": "m"}
     group = api(GROUPS, "podgroups", "group", TENANT)
     return {
+        "create subjectaccessreviews.authorization.k8s.io": [
+            new(api(REVIEWS, "subjectaccessreviews"), "SubjectAccessReview", {}, version=REVIEWS, spec=REVIEW)
+        ],
         f"create leaders.ascend-affinity.io in {NAMESPACE}": [
             new(
                 api(LEADERS, "leaders", namespace=NAMESPACE),

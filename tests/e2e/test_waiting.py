@@ -56,7 +56,7 @@ async def tenant(world: World) -> AsyncIterator[Source]:
     bindings = f"/apis/{api}/v1/namespaces/default/rolebindings"
     with suppress(NotFound):
         await world.client.request("POST", bindings, body=binding)
-    may_list = partial(world.client.may, "list", "pods", namespace="default", user=user)
+    may_list = partial(world.client.may, "list", "pods", namespace="default", subject={"user": user})
     try:
         await world.eventually(may_list, "the right is granted")
         yield Source.of(kubeconfig=str(world.kubeconfig), user=user)

@@ -126,12 +126,14 @@ def _fresh() -> Iterator[OfflineAllocator]:
 
 
 def admission_review(data: bytes) -> None:
-    """What the API server asks of the webhooks: an author's pod, a scheduler's Binding."""
+    """What the API server asks of the webhooks: an author's pod, a scheduler's Binding, a question."""
     try:
         review = msgspec.json.decode(data, type=webhook._Review).request
         with suppress(*UNREADABLE):
             binding = msgspec.json.decode(review.object, type=webhook._Binding)
             webhook._patch(binding.metadata, {annotations.ALLOCATED: "Ascend910-0", "target": binding.target.name})
+        with suppress(*UNREADABLE):
+            msgspec.json.decode(review.object, type=webhook._Asked)
         pod = webhook._with_name(msgspec.json.decode(review.object, type=Pod), review)
     except UNREADABLE:
         return

@@ -6,12 +6,13 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from allocator.leadership.handover import MAX_NOTE, HandOver
 from allocator.leadership.leadership import Leadership
+from allocator.serving.webhook import WebhookName
 from allocator.settings import Settings
 from allocator.state.ledger import DOUBT_S
 from allocator.state.reservation import Stage
@@ -165,7 +166,7 @@ def test_a_note_that_is_too_long_is_not_written() -> None:
     [([], False, 4.0), (["pods"], False, 4.0), (["bindings"], False, DOUBT_S - 15.0), (["bindings"], True, 4.0)],
 )
 def test_where_others_bind_a_dead_leaders_successor_waits_as_long_as_they_may(
-    webhooks: list[Literal["bindings", "pods", "gates", "schedulers"]], *, fence: bool, settle_s: float
+    webhooks: list[WebhookName], *, fence: bool, settle_s: float
 ) -> None:
     settings = Settings(leader_election=True, webhooks=webhooks, fence=fence)
     made: Any = Leadership(settings, None, None, None, boot_s=lambda: 0.0, now_ns=lambda: 0)  # type: ignore[arg-type]

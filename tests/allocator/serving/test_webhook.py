@@ -509,7 +509,7 @@ async def test_values_are_counted_whatever_their_texts_have(value: object, escap
     assert number_of(value) - 1 <= found <= 2 * number_of(value)
 
 
-@pytest.mark.parametrize("path", ["bindings", "pods"])
+@pytest.mark.parametrize("path", ["bindings", "pods", "explanations"])
 @pytest.mark.parametrize("body", ["", "{}", '{"request": {"uid": "a"}}', '{"request": {"uid": "a", "object": 7}}'])
 async def test_a_malformed_review_is_a_bad_request(allocator: Allocator, path: str, body: str) -> None:
     async with aiohttp.ClientSession() as http:

@@ -264,7 +264,7 @@ resolve the name of the Service, unless its address is given.
 {{- define "ascend-affinity.webhooks" -}}
 {{- $schedulers := ternary (list "schedulers") list .Values.scheduler.enabled }}
 {{- with .Values.allocator }}
-{{- concat (ternary (list "bindings") list .webhooks.bindings.enabled) (ternary (list "pods") list .webhooks.pods.enabled) (ternary (list "gates") list (eq .nominate "gated")) $schedulers | join "," }}
+{{- concat (ternary (list "bindings") list .webhooks.bindings.enabled) (ternary (list "pods") list .webhooks.pods.enabled) (ternary (list "gates") list (eq .nominate "gated")) $schedulers (ternary (list "explanations") list .webhooks.explanations.enabled) | join "," }}
 {{- end }}
 {{- end }}
 
