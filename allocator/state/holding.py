@@ -80,19 +80,22 @@ def read_holding(pod: Pod) -> Holding | None:
             counted_cores=cores,
             unknown_cores=sentence if cores else None,
         )
-    missing = f"pod {pod.key} is bound with {requested_what(pod)}, but no annotation names "
+
+    def missing(what: str) -> str:
+        return f"pod {pod.key} is bound with {requested_what(pod)}, but no annotation names {what}"
+
     return Holding(
         pod.key,
         held.chips,
         counted,
-        f"{missing}them" if counted and not held.chips else None,
+        missing("them") if counted and not held.chips else None,
         held.chips.bit_count() > counted and not cores,
         held.vnpus,
         vnpus,
-        f"{missing}it" if len(held.vnpus) < sum(vnpus.values()) else None,
+        missing("it") if len(held.vnpus) < sum(vnpus.values()) else None,
         held.cuts,
         cores,
-        f"{missing}them" if cores and not held.chips and not held.cuts else None,
+        missing("them") if cores and not held.chips and not held.cuts else None,
         REAL in pod.metadata.annotations,
         read_predicate_time(pod.metadata.annotations) == CLAIMED,
         KUBELET_IDS in pod.metadata.annotations,

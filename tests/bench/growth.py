@@ -115,6 +115,7 @@ async def _memory(run: Run, size: _Size, outcome: Outcome) -> None:
             load = _Load(server, allocator, objects)
             for number in range(size.calls):
                 await load.place(number)
+                await load.refuse(number)
             await load.scrape(0)
             turns = await allocator.turns()
         if not plain:
@@ -131,7 +132,7 @@ async def _memory(run: Run, size: _Size, outcome: Outcome) -> None:
         shown,
         "Nodes, reports and pods are as large as real ones; the API server is canned and in this process.",
         "a pod without chips: the RSS with them less the RSS without them.",
-        f"longest turn: of another start, {size.calls} pods that are placed, and a scrape.",
+        f"longest turn: of another start, {size.calls} pods that are placed, as many that fit nowhere, and a scrape.",
     )
 
 
