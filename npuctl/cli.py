@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import typer
 from typer.core import TyperGroup
 
+from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.extra import programs_extra
-from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
 from npuctl.output import Output, use_ascii, use_locale, written_out

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from allocator.rules.summary import example
-from ascend.daemon.run import EXIT_FAILURE
+from ascend.daemon.exits import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
 from ascend.grammar import some
 from ascend.observe.console import SafeConsole

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
+from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import DaemonSettings, SettingsSource
 from ascend.errors import AscendError, InvalidValue
 from ascend.observe.logs import configure_logs
-
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
 
 D = TypeVar("D", bound=DaemonSettings)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ascend.annotations import UNKNOWN
 from ascend.chips import count_chips
-from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
+from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import DriverError, InvalidValue
 from ascend.observe.console import SafeConsole

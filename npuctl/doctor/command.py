@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ascend.daemon.run import EXIT_FAILURE
+from ascend.daemon.exits import EXIT_FAILURE
 from ascend.grammar import count
 from npuctl.doctor.allocator import check_allocator
 from npuctl.doctor.cluster import check_cluster

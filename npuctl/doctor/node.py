@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ascend.daemon.run import EXIT_USAGE
+from ascend.daemon.exits import EXIT_USAGE
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue

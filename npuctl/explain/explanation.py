@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -344,7 +344,8 @@ class _Judging:
         likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
         examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
         peers, objects = frozenset(self._allocator.job_of(pod).pods), self._evaluation.objects
-        found = tuple(_search(objects, self._settings, self._now_ns, request, examined, peers=peers))
+        tried = {node: refused[node] for node in examined}
+        found = tuple(_search(objects, self._settings, self._now_ns, request, tried, peers=peers))
         return found, len(examined), self._fits_alone(pod) if any(each.placed for each in waiting.ahead) else 0
 
     def _fits_alone(self, pod: Pod) -> int:
@@ -426,11 +427,14 @@ def _search(
     settings: Settings,
     now_ns: int,
     request: ChipRequest,
-    nodes: Sequence[str],
+    nodes: Mapping[str, NodeRefusal],
     *,
     peers: frozenset[str],
 ) -> list[Remedy]:
-    """Try changes on single nodes; return the remedies, the smallest changes first. Peers of the pod must not end."""
+    """Try changes on single nodes; return the remedies, the smallest changes first. Peers of the pod must not end.
+
+    ``nodes`` has why each of them refuses the pod.
+    """
     pods: dict[str, list[Pod]] = {}
     for pod in objects.pods:
         if pod.spec.node_name and pod.is_live:
@@ -442,7 +446,9 @@ def _search(
         return alone.cluster.index.best(request) is not None
 
     scenes = [
-        Scene(known[name], reports.get(name), tuple(pods.get(name, ())), peers) for name in nodes if name in known
+        Scene(known[name], reports.get(name), tuple(pods.get(name, ())), peers, refusal.reason.category)
+        for name, refusal in nodes.items()
+        if name in known
     ]
     # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
     scenes = [scene for scene in scenes if not fits(scene)]

@@ -15,6 +15,7 @@ from ascend.deviceinfo import decode_report
 from ascend.errors import InvalidReport
 from ascend.faults import read_pre_separate
 from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.reasons import Category
 from npuctl.reading.changed import ALL_CHIPS, cordoned, offering, ready, recovered, rewritten
 from npuctl.reading.objects import ClusterObjects
 
@@ -63,12 +64,14 @@ class Scene:
         report: what its device plugin reports; None without a report.
         pods: the live pods on it.
         peers: the uids of those of them that are of the pod's job, and must not end.
+        refused: the category of the reason for which the node refuses the pod.
     """
 
     node: Node
     report: ConfigMap | None
     pods: tuple[Pod, ...]
     peers: frozenset[str] = frozenset()
+    refused: Category = Category.NODE
 
     @property
     def holders(self) -> list[Pod]:
@@ -117,7 +120,7 @@ def _node_changes(scene: Scene, now_s: int) -> Iterator[tuple[Kind, Scene]]:
         yield "ready", replace(scene, node=ready(node, is_ready=True))
     if not node.allocatable_chips and not node.allocatable_cores:
         yield "offer", replace(scene, node=offering(node, ALL_CHIPS))
-    if report is not None:
+    if report is not None and scene.refused is Category.NODE:
         try:
             fresh = replace(decode_report(report.data), update_time_s=now_s)
             yield "report", replace(scene, report=rewritten(report, fresh))

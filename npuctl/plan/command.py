@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from allocator.state.kinds import KINDS
-from ascend.daemon.run import EXIT_USAGE
+from ascend.daemon.exits import EXIT_USAGE
 from ascend.errors import InvalidValue
 from ascend.grammar import some
 from npuctl.output import EXIT_NO_PLACE, Output, show, warn

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ascend.daemon.run import EXIT_FAILURE
+from ascend.daemon.exits import EXIT_FAILURE
 from ascend.errors import AscendError, InvalidValue
 from ascend.grammar import count
 from ascend.kube.client import KubeClient

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from ascend.chips import chip_name
-from ascend.daemon.run import EXIT_USAGE
+from ascend.daemon.exits import EXIT_USAGE
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import DISTRIBUTION, SettingsSource
 from ascend.errors import AscendError, DriverError, InvalidValue
