@@ -8,17 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from ascend.conditions import Lack
 from ascend.products import PRODUCTS
+from ascend.reasons import Reason
 from ascend.templates import divisible_kinds
 from ascend.vnpus import SUFFIXES
 from docs.generate.pages import PAGES, render
 from docs.generate.pictures import PICTURES
 from docs.generate.support import functions_table, marks
+from npuctl.doctor.told import ADVICE
+from tests.failure_rows import rows
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
 
 _DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
+_OF_ALLOCATOR = {"expires at"}
+"""What doctor repeats of the allocator's Events."""
 _NAMED = re.compile(r"`(test_\w+)(…?)`")
 
 
@@ -37,14 +43,24 @@ def test_every_test_that_is_named_exists(document: str, tests: set[str]) -> None
 
 
 def test_every_row_of_the_failure_table_names_a_test() -> None:
-    rows = [line for line in (ROOT / "docs" / "failures.md").read_text().splitlines() if line.startswith("| ")]
-    table = [row for row in rows if not row.startswith("| what breaks")]
-    assert len(table) > 40
-    for row in table:
-        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
-        assert len(cells) == 5, row
-        assert all(cells), row
-        assert _NAMED.search(cells[4]), row
+    assert len(rows()) > 100
+    for row in rows():
+        assert len(row.cells) == 6, row
+        assert all(row.cells), row
+        assert _NAMED.search(row.cells[5]), row
+
+
+def test_every_row_of_the_failure_table_has_doctors_line_or_says_why_there_is_none() -> None:
+    sources = [*(ROOT / "npuctl" / "doctor").glob("*.py"), ROOT / "npuctl" / "chip_faults.py"]
+    text = "\n".join(path.read_text() for path in sources)
+    checks = set(re.findall(r'named\("([\w ]+)"', text))
+    words = {*map(str, Reason), *map(str, Lack), *ADVICE, *re.findall(r'= "(\w+)"', text)}
+    for row in rows():
+        if row.line is None:
+            assert re.fullmatch(r"– [^`]*\w+ [^`]*\w+ [^`]*\w+", row.cells[2]), row
+        else:
+            assert row.line.check in checks, row
+            assert row.line.says in words or row.line.says in text or row.line.says in _OF_ALLOCATOR, row
 
 
 def test_the_table_of_events_has_every_event_of_the_device_plugin() -> None:

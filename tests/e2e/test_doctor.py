@@ -8,7 +8,6 @@ from rich.console import Console
 
 from allocator.settings import Settings
 from ascend.chips import chip_ids
-from ascend.kube.objects import NODES
 from npuctl.chip.command import change_cordons
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.command import Diagnosis, diagnosis_of, render
@@ -109,44 +108,3 @@ async def test_a_pod_on_a_chip_that_breaks_is_told_with_the_code(world: World) -
     node.edit_chip(chip, health="Unhealthy", fault_codes=["80E18402"])
     found = await red(world, "faults", f"pod default/works runs on {node.name}/Ascend910-{chip}")
     assert (found.pods, found.codes) == (("default/works",), ("80E18402",))
-
-
-async def test_a_free_chip_that_fails_is_a_warning_with_the_code(world: World) -> None:
-    node = world.nodes[0]
-    node.edit_chip(5, health="Unhealthy", fault_codes=["80E18402"])
-
-    async def look() -> Finding | None:
-        diagnosis = await diagnose(world)
-        return next((each for each in diagnosis.findings if each.codes == ("80E18402",)), None)
-
-    found = await world.eventually(look, "doctor tells of the fault")
-    assert (found.check, found.severity, found.nodes, found.pods) == ("faults", "warning", (node.name,), ())
-
-
-async def test_a_node_that_is_marked_unhealthy_is_told(world: World) -> None:
-    name = world.nodes[1].name
-
-    async def mark(status: str | None) -> None:
-        await world.client.patch(NODES, name, {"metadata": {"annotations": {"NodeHealthyStatus": status}}})
-
-    await mark("UnHealthy")
-    try:
-        found = await red(world, "nodes", f"node {name}")
-        assert (found.reason, found.nodes) == ("NodeUnhealthy", (name,))
-    finally:
-        await mark(None)
-
-
-async def test_a_device_plugin_that_ended_is_told(world: World) -> None:
-    name = world.nodes[0].name
-    await world.nodes[0].stop_plugin()
-    found = await red(world, "nodes", f"node {name}")
-    assert found.reason in {"ResourceNotOffered", "StaleReport"}
-    assert (await red(world, "programs", f"no device plugin on node {name}")).nodes == (name,)
-
-
-async def test_an_allocator_that_does_not_answer_is_told(world: World) -> None:
-    await world.allocator.stop()
-    await world.create("waits", 1)
-    found = await red(world, "schedulers", "can't schedule pod default/waits")
-    assert "check that an allocator leads" in found.advice
