@@ -5,18 +5,22 @@ wait forever for the standby to become ready, and a PodDisruptionBudget would bl
 readiness probe of the pods checks whether an allocator can take part in the election (``/standbyz``), and the Service
 has no selector: its one endpoint is the leader with synced informers, the one whose ``/readyz`` passes. The next leader
 overwrites the object.
+
+A condition in the status of the Service says that an allocator has been reachable there at some time. Until then an
+admission policy denies what would become a storm of failed pods (deploy/charts, policies.yaml).
 """
 
 import asyncio
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 
 import structlog
 
 from ascend.errors import ApiError, NotFound, Unreachable
-from ascend.kube.client import KubeClient
+from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import ENDPOINT_SLICES, SERVICES, JsonObject
 
 log = structlog.get_logger()
@@ -24,6 +28,10 @@ log = structlog.get_logger()
 PERIOD_S = 10.0
 """Time between writes; the API server stores nothing if the object is unchanged."""
 RETRY_S = 1.0
+ROUTED_S = 3.0
+"""Time within which the API server reaches a new endpoint: kube-proxy writes its rules at most once a second."""
+STARTED = "ascend-affinity.io/Started"
+"""The type of the condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +65,41 @@ async def publish(client: KubeClient, endpoint: Endpoint, leads: Callable[[], bo
         leads: whether this allocator still leads. A process that was suspended may not know yet that it does not; if it
             writes then, the next write of the new leader corrects it.
     """
-    published = False
+    since = ""
     while leads():
         try:
             await _write(client, endpoint)
+            if since:
+                await _tell_started(client, endpoint, since)
         except (ApiError, Unreachable) as error:
             log.warning("can't publish the endpoint of the leader", service=endpoint.service, error=error.message)
             await asyncio.sleep(RETRY_S)
             continue
-        if not published:
-            published = True
+        if not since:
+            since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             log.info("the Service points to this allocator", service=endpoint.service, ip=endpoint.ip)
-        await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(ROUTED_S)
+        else:
+            await asyncio.sleep(PERIOD_S)
+
+
+async def _tell_started(client: KubeClient, endpoint: Endpoint, since: str) -> None:
+    condition = {
+        "type": STARTED,
+        "status": "True",
+        "reason": "LeaderPublished",
+        "message": "an allocator has answered at this Service",
+        "lastTransitionTime": since,
+    }
+    body: JsonObject = {"status": {"conditions": [condition]}}
+    await client.patch(
+        SERVICES,
+        endpoint.service,
+        body,
+        namespace=endpoint.namespace,
+        content_type=STRATEGIC_MERGE_PATCH,
+        subresource="status",
+    )
 
 
 async def _write(client: KubeClient, endpoint: Endpoint) -> None:

@@ -79,13 +79,20 @@ class Installed:
 @pytest.fixture
 def installed(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Installed]:
     """The chart; a test can set further values with an indirect parameter."""
+    with chart_in(cluster, *(("--set", request.param) if hasattr(request, "param") else ())) as installed:
+        yield installed
+
+
+@contextmanager
+def chart_in(cluster: Cluster, *options: str) -> Iterator[Installed]:
+    """Install the chart with these options, and remove it at the end."""
     where = (helm.RELEASE, "--namespace", helm.NAMESPACE)
     apps = f"/apis/apps/v1/namespaces/{helm.NAMESPACE}"
     chosen = (
         *helm.IMAGE,
         *("--set", "devicePlugin.driver.type=simulated"),  # there are no real chips
         *("--set", f"allocator.leaseDurationSeconds=5,allocator.nodeHealthNamespace={HEALTH_NAMESPACE}"),
-        *(("--set", request.param) if hasattr(request, "param") else ()),
+        *options,
     )
     notes = helm.run("install", *where, str(helm.CHART), *chosen, kubeconfig=cluster.kubeconfig_path)
     try:

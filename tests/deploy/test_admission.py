@@ -1,20 +1,34 @@
 """The chart's webhooks and admission policies on a real API server."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from allocator.leadership.endpoint import Endpoint, publish
 from ascend.annotations import ALLOCATED, FENCE, MIN_AVAILABLE, NOMINATED, PLACEMENT_GATE, PREDICATE_TIME, REAL
 from ascend.chips import chip_ids, parse_names
+from ascend.kube.client import KubeClient
 from ascend.products import ASCEND_910A
 from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
 from tests.cluster.processes import wait_until
 from tests.deploy import helm
-from tests.deploy.chart_programs import HOLDER, LEASE, READY_S, SLICE, Installed, Running, point_webhooks_to
+from tests.deploy.chart_programs import (
+    HOLDER,
+    LEASE,
+    READY_S,
+    SLICE,
+    WEBHOOKS,
+    Installed,
+    Running,
+    chart_in,
+    pod_spec,
+    point_webhooks_to,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
 
@@ -307,3 +321,42 @@ def test_each_generated_certificate_is_renewed_by_itself_if_its_secret_is_delete
         "webhooks"
     ]
     assert webhook["clientConfig"]["caBundle"] == after["ca.crt"] != installed.certificates["ca.crt"]
+
+
+def test_controllers_wait_for_the_first_allocator_of_each_installation(cluster: Cluster, kube_namespace: str) -> None:
+    def create(name: str, chips: int = 1, **metadata: Any) -> None:
+        manifest = pod(name, chips, namespace=kube_namespace, schedulerName="none")
+        manifest["metadata"] |= metadata
+        cluster.api.request("POST", f"{pod_path(kube_namespace)}?dryRun=All", manifest)
+
+    def create_as_controller(chips: int = 1) -> None:
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "1", "controller": True}
+        create("owned", chips, ownerReferences=[owner])
+
+    def is_admitted() -> bool:
+        try:
+            create_as_controller()
+        except HTTPError:
+            return False
+        return True
+
+    async def lead(installed: Installed) -> None:
+        account = pod_spec(installed.allocator)["serviceAccountName"]
+        token = cluster.service_account_token(account, namespace=helm.NAMESPACE)
+        kubeconfig = cluster.write_kubeconfig("publishing-allocator", token)
+        here = Endpoint(helm.NAMESPACE, LEASE, "10.1.1.1", {"http": 8443})
+        async with await KubeClient.connect(str(kubeconfig)) as client, asyncio.TaskGroup() as tasks:
+            publishing = tasks.create_task(publish(client, here, lambda: True))
+            await asyncio.to_thread(wait_until, is_admitted, timeout_s=READY_S, what="controllers may create pods")
+            publishing.cancel()
+
+    # What an API server watches for a policy may not be what it watches for the next one of the same name.
+    for answers in (True, False):
+        with chart_in(cluster) as installed:
+            # Nobody answers at the Service here.
+            cluster.api.delete(f"/apis/admissionregistration.k8s.io/v1/{WEBHOOKS['pods']}")
+            settled(create_as_controller, "no allocator of ascend-affinity has answered yet")
+            create_as_controller(0)
+            create("alone")
+            if answers:
+                asyncio.run(lead(installed))

@@ -406,6 +406,7 @@ def test_the_notes_connect_a_scheduler_before_nodes_offer_chips(tmp_path: Path) 
         steps = [said.index(word) for word in ("deployment/", "\n2. ", "kubectl label node", "daemonset/", "two-chips")]
         assert steps == sorted(steps)
         assert ("schedulerName: ascend-scheduler" in said) == bool(options)
+        assert ("kube-scheduler.yaml" in said) != bool(options)  # the files of the control plane
         assert ('"schedulerName":"ascend-scheduler"' in said) == bool(options)
 
 
@@ -1043,6 +1044,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("Role", "leaders.ascend-affinity.io"): {"create"},
         ("Role", f"leaders.ascend-affinity.io {LEASE}"): {"get", "patch"},
         ("Role", f"services {LEASE}"): {"get"},
+        ("Role", f"services/status {LEASE}"): {"patch"},
         ("Role", "endpointslices.discovery.k8s.io"): {"create"},
         ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch", "delete"},
         ("Role", "configmaps"): {"list", "watch"},

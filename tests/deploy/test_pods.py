@@ -40,6 +40,7 @@ from tests.cluster.nodes import Node
 from tests.cluster.processes import wait_until
 from tests.deploy import helm, image
 from tests.deploy.chart_programs import REAL, scheduler_configuration
+from tests.deploy.workloads import Deployment
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ PLACED_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, built_image: image.Image) -> Iterator[Cluster]:
-    """The cluster of all tests that stand an earlier installation."""
+    """The cluster of all tests: the chart was installed and removed before."""
     with with_pods(built_image) as cluster:
         yield cluster
         cluster.keep_logs = request.session.testsfailed > 0
@@ -69,12 +70,15 @@ def with_pods(built_image: image.Image) -> Iterator[Cluster]:
     with Cluster(2, pod_network=True) as cluster:
         start_controller_manager(cluster, PODS)
         provide(cluster, built_image)
-        for node in cluster.nodes:
-            cluster.api.patch(
-                f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"accelerator": "huawei-Ascend910"}}}
-            )
+        label_nodes(cluster, "huawei-Ascend910")
         cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         yield cluster
+
+
+def label_nodes(cluster: Cluster, value: str | None) -> None:
+    """Let the device plugin run on the nodes, or not."""
+    for node in cluster.nodes:
+        cluster.api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"accelerator": value}}})
 
 
 def provide(cluster: Cluster, built: image.Image) -> None:
@@ -83,15 +87,24 @@ def provide(cluster: Cluster, built: image.Image) -> None:
 
 
 @contextlib.contextmanager
-def installed(cluster: Cluster, built: image.Image, *options: str, connected: bool = True) -> Iterator[None]:
-    """The chart of the image's commit, with kube-scheduler connected as the notes say, unless that is done later."""
+def installed(
+    cluster: Cluster, built: image.Image, *options: str, connected: bool = True, wait: bool = True
+) -> Iterator[None]:
+    """The chart of the image's commit, with kube-scheduler connected as the notes say, unless that is done later.
+
+    Args:
+        cluster: the cluster.
+        built: the image.
+        *options: of ``helm install``.
+        connected: connect kube-scheduler.
+        wait: until the programs are ready.
+    """
     values = ["devicePlugin.driver.type=simulated", f"image.repository={image.NAME}", f"image.tag={built.tag}"]
     values += ["allocator.leaseDurationSeconds=5"]
     chart = str(built.source / helm.CHART.relative_to(helm.REPOSITORY))
+    chosen = ["--set", ",".join(values), *options]
     try:
-        helm.run(
-            "install", *WHERE, chart, *waiting("--set", ",".join(values), *options), kubeconfig=cluster.kubeconfig_path
-        )
+        helm.run("install", *WHERE, chart, *(waiting(*chosen) if wait else chosen), kubeconfig=cluster.kubeconfig_path)
         if connected:
             connect_scheduler(cluster)
         yield
@@ -288,6 +301,42 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
     wait_until(
         lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
     )
+
+
+@pytest.mark.shows("image", "910A")
+@pytest.mark.parametrize(
+    "order",
+    [
+        "label deployment chart",
+        pytest.param("deployment chart label", marks=pytest.mark.long),
+        pytest.param("chart label deployment", marks=pytest.mark.long),
+    ],
+)
+def test_until_the_scheduler_is_connected_one_pod_fails_in_any_order_of_steps(
+    cluster: Cluster, built_image: image.Image, order: str
+) -> None:
+    label_nodes(cluster, None)
+    cluster.api.delete("/apis/events.k8s.io/v1/namespaces/default/events")
+    with contextlib.ExitStack() as stack:
+        stack.callback(label_nodes, cluster, "huawei-Ascend910")
+        web = None
+        for step in order.split():
+            if step == "label":
+                label_nodes(cluster, "huawei-Ascend910")
+            elif step == "chart":
+                stack.enter_context(installed(cluster, built_image, connected=False, wait=False))
+            else:
+                web = Deployment(cluster, "default", "web")
+        assert web is not None
+        web.wait_until_denied()
+        assert len(web.pods("Failed")) == 1
+        connect_scheduler(cluster)
+        place(cluster, "alone")
+        web.delete("Failed")
+        web.wait_until_running()
+        assert not web.pods("Failed")
+        web.end()
+        cluster.delete_pod("alone")
 
 
 @pytest.mark.long

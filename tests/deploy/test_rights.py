@@ -19,6 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from allocator.binding import written_keys as of_allocator
+from allocator.leadership.endpoint import STARTED
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     FENCE,
@@ -75,6 +76,7 @@ MINE, FOREIGN = core("pods", f"on-{OWN}", TENANT), core("pods", f"on-{OTHER}", T
 SERIES: Final = {"count": 3, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}
 IMAGE: Final = {"spec": {"containers": [{"name": "main", "image": "evil"}]}}
 TOLERATION: Final = {"op": "add", "path": "/spec/tolerations/-", "value": {"operator": "Exists"}}
+OWN_SERVICE: Final = core("services", ALLOCATOR, NAMESPACE)
 LIFTED: Final = {"op": "remove", "path": "/spec/schedulingGates/0"}
 
 
@@ -385,6 +387,7 @@ def allocator_may() -> dict[str, list[Ask]]:
     target = {"apiVersion": "v1", "kind": "Node", "name": OWN}
     given = dict.fromkeys((*of_allocator.IN_BINDINGS, "huawei.com/Ascend910-2c"), "x")
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "R", "message": "m"}
+    started = {**condition, "type": STARTED, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     group = api(GROUPS, "podgroups", "group", TENANT)
     return {
         "create subjectaccessreviews.authorization.k8s.io": [
@@ -423,6 +426,9 @@ def allocator_may() -> dict[str, list[Ask]]:
         ],
         f"delete endpointslices.discovery.k8s.io {ALLOCATOR}-leader in {NAMESPACE}": [
             Ask("DELETE", f"{slices}/{ALLOCATOR}-leader")
+        ],
+        f"patch services/status {ALLOCATOR} in {NAMESPACE}": [
+            Ask("PATCH", f"{OWN_SERVICE}/status", {"status": {"conditions": [started]}}, STRATEGIC)
         ],
         **{
             f"create configmaps in {namespace}": [
@@ -618,6 +624,12 @@ def allocator_forgeries_of_cluster() -> dict[str, Ask]:
             version=LEADERS,
             spec={"holder": "x"},
         ),
+        "status of another Service": change(
+            core("services", "kubernetes", "default", "status"), status={"conditions": []}
+        ),
+        "port of its Service": change(OWN_SERVICE, spec={"ports": [{"port": 444}]}),
+        "label of its Service": change(OWN_SERVICE, **meta(labels=keys("a"))),
+        "annotation of its Service, with the status": change(f"{OWN_SERVICE}/status", **meta(annotations=keys("a"))),
         "Endpoints": new(core("endpoints", namespace=NAMESPACE), "Endpoints", {"name": ALLOCATOR}),
         "ConfigMap of others": change(core("configmaps", "somebodys", TENANT), data=keys("reset.json")),
         "ConfigMap beside its own": change(core("configmaps", "somebodys", NAMESPACE), data=keys("a")),
@@ -711,6 +723,20 @@ def test_every_right_of_the_chart_has_a_row_here() -> None:
     writes = ("create", "update", "patch", "delete", "deletecollection", "bind", "escalate", "impersonate", "*")
     read = [*PLUGIN_READS, *ALLOCATOR_READS, *ALLOCATOR_NAMED]
     assert not [right for right in read if right.startswith(writes)]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Ask("GET", "/api/v1/secrets"),
+        Ask("DELETE", core("configmaps", REPORT, "kube-system")),
+        new(core("pods", namespace=TENANT), "Pod", {"name": "new"}),
+        Ask("DELETE", core("nodes", OWN)),
+    ],
+)
+def test_neither_account_has_further_rights(lab: Lab, ask: Ask) -> None:
+    for server in (lab.plugin, lab.allocator):
+        assert " 403 " in ask.of(server)
 
 
 def test_every_rule_of_the_charts_roles_is_rendered_for_these_rows() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.controller_manager import start_controller_manager
 from tests.cluster.manifests import pod
-from tests.deploy.chart_programs import LEASE, Installed, Running, extender_of
+from tests.deploy.chart_programs import Installed, Running, extender_of
 from tests.deploy.workloads import Deployment
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
@@ -24,7 +24,6 @@ def controllers(cluster: Cluster) -> Iterator[None]:
     process.stop()
 
 
-@pytest.mark.parametrize("replicas", [1, 6])
 @pytest.mark.usefixtures("controllers")
 def test_one_pod_fails_until_the_scheduler_is_connected_and_when_it_is_lost_again(
     cluster: Cluster,
@@ -32,10 +31,8 @@ def test_one_pod_fails_until_the_scheduler_is_connected_and_when_it_is_lost_agai
     running_without_extender: Running,
     kube_namespace: str,
     tmp_path: Path,
-    *,
-    replicas: int,
 ) -> None:
-    namespace = kube_namespace
+    namespace, replicas = kube_namespace, 6
 
     def connect() -> None:
         address = running_without_extender.allocators[0].address
@@ -49,9 +46,6 @@ def test_one_pod_fails_until_the_scheduler_is_connected_and_when_it_is_lost_agai
         web.wait_until_running(replicas)
         assert not web.pods("Failed")
 
-    # The Deployment of the allocators has no pods here, so it says that none was ever ready.
-    policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
-    cluster.api.delete(f"{policies}/{LEASE}-started")
     web = Deployment(cluster, namespace, "web", replicas)
     sentence = web.wait_until_denied()
     (failed,) = web.pods("Failed")

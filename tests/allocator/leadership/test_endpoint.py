@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from allocator.leadership.endpoint import PERIOD_S, Endpoint, publish
+from allocator.leadership.endpoint import PERIOD_S, ROUTED_S, STARTED, Endpoint, publish
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
-from ascend.kube.client import KubeClient
+from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import KubeObject, Metadata, Resource
 
 pytestmark = pytest.mark.looptime
@@ -19,9 +19,25 @@ class Server:
 
     def __init__(self) -> None:
         self.slice: dict[str, Any] | None = None
+        self.status: dict[str, Any] = {}
         self.errors: list[ApiError | Unreachable] = []
 
-    async def patch(self, resource: Resource[KubeObject], name: str, body: dict[str, Any], *, namespace: str) -> None:
+    async def patch(
+        self,
+        resource: Resource[KubeObject],
+        name: str,
+        body: dict[str, Any],
+        *,
+        namespace: str,
+        content_type: str = "",
+        subresource: str = "",
+    ) -> None:
+        if resource.plural == "services":
+            assert (name, namespace, subresource) == ("allocator", "kube-system", "status")
+            assert content_type == STRATEGIC_MERGE_PATCH  # conditions of others stay
+            assert self.slice is not None
+            self.status = body["status"]
+            return
         assert (resource.plural, name, namespace) == ("endpointslices", "allocator-leader", "kube-system")
         if self.errors:
             raise self.errors.pop()
@@ -67,6 +83,22 @@ async def test_the_endpoint_slice_is_restored_while_leading() -> None:
     await asyncio.sleep(2 * PERIOD_S)
     assert server.slice is None  # another allocator leads
     assert task.done()
+
+
+async def test_the_service_is_said_to_be_started_once_its_routes_have_followed() -> None:
+    server = Server()
+    task = asyncio.create_task(publish(cast("KubeClient", server), HERE, lambda: True))
+    await asyncio.sleep(ROUTED_S - 1)
+    assert server.slice
+    assert not server.status
+    await asyncio.sleep(2)
+    (condition,) = written = server.status["conditions"]
+    assert (condition["type"], condition["status"]) == (STARTED, "True")
+    # The Service is deleted and made anew, and its EndpointSlice with it.
+    server.slice, server.status = None, {}
+    await asyncio.sleep(PERIOD_S)
+    assert server.status["conditions"] == written  # no new time in each period: nothing to store
+    task.cancel()
 
 
 async def test_an_address_of_the_other_family_recreates_the_slice() -> None:

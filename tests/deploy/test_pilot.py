@@ -1,8 +1,6 @@
-"""The chart in a cluster in which it was never installed: what an earlier installation leaves would change the outcome.
+"""The commands of docs/pilot.md, in a cluster in which the chart was never installed.
 
-An API server watches the parameters of a policy that was deleted and made again only after its own restart, if they are
-of a kind of Kubernetes (docs/allocator.md#a-scheduler-that-is-not-connected). And a node that has offered chips, and
-offers none any more, is a finding of doctor.
+A node that has offered chips, and offers none any more, is a finding of doctor.
 """
 
 import logging
@@ -25,19 +23,15 @@ from tests.deploy.test_pods import (
     SCHEDULER_IMAGE,
     WHERE,
     blocks,
-    connect_scheduler,
     everything,
-    installed,
     is_there,
     left,
-    place,
     pods_of,
     provide_scheduler,
     resolve_service,
     shell,
     with_pods,
 )
-from tests.deploy.workloads import Deployment
 
 log = logging.getLogger(__name__)
 
@@ -50,24 +44,6 @@ def cluster(request: pytest.FixtureRequest, built_image: image.Image) -> Iterato
     with with_pods(built_image) as cluster:
         yield cluster
         cluster.keep_logs = request.session.testsfailed > 0
-
-
-@pytest.mark.shows("image", "910A")
-def test_a_deployment_that_waits_for_the_installation_fails_once_at_most(
-    cluster: Cluster, built_image: image.Image
-) -> None:
-    """The nodes have their label, and the Deployment exists: all is done in the wrong order."""
-    web = Deployment(cluster, "default", "web")
-    with installed(cluster, built_image, connected=False):
-        web.wait_until_denied()
-        assert len(web.pods("Failed")) == 1
-        connect_scheduler(cluster)
-        place(cluster, "alone")
-        web.delete("Failed")
-        web.wait_until_running()
-        assert not web.pods("Failed")
-        web.end()
-        cluster.delete_pod("alone")
 
 
 @pytest.mark.shows("image", "910A")
