@@ -33,7 +33,7 @@ from npuctl.doctor.api_server import ApiServerChecks
 from npuctl.doctor.node import NodeSettings, node_checks
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
-from tests.cluster.binaries import KUBERNETES_VERSION
+from tests.cluster.binaries import VERSIONS
 from tests.cluster.controllers import CONTROLLERS
 
 _BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤"}
@@ -189,7 +189,7 @@ def controllers_table() -> Iterator[str]:
     """Yield the lines of the table of the controllers with which jobs are tried."""
     yield "| controller | version | kinds | tried by |"
     yield "|---|---|---|---|"
-    yield f"| kube-controller-manager | v{KUBERNETES_VERSION} | Job, StatefulSet, Deployment | `make test` |"
+    yield f"| kube-controller-manager | v{VERSIONS[0]} | Job, StatefulSet, Deployment | `make test` |"
     for each in CONTROLLERS.values():
         target = "test-long" if each.is_long else "test"
         yield f"| `{each.module}` | {each.version} | {each.kinds} | `make {target}` |"

@@ -12,7 +12,11 @@ from typing import Final
 
 from tests.cluster.errors import ClusterError
 
-KUBERNETES_VERSION: Final = "1.34.4"
+VERSIONS: Final = ("1.34.4", "1.32.9", "1.37.1")
+"""The versions of Kubernetes that can be built; the first one, unless the variable KUBERNETES_VERSION names another."""
+KUBERNETES_VERSION: Final = os.environ.get("KUBERNETES_VERSION") or VERSIONS[0]
+if KUBERNETES_VERSION not in VERSIONS:
+    raise ClusterError(f"KUBERNETES_VERSION is {KUBERNETES_VERSION}, which is none of {', '.join(VERSIONS)}")
 MODULES: Final = Path(__file__).with_name("go")
 
 _COMPONENT: Final = "k8s.io/component-base/version"
@@ -22,21 +26,22 @@ _LDFLAGS: Final = (
     f"-s -w -X {_COMPONENT}.gitVersion=v{KUBERNETES_VERSION} "
     f"-X {_COMPONENT}.gitMajor={_MAJOR} -X {_COMPONENT}.gitMinor={_MINOR}"
 )
+_KUBERNETES: Final = f"kubernetes-{KUBERNETES_VERSION}"
 # Program -> (folder of its module, package).
 _PROGRAMS: Final = {
     "etcd": ("etcd", "go.etcd.io/etcd/server/v3"),
-    "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
-    "kube-scheduler": ("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
-    "kube-controller-manager": ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
-    "kubelet": ("kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
-    "kubectl": ("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+    "kube-apiserver": (_KUBERNETES, "k8s.io/kubernetes/cmd/kube-apiserver"),
+    "kube-scheduler": (_KUBERNETES, "k8s.io/kubernetes/cmd/kube-scheduler"),
+    "kube-controller-manager": (_KUBERNETES, "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    "kubelet": (_KUBERNETES, "k8s.io/kubernetes/cmd/kubelet"),
+    "kubectl": (_KUBERNETES, "k8s.io/kubernetes/cmd/kubectl"),
 }
 
 
 def folder() -> Path:
     """Return the cache folder of the programs of exactly these module versions."""
     digest = hashlib.sha256()
-    for module in ("kubernetes", "etcd"):
+    for module in (_KUBERNETES, "etcd"):
         digest.update((MODULES / module / "go.sum").read_bytes())
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "ascend-affinity" / "bin" / digest.hexdigest()[:16]

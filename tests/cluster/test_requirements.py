@@ -33,7 +33,7 @@ def test_programs_not_built_are_reported_with_the_command_to_build_them(
 
 def test_other_module_versions_use_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = binaries.folder()
-    for module in ("kubernetes", "etcd"):
+    for module in (f"kubernetes-{binaries.KUBERNETES_VERSION}", "etcd"):
         (tmp_path / module).mkdir()
         (tmp_path / module / "go.sum").write_text("another version\n")
     monkeypatch.setattr(binaries, "MODULES", tmp_path)

@@ -23,7 +23,7 @@ NAMESPACE: Final = "kube-system"
 
 _MODULE: Final = Path(__file__).parent / "go" / "helm"
 _PACKAGE: Final = "helm.sh/helm/v3/cmd/helm"
-_MAJOR, _MINOR, _ = binaries.KUBERNETES_VERSION.split(".")
+_MAJOR, _MINOR, _ = binaries.VERSIONS[0].split(".")
 # Without these, helm assumes Kubernetes 1.20 if it is not connected to a cluster.
 _VERSIONS: Final = {
     f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}": number
