@@ -1,4 +1,4 @@
-"""Whose a process of the node is, by its control group."""
+"""Whose a process of the node is, by its control group and its namespace of process ids."""
 
 import re
 from dataclasses import dataclass
@@ -42,7 +42,16 @@ def owner_of(process: int, proc: Path = PROC) -> Owner:
         return UNKNOWN
     if (pod := _POD.search(text)) is not None:
         return Owner("pod", pod[1].replace("_", "-"))
-    return Owner("container" if _CONTAINER.search(text) else "node")
+    return Owner("container" if _CONTAINER.search(text) or _has_ids_of_its_own(proc / str(process)) else "node")
+
+
+def _has_ids_of_its_own(process: Path) -> bool:
+    """Return whether a process has another id for itself than on the node: people name the containers of ``ctr``."""
+    try:
+        text = (process / "status").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(len(line.split()) > 2 for line in text.splitlines() if line.startswith("NSpid:"))  # noqa: PLR2004 - the name and one id
 
 
 def sees_node(proc: Path = PROC) -> bool:

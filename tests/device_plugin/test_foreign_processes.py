@@ -48,6 +48,14 @@ def test_the_owner_of_a_process_is_read_from_its_control_group(tmp_path: Path, c
     assert owner_of(12, tmp_path) == UNKNOWN
 
 
+@pytest.mark.parametrize(("ids", "kind"), [("4711", "node"), ("4711\t1", "container"), ("4711\t12\t1", "container")])
+def test_a_process_with_ids_of_its_own_is_a_containers(tmp_path: Path, ids: str, kind: str) -> None:
+    (tmp_path / "11").mkdir()
+    (tmp_path / "11" / "cgroup").write_text("0::/default/named-by-people\n")
+    (tmp_path / "11" / "status").write_text(f"Name:\tpython3\nNSpid:\t{ids}\n")
+    assert owner_of(11, tmp_path) == Owner(kind)  # type: ignore[arg-type]  # one of its kinds
+
+
 @pytest.mark.parametrize(("name", "is_node"), [("kthreadd\n", True), ("sleep\n", False), (None, False)])
 def test_process_ids_are_those_of_the_node_if_its_kernel_threads_are_seen(
     tmp_path: Path, name: str | None, *, is_node: bool
