@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from device_plugin.pods.topology import (
     FILE,
     INSIDE,
     REFRESH_S,
+    NodeTopology,
     Topology,
     TopologyUpdates,
     node_topology,
@@ -181,3 +183,18 @@ async def test_the_node_is_read_again_in_time_however_often_pods_start(tmp_path:
         await asyncio.sleep(REFRESH_S)
     assert [round(at_s - start_s) for at_s in client.read_at_s] == [0, 300, 600, 900]
     assert topology.add(ContainerEdits({}, {}), (0,)).envs["ASCEND_AFFINITY_RACK"] == "4"
+
+
+def test_the_example_for_ray_gives_nodes_their_places_and_orders_them() -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "examples" / "ray_actors.py"))
+
+    def ray_node(node_id: str, chips: str, leaf: int | None) -> dict[str, Any]:
+        topology = NodeTopology(node_id, "910A", 3, 0, None, leaf, None, None, ())
+        ids = tuple(map(int, chips.split(",")))
+        return {"NodeID": node_id, "Alive": True, "Resources": example["resources"](variables(topology, ids))}
+
+    far, near, beside = ray_node("a", "4,5", 2), ray_node("b", "0,1,2,3", 1), ray_node("c", "0,1", 2)
+    assert near["Resources"] == {"NPU": 4, "superpod-3": 1, "leaf-1": 1}
+    head = {"NodeID": "d", "Alive": True, "Resources": {"CPU": 8.0}}
+    gone = {**near, "NodeID": "e", "Alive": False}
+    assert example["in_order"]([far, head, near, gone, beside]) == [near, far, beside]
