@@ -177,7 +177,7 @@ async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Ou
     with tempfile.TemporaryDirectory(prefix="aa-") as folder:
         async with ApiServer() as server, aiohttp.ClientSession() as http:
             await on_server(server, count, run.seed)
-            async with running(server, Path(folder)) as allocator:
+            async with running(server, Path(folder), nominate="off") as allocator:  # else it reserves chips by itself
                 engine, names = allocator.app.engine, [node_name(number) for number in range(count)]
                 pods = [await allocator.pod(f"asks-{request}", request) for request in REQUESTS]
                 questions = [_question(each, names) for each in pods]
@@ -195,6 +195,7 @@ async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Ou
                     assert answer == inside, "two responses to the same request differ"
                     refused_s, refusal = await _post(http, url, hopeless)
                     answered = len(refusal)
+                    assert b'"NodeNames":[]' in refusal, "it fits"
                     if number >= 8:
                         for samples, sample in zip(taken.values(), (inside_s, over_http_s, refused_s), strict=True):
                             samples.append(sample)
