@@ -14,10 +14,11 @@ import structlog
 
 from ascend.conditions import NOT_READY, Lack
 from ascend.errors import ApiError, Unreachable
+from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, Condition
 from device_plugin.publish.node_conditions import ENDED, LONGEST_MESSAGE, NO_FAULT
-from device_plugin.publish.node_health import HEARTBEAT_S, patch_conditions
+from device_plugin.publish.node_health import HEARTBEAT_S, RETRY_LIMIT_S, patch_conditions
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -51,7 +52,8 @@ class Readiness:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        loop, before, written, due_s = asyncio.get_running_loop(), "", "", math.inf
+        loop, backoff = asyncio.get_running_loop(), Backoff(limit_s=RETRY_LIMIT_S)
+        before, written, due_s = "", "", math.inf
         while True:
             await asyncio.sleep(LOOK_S)
             lacks = self._lacks()
@@ -65,8 +67,11 @@ class Readiness:
                 try:
                     await self._write(found)
                 except (ApiError, Unreachable) as error:
-                    log.warning("readiness not written on the Node", condition=found.reason, error=str(error))
+                    wait_s = backoff.after(error)
+                    log.warning("readiness not written on the Node", error=str(error), retry_s=round(wait_s, 2))
+                    await asyncio.sleep(wait_s)
                 else:
+                    backoff.reset()
                     written, due_s = found.reason, loop.time() + HEARTBEAT_S
 
     async def sign_off(self) -> None:
