@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import MANUALLY_SEPARATED, NAMESPACE, config_map_name
 from ascend.kube.client import STRATEGIC_MERGE_PATCH
@@ -320,15 +319,6 @@ async def a_device_node_is_missing(lab: Lab) -> AsyncIterator[None]:
     await lab.world.delete("fails")
 
 
-@asynccontextmanager
-async def a_pod_of_a_gang_can_start_nowhere(lab: Lab) -> AsyncIterator[None]:
-    gang = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
-    await lab.world.create("huge", 1, annotations=gang, cpu=10_000)
-    await lab.world.create("small", 1, annotations=gang)
-    yield
-    await lab.world.delete("huge", "small")
-
-
 UNREADY: Final = {**PLUGIN, "app.kubernetes.io/version": "1"}
 BREAKS: Final[Mapping[str, Break]] = {
     "a free chip fails": a_free_chip_fails,
@@ -361,7 +351,6 @@ BREAKS: Final[Mapping[str, Break]] = {
     "somebody sets `nodeName` by hand": a_node_is_named_by_hand,
     "a scheduler does not call the allocator": the_scheduler_has_lost_its_extender,
     "no allocator answers": no_allocator_answers,
-    "a pod that a gang needs can't start anywhere": a_pod_of_a_gang_can_start_nowhere,
 }
 """What makes the break of a row, and mends it; by the first words of the row."""
 
