@@ -179,7 +179,7 @@ def _blocks(title: str, sentences: Iterable[str]) -> Iterator[Text]:
 def _queue(answer: Explanation) -> Iterator[Text]:
     """What is before it in the queue, as far as it matters: what gets something."""
     if answer.told is not None and (ahead := answer.told.ahead).pods:
-        chips = f" that request {count(ahead.chips, 'chip')}" if ahead.chips else ""
+        chips = f", for {count(ahead.chips, 'chip')}" if ahead.chips else ""
         yield Text(f"\nbefore it in the queue: {count(ahead.pods, 'pod')} of other jobs{chips}")
     getting = [each for each in answer.ahead if each.placed]
     if not getting:

@@ -1059,6 +1059,14 @@ def test_without_explanations_nobody_gets_a_right_for_them() -> None:
     assert not [item for item in items if item["metadata"]["name"].endswith("-explanations")]
 
 
+def test_the_webhook_for_explanations_is_called_for_nothing_that_others_depend_on() -> None:
+    hooks = [hook for item in helm.render() for hook in item.get("webhooks", ())]
+    (webhook,) = [hook for hook in hooks if hook["name"] == "explanations.ascend-affinity.io"]
+    (rule,) = webhook["rules"]
+    assert (rule["operations"], rule["resources"]) == (["CREATE"], ["podexplanations"])
+    assert webhook["sideEffects"] == "None"
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [

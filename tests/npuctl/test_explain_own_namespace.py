@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sandbox.apiserver import ApiServer
 from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.resources import POD_EXPLANATIONS, SERVED
 from sandbox.apiserver.selectors import Selection
-from tests.allocator.harness import review, running
+from tests.allocator.harness import pod_manifest, review, running, until
 from tests.ascend.kube.objects import write_kubeconfig
 from tests.npuctl.manifests import Json, pod
 
@@ -112,11 +113,17 @@ async def test_the_allocator_is_asked_before_its_event_is_read(
             status, answer, said = await tenant.explain("train")
             assert (status, answer["state"], answer["said_at"]) == (3, "waits", "")
             assert (answer["reason"], answer["message"]) == (answer["told"]["reason"], answer["told"]["message"])
-            assert sum(each["nodes"] for each in answer["told"]["obstacles"]) in {0, 2}
             assert "default/holder" not in said
             await allocator.pod("small", 2)
             status, answer, _ = await tenant.explain("small")
             assert (status, answer["state"], answer["told"]["fitting"]) == (0, "fits", 1)
+            await server.create(pod_manifest("urgent", 8, priority=1))
+            await until(lambda: len(allocator.app.cluster.waiting) == 3)
+            server.fail_next("GET", "api/v1/nodes", 403)
+            await run_explain("small", None, tenant.source, Output.TABLE)
+            printed = capsys.readouterr().out
+            assert "requests 2 chips and fits on 1 node now; it is not bound yet" in printed
+            assert re.search(r"before it in the queue: \d pods? of other jobs, for \d+ chips\n", printed)
         assert not server.store.select(Selection(POD_EXPLANATIONS))
 
 
