@@ -17,7 +17,7 @@ from ascend.grammar import count
 from ascend.kube.client import KubeClient
 from npuctl.output import Output, show
 from npuctl.reading.source import Source
-from npuctl.selftest.pods import Trial
+from npuctl.selftest.pods import HOSTNAME, Trial
 
 COMPONENT: Final = "app.kubernetes.io/component"
 PLUGIN: Final = "device-plugin"
@@ -52,24 +52,25 @@ async def selftest(
         Unreachable: the API server did not answer.
     """
     async with await source.connect() as client:
-        status = json.loads(await client.request("GET", f"/api/v1/nodes/{node}"))["status"]
+        found = json.loads(await client.request("GET", f"/api/v1/nodes/{node}"))
         command = shlex.split(run)
         if not command or (pods and not image):
             plugin = await _plugin_pod(client, node)
             command = command or _exec(source, plugin)
             image = image or str(plugin["spec"]["containers"][0]["image"])
         answer = await _run([*command, *_ON_NODE])
-        info = status.get("nodeInfo") or {}
+        info = found["status"].get("nodeInfo") or {}
         answer["node"]["versions"] |= {
             name: info[key] for key, name in _VERSIONS.items() if isinstance(info.get(key), str)
         }
         if pods:
+            host = (found["metadata"].get("labels") or {}).get(HOSTNAME, node)
 
             async def held(pod: str) -> Sequence[int]:
                 ids: Sequence[int] = await _run([*command, *_ON_NODE, "--devices-of", pod])
                 return ids
 
-            answer["pods"] = msgspec.to_builtins(await Trial(client, node, image, scheduler, held).run())
+            answer["pods"] = msgspec.to_builtins(await Trial(client, node, host, image, scheduler, held).run())
     show(answer, output, lambda: render(answer))
     differ = any(not each["agree"] for each in answer["pods"])
     return EXIT_FAILURE if answer["node"]["problem"] or differ else 0

@@ -23,6 +23,7 @@ T = TypeVar("T")
 SIZES: Final = (1, 2, 4, 8)
 PATIENCE_S: Final = 60.0
 PAUSE_S: Final = 0.2
+HOSTNAME: Final = "kubernetes.io/hostname"
 _LIFE_S: Final = 300
 """A pod that nobody could delete ends by itself, and gives its chips back."""
 
@@ -59,6 +60,7 @@ class Trial:
     Attributes:
         client: the API server.
         node: the node's name.
+        host: its label kubernetes.io/hostname, which can differ.
         image: the image of the pods, with a shell.
         scheduler: their scheduler.
         held: returns the chips that the kubelet has given a pod, NAMESPACE/NAME.
@@ -66,6 +68,7 @@ class Trial:
 
     client: KubeClient
     node: str
+    host: str
     image: str
     scheduler: str
     held: Callable[[str], Awaitable[Sequence[int]]]
@@ -130,7 +133,7 @@ class Trial:
         }
         spec = {
             "schedulerName": self.scheduler,
-            "nodeSelector": {"kubernetes.io/hostname": self.node},
+            "nodeSelector": {HOSTNAME: self.host},
             "tolerations": [{"operator": "Exists"}],
             "restartPolicy": "Never",
             "activeDeadlineSeconds": _LIFE_S,

@@ -94,7 +94,7 @@ def trial(world: World, scheduler: str = "default-scheduler", kind: type[WorldTr
         containers = (await read_ledger(node.pod_resources_socket)).pods.get(pod, {})
         return [chip for chips in containers.values() for chip in chips]
 
-    return kind(world.client, node.name, BUSYBOX_IMAGE, scheduler, held, world)
+    return kind(world.client, node.name, node.name, BUSYBOX_IMAGE, scheduler, held, world)
 
 
 async def leftovers(world: World) -> list[str]:
