@@ -81,30 +81,27 @@ def label_nodes(cluster: Cluster, value: str | None) -> None:
         cluster.api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"accelerator": value}}})
 
 
+def offering(cluster: Cluster) -> list[str]:
+    """The nodes that offer chips."""
+    nodes = cluster.api.get("/api/v1/nodes")["items"]
+    return [each["metadata"]["name"] for each in nodes if each["status"]["allocatable"].get(RESOURCE, "0") != "0"]
+
+
 def provide(cluster: Cluster, built: image.Image) -> None:
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda node: node.import_images(built.archive), cluster.nodes))
 
 
 @contextlib.contextmanager
-def installed(
-    cluster: Cluster, built: image.Image, *options: str, connected: bool = True, wait: bool = True
-) -> Iterator[None]:
-    """The chart of the image's commit, with kube-scheduler connected as the notes say, unless that is done later.
-
-    Args:
-        cluster: the cluster.
-        built: the image.
-        *options: of ``helm install``.
-        connected: connect kube-scheduler.
-        wait: until the programs are ready.
-    """
+def installed(cluster: Cluster, built: image.Image, *options: str, connected: bool = True) -> Iterator[None]:
+    """The chart of the image's commit, with kube-scheduler connected as the notes say, unless that is done later."""
     values = ["devicePlugin.driver.type=simulated", f"image.repository={image.NAME}", f"image.tag={built.tag}"]
     values += ["allocator.leaseDurationSeconds=5"]
     chart = str(built.source / helm.CHART.relative_to(helm.REPOSITORY))
-    chosen = ["--set", ",".join(values), *options]
     try:
-        helm.run("install", *WHERE, chart, *(waiting(*chosen) if wait else chosen), kubeconfig=cluster.kubeconfig_path)
+        helm.run(
+            "install", *WHERE, chart, *waiting("--set", ",".join(values), *options), kubeconfig=cluster.kubeconfig_path
+        )
         if connected:
             connect_scheduler(cluster)
         yield
@@ -317,6 +314,8 @@ def test_until_the_scheduler_is_connected_one_pod_fails_in_any_order_of_steps(
 ) -> None:
     label_nodes(cluster, None)
     cluster.api.delete("/apis/events.k8s.io/v1/namespaces/default/events")
+    # A kubelet tells the API server up to ten seconds later that the plugin of an earlier test has ended.
+    wait_until(lambda: not offering(cluster), timeout_s=60, what="no node offers chips")
     with contextlib.ExitStack() as stack:
         stack.callback(label_nodes, cluster, "huawei-Ascend910")
         web = None
@@ -324,7 +323,7 @@ def test_until_the_scheduler_is_connected_one_pod_fails_in_any_order_of_steps(
             if step == "label":
                 label_nodes(cluster, "huawei-Ascend910")
             elif step == "chart":
-                stack.enter_context(installed(cluster, built_image, connected=False, wait=False))
+                stack.enter_context(installed(cluster, built_image, connected=False))
             else:
                 web = Deployment(cluster, "default", "web")
         assert web is not None
