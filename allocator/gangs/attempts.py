@@ -213,7 +213,7 @@ class Attempts:
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
         wait = self.queue.get(job)
-        if wait is None or self.queue.ahead_of(job) is not None:
+        if wait is None or job in self._resting or self.queue.ahead_of(job) is not None:
             return
         nominated = pod.status.nominated_node_name
         if candidates is not None and set(candidates) == {nominated}:

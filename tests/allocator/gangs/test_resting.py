@@ -214,3 +214,13 @@ def test_a_gang_that_lacks_chips_does_not_rest() -> None:
     world.fill("n1")
     assert reason(world, pods[0]) in {Reason.GANG_STEPPED_BACK, Reason.GANG_DOES_NOT_FIT}
     assert not is_resting(world, pods)
+
+
+def test_what_a_scheduler_offers_while_a_gang_rests_does_not_count_in_its_next_try() -> None:
+    world, pods = world_of(2, **MESHES), gang("tried")
+    world.add(*pods)
+    try_in_vain(world, pods)
+    for each in pods:
+        assert reason(world, each) is Reason.GANG_STEPPED_BACK
+    world.now_s += FIRST_REST_S
+    try_in_vain(world, pods)
