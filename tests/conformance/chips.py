@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.dcmi.fake import FakeDcmi, ascend_910b
+from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910b
 
 SEPARATE: Final = "80E18402"
 """A fault that separates a chip (the one in the reference's measurements, docs/spec/measurements.md#faults)."""
@@ -14,14 +14,15 @@ HEALTH: Final = "dcmi_get_device_health"
 
 
 class Chips:
-    """A server with eight 910B3, read by the real driver with a fake library whose answers are in a file.
+    """A server, read by the real driver with a fake library whose answers are in a file.
 
     Args:
         folder: a folder for the library and its file.
+        chips: its chips; by default eight 910B3.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._fake = FakeDcmi(Path(tempfile.mkdtemp(prefix="dcmi-", dir=folder)), ascend_910b())
+    def __init__(self, folder: Path, chips: list[FakeChip] | None = None) -> None:
+        self._fake = FakeDcmi(Path(tempfile.mkdtemp(prefix="dcmi-", dir=folder)), chips or ascend_910b())
         self._all = list(self._fake._chips)
         self._broken = contextlib.ExitStack()
         self.changed = False
@@ -31,6 +32,11 @@ class Chips:
     def flags(self) -> list[str]:
         """The flags with which a plugin reads these chips."""
         return ["--driver", "dcmi"]
+
+    @property
+    def library(self) -> Path:
+        """The driver's library."""
+        return self._fake.library
 
     @property
     def environment(self) -> dict[str, str]:
@@ -90,6 +96,10 @@ class Chips:
     def calls(self) -> int:
         """The number of calls of the driver's functions."""
         return sum(self._fake.calls().values())
+
+    def count(self, function: str) -> int:
+        """The number of calls of a function."""
+        return self._fake.calls().get(function, 0)
 
     def repair(self, chip_id: int) -> None:
         """Make the chip present and healthy again; calls that hang keep hanging."""

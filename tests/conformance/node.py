@@ -4,7 +4,7 @@ import contextlib
 import http
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -159,6 +159,20 @@ class PluginNode:
         """Start the plugin and wait until all chips are allocatable."""
         self.plugin.process.start()
         self.wait_until_allocatable()
+
+    @contextlib.contextmanager
+    def plugin_instead(
+        self, name: str, *flags: str, environment: Mapping[str, str] | None = None
+    ) -> Iterator[PluginProcess]:
+        """Run another plugin instead of the usual one until the block ends."""
+        usual, self.plugin = self.plugin, self.new_plugin(name, *flags, environment=environment)
+        usual.process.stop()
+        try:
+            self.plugin.process.start()
+            yield self.plugin
+        finally:
+            self.plugin.process.stop()
+            self.plugin = usual
 
     def restart_kubelet(self) -> None:
         """Restart the kubelet; containers keep running."""

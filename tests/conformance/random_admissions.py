@@ -18,6 +18,7 @@ from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
 from ascend.slices import ContainerRequest, effective_request
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from tests.cluster.cluster import Cluster
 from tests.cluster.images import BUSYBOX_IMAGE
 from tests.cluster.manifests import STAY
 from tests.cluster.nodes import Node
@@ -28,6 +29,7 @@ from tests.device_plugin.whole import asking, written
 RUNTIME_CLASS: Final = "never-started"
 """The kubelet admits pods of this class and allocates their chips; then no container of theirs can be created."""
 
+_CLASSES: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 _PATIENCE_S: Final = 60.0
 _PERIOD_S: Final = 0.015
 """Between two readings of the kubelet's ledger, which answers 100 times a second at most."""
@@ -44,6 +46,12 @@ _STARTED: Final = 0.08
 _UID: Final = "io.kubernetes.cri.sandbox-uid"
 _NAME: Final = "io.kubernetes.cri.container-name"
 _REJECTED: Final = {"forbidden": "SysctlForbidden", "too large": "OutOfcpu"}
+
+
+def make_runtime_class(cluster: Cluster) -> None:
+    """Make the class, unless the cluster has it."""
+    if not cluster.api.answers(f"{_CLASSES}/{RUNTIME_CLASS}"):
+        cluster.api.request("POST", _CLASSES, {"metadata": {"name": RUNTIME_CLASS}, "handler": RUNTIME_CLASS})
 
 
 class Disagreement(Exception):

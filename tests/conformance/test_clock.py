@@ -7,46 +7,19 @@ from typing import Final
 
 import pytest
 
+from tests.conformance.clock import Clock
 from tests.conformance.node import ALL, PluginNode
-from tests.dcmi.compiler import build_preloaded
 
 HOUR_S: Final = 3600
-SOURCE: Final = Path(__file__).with_name("stepped_clock.c")
-
-
-class Clock:
-    """The plugin's wall clock.
-
-    Args:
-        file: has by how many seconds it is ahead.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.set(0)
-
-    def set(self, ahead_s: int) -> None:
-        """Set it."""
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(str(ahead_s))
-        fresh.replace(self._file)
 
 
 @pytest.fixture
 def clock(node: PluginNode, tmp_path: Path) -> Iterator[Clock]:
     """The clock of a plugin that runs instead of the node's."""
-    file = tmp_path / "clock"
-    made = Clock(file)
-    usual = node.plugin
-    usual.process.stop()
-    environment = {"LD_PRELOAD": str(build_preloaded(SOURCE)), "STEPPED_CLOCK": str(file)}
-    node.plugin = node.new_plugin("stepped", environment=environment)
-    try:
-        node.start_plugin()
+    made = Clock(tmp_path / "clock")
+    with node.plugin_instead("stepped", environment=made.environment):
+        node.wait_until_allocatable()
         yield made
-    finally:
-        node.plugin.process.stop()
-        node.plugin = usual
 
 
 @pytest.mark.parametrize("ahead_s", [-HOUR_S, pytest.param(HOUR_S, marks=pytest.mark.long)])

@@ -7,10 +7,9 @@ import pytest
 
 from ascend.kube.client import KubeClient
 from tests.conformance.node import GatedNode
-from tests.conformance.random_admissions import RUNTIME_CLASS, Admissions
+from tests.conformance.random_admissions import Admissions, make_runtime_class
 
 LATE_S = 3.0
-CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=(pytest.mark.long, pytest.mark.timeout(3600)))])
@@ -18,9 +17,7 @@ async def test_after_random_admissions_all_records_agree(
     node: GatedNode, count: int, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     late = random.Random(count)
-    if not node.cluster.api.answers(f"{CLASSES}/{RUNTIME_CLASS}"):
-        body = {"metadata": {"name": RUNTIME_CLASS}, "handler": RUNTIME_CLASS}
-        node.cluster.api.request("POST", CLASSES, body)
+    make_runtime_class(node.cluster)
     async with await KubeClient.connect(str(node.cluster.kubeconfig_path)) as client:
         admissions = Admissions(node.node, client, random.Random(count))
         with node.proxy.late_watches(lambda: late.choice((0.0, 0.0, late.uniform(0.0, LATE_S)))):

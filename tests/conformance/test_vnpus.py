@@ -113,3 +113,35 @@ def test_a_chip_is_cut_anew_while_the_plugin_runs(cut: PluginNode) -> None:
     check(cut, "large", LARGE, "Ascend910-10c.3cpu.32g-102-1")
     check(cut, "first", SMALL, "Ascend910-5c.1cpu.16g-100-1")
     assert cut.counts() == (7, 7)
+
+
+@pytest.mark.long
+def test_chips_are_recut_while_a_pod_has_a_vnpu_over_restarts(cut: PluginNode) -> None:
+    place(cut, "first", SMALL, "Ascend910-5c.1cpu.16g-100-1")
+    check(cut, "first", SMALL, "Ascend910-5c.1cpu.16g-100-1")
+
+    def restart() -> None:
+        cut.plugin.process.kill()
+        cut.restart_kubelet()
+        cut.plugin.process.start()
+
+    cut.chips.cut(1)
+    for when in ("before", "after"):
+        restart()
+        cut.wait_until(lambda: cut.plugin.is_ready and counts(cut, SMALL) == (1, 1), "the pod's is listed alone")
+        cut.wait_until(lambda: cut.counts()[1] == 7, "the chip is not offered as a whole")
+        cut.create(f"whole-{when}", 1)
+        cut.bind(f"whole-{when}", 1)
+        assert "Ascend910-1" in cut.failed(f"whole-{when}")
+    # The driver gives the id of the pod's vNPU to one of another size.
+    cut.chips.cut(1, v100="vir10_3c_32g")
+    for when in ("before", "after"):
+        restart()
+        cut.wait_until(lambda: cut.plugin.is_ready and counts(cut, LARGE) == (1, 0), "the new one is given to no pod")
+        place(cut, f"large-{when}", LARGE, "Ascend910-10c.3cpu.32g-100-1")
+        assert "10c.3cpu.32g" in cut.failed(f"large-{when}")
+        assert cut.phase("first") == "Running"
+    cut.delete("first")
+    cut.wait_until(lambda: counts(cut, LARGE) == (1, 1), "it can be given", timeout_s=DISCOVERY_S)
+    place(cut, "large", LARGE, "Ascend910-10c.3cpu.32g-100-1")
+    check(cut, "large", LARGE, "Ascend910-10c.3cpu.32g-100-1")
