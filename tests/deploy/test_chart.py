@@ -325,14 +325,23 @@ def test_the_documented_proxy_leads_from_volcano_to_the_port_of_calls() -> None:
     (block,) = re.findall(r"```yaml\n( *# sidecar\.yaml\n.*?)```", page, re.DOTALL)
     pod = yaml.safe_load(textwrap.dedent(block))["spec"]["template"]["spec"]
     (proxy,) = pod["containers"]
-    words = dict(word.split("=", 1) for word in proxy["args"] if "=" in word)
+    (address,) = re.findall(r"^ +bind (\S+)", page, re.MULTILINE)
     (prefix,) = re.findall(r"^ +extender\.urlPrefix: (\S+)", page, re.MULTILINE)
-    assert prefix == f"http://{words['--listen']}/volcano"
-    service = helm.find(helm.render("--namespace", "ascend-affinity"), "Service", "allocator")
+    assert prefix == f"http://{address}/volcano"
+    ((target, options),) = re.findall(r"^ +server allocator (\S+) (.*)", page, re.MULTILINE)
+    rendered = helm.render("--namespace", "ascend-affinity", "--set", "allocator.tls.source=cert-manager")
+    service = helm.find(rendered, "Service", "allocator")
+    host = f"{service['metadata']['name']}.ascend-affinity.svc"
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
-    assert words["--target"] == f"{service['metadata']['name']}.ascend-affinity.svc:{ports['http']}"
-    (volume,) = pod["volumes"]
-    assert f"create secret generic {volume['secret']['secretName']} " in page
+    assert target == f"{host}:{ports['http']}"
+    assert f"verify required verifyhost {host} " in options
+    assert any(host in each["spec"].get("dnsNames", ()) for each in rendered if each["kind"] == "Certificate")
+    folders = {mount["name"]: mount["mountPath"] for mount in proxy["volumeMounts"]}
+    certificates, configuration = pod["volumes"]
+    assert f"create secret generic {certificates['secret']['secretName']} " in page
+    assert f"ca-file {folders[certificates['name']]}/ca.crt crt {folders[certificates['name']]}/tls.crt" in options
+    assert f"create configmap {configuration['configMap']['name']} --from-file=haproxy.cfg" in page
+    assert proxy["args"] == ["-f", f"{folders[configuration['name']]}/haproxy.cfg"]
 
 
 @pytest.mark.parametrize(("address", "told"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])

@@ -35,7 +35,7 @@ from tests.deploy.test_pods import (
 
 log = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from device_plugin.kubelet.pod_resources import read_ledger
 from npuctl.output import Output
 from npuctl.reading.source import Source
 from npuctl.selftest import pods
-from npuctl.selftest.command import NodeCommandFailed, selftest
+from npuctl.selftest.command import COMPONENT, PLUGIN, NodeCommandFailed, selftest
 from npuctl.selftest.pods import Trial
+from tests.cluster import binaries
 from tests.cluster.images import BUSYBOX_IMAGE
+from tests.cluster.manifests import STAY
 from tests.e2e.programs import BIN
 from tests.e2e.real import RealWorld, real_world
 from tests.e2e.sandboxed import sandbox_world
@@ -42,6 +45,15 @@ async def shared_world(
     else:
         async with real_world(request.getfixturevalue("cluster"), folder, Setup()) as world:
             yield world
+            await finalize_namespaces(world)
+
+
+async def finalize_namespaces(world: World) -> None:
+    """End the namespaces of trials, which the cluster has no controller for."""
+    for each in json.loads(await world.client.request("GET", "/api/v1/namespaces"))["items"]:
+        if each["metadata"]["name"].startswith("npu-selftest-"):
+            each["spec"]["finalizers"] = []
+            await world.client.request("PUT", f"/api/v1/namespaces/{each['metadata']['name']}/finalize", body=each)
 
 
 @dataclass(frozen=True)
@@ -184,7 +196,35 @@ async def test_a_node_without_the_device_plugins_pod_is_told(world: World) -> No
         await examined(world, run="")
 
 
-async def examined(world: World, *, run: str) -> int:
-    source = Source.of(kubeconfig=str(world.kubeconfig))
+async def test_the_command_runs_in_the_pod_of_the_device_plugin(
+    request: pytest.FixtureRequest, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not isinstance(world, RealWorld):
+        pytest.skip("the sandbox runs no commands in pods")
+    monkeypatch.setenv("PATH", f"{binaries.path('kubectl').parent}:{os.environ['PATH']}")
+    said = {"node": {"versions": {"npuctl": "1"}, "problem": "a stand-in without a driver"}, "pods": []}
+    script = f"printf '%s\\n' '#!/bin/sh' \"echo '$0'\" > /bin/npuctl; chmod +x /bin/npuctl; {STAY}"
+    await world.create(
+        "plugin",
+        0,
+        labels={COMPONENT: PLUGIN},
+        command=("sh", "-c", script, json.dumps(said)),
+        nodeSelector={"kubernetes.io/hostname": world.nodes[0].name},
+    )
+
+    async def runs() -> bool:
+        return (await world.pod("plugin")).status.phase == "Running"
+
+    await world.eventually(runs, "the pod runs")
+    # The proxy of the programs can't forward a connection that becomes another protocol's.
+    kubeconfig = request.getfixturevalue("cluster").kubeconfig_path
+    assert await examined(world, run="", kubeconfig=kubeconfig) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["node"]["problem"] == "a stand-in without a driver"
+    assert answer["node"]["versions"].keys() > {"npuctl", "kubelet"}
+
+
+async def examined(world: World, *, run: str, kubeconfig: Path | None = None) -> int:
+    source = Source.of(kubeconfig=str(kubeconfig or world.kubeconfig))
     node = world.nodes[0].name
     return await selftest(source, node, pods=False, run=run, image="", scheduler="", output=Output.JSON)
