@@ -11,14 +11,13 @@ import os
 import ssl
 import subprocess
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from allocator.leadership.endpoint import Endpoint, publish
 from allocator.state.report import NODE_INFO, NODE_INFO_PREFIX
 from ascend.annotations import BASE_DEVICE_INFOS, MIN_AVAILABLE
 from ascend.chips import RESOURCE, parse_names
@@ -43,16 +42,40 @@ from tests.deploy.chart_programs import (
     Installed,
     Running,
     adapt_to_cluster,
+    chart_in,
     pod_spec,
+    programs_of_chart,
 )
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
 
 
-def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster, running: Running) -> None:
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster) -> Iterator[Installed]:
+    """The chart of all tests, which leave it as it is."""
+    with chart_in(cluster) as installed:
+        yield installed
+
+
+@pytest.fixture(scope="module")
+def running(cluster: Cluster, installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with programs_of_chart(cluster, installed, tmp_path_factory.mktemp("chart"), extender=True) as running:
+        yield running
+
+
+@pytest.fixture
+def example(cluster: Cluster) -> Iterator[dict[str, Any]]:
+    """The example, which is deleted at the end."""
     pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
     adapt_to_cluster(pod)
-    cluster.api.create(pod)
+    yield pod
+    cluster.delete_pod("two-chips")
+
+
+def test_the_example_gets_its_chips_under_the_charts_identities(
+    cluster: Cluster, running: Running, example: dict[str, Any]
+) -> None:
+    cluster.api.create(example)
     placed = cluster.wait_for_pod("two-chips")
     claimed = cluster.api.wait_for(
         "/api/v1/namespaces/default/pods/two-chips",
@@ -76,23 +99,29 @@ def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster
 def test_the_held_bindings_of_a_gang_share_the_schedulers_connection(
     cluster: Cluster, running: Running, kube_namespace: str
 ) -> None:
+    port = int(running.allocators[0].address.rpartition(":")[2])
+
+    def connections() -> set[str]:
+        """Those of clients, that are open, or were closed within the last minute."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+        return {line[1] for line in lines if line[2].endswith(f":{port:04X}") and line[3] in {"01", "06"}}
+
+    before = connections()
     names = [f"train-{number}" for number in range(len(cluster.nodes))]
     gang = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: str(len(names))}
     for name in names:
         cluster.api.create(pod_manifest(name, 8, namespace=kube_namespace, annotations=gang))
     for name in names:
         assert RESOURCE in cluster.wait_for_pod(name, namespace=kube_namespace)["metadata"]["annotations"]
-    port = int(running.allocators[0].address.rpartition(":")[2])
-    # Those of the client that are open, or were closed within the last minute.
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-    assert len([line for line in lines if line[2].endswith(f":{port:04X}") and line[3] in {"01", "06"}]) == 1
+    assert len(connections() - before) <= 1  # none if kube-scheduler is connected already
     for name in names:
         cluster.delete_pod(name, namespace=kube_namespace)
 
 
 def test_a_stranger_on_the_network_gets_nothing_from_the_allocator(
-    cluster: Cluster, running: Running, kube_namespace: str, tmp_path: Path
+    cluster: Cluster, installed: Installed, running: Running, kube_namespace: str, tmp_path: Path
 ) -> None:
+    installed.write_certificates(tmp_path)
     victim = cluster.api.create(pod_manifest("victim", 1, namespace=kube_namespace, schedulerName="none"))
     args = {"PodName": "victim", "PodNamespace": kube_namespace, "PodUID": victim["metadata"]["uid"], "Node": "n1"}
 
@@ -118,16 +147,16 @@ def test_a_stranger_on_the_network_gets_nothing_from_the_allocator(
 
 
 @pytest.mark.usefixtures("running")
-def test_a_node_that_noded_reports_is_avoided_under_the_charts_identities(cluster: Cluster) -> None:
+def test_a_node_that_noded_reports_is_avoided_under_the_charts_identities(
+    cluster: Cluster, example: dict[str, Any]
+) -> None:
     ill = cluster.nodes[0]
     told = {"apiVersion": "v1", "kind": "ConfigMap", "data": {NODE_INFO: noded_says({"NodeStatus": "UnHealthy"})}}
     meta = {"name": f"{NODE_INFO_PREFIX}{ill.name}", "namespace": HEALTH_NAMESPACE, "labels": LABELS}
     cluster.api.create({**told, "metadata": meta})
     try:
-        pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
-        adapt_to_cluster(pod)
-        pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": ill.name}
-        cluster.api.create(pod)
+        example["spec"]["nodeSelector"] = {"kubernetes.io/hostname": ill.name}
+        cluster.api.create(example)
         path = "/api/v1/namespaces/default/pods/two-chips"
         cluster.api.wait_for(path, _is_refused, timeout_s=READY_S, what="the pod is refused for what NodeD says")
     finally:
@@ -141,11 +170,9 @@ def _is_refused(pod: dict[str, Any]) -> bool:
 
 
 def test_the_plugins_token_lists_pods_and_no_more_and_only_the_real_kubelet_gets_it(
-    cluster: Cluster, running: Running
+    cluster: Cluster, running: Running, example: dict[str, Any]
 ) -> None:
-    pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
-    adapt_to_cluster(pod)
-    cluster.api.create(pod)
+    cluster.api.create(example)
     node = cluster.node(cluster.wait_for_pod("two-chips")["spec"]["nodeName"])
     kubelet = Server(node.kubelet_url, running.plugin_tokens[node.name])
     assert "two-chips" in {item["metadata"]["name"] for item in kubelet.get("/pods")["items"]}
@@ -171,29 +198,6 @@ def test_the_plugins_token_lists_pods_and_no_more_and_only_the_real_kubelet_gets
         asyncio.run(listed(other))
     for process in running.device_plugins.values():
         assert "can't be verified" not in process.log.read_text()
-
-
-def test_the_allocator_points_the_service_to_ipv4_and_ipv6_addresses(cluster: Cluster, installed: Installed) -> None:
-    token = cluster.service_account_token(pod_spec(installed.allocator)["serviceAccountName"], namespace=helm.NAMESPACE)
-    kubeconfig = cluster.write_kubeconfig("asking-allocator", token)
-
-    def leads_to(ip: str) -> bool:
-        slices = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices"
-        items = cluster.api.get(slices)["items"]
-        return [each["endpoints"] for each in items if each["metadata"]["name"] == f"{LEASE}-leader"] == [
-            [{"addresses": [ip], "conditions": {"ready": True}}]
-        ]
-
-    async def publish_each() -> None:
-        async with await KubeClient.connect(str(kubeconfig)) as client, asyncio.timeout(READY_S):
-            for ip in ("10.1.1.1", "fd00::5", "10.1.1.2"):
-                here = Endpoint(helm.NAMESPACE, LEASE, ip, {"http": 8443})
-                task = asyncio.create_task(publish(client, here, lambda: True))
-                while not await asyncio.to_thread(leads_to, ip):  # noqa: ASYNC110 - a server can only be asked
-                    await asyncio.sleep(0.05)
-                task.cancel()
-
-    asyncio.run(publish_each())
 
 
 def test_the_api_server_confirms_the_granted_rights(cluster: Cluster, installed: Installed) -> None:

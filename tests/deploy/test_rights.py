@@ -19,7 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from allocator.binding import written_keys as of_allocator
-from allocator.leadership.endpoint import STARTED
+from allocator.leadership.endpoint import STARTED, Endpoint, publish
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     FENCE,
@@ -801,6 +801,33 @@ def test_a_token_that_names_no_node_writes_nothing(answers: Answers) -> None:
 
 def test_the_allocator_can_do_its_work(answers: Answers) -> None:
     assert answers.allocator_work == {}
+
+
+def test_the_allocator_points_the_service_to_ipv4_and_ipv6_addresses(lab: Lab) -> None:
+    token = lab.cluster.service_account_token(ALLOCATOR, namespace=NAMESPACE)
+    kubeconfig = lab.cluster.write_kubeconfig("publishing-allocator", token)
+    path = api(SLICES, "endpointslices", f"{ALLOCATOR}-leader", NAMESPACE)
+
+    async def publish_each() -> None:
+        async with await KubeClient.connect(str(kubeconfig)) as client:
+            for ip in ("10.1.1.1", "fd00::5", "10.1.1.2"):
+                here = Endpoint(NAMESPACE, ALLOCATOR, ip, {"http": 8443})
+                task = asyncio.create_task(publish(client, here, lambda: True))
+                await asyncio.to_thread(
+                    lab.cluster.api.wait_for,
+                    path,
+                    partial(_leads_to, ip),
+                    timeout_s=30,
+                    what=f"the Service leads to {ip}",
+                )
+                task.cancel()
+
+    asyncio.run(publish_each())
+    lab.cluster.api.delete(path)
+
+
+def _leads_to(ip: str, found: Mapping[str, Any]) -> bool:
+    return bool(found["endpoints"] == [{"addresses": [ip], "conditions": {"ready": True}}])
 
 
 def test_an_allocator_with_every_right_writes_only_what_is_listed(answers: Answers) -> None:
