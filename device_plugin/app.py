@@ -145,8 +145,12 @@ class Plugin:
                     finally:
                         chips.meter.close()
                         pods.close()
+                        has_successor = pods.succession.has_begun or pods.lock.is_anothers
                         # A successor completes the claims; another product's plugin, which may follow, does not.
-                        await pods.claims.close(finish_s=0.0 if pods.succession.has_begun else FINISH_CLAIMS_S)
+                        await asyncio.gather(
+                            pods.claims.close(finish_s=0.0 if pods.succession.has_begun else FINISH_CLAIMS_S),
+                            *(() if has_successor else (readiness.sign_off(),)),
+                        )
 
     def _kubelet_pods_url(self) -> str:
         return self._settings.kubelet_pods_url or pods_url(self._host_ip)
@@ -192,9 +196,7 @@ class Plugin:
                 finally:
                     # No task here writes any more, and no other plugin does yet: its first report comes after this.
                     if not pods.succession.has_begun and pods.lock.is_still_ours():
-                        await asyncio.gather(
-                            chips.reporter.sign_off(), chips.node_health.sign_off(), readiness.sign_off()
-                        )
+                        await asyncio.gather(chips.reporter.sign_off(), chips.node_health.sign_off())
 
     def _check_kind(self) -> None:
         """Check that the chips can be cut when pods start, if the settings say so.

@@ -29,7 +29,8 @@ DEADLINE_S = 0.8
 """Short enough for a preferred allocation to use the documented rule in time if the kubelet is silent."""
 METRICS_DEADLINE_S = 2.0
 FOLLOW_S = 60.0
-FOLLOW_AGAIN_S = 5.0
+FOLLOW_AGAIN_S = 2.0
+"""With ``DEADLINE_S`` less than between two looks of ``publish/readiness.py``: one late answer is no problem there."""
 
 
 def pods_url(host: str) -> str:
@@ -79,10 +80,14 @@ class KubeletPods:
 
     async def follow(self) -> None:
         """Ask now and then, so that ``problem`` is known before a pod comes, and ends after a mend, until cancelled."""
+        loop, due_s = asyncio.get_running_loop(), 0.0
         while True:
-            with suppress(Unreachable):
-                await self.list()
-            await asyncio.sleep(FOLLOW_S if self.problem is None else FOLLOW_AGAIN_S)
+            # Also others ask, as for a pod under admission, and what they find must not stay until this is due.
+            if self.problem is not None or loop.time() >= due_s:
+                with suppress(Unreachable):
+                    await self.list()
+                due_s = loop.time() + FOLLOW_S
+            await asyncio.sleep(FOLLOW_AGAIN_S)
 
     async def list(self) -> list[Pod]:
         """Return the pods that the kubelet knows now.

@@ -48,7 +48,6 @@ class Readiness:
         self._node = node
         self._lacks = lacks
         self._now = now
-        self._has_ended = False
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -57,7 +56,7 @@ class Readiness:
         while True:
             await asyncio.sleep(LOOK_S)
             lacks = self._lacks()
-            if lacks is None or self._has_ended:
+            if lacks is None:
                 written = ""
                 continue
             found = _condition(lacks)
@@ -75,8 +74,7 @@ class Readiness:
                     written, due_s = found.reason, loop.time() + HEARTBEAT_S
 
     async def sign_off(self) -> None:
-        """Say that the plugin has ended; to be called once nothing else writes the Node."""
-        self._has_ended = True
+        """Say that the plugin has ended, also one that never worked; to be called once ``run`` has ended."""
         try:
             async with asyncio.timeout(SIGN_OFF_S):
                 await self._write(Condition(NOT_READY, "Unknown", ENDED, "the device plugin has ended"))

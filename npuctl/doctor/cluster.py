@@ -16,7 +16,7 @@ from allocator.state.holding import Holding
 from allocator.state.location import malformed_ids, read_location
 from allocator.state.node import NodeRecord, Server
 from allocator.superpods.demand import PRODUCTS
-from ascend.annotations import REAL, SUPER_POD_ID
+from ascend.annotations import DISTRIBUTED, REAL, SUPER_POD_ID
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
@@ -202,10 +202,14 @@ def _offered(server: Server, unhealthy: ChipSet, kept: Kept) -> Iterator[tuple[s
 
 
 def _spread(pods: Iterable[Pod]) -> frozenset[str]:
-    """The pods of which a controller has others on other nodes: they need the network ports of their chips."""
+    """The pods of which a controller has others on other nodes: they need the network ports of their chips.
+
+    Those that work alone don't, as the replicas of a Deployment: the allocator says so on each.
+    """
     nodes = defaultdict[str, dict[str, str]](dict)
     for pod in pods:
-        if pod.spec.node_name and pod.is_live and (controller := pod.metadata.controller) is not None:
+        works_alone = pod.metadata.annotations.get(DISTRIBUTED) == "false"
+        if pod.spec.node_name and pod.is_live and not works_alone and (controller := pod.metadata.controller):
             nodes[controller.uid][pod.key] = pod.spec.node_name
     return frozenset(key for found in nodes.values() if len(set(found.values())) > 1 for key in found)
 

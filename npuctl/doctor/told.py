@@ -39,7 +39,9 @@ def check_told(told: Iterable[Told], pods: Iterable[Pod]) -> Iterator[Finding]:
     alike: dict[str, dict[tuple[str, str], str]] = {}
     for each in told:
         if each.kind != "Pod" or each.uid in live:
-            alike.setdefault(each.reason, {})[each.kind, each.key] = each.note
+            notes = alike.setdefault(each.reason, {})
+            notes.pop((each.kind, each.key), None)  # so that the last of all is the last in order
+            notes[each.kind, each.key] = each.note
     for reason, notes in sorted(alike.items()):
         *others, ((kind, key), note) = notes.items()
         also = f"; also on {some([key for (_, key), _ in others])}" if others else ""

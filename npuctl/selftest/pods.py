@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, parse_names
 from ascend.deviceinfo import NAMESPACE, config_map_name, decode_report
-from ascend.errors import ApiError, AscendError, NotFound
+from ascend.errors import ApiError, AscendError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS
 
@@ -91,7 +91,8 @@ class Trial:
         try:
             yield name
         finally:
-            await self.client.request("DELETE", f"/api/v1/namespaces/{name}/pods")
+            with suppress(ApiError, Unreachable):  # the end of the namespace ends them, too, but later
+                await self.client.request("DELETE", f"/api/v1/namespaces/{name}/pods")
             await self.client.request("DELETE", f"/api/v1/namespaces/{name}")
 
     async def _try(self, namespace: str, chips: int) -> PodBooks:
@@ -102,14 +103,17 @@ class Trial:
         began_s = time.monotonic()
         if await _poll(lambda: self._created(path, self.manifest(name, chips))) is None:
             return PodBooks(chips, problem="the namespace has got no service account")
-        why = await _poll(lambda: self._started(f"{path}/{name}"))
-        started_s = round(time.monotonic() - began_s, 3)
-        if why is None or why:
-            status = await self._get(f"{path}/{name}", "status")
-            found = PodBooks(chips, problem=_why(status), started_s=started_s)
-        else:
-            found = await self._compare(namespace, name, chips, started_s)
-        await self.client.request("DELETE", f"{path}/{name}")
+        try:
+            why = await _poll(lambda: self._started(f"{path}/{name}"))
+            started_s = round(time.monotonic() - began_s, 3)
+            if why is None or why:
+                status = await self._get(f"{path}/{name}", "status")
+                found = PodBooks(chips, problem=_why(status), started_s=started_s)
+            else:
+                found = await self._compare(namespace, name, chips, started_s)
+            await self.client.request("DELETE", f"{path}/{name}")
+        except NotFound:
+            found = PodBooks(chips, problem="somebody else deleted it")
         await _poll(lambda: self._gone(f"{path}/{name}", free))  # the next one may need its chips
         return found
 

@@ -73,6 +73,23 @@ async def test_what_it_lacks_is_known_before_a_pod_comes_and_ends_with_it(
         await until(lambda: pods.problem is None)
 
 
+async def test_a_list_that_fails_between_two_looks_is_soon_asked_for_again(
+    kubelet: Kubelet, pods: KubeletPods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods_api, "FOLLOW_S", 1000.0)
+    monkeypatch.setattr(pods_api, "FOLLOW_AGAIN_S", 0.01)
+    kubelet.pods_answer.forbidden = True
+    async with running(pods.follow()):
+        await until(lambda: pods.problem is not None)
+        kubelet.pods_answer.forbidden = False
+        await until(lambda: pods.problem is None)
+        kubelet.pods_answer.forbidden = True
+        with pytest.raises(Unreachable):
+            await pods.list()  # as for a pod under admission
+        kubelet.pods_answer.forbidden = False
+        await until(lambda: pods.problem is None)
+
+
 async def test_with_a_wrong_token_it_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
     kubelet.pods_answer.token = "theirs"
     with pytest.raises(Unreachable, match="answered 401"):

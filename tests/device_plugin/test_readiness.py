@@ -103,6 +103,7 @@ async def test_a_plugin_that_waits_for_a_right_says_so_on_the_node(folder: Path)
         async with running(Plugin(whole.settings()).run()):
             found = await becomes(whole.client, "True", "Start")
             assert found["message"].startswith("start: the site's fault rules can't be read: injected failure 403")
+        await becomes(whole.client, "Unknown", "DevicePluginEnded")
 
 
 async def test_a_kubelet_that_lists_no_pods_is_told_and_the_end_of_the_plugin_too(folder: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from allocator.settings import Settings
+from ascend.annotations import DISTRIBUTED
 from ascend.chips import RESOURCE
 from ascend.conditions import NOT_READY, Lack
 from ascend.deviceinfo import DeviceReport, encode_report
@@ -18,6 +19,7 @@ from npuctl.cli import app
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.details import read_details
 from npuctl.doctor.schedulers import check_schedulers
+from npuctl.doctor.told import Told, check_told
 from npuctl.reading.manifests import read_manifests
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, node, pod, report
@@ -306,6 +308,25 @@ def test_a_network_port_is_a_problem_for_jobs_on_several_nodes(
     assert (status, found["severity"], found["codes"]) == (int(severity == "problem"), severity, ["81078603"])
     assert "n1/Ascend910-0" in found["sentence"]
     assert "a fault of its network port: 81078603" in found["sentence"]
+
+
+def test_a_network_port_is_no_problem_for_pods_that_work_alone_on_several_nodes(tmp_path: Path) -> None:
+    broken = {**report("n1"), "data": encode_report(DeviceReport(0xFF, 0, 1, NOW_S))}
+    pods = [claimed(f"web-{number}", [0], [0]) for number in range(2)]
+    for made, where in zip(pods, ("n1", "n2"), strict=True):
+        made["spec"]["nodeName"] = where
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": True}
+        made["metadata"]["ownerReferences"] = [owner]
+        made["metadata"]["annotations"][DISTRIBUTED] = "false"  # as the allocator writes it
+    status, diagnosis = doctor(tmp_path, node("n1"), broken, node("n2"), report("n2"), *pods)
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "faults"]
+    assert (status, found["severity"]) == (0, "warning")
+
+
+def test_of_an_object_the_last_event_is_told() -> None:
+    told = [Told("NPUResetFailed", note, "Node", name, name) for note, name in (("a", "n1"), ("b", "n2"), ("c", "n1"))]
+    (found,) = check_told(told, ())
+    assert found.sentence == "NPUResetFailed on node n1, within the last hour: c; also on n2"
 
 
 def changed(*path: str, value: Any, **made: Any) -> list[Json]:
