@@ -15,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from ascend.annotations import ALLOCATED, CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, Grant
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, parse_names
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
+from device_plugin.serving.succession import distinguishes_plugins
 from tests.cluster.api import HTTPError, Server, free_ports
+from tests.cluster.binaries import KUBERNETES_VERSION
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import BUSYBOX_IMAGE
 from tests.cluster.manifests import pod as pod_manifest
@@ -29,6 +31,8 @@ from tests.e2e.programs import BIN, DEVICE_NODES
 PATIENCE_S: Final = 30.0
 ALL: Final = 0xFF
 PODS: Final = "/api/v1/namespaces/default/pods"
+DISTINGUISHES_PLUGINS: Final = distinguishes_plugins(f"v{KUBERNETES_VERSION}")
+"""Whether the kubelet knows two plugins of a resource apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +362,10 @@ class PluginNode:
     def kubelet_metric(self, name: str, **labels: str) -> float:
         """A sample of the kubelet's metrics; 0 if there is none."""
         return sample(self.node.server.request("GET", "/metrics").decode(), name, **labels)
+
+    def lapses(self) -> int:
+        """How often the kubelet has lost all plugins of a resource."""
+        return self.node.kubelet.log.read_text(errors="replace").count("Mark all resources Unhealthy for resource")
 
     def plugin_sockets(self) -> list[Path]:
         """The plugin's sockets in the kubelet's folder."""

@@ -30,11 +30,6 @@ def stands_by(plugin: PluginProcess) -> bool:
     return plugin.process.alive and plugin.page.answers("/standbyz")
 
 
-def lapses(node: PluginNode) -> int:
-    """How often the kubelet has lost its plugin."""
-    return node.node.kubelet.log.read_text(errors="replace").count("Endpoint became unhealthy")
-
-
 def outcomes(node: PluginNode, names: list[str]) -> dict[str, str]:
     """Wait until each pod runs or has failed; return why they failed."""
     node.wait_until(lambda: all(node.phase(name) in {"Running", "Failed"} for name in names), "all pods are decided")
@@ -44,7 +39,7 @@ def outcomes(node: PluginNode, names: list[str]) -> dict[str, str]:
 
 @pytest.mark.long
 def test_a_deleted_lock_file_lets_no_two_plugins_take_the_kubelet_from_each_other(node: PluginNode) -> None:
-    before = lapses(node)
+    before = node.lapses()
     (node.node.device_plugin_dir / "ascend910.lock").unlink()
     old, new = node.plugin, node.new_plugin("device-plugin-after-lock")
     new.process.start()
@@ -53,12 +48,12 @@ def test_a_deleted_lock_file_lets_no_two_plugins_take_the_kubelet_from_each_othe
         node.place(f"pod-{chip}", chip)
         node.check(f"pod-{chip}", chip)
     if old.process.alive:
-        assert lapses(node) == before
+        assert node.lapses() == before
         old.process.terminate()
         old.process.wait(timeout_s=10)
     node.plugin = new
     node.wait_until(lambda: new.is_ready and node.counts() == (8, 8), "the new one is ready")
-    assert lapses(node) <= before + 1
+    assert node.lapses() <= before + 1
 
 
 @pytest.mark.parametrize("gap_s", [0.5, pytest.param(0.05, marks=pytest.mark.long)])
@@ -66,7 +61,7 @@ def test_an_upgrade_fails_no_pod(slow_node: PluginNode, gap_s: float) -> None:
     """As a DaemonSet with ``maxSurge`` does it: the new pod is available before the old one is told to end."""
     node = slow_node
     failed: dict[str, str] = {}
-    lapses_before = lapses(node)
+    lapses_before = node.lapses()
     for attempt in range(3):
         old, new = node.plugin, node.new_plugin(f"device-plugin-{gap_s}-{attempt}")
         new.process.start()
@@ -92,4 +87,4 @@ def test_an_upgrade_fails_no_pod(slow_node: PluginNode, gap_s: float) -> None:
         node.wait_until(lambda: node.report().free == ALL, "all chips are free")
     sys.stdout.write(f"\na pod every {gap_s} s, three upgrades: {len(failed)} of 24 pods failed\n")
     assert not failed
-    assert lapses(node) == lapses_before
+    assert node.lapses() == lapses_before
