@@ -104,7 +104,10 @@ _ACTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "RestartNPU": ("end the pods on it", "the chip has to be reset"),
     "PreSeparateNPU": ("let the pods on it end; no other pod gets it", "the chip has to be repaired"),
     "SeparateNPU": ("end the pods on it", "the chip has to be repaired or replaced"),
-    "ManuallySeparateNPU": ("end the pods on it", "the chip has to be repaired or replaced, and put back by hand"),
+    "ManuallySeparateNPU": (
+        "end the pods on it",
+        "the chip has to be repaired or replaced, and put back by npuctl chip uncordon",
+    ),
 }
 """What to do about a fault, by its level: first with the pods on the chip, then with the chip."""
 

@@ -410,10 +410,9 @@ def _plugin_flags(
     """
     kubeconfig, config = options.pop("kubeconfig"), options.pop("config")
     if any(options.values()) or any(others.values()):
-        raise InvalidValue(
-            f"--context, --user, --server, --token, --as, --as-group, --request-timeout, --now, --set, "
-            f"{' and '.join(others)} need {needed}"
-        )
+        given = [name for name, value in others.items() if value]
+        of_clusters = "--context, --user, --server, --token, --as, --as-group, --request-timeout, --now and --set"
+        raise InvalidValue(f"not without {needed}: {', '.join(given) or of_clusters}")
     access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
     file = ["--config", str(config)] if config is not None else []
     return [*arguments.args, *access, *file]
@@ -444,7 +443,10 @@ def selftest(
         str, typer.Option(metavar="IMAGE", help="With --pods: their image.", show_default="the device plugin's")
     ] = "",
     scheduler: Annotated[
-        str, typer.Option(metavar="NAME", help="With --pods: their scheduler.", show_default="default-scheduler")
+        str,
+        typer.Option(
+            metavar="NAME", help="With --pods: their scheduler.", show_default="the chart's, or the cluster's"
+        ),
     ] = "",
     devices_of: Annotated[str, typer.Option(hidden=True)] = "",
     output: _OutputOption = Output.TABLE,
@@ -475,7 +477,7 @@ def selftest(
             pods=pods,
             run=run,
             image=image,
-            scheduler=scheduler or "default-scheduler",
+            scheduler=scheduler,
             output=output,
         )
     )

@@ -23,10 +23,11 @@ PLACES = {
 
 
 def resources(environment: Mapping[str, str]) -> dict[str, int]:
-    """Return the resources of a Ray node: its NPUs, and where they are."""
-    npus = len(environment["ASCEND_AFFINITY_CHIPS"].split(","))
+    """Return the resources of a Ray node: its NPUs, and where they are; none of a node without chips, as a head."""
+    if not (chips := environment.get("ASCEND_AFFINITY_CHIPS")):
+        return {}
     places = {kind: environment.get(variable) for kind, variable in PLACES.items()}
-    return {"NPU": npus} | {f"{kind}-{name}": 1 for kind, name in places.items() if name}
+    return {"NPU": len(chips.split(","))} | {f"{kind}-{name}": 1 for kind, name in places.items() if name}
 
 
 def in_order(nodes: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -39,7 +39,7 @@ async def selftest(
         pods: whether pods are started.
         run: the command that runs another one on the node; empty for kubectl exec in the device plugin's pod there.
         image: the image of the pods; empty for that of the device plugin's pod.
-        scheduler: their scheduler.
+        scheduler: their scheduler; empty for that of the chart, or where it is not installed the cluster's own.
         output: the format.
 
     Returns:
@@ -145,12 +145,17 @@ def render(answer: Mapping[str, Any]) -> RenderableType:
         timings.add_row(function, str(took["calls"]), f"{took['median_ms']:.3f}", f"{took['longest_ms']:.3f}")
     surprising = [Text(f"! {sentence}", style="yellow") for sentence in node["surprises"]]
     pods = [Text(_books(each), style="" if each["agree"] else "yellow") for each in answer["pods"]]
-    surprising = surprising or [Text("no answer was surprising")]
-    return Group(*lines, timings, *surprising, *pods, Text(_WHAT_TO_DO, style="italic"))
+    if node["calls"] and not surprising:
+        surprising = [Text("no answer was surprising")]
+    advice = _WITHOUT_CHIPS if server is None else _WHAT_TO_DO
+    return Group(*lines, *([timings] if node["calls"] else []), *surprising, *pods, Text(advice, style="italic"))
 
 
 _WHAT_TO_DO: Final = (
     "→ -o json prints the report, which has no names, addresses or serial numbers; docs/support.md says where to put it"
+)
+_WITHOUT_CHIPS: Final = (
+    "→ run it on a machine with chips, or give --node; npuctl doctor says there what the driver lacks"
 )
 
 

@@ -24,6 +24,8 @@ SIZES: Final = (1, 2, 4, 8)
 PATIENCE_S: Final = 60.0
 PAUSE_S: Final = 0.2
 HOSTNAME: Final = "kubernetes.io/hostname"
+CHARTS_SCHEDULER: Final = {"ascend-affinity.io/scheduler": "ascend-scheduler"}
+"""The label of a namespace whose pods with chips get the chart's kube-scheduler, where it is installed."""
 _LIFE_S: Final = 300
 """A pod that nobody could delete ends by itself, and gives its chips back."""
 
@@ -62,7 +64,7 @@ class Trial:
         node: the node's name.
         host: its label kubernetes.io/hostname, which can differ.
         image: the image of the pods, with a shell.
-        scheduler: their scheduler.
+        scheduler: their scheduler; empty for that of the chart, or where it is not installed the cluster's own.
         held: returns the chips that the kubelet has given a pod, NAMESPACE/NAME.
     """
 
@@ -85,7 +87,9 @@ class Trial:
 
     @asynccontextmanager
     async def _namespace(self) -> AsyncIterator[str]:
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": "npu-selftest-"}}
+        labels = {} if self.scheduler else CHARTS_SCHEDULER
+        metadata = {"generateName": "npu-selftest-", "labels": labels}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         made = json.loads(await self.client.request("POST", "/api/v1/namespaces", body=body))
         name = made["metadata"]["name"]
         try:
@@ -136,7 +140,7 @@ class Trial:
             "resources": {"limits": {RESOURCE: str(chips)}},
         }
         spec = {
-            "schedulerName": self.scheduler,
+            **({"schedulerName": self.scheduler} if self.scheduler else {}),
             "nodeSelector": {HOSTNAME: self.host},
             "tolerations": [{"operator": "Exists"}],
             "restartPolicy": "Never",

@@ -195,6 +195,6 @@ def test_the_example_for_ray_gives_nodes_their_places_and_orders_them() -> None:
 
     far, near, beside = ray_node("a", "4,5", 2), ray_node("b", "0,1,2,3", 1), ray_node("c", "0,1", 2)
     assert near["Resources"] == {"NPU": 4, "superpod-3": 1, "leaf-1": 1}
-    head = {"NodeID": "d", "Alive": True, "Resources": {"CPU": 8.0}}
+    head = {"NodeID": "d", "Alive": True, "Resources": {"CPU": 8.0} | example["resources"]({})}
     gone = {**near, "NodeID": "e", "Alive": False}
     assert example["in_order"]([far, head, near, gone, beside]) == [near, far, beside]

@@ -99,7 +99,7 @@ async def output(*words: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-def trial(world: World, scheduler: str = "default-scheduler", kind: type[WorldTrial] = WorldTrial) -> WorldTrial:
+def trial(world: World, scheduler: str = "", kind: type[WorldTrial] = WorldTrial) -> WorldTrial:
     node = world.nodes[0]
 
     async def held(pod: str) -> Sequence[int]:
@@ -134,6 +134,27 @@ async def test_a_node_of_a_cluster_is_examined_where_its_plugin_runs(world: Worl
     assert (report["schema"], len(report["node"]["server"]["chips"])) == ("npuctl/selftest/v1", 8)
     assert {"npuctl", "kernel"} <= report["node"]["versions"].keys()
     assert name not in out
+
+
+async def test_pods_are_where_the_charts_scheduler_gets_them_unless_another_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "SIZES", (1,))
+    labels: list[dict[str, str]] = []
+
+    class Looking(WorldTrial):
+        async def printed(self, path: str) -> str:
+            namespace = "/".join(path.split("/")[:5])
+            labels.append(json.loads(await self.client.request("GET", namespace))["metadata"].get("labels", {}))
+            return await WorldTrial.printed(self, path)
+
+    for scheduler in ("", "default-scheduler"):
+        (found,) = await trial(world, scheduler, Looking).run()
+        assert found.agree
+    chosen, named = labels[0], labels[-1]
+    assert chosen["ascend-affinity.io/scheduler"] == "ascend-scheduler"
+    assert "ascend-affinity.io/scheduler" not in named
+    assert "schedulerName" not in trial(world).manifest("one", 1)["spec"]
 
 
 @pytest.mark.long
