@@ -121,8 +121,9 @@ class Tentative:
         """Whether a scheduler that counts chips evicts all of some pods, in whatever order."""
         if not victims or isinstance(record.server, Refusal):
             return False
-        ending = ending_on(record, self._cluster)  # whose chips it takes for free
-        staying = (held.counted for uid, held in record.holdings.items() if uid not in ending)
+        # It takes chips for free of pods that terminate, and knows nothing of those deleted by force.
+        free = ending_on(record, self._cluster) | (record.holdings.keys() - self._cluster.pods.keys())
+        staying = (held.counted for uid, held in record.holdings.items() if uid not in free)
         freed = [each.counted for each in victims]
         return record.server.allocatable - sum(staying) + sum(freed) - min(freed) < request.chips
 

@@ -365,6 +365,16 @@ def test_chips_of_pods_that_end_are_free_for_volcano(rig: Rig) -> None:
     assert rig.victims(high, *low) == {"uid-low0", "uid-low1"}
 
 
+def test_chips_of_pods_deleted_by_force_are_free_for_volcano(rig: Rig) -> None:
+    low = [pod(f"low{at}", 2, node="n1", chips=[2 * at, 2 * at + 1], phase="Running") for at in range(2)]
+    kept = pod("kept", 2, node="n1", chips=[4, 5], phase="Running", priority=100)
+    lost, high = pod("lost", 2, node="n1", chips=[6, 7], phase="Running"), pod("high", 4, priority=10)
+    rig.world.add(*low, kept, lost, high)
+    rig.world.cluster.hold_deleted(lost.uid, "n1", rig.world.cluster.nodes["n1"].holdings[lost.uid])
+    rig.world.cluster.pod_deleted(lost)
+    assert rig.victims(high, *low) == set()  # with its chips, which it still has, one victim is enough by number
+
+
 def documented() -> Any:
     """Volcano's configuration that the documentation recommends."""
     text = (Path(__file__).parents[3] / "docs" / "volcano.md").read_text()
