@@ -69,8 +69,6 @@ async def publish(client: KubeClient, endpoint: Endpoint, leads: Callable[[], bo
     while leads():
         try:
             await _write(client, endpoint)
-            if since:
-                await _tell_started(client, endpoint, since)
         except (ApiError, Unreachable) as error:
             log.warning("can't publish the endpoint of the leader", service=endpoint.service, error=error.message)
             await asyncio.sleep(RETRY_S)
@@ -79,8 +77,13 @@ async def publish(client: KubeClient, endpoint: Endpoint, leads: Callable[[], bo
             since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             log.info("the Service points to this allocator", service=endpoint.service, ip=endpoint.ip)
             await asyncio.sleep(ROUTED_S)
-        else:
-            await asyncio.sleep(PERIOD_S)
+            continue
+        try:
+            await _tell_started(client, endpoint, since)
+        except (ApiError, Unreachable) as error:
+            # Without the condition a policy may deny pods; the endpoint serves its clients nevertheless.
+            log.warning("can't write the condition Started", service=endpoint.service, error=error.message)
+        await asyncio.sleep(PERIOD_S)
 
 
 async def _tell_started(client: KubeClient, endpoint: Endpoint, since: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+import structlog
 
 from allocator.leadership.endpoint import PERIOD_S, ROUTED_S, STARTED, Endpoint, publish
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
@@ -21,6 +22,8 @@ class Server:
         self.slice: dict[str, Any] | None = None
         self.status: dict[str, Any] = {}
         self.errors: list[ApiError | Unreachable] = []
+        self.of_status: ApiError | None = None
+        self.writes = 0
 
     async def patch(
         self,
@@ -36,9 +39,12 @@ class Server:
             assert (name, namespace, subresource) == ("allocator", "kube-system", "status")
             assert content_type == STRATEGIC_MERGE_PATCH  # conditions of others stay
             assert self.slice is not None
+            if self.of_status is not None:
+                raise self.of_status
             self.status = body["status"]
             return
         assert (resource.plural, name, namespace) == ("endpointslices", "allocator-leader", "kube-system")
+        self.writes += 1
         if self.errors:
             raise self.errors.pop()
         if self.slice is None:
@@ -98,6 +104,23 @@ async def test_the_service_is_said_to_be_started_once_its_routes_have_followed()
     server.slice, server.status = None, {}
     await asyncio.sleep(PERIOD_S)
     assert server.status["conditions"] == written  # no new time in each period: nothing to store
+    task.cancel()
+
+
+async def test_without_the_right_to_the_condition_the_endpoint_is_published_no_more_often() -> None:
+    server = Server()
+    server.of_status = ApiError("services/status is forbidden", status=403)  # an older chart grants no such right
+    with structlog.testing.capture_logs() as logs:
+        task = asyncio.create_task(publish(cast("KubeClient", server), HERE, lambda: True))
+        await asyncio.sleep(ROUTED_S + 3 * PERIOD_S + 1)
+    assert server.slice
+    assert server.writes <= 6
+    told = [each["event"] for each in logs if each["log_level"] == "warning"]
+    assert told
+    assert not [each for each in told if "endpoint" in each]
+    server.of_status = None
+    await asyncio.sleep(PERIOD_S)
+    assert server.status["conditions"]
     task.cancel()
 
 
