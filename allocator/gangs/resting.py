@@ -29,7 +29,7 @@ from allocator.state.job import Job
 FIRST_REST_S: Final = 15.0
 """How long gangs rest after a try in vain, also if pods end all the time."""
 LONGEST_REST_S: Final = 600.0
-"""How long they rest at most while no pod ends and no node changes, if no others do."""
+"""How long they rest at most while no pod ends and no node changes, if nothing is owed."""
 SHARE: Final = 0.01
 """The share of the chips of the cluster that tries in vain may keep, but for the first ones of each kind of gang."""
 MOST_OWED_S: Final = 1200.0
