@@ -32,10 +32,16 @@ def rows() -> tuple[Row, ...]:
     return tuple(_row(tuple(cell.strip() for cell in line.strip("|").split(" | "))) for line in lines)
 
 
+def row_of(what: str) -> Row:
+    """The row that has these words, or is the only one that begins with them."""
+    (row,) = [row for row in rows() if row.what == what] or [row for row in rows() if row.what.startswith(what)]
+    return row
+
+
 def line_of(what: str) -> Line:
-    """The line of the first row that begins with these words."""
-    row = next(row for row in rows() if row.what.startswith(what))
-    assert row.line is not None, f"doctor does not tell of {what!r}"
+    """The line of a row."""
+    row = row_of(what)
+    assert row.line is not None, f"doctor does not tell of {row.what!r}"
     return row.line
 
 

@@ -17,7 +17,9 @@ from docs.generate.pages import PAGES, render
 from docs.generate.pictures import PICTURES
 from docs.generate.support import functions_table, marks
 from npuctl.doctor.told import ADVICE
-from tests.failure_rows import rows
+from tests.e2e.test_doctor_breaks import BREAKS
+from tests.failure_rows import row_of, rows
+from tests.npuctl.test_failure_lines import LEFT
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
@@ -61,6 +63,17 @@ def test_every_row_of_the_failure_table_has_doctors_line_or_says_why_there_is_no
         else:
             assert row.line.check in checks, row
             assert row.line.says in words or row.line.says in text or row.line.says in _OF_ALLOCATOR, row
+
+
+def test_every_line_of_the_failure_table_is_asserted_where_its_row_says() -> None:
+    tables = {
+        "`test_a_break_has_the_line_of_its_row_until_it_is_mended`": BREAKS,
+        "`test_what_a_break_leaves_has_the_line_of_its_row`": LEFT,
+    }
+    for test, table in tables.items():
+        named = {row.what for row in rows() if row.line is not None and test in row.cells[5]}
+        assert named == {row_of(first).what for first in table}, f"rows that name {test}, and those that it has"
+    assert [row.what for row in rows() if row.line and not any(test in row.cells[5] for test in tables)] == []
 
 
 def test_the_table_of_events_has_every_event_of_the_device_plugin() -> None:

@@ -15,13 +15,18 @@ from ascend.annotations import ALLOCATED, PREDICATE_TIME
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.printable import printable
-from ascend.reasons import Reason
+from ascend.reasons import Category, Reason
 from npuctl.doctor.finding import Finding, problem, warning
 from npuctl.evaluation import VOLCANO
 
 _REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of the status of a pod whose containers the device plugin refused."""
 _REASON: Final = re.compile(r"desc = (\w+):")
+
+_ANSWERED: Final = re.compile(
+    f"binding rejected: .*({'|'.join(each for each in Reason if each.category is not Category.ALLOCATOR)}): "
+)
+"""A Binding that the allocator has refused, as those of a gang that starts later."""
 
 _SLOW_S: Final = 120.0
 """A scheduler tries a new pod within seconds, unless thousands of others are before it."""
@@ -83,7 +88,9 @@ def _check_errors(pods: Iterable[Pod]) -> Iterator[Finding]:
         if not pod.waits_for_chips:
             continue
         for each in pod.status.conditions:
-            if each.type == "PodScheduled" and each.status == "False" and each.reason == "SchedulerError":
+            if each.type != "PodScheduled" or each.status != "False" or _ANSWERED.match(each.message):
+                continue
+            if each.reason == "SchedulerError":
                 errors[pod.spec.scheduler_name, printable(each.message)].append(pod.key)
     for (scheduler, message), keys in sorted(errors.items()):
         sentence = f"scheduler {printable(scheduler)} can't schedule {_pods(keys)}: {message}"
