@@ -13,6 +13,7 @@ from ascend.chips import ChipSet, chip_ids
 from ascend.kube.objects import PODS, Pod
 from ascend.slices import effective_request
 from device_plugin.kubelet import pods_api
+from device_plugin.pods import admission_matcher
 from tests.device_plugin.api import until
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written
 
@@ -40,6 +41,12 @@ CROWDED = (
     "i1 s2 a2",
     "s1 i3 s1 a2",
 )
+
+
+@pytest.fixture(autouse=True)
+def patient_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that the machine lets wait answers all the same; without an answer the kubelet counts other ids."""
+    monkeypatch.setattr(admission_matcher, "PREFER_CAP_S", 20.0)
 
 
 def seeds(gate: range, long: range) -> list[object]:
