@@ -14,8 +14,14 @@ from tests.allocator.builders import node
 BOUND_S = 30.0
 
 
-@pytest.mark.parametrize("count", [12, 100])
-@pytest.mark.parametrize("kinds", [KINDS, *([kind] for kind in KINDS)], ids=",".join)
+@pytest.mark.parametrize(
+    ("count", "kinds"),
+    [
+        *((12, [kind]) for kind in KINDS),
+        (100, KINDS),
+        *(pytest.param(100, [kind], marks=pytest.mark.long) for kind in KINDS),
+    ],
+)
 @pytest.mark.parametrize("after_s", [3, 60])
 async def test_a_gang_that_fits_on_what_is_free_starts_within_30_s(
     count: int, kinds: list[str], after_s: float
@@ -38,7 +44,7 @@ async def test_gangs_that_cannot_start_keep_no_chips_after_a_minute(kind: str) -
     await queue.simulation.close()
 
 
-@pytest.mark.parametrize("ends_each_s", [0, 2])
+@pytest.mark.parametrize("ends_each_s", [pytest.param(0, marks=pytest.mark.long), 2])
 async def test_gangs_whose_pods_exclude_each_other_keep_few_chips_after_their_first_tries(ends_each_s: int) -> None:
     queue = Queue(EXCLUDING * 2, nodes=2)
     await queue.simulation.run(120)
