@@ -236,8 +236,9 @@ def explain(
 ) -> int:
     """Show why a pod waits, and what would help.
 
-    By node, with the code that decides; of a job, each of its pods. Exit status 0: it has a place, or fits on a node;
-    3: it fits on no node; 2: there is no such pod.
+    By node, with the code that decides; of a job, each of its pods. Who may read one namespace only is answered by the
+    allocator, without names of other namespaces. Exit status 0: it has a place, or fits on a node; 3: it fits on no
+    node; 2: there is no such pod.
     """
     from npuctl.explain.command import run_explain
     from npuctl.reading.source import Source
@@ -456,7 +457,7 @@ def selftest(
     On the node, or with --node in the device plugin's pod there: every call that only reads, without names, addresses
     and serial numbers. With --pods also whether the kubelet, the pods' annotations, the node's report and the
     containers agree on the chips of pods, which are deleted afterwards. Flags on a node are those of
-    ascend-device-plugin. Exit status 1: the driver can't be read, or books differ.
+    ascend-device-plugin. Exit status 1: the driver can't be read, or they don't agree.
     """
     if node is None:
         flags = _plugin_flags(

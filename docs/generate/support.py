@@ -105,7 +105,7 @@ def reports() -> Iterator[tuple[str, Selftest]]:
 
 def reports_table() -> Iterator[str]:
     """Yield the lines of the table of reports."""
-    yield "| report | chips | driver | kernel | surprises | pods whose books agree |"
+    yield "| report | chips | driver | kernel | surprises | pods about whose chips all agree |"
     yield "|---|---|---|---|---|---|"
     found = list(reports())
     for name, report in found:

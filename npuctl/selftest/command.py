@@ -162,6 +162,6 @@ _WITHOUT_CHIPS: Final = (
 def _books(pod: Mapping[str, Any]) -> str:
     said = count(pod["chips"], "chip")
     if pod["agree"]:
-        return f"pod with {said}: the five books agree, started in {pod['started_s']:.1f} s"
+        return f"pod with {said}: kubelet, annotations, report and container agree, started in {pod['started_s']:.1f} s"
     books = ", ".join(f"{name} {' '.join(map(str, ids)) or '-'}" for name, ids in pod["books"].items())
-    return f"pod with {said}: {pod['problem'] or 'the books differ'}{f': {books}' if books else ''}"
+    return f"pod with {said}: {pod['problem'] or 'they differ about its chips'}{f': {books}' if books else ''}"
