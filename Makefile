@@ -21,6 +21,9 @@ endif
 # More test files run in parallel than there are cores, because those on a real cluster mostly wait.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
 
+# The device plugin is tested with their kubelets too (tests/cluster/binaries.py).
+OTHER_KUBERNETES := 1.32.9 1.37.1
+
 .PHONY: help setup demo test test-long lint format bench soak release docs protos cluster-up cluster-down
 
 help: ## list the targets
@@ -44,6 +47,11 @@ test: setup lint ## lint, type checks and all tests; real-cluster tests if the m
 test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, all benches, the soak
 	@$(RUN) python -m tests.cluster prepare --long
 	@$(RUN) pytest --numprocesses=$(WORKERS) -m 'hypothesis or long' --hypothesis-profile=long --timeout=1800
+	@for version in $(OTHER_KUBERNETES); do \
+		export KUBERNETES_VERSION=$$version; \
+		$(RUN) python -m tests.cluster prepare; \
+		$(RUN) pytest --numprocesses=$(WORKERS) tests/conformance; \
+	done
 	@$(RUN) python -m tests.soak
 
 LINTS := ruff-check ruff-format mypy import-contracts protos-current docs-current
