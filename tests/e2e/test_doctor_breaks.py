@@ -4,24 +4,22 @@ The line is read from the page, so the page says what doctor says.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
 
-import msgspec
 import pytest
 
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import MANUALLY_SEPARATED, NAMESPACE, config_map_name
 from ascend.kube.client import STRATEGIC_MERGE_PATCH
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
-from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
-from npuctl.doctor.details import ALLOCATOR, PLUGIN
+from npuctl.doctor.details import ALLOCATOR, PLUGIN, THEIR_PLUGIN
 from npuctl.doctor.finding import Finding
-from sandbox.simulated_chips import save_server
 from tests.cluster.cluster import Cluster
-from tests.e2e.node import WorldNode
+from tests.e2e import breaks_of_nodes, breaks_of_pods
+from tests.e2e.lab import Break, Lab
 from tests.e2e.programs import write_kubeconfig
 from tests.e2e.test_doctor import diagnose
 from tests.e2e.world import World
@@ -35,38 +33,6 @@ pytestmark = [
 REPORT: Final = config_map_name("n1")
 FAULT_RULES: Final = "mindx-dl-fault-config"
 _RBAC: Final = "rbac.authorization.k8s.io"
-
-
-class Lab:
-    """The world, its cluster, and its first node, which is the one that breaks."""
-
-    def __init__(self, world: World, cluster: Cluster) -> None:
-        self.world = world
-        self.cluster = cluster
-        self.node: WorldNode = world.nodes[0]
-
-    def edit(self, **fields: Any) -> None:
-        """Change fields of the simulated server."""
-        server = msgspec.json.decode(self.node.state_file.read_bytes(), type=SimulatedServer)
-        for name, value in fields.items():
-            setattr(server, name, value)
-        save_server(server, self.node.state_file)
-
-    async def heal(self) -> None:
-        """Make the chips healthy, and have the plugin run."""
-        await self.node.restore(self.world.setup.product)
-
-    async def run(self, name: str, chips: int, node: str = "n1", **given: Any) -> None:
-        """Run a pod on a node."""
-        await self.world.create(name, chips, nodeSelector={"kubernetes.io/hostname": node}, **given)
-        await self.world.running(name)
-
-    async def mark(self, resource: Any, name: str, body: Mapping[str, Any], namespace: str = "") -> None:
-        """Change an object."""
-        await self.world.client.patch(resource, name, dict(body), namespace=namespace)
-
-
-Break = Callable[[Lab], AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
@@ -247,14 +213,14 @@ async def the_plugin_is_killed(lab: Lab) -> AsyncIterator[None]:
     await lab.node.plugin.start()
 
 
-def programs(*given: Mapping[str, str], ready: bool = True) -> Break:
+def programs(*given: Mapping[str, str], ready: bool = True, account: str = "default") -> Break:
     """Pods with the labels of this project's programs, which run another one."""
 
     @asynccontextmanager
     async def run(lab: Lab) -> AsyncIterator[None]:
         names = [f"program-{number}" for number, _ in enumerate(given)]
         for name, labels in zip(names, given, strict=True):
-            made = lab.world.pod_manifest(name, 0, nodeName="n1", serviceAccountName="default")
+            made = lab.world.pod_manifest(name, 0, nodeName="n1", serviceAccountName=account)
             made["metadata"]["labels"] = dict(labels)
             if not ready:
                 made["spec"]["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
@@ -351,6 +317,9 @@ BREAKS: Final[Mapping[str, Break]] = {
     "somebody sets `nodeName` by hand": a_node_is_named_by_hand,
     "a scheduler does not call the allocator": the_scheduler_has_lost_its_extender,
     "no allocator answers": no_allocator_answers,
+    "MindCluster's plugin runs on the same node": programs(UNREADY, THEIR_PLUGIN),
+    **breaks_of_nodes.BREAKS,
+    **breaks_of_pods.BREAKS,
 }
 """What makes the break of a row, and mends it; by the first words of the row."""
 

@@ -27,7 +27,7 @@ from tests.npuctl.manifests import Json, as_list, core_node, core_pod, cut_node,
 from tests.npuctl.test_doctor_breaks import NOW_S, faulty_report, rejected, unready, waiting
 from tests.npuctl.test_doctor_cluster import claimed
 from tests.npuctl.test_doctor_programs import FLAGS, USER, our, their_plugin
-from tests.npuctl.test_explain import HELD, LATER, REFUSED, members_that
+from tests.npuctl.test_explain import HELD, REFUSED, members_that
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -74,12 +74,6 @@ def of_switches() -> Left:
 def refused(message: str, reason: str = "Unschedulable") -> Left:
     """What kube-scheduler writes on a pod."""
     return objects(waiting("a", {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}))
-
-
-def of_parts() -> Left:
-    """A chip with a fault, and a pod with some of its AI cores."""
-    part = core_pod("a", 5, "0-vir05_1c_16g", real="Ascend910-5c.1cpu.16g-100-0_0", node="n1")
-    return Left((core_node("n1"), faulty_report("n1"), part))
 
 
 def lacking(lack: Lack) -> Left:
@@ -132,7 +126,9 @@ LEFT: Final[Mapping[str, Left]] = {
     "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
     "its leader is suspended": refused(f"{FILTER} context deadline exceeded", "SchedulerError"),
     "the Node's status can't be written": Left((node("n1"), report("n1")), Details(denied=(LACKS,))),
-    "the plugin ends, or gives way": refused("1 node had untolerated taint {ascend-affinity.io/npu-fault-separate: }"),
+    "the plugin ends, or gives way": refused(
+        "1 node had untolerated taint {ascend-affinity.io/npu-fault: SeparateNPU}"
+    ),
     "a chip has a fault that only bars": Left(
         (node("n1"), faulty_report("n1", level="PreSeparateNPU", codes=("8F180220",)))
     ),
@@ -142,25 +138,18 @@ LEFT: Final[Mapping[str, Left]] = {
     "a chip with vNPUs is off the bus": Left((cut_node("n1"), report("n1", unhealthy=1))),
     "a card is not ready when": Left((node("n1", chips=7), report("n1", unhealthy=1))),
     "the driver can't reach a chip": Left((node("n1"), faulty_report("n1", codes=("40F84E00",)))),
-    "a reset fails": event("NPUResetFailed"),
     "a chip flaps": Left((node("n1"), faulty_report("n1"))),
     "an unknown fault code": Left((node("n1"), faulty_report("n1", codes=("8EEEEEEE",)))),
     "the calls for one chip hang": Left((node("n1", chips=7), report("n1", unhealthy=1))),
     "the library is missing": lacking(Lack.DRIVER),
     "a node is lost": Left((node("n1", ready=False), report("n1"))),
     "its socket `kubelet.sock`": lacking(Lack.KUBELET),
-    "its folder is missing": lacking(Lack.LOCK),
-    "it refuses the registration": lacking(Lack.KUBELET),
-    "its certificate is neither": lacking(Lack.KUBELETS_PODS),
     "it has lost its checkpoint": event("NPUAllocationMismatch", "Pod"),
     "it does not answer while the plugin ends": Left((node("n1", chips=0), report("n1"))),
-    "the node's clock is set": Left((node("n1"), report("n1", at_s=NOW_S + 3600))),
     "another plugin or scheduler": Left(
         (node("n1"), report("n1"), our("allocator", "n1"), their_plugin("n1")), REFUSING
     ),
     "it dies while a pod is admitted": objects(rejected("a", "UnexpectedAdmissionError")),
-    "the disk of the kubelet's folder": lacking(Lack.LOCK),
-    "MindCluster's plugin runs": objects(our("device-plugin", "n1"), their_plugin("n1")),
     "another plugin of the same resource registers": lacking(Lack.KUBELET),
     "the CDI file can't": objects(rejected("a", "CdiFileNotWritten")),
     "a certificate is about to expire": Left(
@@ -168,7 +157,6 @@ LEFT: Final[Mapping[str, Left]] = {
         Details(expiring=("the certificate of the allocator expires at 2026-01-02: renew it",)),
     ),
     "a caller presents no certificate": refused(f"{FILTER} EOF", "SchedulerError"),
-    "a pod that a gang needs can't start": Left(tuple(members_that(REFUSED, LATER, minimum=2))),
     "kube-scheduler refuses a pod": Left(tuple(members_that(HELD, REFUSED, minimum=2))),
     "a pod of a gang is deleted": objects(member("a-0", "a"), pod_group("a", 2)),
 }
