@@ -12,8 +12,20 @@ from device_plugin.driver.simulated_resets import SimulatedReset
 from tests.allocator.authority import Authority
 from tests.device_plugin.node import SloppyKubelet
 from tests.e2e.lab import Break, Lab
+from tests.e2e.test_vnpus import create, cut_chip
 
 REPORT: Final = config_map_name("n1")
+
+
+@asynccontextmanager
+async def a_chip_with_vnpus_fails(lab: Lab) -> AsyncIterator[None]:
+    await cut_chip(lab.world, lab.node, 100, 101)
+    await create(lab.world, "part")
+    await lab.world.running("part")
+    lab.node.edit_chip(0, health="Unhealthy", fault_codes=["80E18402"])
+    yield
+    await lab.world.delete("part")
+    await lab.heal()
 
 
 @asynccontextmanager
@@ -85,6 +97,7 @@ async def the_clock_is_ahead(lab: Lab) -> AsyncIterator[None]:
 
 
 BREAKS: Final[Mapping[str, Break]] = {
+    "a chip with vNPUs fails": a_chip_with_vnpus_fails,
     "a reset fails": a_reset_fails,
     "its folder is missing": the_folder_is_missing,
     "it refuses the registration": the_kubelet_refuses,

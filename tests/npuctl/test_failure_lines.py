@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 import pytest
 
 from allocator.settings import Settings
-from ascend.annotations import REAL
 from ascend.conditions import Lack
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
@@ -23,7 +22,7 @@ from npuctl.doctor.rights import Account, Denied
 from npuctl.doctor.told import ADVICE, Told
 from npuctl.reading.manifests import read_manifests
 from tests.failure_rows import line_of
-from tests.npuctl.manifests import Json, as_list, core_node, core_pod, cut_node, member, node, parts, pod_group, report
+from tests.npuctl.manifests import Json, as_list, core_node, core_pod, cut_node, member, node, pod_group, report
 from tests.npuctl.test_doctor_breaks import NOW_S, faulty_report, rejected, unready, waiting
 from tests.npuctl.test_doctor_cluster import claimed
 from tests.npuctl.test_doctor_programs import FLAGS, USER, our, their_plugin
@@ -81,12 +80,6 @@ def lacking(lack: Lack) -> Left:
     return Left((unready("n1", lack.reason, f"{lack}: why"), report("n1")))
 
 
-def of_vnpus() -> Left:
-    """A chip that is cut and has a fault, and a pod with one of its vNPUs."""
-    has = {"huawei.com/Ascend910-2c": "Ascend910-2c-100-0", REAL: "Ascend910-2c-100-0"}
-    return Left((cut_node("n1"), faulty_report("n1"), parts("a", "1", node="n1", annotations=has)))
-
-
 FILTER: Final = "Post https://allocator/scheduler/filter:"
 LACKS: Final = Denied(Account("device-plugin", "system:serviceaccount:kube-system:plugin"), "patch nodes/status", "why")
 REFUSING: Final = Details({"n1": FLAGS}, frozenset({USER}), policies=('!(u in ["x"])',))
@@ -133,7 +126,6 @@ LEFT: Final[Mapping[str, Left]] = {
         (node("n1"), faulty_report("n1", level="PreSeparateNPU", codes=("8F180220",)))
     ),
     "what a former leader has stored": event("NPUReschedulingHeld"),
-    "a chip with vNPUs fails": of_vnpus(),
     "a vNPU is removed while a pod has it": event("NPURunsWithoutChips", "Pod"),
     "a chip with vNPUs is off the bus": Left((cut_node("n1"), report("n1", unhealthy=1))),
     "a card is not ready when": Left((node("n1", chips=7), report("n1", unhealthy=1))),
