@@ -388,6 +388,12 @@ def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_
         cluster.delete_pod("waits-ours")  # the free chips are kept for it
         label = {"ascend-affinity.io/scheduler": "ascend-scheduler"}
         cluster.api.patch("/api/v1/namespaces/default", {"metadata": {"labels": label}})
+
+        def is_taken_over() -> bool:
+            tried = cluster.api.request("POST", "/api/v1/namespaces/default/pods?dryRun=All", pod("tried", 1))
+            return bool(json.loads(tried)["spec"]["schedulerName"] == "ascend-scheduler")
+
+        wait_until(is_taken_over, timeout_s=PLACED_S, what="the API server has seen the label")
         place(cluster, "labelled", 1)
         for name, scheduler in (("labelled", "ascend-scheduler"), ("theirs", "default-scheduler")):
             created = cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")
