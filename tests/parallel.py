@@ -2,10 +2,11 @@
 
 pytest-xdist assigns whole files to workers, in the order of the collection. Files with real-cluster tests come first:
 they mostly wait. Each worker that runs such files has a cluster of its own, and stops it before its first other file.
-Within both groups the file that took longest in the last run comes first.
+Within both groups the file that took longest in the last run comes first, or which an estimate says takes longest.
 """
 
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,12 +18,12 @@ from tests.cluster.fixtures import stop_cluster
 
 _DURATIONS: Final = "ascend-affinity/durations"
 _SILENCE_S: Final = 15.0
-# The expected duration of a test that no earlier run recorded: in folders whose tests mostly wait, and in others.
-_WAITING: Final = (
-    *("tests/cluster/", "tests/conformance/", "tests/deploy/"),
-    *("tests/e2e/", "tests/soak/", "tests/workloads/"),
-)
-_WAITING_TEST_S, _OTHER_TEST_S = 4.0, 0.08
+# The expected duration of a test that no earlier run recorded, by folder.
+_EXPECTED_S: Final = {
+    **dict.fromkeys(("cluster", "conformance", "deploy", "e2e", "soak", "workloads"), 4.0),
+    **dict.fromkeys(("dcmi", "device_plugin"), 0.6),
+}
+_OTHER_TEST_S: Final = 0.05
 
 
 def register(config: pytest.Config) -> None:
@@ -52,9 +53,11 @@ class Worker:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self._real = {_file(item.nodeid) for item in items if item.get_closest_marker("real")}
 
+        tests = Counter(_file(item.nodeid) for item in items)
+
         def rank(item: pytest.Item) -> tuple[bool, float]:
             file = _file(item.nodeid)
-            return file not in self._real, -self._durations.get(file, 0.0)
+            return file not in self._real, -self._durations.get(file, _expected_s(file, tests[file]))
 
         items.sort(key=rank)
 
@@ -173,7 +176,8 @@ class Progress:
 
 
 def _expected_s(file: str, tests: int) -> float:
-    return tests * (_WAITING_TEST_S if file.startswith(_WAITING) else _OTHER_TEST_S)
+    folder = file.split("/")[1]
+    return tests * _EXPECTED_S.get(folder, _OTHER_TEST_S)
 
 
 def _file(nodeid: str) -> str:

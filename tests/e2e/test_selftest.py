@@ -217,11 +217,15 @@ async def test_a_node_without_the_device_plugins_pod_is_told(world: World) -> No
         await examined(world, run="")
 
 
+@pytest.mark.parametrize(
+    "shared_world",
+    [pytest.param("real", marks=[pytest.mark.real, pytest.mark.long])],  # the sandbox runs no commands in pods
+    indirect=True,
+    scope="module",
+)
 async def test_the_command_runs_in_the_pod_of_the_device_plugin(
     request: pytest.FixtureRequest, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not isinstance(world, RealWorld):
-        pytest.skip("the sandbox runs no commands in pods")
     monkeypatch.setenv("PATH", f"{binaries.path('kubectl').parent}:{os.environ['PATH']}")
     said = {"node": {"versions": {"npuctl": "1"}, "problem": "a stand-in without a driver"}, "pods": []}
     script = f"printf '%s\\n' '#!/bin/sh' \"echo '$0'\" > /bin/npuctl; chmod +x /bin/npuctl; {STAY}"
