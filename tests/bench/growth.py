@@ -306,8 +306,8 @@ class _Load:
                 (node,) = (await stub.Filter(pb.FilterRequest(pod=pod))).nodes
                 (scored,) = (await stub.Score(pb.ScoreRequest(pod=pod))).nodes
                 explained = await stub.Explain(pb.ExplainRequest(pod=pod))
-            assert (node, "fits") == (explained.node, explained.standing)
-            assert node == scored.node
+            assert node == scored.node == explained.node
+            assert explained.standing in {"fits", "reserved"}  # on many nodes the allocator has nominated it
 
         return preview
 
