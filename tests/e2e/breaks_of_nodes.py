@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.kube.objects import CONFIG_MAPS
@@ -13,8 +14,46 @@ from tests.allocator.authority import Authority
 from tests.device_plugin.node import SloppyKubelet
 from tests.e2e.lab import Break, Lab
 from tests.e2e.test_vnpus import create, cut_chip
+from tests.mindcluster.device_plugin import MindClusterPlugin
 
 REPORT: Final = config_map_name("n1")
+
+
+def with_chip(**fields: Any) -> Break:
+    """The driver says something else of a chip."""
+
+    @asynccontextmanager
+    async def edited(lab: Lab) -> AsyncIterator[None]:
+        lab.node.edit_chip(5, **fields)
+        yield
+        await lab.node.plugin.kill()
+        await lab.heal()
+
+    return edited
+
+
+@asynccontextmanager
+async def a_card_is_not_ready_at_the_start(lab: Lab) -> AsyncIterator[None]:
+    await lab.node.stop_plugin()
+    lab.node.edit_chip(5, ready=False)
+    await lab.node.plugin.start()
+    yield
+    await lab.heal()
+
+
+@asynccontextmanager
+async def a_chip_flaps(lab: Lab) -> AsyncIterator[None]:
+    codes = ["80E18402"]
+    for health in ("Unhealthy", "Healthy", "Unhealthy"):
+        lab.node.edit_chip(5, health=health, fault_codes=codes if health == "Unhealthy" else [])
+        is_so = partial(_is_unhealthy, lab, health == "Unhealthy")
+        await lab.world.eventually(is_so, f"the chip is {health}")
+    yield
+    await lab.heal()
+
+
+async def _is_unhealthy(lab: Lab, wanted: bool) -> bool:  # noqa: FBT001 - a condition
+    return bool((await lab.world.report("n1")).unhealthy) == wanted
 
 
 @asynccontextmanager
@@ -29,12 +68,37 @@ async def a_chip_with_vnpus_fails(lab: Lab) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_cut_chip_is_lost_at_the_start(lab: Lab) -> AsyncIterator[None]:
+    await cut_chip(lab.world, lab.node, 100, 101)
+    await lab.node.stop_plugin()
+    lab.node.edit_chip(0, present=False)
+    await lab.node.plugin.start()
+    yield
+    await lab.heal()
+
+
+@asynccontextmanager
 async def a_reset_fails(lab: Lab) -> AsyncIterator[None]:
     async with lab.plugin_with("--hot-reset", "on", "--hot-reset-idle-s", "1"):
         lab.edit(reset=SimulatedReset(error="dcmi_set_npu_device_reset: -8011"))
         lab.node.edit_chip(5, fault_codes=["80A18008"])
         yield
         await lab.heal()
+
+
+@asynccontextmanager
+async def the_library_is_missing(lab: Lab) -> AsyncIterator[None]:
+    async with lab.plugin_with("--driver", "dcmi", "--dcmi-library", str(lab.world.folder / "libdcmi.so")):
+        yield
+
+
+@asynccontextmanager
+async def the_kubelets_socket_is_deleted(lab: Lab) -> AsyncIterator[None]:
+    await lab.node.stop_plugin()
+    (lab.node.device_plugins / "kubelet.sock").unlink()
+    await lab.node.plugin.start()
+    yield
+    await lab.node.restart_kubelet()
 
 
 @asynccontextmanager
@@ -86,6 +150,27 @@ async def the_kubelets_certificate_is_foreign(lab: Lab) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def the_kubelet_loses_its_checkpoint(lab: Lab) -> AsyncIterator[None]:
+    await lab.run("works", 8)
+    kubelet = lab.cluster.node("n1")
+    await asyncio.to_thread(kubelet.kubelet.stop)
+    (lab.node.device_plugins / "kubelet_internal_checkpoint").unlink()
+    await asyncio.to_thread(kubelet.start_kubelet)
+    await lab.node.stop_plugin()
+    await lab.node.plugin.start()
+    yield
+    await lab.world.delete("works")
+
+
+@asynccontextmanager
+async def the_api_server_is_silent_at_the_end(lab: Lab) -> AsyncIterator[None]:
+    async with lab.world.api.silence(""):
+        await lab.node.stop_plugin()
+    yield
+    await lab.node.plugin.start()
+
+
+@asynccontextmanager
 async def the_clock_is_ahead(lab: Lab) -> AsyncIterator[None]:
     # What a device plugin has written at such a node: the machine of the tests has one clock.
     await lab.node.plugin.kill()
@@ -96,12 +181,61 @@ async def the_clock_is_ahead(lab: Lab) -> AsyncIterator[None]:
     await lab.node.plugin.start()
 
 
+@asynccontextmanager
+async def the_plugin_dies_while_a_pod_is_admitted(lab: Lab) -> AsyncIterator[None]:
+    await lab.node.plugin.pause()
+    await lab.world.create("admitted", 1, nodeSelector={"kubernetes.io/hostname": "n1"})
+
+    async def is_known() -> bool:
+        return "admitted" in await lab.node.listed()
+
+    await lab.world.eventually(is_known, "the kubelet knows the pod")
+    await lab.node.plugin.kill()
+    await lab.world.failed("admitted")
+    await lab.node.plugin.start()
+    yield
+    await lab.world.delete("admitted")
+
+
+@asynccontextmanager
+async def another_plugin_registers(lab: Lab) -> AsyncIterator[None]:
+    other = MindClusterPlugin(lab.node, lab.world.client)
+    await other.start()
+    yield
+    await other.stop()
+
+
+@asynccontextmanager
+async def the_cdi_file_can_not_be_written(lab: Lab) -> AsyncIterator[None]:
+    file = lab.world.folder / "file"
+    file.touch()
+    async with lab.plugin_with("--injection", "cdi", "--cdi-dir", str(file / "cdi")):
+        await lab.world.create("fails", 1, nodeSelector={"kubernetes.io/hostname": "n1"})
+        await lab.world.failed("fails")
+        yield
+        await lab.world.delete("fails")
+
+
 BREAKS: Final[Mapping[str, Break]] = {
+    "a chip has a fault that only bars": with_chip(health="Unhealthy", fault_codes=["8F180220"]),
     "a chip with vNPUs fails": a_chip_with_vnpus_fails,
+    "a chip with vNPUs is off the bus": a_cut_chip_is_lost_at_the_start,
+    "a card is not ready when the plugin starts": a_card_is_not_ready_at_the_start,
+    "the driver can't reach a chip": with_chip(reachable=False),
     "a reset fails": a_reset_fails,
+    "a chip flaps": a_chip_flaps,
+    "an unknown fault code": with_chip(health="Unhealthy", fault_codes=["8EEEEEEE"]),
+    "the calls for one chip hang": with_chip(delay_s=3600.0),
+    "the library is missing": the_library_is_missing,
+    "its socket `kubelet.sock`": the_kubelets_socket_is_deleted,
     "its folder is missing": the_folder_is_missing,
     "it refuses the registration": the_kubelet_refuses,
     "its certificate is neither": the_kubelets_certificate_is_foreign,
+    "it has lost its checkpoint": the_kubelet_loses_its_checkpoint,
+    "it does not answer while the plugin ends": the_api_server_is_silent_at_the_end,
     "the node's clock is set": the_clock_is_ahead,
+    "it dies while a pod is admitted": the_plugin_dies_while_a_pod_is_admitted,
     "the disk of the kubelet's folder is full": the_disk_is_full,
+    "another plugin of the same resource registers": another_plugin_registers,
+    "the CDI file can't be written": the_cdi_file_can_not_be_written,
 }

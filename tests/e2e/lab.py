@@ -50,6 +50,12 @@ class Lab:
         async with _changed(self.node.plugin, *flags):
             yield
 
+    @asynccontextmanager
+    async def allocator_with(self, *flags: str) -> AsyncIterator[None]:
+        """Run the allocator with more flags."""
+        async with _changed(self.world.allocator, *flags):
+            yield
+
     async def once(self, name: str, command: str) -> None:
         """Run a shell command in the mount namespace of the node."""
         process = self.cluster.node(self.node.name).process(name, ["sh", "-ec", command])

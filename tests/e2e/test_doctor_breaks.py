@@ -15,7 +15,7 @@ from ascend.deviceinfo import MANUALLY_SEPARATED, NAMESPACE, config_map_name
 from ascend.kube.client import STRATEGIC_MERGE_PATCH
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
-from npuctl.doctor.details import ALLOCATOR, PLUGIN, THEIR_PLUGIN
+from npuctl.doctor.details import ALLOCATOR, OURS, PLUGIN, THEIR_PLUGIN, WRITERS_CONDITION
 from npuctl.doctor.finding import Finding
 from tests.cluster.cluster import Cluster
 from tests.e2e import breaks_of_nodes, breaks_of_pods
@@ -285,6 +285,41 @@ async def a_device_node_is_missing(lab: Lab) -> AsyncIterator[None]:
     await lab.world.delete("fails")
 
 
+def a_program_lacks_a_right(lost: str) -> Break:
+    """A pod with the labels of the device plugin, whose account lacks a right."""
+
+    @asynccontextmanager
+    async def run(lab: Lab) -> AsyncIterator[None]:
+        granted = [right for right in rights(job_files=False) if str(right) != lost]
+        await asyncio.to_thread(_account, lab.cluster, granted)
+        async with programs(UNREADY, account="broken")(lab):
+            yield
+        await asyncio.to_thread(_forget, lab.cluster)
+
+    return run
+
+
+@asynccontextmanager
+async def mindclusters_writers_are_refused(lab: Lab) -> AsyncIterator[None]:
+    condition = {"name": WRITERS_CONDITION, "expression": '!(request.userInfo.username in ["nobody"])'}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "broken", "labels": dict(OURS)},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": [condition],
+            "validations": [{"expression": "false"}],
+        },
+    }
+    await asyncio.to_thread(lab.cluster.api.create, policy)
+    async with programs(ALLOCATOR, THEIR_PLUGIN)(lab):
+        yield
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/broken"
+    await asyncio.to_thread(lab.cluster.api.delete, path)
+
+
 UNREADY: Final = {**PLUGIN, "app.kubernetes.io/version": "1"}
 BREAKS: Final[Mapping[str, Break]] = {
     "a free chip fails": a_free_chip_fails,
@@ -317,7 +352,10 @@ BREAKS: Final[Mapping[str, Break]] = {
     "somebody sets `nodeName` by hand": a_node_is_named_by_hand,
     "a scheduler does not call the allocator": the_scheduler_has_lost_its_extender,
     "no allocator answers": no_allocator_answers,
+    "the Node's status can't be written": a_program_lacks_a_right("patch nodes/status"),
+    "a node is lost": the_kubelet_does_not_run,
     "MindCluster's plugin runs on the same node": programs(UNREADY, THEIR_PLUGIN),
+    "another plugin or scheduler": mindclusters_writers_are_refused,
     **breaks_of_nodes.BREAKS,
     **breaks_of_pods.BREAKS,
 }
@@ -341,7 +379,7 @@ async def test_a_break_has_the_line_of_its_row_until_it_is_mended(what: str, wor
 
     async def mended() -> bool:
         # An API server keeps Events for an hour.
-        is_gone = line.check == "events" or await told() is None
+        is_gone = line.check in {"events", "certificates"} or await told() is None
         return is_gone and not (await diagnose(world)).problems
 
     await world.eventually(mended, "doctor is green again")

@@ -18,15 +18,12 @@ from ascend.switches import SwitchReport
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.command import diagnosis_of
 from npuctl.doctor.details import Details
-from npuctl.doctor.rights import Account, Denied
 from npuctl.doctor.told import ADVICE, Told
 from npuctl.reading.manifests import read_manifests
 from tests.failure_rows import line_of
-from tests.npuctl.manifests import Json, as_list, core_node, core_pod, cut_node, member, node, pod_group, report
+from tests.npuctl.manifests import Json, as_list, core_node, core_pod, node, report
 from tests.npuctl.test_doctor_breaks import NOW_S, faulty_report, rejected, unready, waiting
 from tests.npuctl.test_doctor_cluster import claimed
-from tests.npuctl.test_doctor_programs import FLAGS, USER, our, their_plugin
-from tests.npuctl.test_explain import HELD, REFUSED, members_that
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -81,8 +78,6 @@ def lacking(lack: Lack) -> Left:
 
 
 FILTER: Final = "Post https://allocator/scheduler/filter:"
-LACKS: Final = Denied(Account("device-plugin", "system:serviceaccount:kube-system:plugin"), "patch nodes/status", "why")
-REFUSING: Final = Details({"n1": FLAGS}, frozenset({USER}), policies=('!(u in ["x"])',))
 LEFT: Final[Mapping[str, Left]] = {
     "a chip in use fails, and its job": Left(
         (node("n1"), faulty_report("n1"), claimed("a", [0], [0], labels={"fault-scheduling": "force"}))
@@ -118,39 +113,9 @@ LEFT: Final[Mapping[str, Left]] = {
     "a container uses chips": event("NPUForeignProcess"),
     "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
     "its leader is suspended": refused(f"{FILTER} context deadline exceeded", "SchedulerError"),
-    "the Node's status can't be written": Left((node("n1"), report("n1")), Details(denied=(LACKS,))),
     "the plugin ends, or gives way": refused(
         "1 node had untolerated taint {ascend-affinity.io/npu-fault: SeparateNPU}"
     ),
-    "a chip has a fault that only bars": Left(
-        (node("n1"), faulty_report("n1", level="PreSeparateNPU", codes=("8F180220",)))
-    ),
-    "what a former leader has stored": event("NPUReschedulingHeld"),
-    "a vNPU is removed while a pod has it": event("NPURunsWithoutChips", "Pod"),
-    "a chip with vNPUs is off the bus": Left((cut_node("n1"), report("n1", unhealthy=1))),
-    "a card is not ready when": Left((node("n1", chips=7), report("n1", unhealthy=1))),
-    "the driver can't reach a chip": Left((node("n1"), faulty_report("n1", codes=("40F84E00",)))),
-    "a chip flaps": Left((node("n1"), faulty_report("n1"))),
-    "an unknown fault code": Left((node("n1"), faulty_report("n1", codes=("8EEEEEEE",)))),
-    "the calls for one chip hang": Left((node("n1", chips=7), report("n1", unhealthy=1))),
-    "the library is missing": lacking(Lack.DRIVER),
-    "a node is lost": Left((node("n1", ready=False), report("n1"))),
-    "its socket `kubelet.sock`": lacking(Lack.KUBELET),
-    "it has lost its checkpoint": event("NPUAllocationMismatch", "Pod"),
-    "it does not answer while the plugin ends": Left((node("n1", chips=0), report("n1"))),
-    "another plugin or scheduler": Left(
-        (node("n1"), report("n1"), our("allocator", "n1"), their_plugin("n1")), REFUSING
-    ),
-    "it dies while a pod is admitted": objects(rejected("a", "UnexpectedAdmissionError")),
-    "another plugin of the same resource registers": lacking(Lack.KUBELET),
-    "the CDI file can't": objects(rejected("a", "CdiFileNotWritten")),
-    "a certificate is about to expire": Left(
-        (node("n1"), report("n1")),
-        Details(expiring=("the certificate of the allocator expires at 2026-01-02: renew it",)),
-    ),
-    "a caller presents no certificate": refused(f"{FILTER} EOF", "SchedulerError"),
-    "kube-scheduler refuses a pod": Left(tuple(members_that(HELD, REFUSED, minimum=2))),
-    "a pod of a gang is deleted": objects(member("a-0", "a"), pod_group("a", 2)),
 }
 """What the break of a row leaves, by the first words of the row."""
 
