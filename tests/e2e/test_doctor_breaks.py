@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from ascend.annotations import DISTRIBUTED
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import MANUALLY_SEPARATED, NAMESPACE, config_map_name
 from ascend.kube.client import STRATEGIC_MERGE_PATCH
@@ -71,7 +72,9 @@ async def a_network_port_fails(lab: Lab) -> AsyncIterator[None]:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "of-the-job", "controller": True}
     for name, node in (("one", "n1"), ("two", "n2")):
         await lab.run(name, 8, node)
-        await lab.mark(PODS, name, {"metadata": {"ownerReferences": [owner]}}, "default")
+        # As a job of two pods; the allocator has seen each without an owner.
+        marks = {"ownerReferences": [owner], "annotations": {DISTRIBUTED: "true"}}
+        await lab.mark(PODS, name, {"metadata": marks}, "default")
     lab.node.edit_chip(5, network_health="Unhealthy")
     yield
     await lab.heal()
