@@ -88,7 +88,7 @@ def rig() -> Rig:
     return Rig()
 
 
-async def test_a_chip_whose_pod_ends_while_another_is_swept_is_not_free_before_its_own_vnpu_is_destroyed(
+async def test_a_chip_whose_pod_ends_during_a_sweep_is_not_free_before_its_vnpu_is_destroyed(
     rig: Rig,
 ) -> None:
     await rig.look()

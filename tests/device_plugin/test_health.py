@@ -504,7 +504,7 @@ def test_an_operator_separates_and_releases_any_chip() -> None:
     assert judged.chips[17].healthy
 
 
-def test_a_chip_that_a_rule_has_separated_stays_separated_by_an_operator_when_the_rule_releases_it() -> None:
+def test_a_chip_separated_by_rule_and_operator_stays_separated_when_the_rule_ends() -> None:
     frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS)
     watch = restored(Watch(read=False, discover=False, hold_s=0), 1, frequent)
     watch.read(0)

@@ -119,7 +119,7 @@ def slow_cases(draw: st.DrawFn) -> SlowCase:
 
 
 @given(slow=slow_cases())
-def test_a_gang_starts_whole_where_there_is_room_although_holds_end_before_its_scheduler_is_done(
+def test_a_gang_with_room_starts_whole_although_holds_end_before_its_scheduler_is_done(
     slow: SlowCase,
 ) -> None:
     async def check() -> None:
