@@ -5,8 +5,9 @@ has authenticated who asks, whatever the credentials are, and sends who it is: n
 has to know the uid, as everyone may reach the port of the webhooks and invent a question, and must have the right to
 get the pod. Whether there is no such pod or that right is missing, the answer is the same.
 
-Of each namespace one question is answered at a time, and all of them within a small part of a core, so that nobody can
-delay the calls of schedulers or the questions of others.
+Of each namespace one question is answered at a time, a few in a second are refused for a missing right, as each of them
+costs the API server a review, and all answers take a small part of a core, so that nobody can delay the calls of
+schedulers or the questions of others.
 """
 
 import asyncio
@@ -26,6 +27,8 @@ from ascend.reasons import Reason
 
 ANSWER_S: Final = 4.0
 """Within this time a question is answered; the API server waits for 5 s."""
+REFUSAL_S: Final = 0.2
+"""How long a refusal takes at least: users can be invented."""
 _REST: Final = 19
 """The pause after an answer, as a multiple of the time that it took: at most 5 % of a core."""
 
@@ -78,6 +81,7 @@ class Explanations:
         try:
             async with asyncio.timeout(ANSWER_S):
                 if not await self._may_get(ref, asker):
+                    await asyncio.sleep(REFUSAL_S)
                     raise _unknown(ref)
                 async with self._one:
                     return await self._explain(pod)
