@@ -16,11 +16,12 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node, Pod
 from device_plugin.kubelet.identity import Unverified
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
-from device_plugin.publish.rights import KUBELET_PODS, Right, rights
+from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings
 from npuctl.doctor.cluster import OLD_S
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 from npuctl.doctor.kept import Kept
+from npuctl.doctor.rights import is_granted
 
 AHEAD_S: Final = 60
 """The clocks of a cluster differ by less."""
@@ -99,15 +100,7 @@ class ApiServerChecks:
         return await look(self._client)
 
     async def _check_rights(self, client: KubeClient) -> Sequence[Finding]:
-        async def may(right: Right) -> bool:
-            return await client.may(
-                right.verb,
-                right.resource,
-                group=right.group,
-                subresource=right.subresource,
-                namespace=right.namespace,
-            )
-
+        may = partial(is_granted, client)
         wanted = rights(job_files=self._settings.job_files)
         try:
             findings = [_denied(str(right), right.why) for right in wanted if not await may(right)]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from allocator.state.kinds import KINDS
@@ -63,17 +64,25 @@ async def read_denied(client: KubeClient, accounts: Iterable[Account]) -> tuple[
     return tuple(each for some in found for each in some)
 
 
-async def _denied(client: KubeClient, account: Account) -> list[Denied]:
-    async def may(right: Right) -> bool:
-        return await client.may(
-            right.verb,
-            right.resource,
-            group=right.group,
-            subresource=right.subresource,
-            namespace=right.namespace,
-            subject=_subject(account.user),
-        )
+async def is_granted(client: KubeClient, right: Right, *, subject: JsonObject | None = None) -> bool:
+    """Whether an API server grants a right to a client, or to a subject.
 
+    Raises:
+        ApiError: the API server refused to say it.
+        Unreachable: it did not answer.
+    """
+    return await client.may(
+        right.verb,
+        right.resource,
+        group=right.group,
+        subresource=right.subresource,
+        namespace=right.namespace,
+        subject=subject,
+    )
+
+
+async def _denied(client: KubeClient, account: Account) -> list[Denied]:
+    may = partial(is_granted, client, subject=_subject(account.user))
     wanted = [(right,) for right in (ALLOCATORS if account.program == ALLOCATOR else rights(job_files=False))]
     choices: list[Sequence[Right]] = [*wanted, *([] if account.program == ALLOCATOR else [KUBELET_PODS])]
     found = await asyncio.gather(*(asyncio.gather(*map(may, choice)) for choice in choices))
