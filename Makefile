@@ -24,7 +24,7 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2
 # The device plugin is tested with their kubelets too (tests/cluster/binaries.py).
 OTHER_KUBERNETES := 1.32.9 1.37.1
 
-.PHONY: help setup demo test test-long lint format bench soak release docs protos cluster-up cluster-down
+.PHONY: help setup demo test test-long lint format bench soak release docs site protos cluster-up cluster-down
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -54,7 +54,7 @@ test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, a
 	done
 	@$(RUN) python -m tests.soak
 
-LINTS := ruff-check ruff-format mypy import-contracts protos-current docs-current
+LINTS := ruff-check ruff-format mypy import-contracts protos-current docs-current site-strict commit-subjects
 .PHONY: $(LINTS)
 
 lint: setup ## ruff, mypy strict, import contracts, and whether generated files are current
@@ -78,6 +78,14 @@ protos-current:
 docs-current:
 	@$(RUN) python -m docs.generate --check
 
+# Broken links and anchors, pages that the navigation lacks, anything that is loaded from another host.
+site-strict:
+	@$(RUN) python -m docs.generate.site --check
+
+# Of commits since the rule is kept; without a history there is nothing to check.
+commit-subjects:
+	@git log --no-merges --since=2026-11-25 --format=%s 2>/dev/null | LC_ALL=C awk 'length($$0) > 72 { print "over 72 bytes: " $$0; long = 1 } END { exit long }'
+
 format: setup ## format the code and apply automatic fixes
 	@$(RUN) ruff check --fix .
 	@$(RUN) ruff format .
@@ -94,6 +102,9 @@ release: setup ## make the files of a release from the commit, in dist/
 
 docs: setup ## generate the tables and command outputs in README.md and docs/
 	@$(RUN) python -m docs.generate
+
+site: setup ## build the documents as a static site in dist/site; needs npm
+	@$(RUN) python -m docs.generate.site
 
 protos: setup ## generate the stubs in protos/
 	@$(RUN) python -m protos.generate

@@ -1,0 +1,106 @@
+"""The command ``python -m docs.generate.site [--check]``: the documents as a static site in ``dist/site``.
+
+The site has the folders of the repository, so a link leads to the same file in both. ``--check`` builds the site in a
+temporary folder: a broken link or anchor, a page that the navigation lacks, or something that a browser would load from
+another host ends the command with status 1.
+"""
+
+import hashlib
+import logging
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
+
+from docs.generate.pages import ROOT
+
+_SCRIPTS: Final = {
+    "mermaid.js": (
+        "mermaid@11.17.2",
+        "package/dist/mermaid.min.js",
+        "581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8",
+    ),
+    "iframe-worker.js": (
+        "iframe-worker@1.0.4",
+        "package/shim/index.js",
+        "e8e412dbcfea9b7e31b5ffa288d7b6035915e714c542f4176a0cdbe262fc9609",
+    ),
+}
+"""The scripts of the site that the theme has not: the npm package, the file in it, and its SHA-256."""
+_LINK: Final = re.compile(r"\]\(([^()\s#:]+)")
+_LOADED: Final = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\ssrc=[\"']?(?:https?:)?//[^>]*|<link\b[^>]*//[^>]*>")
+
+
+def main() -> None:
+    """Build the site; with ``--check`` in a temporary folder and without scripts from npm."""
+    check = sys.argv[1:] == ["--check"]
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "source")
+        site = Path(folder, "site") if check else ROOT / "dist" / "site"
+        _collect(source)
+        if not check:
+            for name in _SCRIPTS:
+                (source / name).write_bytes(_script(name, Path(folder)))
+        config = load_config(str(ROOT / "docs/mkdocs.yml"), docs_dir=str(source), site_dir=str(site), strict=True)
+        try:
+            build(config)
+        except Abort as problems:
+            sys.exit(str(problems))
+        foreign = [f"{page.relative_to(site)}: {tag}" for page in site.rglob("*.html") for tag in _foreign(page)]
+        if foreign:
+            sys.exit("\n".join(["loaded from another host:", *foreign]))
+    if not check:
+        sys.stdout.write(f"{site.relative_to(ROOT)}/index.html: open it, or serve the folder\n")
+
+
+def _collect(source: Path) -> None:
+    """Link the documents, and the files that they link to, into a folder as they are in the repository."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    targets = {(page.parent / link).resolve() for page in pages for link in _LINK.findall(page.read_text())}
+    for path in {*pages, *targets, ROOT / "docs" / "site.css"}:
+        if path.is_file():
+            link = source / path.relative_to(ROOT)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+
+
+def _script(name: str, folder: Path) -> bytes:
+    """Return a script of ``_SCRIPTS``.
+
+    Raises:
+        ValueError: the package has another content than the table says.
+    """
+    package, file, digest = _SCRIPTS[name]
+    packed = subprocess.run(  # noqa: S603 (a name of the table)
+        ["npm", "pack", "--silent", package],  # noqa: S607 (the builder's npm)
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    with tarfile.open(folder / packed.stdout.strip()) as archive:
+        script = archive.extractfile(file)
+        content = script.read() if script else b""
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"{package}: its {file} is not the one that the table says")
+    return content
+
+
+def _foreign(page: Path) -> Iterator[str]:
+    """Yield the tags of a page that make a browser load something from another host."""
+    for tag in _LOADED.findall(page.read_text()):
+        if 'rel="canonical"' not in tag:
+            yield tag
+
+
+if __name__ == "__main__":
+    main()
