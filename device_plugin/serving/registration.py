@@ -206,7 +206,7 @@ class Registration:
                     return "another plugin serves the resource"
                 if servicer.broken.is_set():
                     return "the stream to the kubelet has ended"
-                if servicer.watched.is_set() and await self.others.unknown.has_ended(has_healthy=servicer.has_healthy):
+                if servicer.watched.is_set() and await self._was_replaced(servicer):
                     return "the kubelet has lost the devices: another plugin had registered the resource, and has ended"
                 wait_s = LOOK_S if folder.is_complete else POLL_S
                 if servicer.opened.is_set():
@@ -217,6 +217,17 @@ class Registration:
                 else:
                     wait_s = min(POLL_S, left_s)
                 await _first_of(folder.changed, servicer.broken, wait_s=wait_s)
+
+    async def _was_replaced(self, servicer: DevicePluginServicer) -> bool:
+        """Return whether another plugin has ended with which the kubelet has lost the devices."""
+
+        async def stays() -> bool:
+            """Whether the kubelet keeps this plugin; of the two lists of devices it has the one that was sent last."""
+            if is_kept := await self._succession.distinguishes():
+                servicer.send_again()
+            return is_kept
+
+        return await self.others.unknown.has_ended(has_healthy=servicer.has_healthy, stays=stays)
 
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:

@@ -58,6 +58,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self._order = order
         self._metrics = metrics
         self._ending = Observable(False)  # noqa: FBT003 - a value
+        self._repeats = Observable(0)
         self._streams = 0
         self._calls = 0
         self.idle = asyncio.Event()
@@ -78,6 +79,10 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         """End all streams, so that stopping the server need not wait for them."""
         self._ending.set(True)
 
+    def send_again(self) -> None:
+        """Send the list of devices again: the kubelet may have got another plugin's since."""
+        self._repeats.set(self._repeats.value + 1)
+
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
         if self.failure:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self.failure)
@@ -86,20 +91,21 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
     async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
         self._streams += 1
         self.opened.set()
-        sent: pb.ListAndWatchResponse | None = None
-        sources = (self._snapshots, self._ending)
+        sent: tuple[pb.ListAndWatchResponse, int] | None = None
+        sources = (self._snapshots, self._ending, self._repeats)
         try:
             while not self._ending.value:
                 versions = [source.version for source in sources]
                 snapshot = self._snapshots.value
-                if snapshot is not None and (message := device_list(snapshot, self._device_type)) != sent:
+                repeats = self._repeats.value
+                if snapshot is not None and (found := (device_list(snapshot, self._device_type), repeats)) != sent:
                     await self._order.wait_before_list(snapshot, self._ending)
                     if self._ending.value:
                         return
                     if sent is None:
                         self._matcher.begin()
-                    yield message
-                    sent, self.has_healthy = message, bool(snapshot.sent_healthy)
+                    yield found[0]
+                    sent, self.has_healthy = found, bool(snapshot.sent_healthy)
                     self._order.sent(snapshot.sent_healthy)
                     self.watched.set()
                     self._on_watched()

@@ -8,7 +8,8 @@ that the kubelet's plugin watcher has found is not counted: it is asked itself (
 The kubelet calls the plugin that registered last, and both lists of devices count. Up to 1.36 the end of either stream
 makes all devices unhealthy for good, and neither plugin is told (docs/spec/kubelet.md#registration-race). So this one
 does not take the resource back from one that runs, but says so, is not ready and reports no free chips; once the other
-one has ended, it registers again. It also does if the kubelet has no healthy devices for any other reason.
+one has ended, it registers again; from 1.37 on it stays registered then, and sends its list of devices again. It also
+registers again if the kubelet has no healthy devices for any other reason.
 """
 
 import asyncio
@@ -100,18 +101,19 @@ class UnknownPlugin:
         self.forget()
         self._made, self._kubelet_is_new = 0, others_count
 
-    async def has_ended(self, *, has_healthy: bool) -> bool:
-        """Look, at most once in ``LOOK_S``; return whether another plugin has registered and has ended since.
+    async def has_ended(self, *, has_healthy: bool, stays: Callable[[], Awaitable[bool]]) -> bool:
+        """Look, at most once in ``LOOK_S``; return whether another plugin has registered, and this one has to again.
 
         Args:
             has_healthy: whether the list that this plugin has sent has healthy devices.
+            stays: called once the other plugin has ended; returns whether this one stays registered.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s < self._looked_s + LOOK_S:
             return False
         self._looked_s = now_s
         try:
-            has_ended = await self._look(now_s, has_healthy=has_healthy)
+            has_ended = await self._look(now_s, has_healthy=has_healthy, stays=stays)
         except (OSError, Unreachable) as error:
             if self.unknown is None:
                 log.warning("can't look for other plugins, trying again", error=str(error))
@@ -120,7 +122,7 @@ class UnknownPlugin:
         self.unknown = None
         return has_ended
 
-    async def _look(self, now_s: float, *, has_healthy: bool) -> bool:
+    async def _look(self, now_s: float, *, has_healthy: bool, stays: Callable[[], Awaitable[bool]]) -> bool:
         if self.problem is None and (watched := await self._watched.serving()):
             self._say(f"socket {' or '.join(watched)}")
         if self.problem is None:
@@ -130,7 +132,7 @@ class UnknownPlugin:
             return False
         log.info("the other plugin has ended")
         self.forget()
-        return True
+        return not (is_gone and await stays())
 
     async def _find(self, now_s: float) -> None:
         wait_s = RETRY_S if self._failed > 1 else READ_S

@@ -39,6 +39,7 @@ def test_it_gives_way_to_mindclusters_plugin_and_comes_back(node: PluginNode) ->
 def test_it_notices_a_plugin_of_another_name_and_comes_back(node: PluginNode) -> None:
     node.place("ours", 0, 1)
     node.check("ours", 0, 1)
+    registered = node.plugin.metric("ascend_dp_registrations_total", result="registered")
     other = ReferencePlugin(node, "vendor.sock")
     with other.serving(node.node.device_plugin_dir):
         node.wait_until(lambda: "another device plugin has registered" in node.plugin.problems(), "it says so")
@@ -50,6 +51,8 @@ def test_it_notices_a_plugin_of_another_name_and_comes_back(node: PluginNode) ->
         found = [each for each in node.cluster.api.get(EVENTS)["items"] if each["reason"] == EVENT]
         assert any("vendor.sock" in each["note"] for each in found)
     node.wait_until_allocatable()
+    again = node.plugin.metric("ascend_dp_registrations_total", result="registered") - registered
+    assert again == (0 if DISTINGUISHES_PLUGINS else 1)
     node.place("again", 6, 7)
     node.check("again", 6, 7)
     has(node, "theirs", (2, 3), (4, 5))

@@ -61,6 +61,7 @@ class Face:
             on_handover=self.claimed.append,
         )
         self.registrations: Callable[[str], Awaitable[Registrations]] | None = None
+        self.kubelet_version = "v1.34.4"
         self.servicers: list[DevicePluginServicer] = []
         self.new_kubelets = 0
         self.announced: list[tuple[str, str]] = []
@@ -83,7 +84,7 @@ class Face:
         self.new_kubelets += 1
 
     async def _kubelet_version(self) -> str:
-        return "v1.34.4"
+        return self.kubelet_version
 
     async def _kubelet_pods(self) -> Sequence[Pod]:
         raise Unreachable("the kubelet lists no pods here")

@@ -23,6 +23,7 @@ from device_plugin.serving.other_plugin import OtherPlugin, accepts_connections,
 from device_plugin.serving.unknown_plugin import UnknownPlugin
 from device_plugin.settings import Settings
 from tests.device_plugin.api import until
+from tests.device_plugin.test_unknown_plugin import leaves
 from tests.device_plugin.whole import Whole, as_given, whole_node
 
 SPARE = 8
@@ -90,14 +91,14 @@ async def test_an_unknown_plugin_has_not_ended_because_nobody_can_look(
     async with listener(tmp_path / "vendor.sock"):
         for content in ("", "another"):
             (tmp_path / "kubelet_internal_checkpoint").write_text(content)
-            assert not await plugin.has_ended(has_healthy=False)
+            assert not await plugin.has_ended(has_healthy=False, stays=leaves)
         assert "vendor.sock" in str(plugin.problem)
         async with without_descriptors():
-            assert not await plugin.has_ended(has_healthy=False)
+            assert not await plugin.has_ended(has_healthy=False, stays=leaves)
             assert "Too many open files" in str(plugin.unknown)
-        assert not await plugin.has_ended(has_healthy=False)
+        assert not await plugin.has_ended(has_healthy=False, stays=leaves)
         assert plugin.unknown is None
-    assert await plugin.has_ended(has_healthy=False)
+    assert await plugin.has_ended(has_healthy=False, stays=leaves)
 
 
 async def test_a_lock_that_can_not_be_taken_again_is_tried_later(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ async def nobody() -> Mapping[str, str]:
     return {}
 
 
+async def leaves() -> bool:
+    """This plugin is not registered any more once the other one has ended."""
+    return False
+
+
 class Count:
     """Reads the kubelet's count of registrations, and counts the readings."""
 
@@ -68,6 +73,11 @@ class Count:
         await until(lambda: self.readings > readings)
 
 
+def has_race(kubelet: Kubelet) -> bool:
+    """Whether the end of either of two plugins makes all devices unhealthy, as before 1.37."""
+    return kubelet._dependencies.reregistration_race
+
+
 @asynccontextmanager
 async def counted(kubelet: Kubelet) -> AsyncIterator[tuple[Face, Count]]:
     """The plugin, registered, with the number of registrations so far read."""
@@ -75,6 +85,8 @@ async def counted(kubelet: Kubelet) -> AsyncIterator[tuple[Face, Count]]:
         lambda: kubelet.pods_url, nobody, KubeletIdentity(Path("/nonexistent"), insecure=True)
     ) as port:
         face = Face(kubelet.socket_dir)
+        if not has_race(kubelet):
+            face.kubelet_version = "v1.37.1"
         face.registrations = count = Count(port.registrations)
         async with running(face.registration.run()):
             await until(lambda: count.readings and kubelet.devices(RESOURCE) == HEALTHY)
@@ -100,8 +112,17 @@ async def test_another_plugin_is_noticed_by_the_count_of_registrations(kubelet: 
                 await asyncio.sleep(0.005)
             assert kubelet.registrations == registrations
         await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
-        assert kubelet.registrations == registrations + 1
+        assert kubelet.registrations == registrations + has_race(kubelet)
         assert len(face.announced) == 1
+
+
+async def test_after_its_end_the_kubelet_has_this_plugins_list_again(kubelet: Kubelet) -> None:
+    async with counted(kubelet) as (face, _):
+        async with another(kubelet, NAME) as other:
+            await until(lambda: says_so(face))
+            other.snapshots.set(snapshot(0, 1))
+            await until(lambda: kubelet.devices(RESOURCE)["Ascend910-1"] == "Unhealthy")
+        await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
 
 
 async def test_one_that_keeps_its_socket_has_ended_once_the_kubelet_has_no_devices(
@@ -140,10 +161,10 @@ async def test_a_kubelet_without_healthy_devices_is_left_alone_if_no_chip_is_hea
     looks = 0
     has_ended = UnknownPlugin.has_ended
 
-    async def counting(plugin: UnknownPlugin, *, has_healthy: bool) -> bool:
+    async def counting(plugin: UnknownPlugin, *, has_healthy: bool, stays: Callable[[], Awaitable[bool]]) -> bool:
         nonlocal looks
         looks += not has_healthy
-        return await has_ended(plugin, has_healthy=has_healthy)
+        return await has_ended(plugin, has_healthy=has_healthy, stays=stays)
 
     monkeypatch.setattr(UnknownPlugin, "has_ended", counting)
     async with counted(kubelet) as (face, _):
@@ -323,7 +344,7 @@ class Reading:
             (self.folder / "new").write_text(str(self.readings))
             (self.folder / "new").rename(self.folder / CHECKPOINT)
         self.plugin._looked_s = self.plugin._read_s = float("-inf")
-        await self.plugin.has_ended(has_healthy=False)
+        await self.plugin.has_ended(has_healthy=False, stays=leaves)
 
 
 @pytest.fixture
