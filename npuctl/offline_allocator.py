@@ -144,7 +144,7 @@ class OfflineAllocator:
         """Why each node that refuses a pod does so; every node refuses an invalid request."""
         self.engine.earmarks.choose()
         try:
-            return filter_all(self.cluster, self.engine, pod).refused
+            return at_once(filter_all(self.cluster, self.engine, pod)).refused
         except Refusal as refusal:
             return dict.fromkeys(self.cluster.nodes, refusal)
 

@@ -5,9 +5,10 @@ change.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from allocator.rules.job import JobKey
 from allocator.rules.scheduled import is_refusal, verdict_on
@@ -15,8 +16,7 @@ from allocator.state.cluster import Cluster
 from ascend.kube.objects import Condition, Pod
 
 
-@dataclass(slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, gc=False):
     """What its scheduler says of a pod that it has refused.
 
     Attributes:

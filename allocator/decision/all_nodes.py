@@ -9,13 +9,18 @@ from allocator.state.cluster import Cluster
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.turn import Steps
 
 _STRONGER: Final = {Category.INCOMPLETE, Category.NOT_NPU}
 """With these reasons a label would not help."""
+_STEP: Final = 1024
+"""After so many nodes there may be a pause."""
 
 
-def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | None = None) -> Filtered:
+def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | None = None) -> Steps[Filtered]:
     """Where a pod fits now of all nodes, and why not on the others; reserves nothing.
+
+    Nodes that change during a pause are judged as before or after it.
 
     Args:
         cluster: nodes, pods and jobs.
@@ -26,14 +31,23 @@ def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | N
     Raises:
         Refusal: the pod's request is invalid on every node.
     """
-    filtered = engine.filter(pod, None, seat)
+    filtered = yield from engine.filtering(pod, None, seat)
     selector = pod.spec.node_selector
     if not selector:
         return filtered
     selected, refused = frozenset(cluster.labels.selected(selector)), dict(filtered.refused)
-    for name, record in cluster.nodes.items():
-        if name not in selected and not (name in refused and refused[name].reason.category in _STRONGER):
-            refused[name] = _mismatch(selector, record.node.metadata.labels if record.node is not None else {})
+    mismatches = dict[tuple[str | None, ...], Refusal]()  # thousands of nodes have the same labels of the selector
+    for number, name in enumerate(list(cluster.nodes), start=1):
+        if not number % _STEP:
+            yield
+        record = cluster.nodes.get(name)
+        if name in selected or record is None or (name in refused and refused[name].reason.category in _STRONGER):
+            continue
+        labels = record.node.metadata.labels if record.node is not None else {}
+        values = tuple(map(labels.get, selector))
+        if values not in mismatches:
+            mismatches[values] = _mismatch(selector, labels)
+        refused[name] = mismatches[values]
     return Filtered([name for name in filtered.fitting if name in selected], refused)
 
 

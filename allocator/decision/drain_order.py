@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.ranking import Bucket
@@ -43,7 +45,7 @@ class Part(NamedTuple):
     last: Entry = (-1, "")
 
 
-class _Place(NamedTuple):
+class _Place(msgspec.Struct, frozen=True, gc=False):
     product: str
     pods: int
     chips: int

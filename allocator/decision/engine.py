@@ -5,14 +5,14 @@ flight. So an answer names one node, and the chips are reserved in the same step
 free. A pod's own reservation never counts against the pod.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from msgspec.structs import replace
 
 from allocator.decision.choice import Choice
 from allocator.decision.earmarks import LOANS, Earmarks
-from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled, refused_with, settled_refusal
+from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled, settled_refusal
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY, GradualPlans
@@ -33,7 +33,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.placement import OrderKey
-from ascend.turn import Steps
+from ascend.turn import Steps, at_once
 
 _STEP: Final = 4096
 """After so many nodes that refuse a pod there may be a pause."""
@@ -178,7 +178,13 @@ class DecisionEngine:
         return await self.plans.preview(pod, gang, candidates) if gang is not None and gang.size > MANY else None
 
     def filter(self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None) -> Filtered:
-        """Where a pod fits now; reserves nothing.
+        """Where a pod fits now; reserves nothing. Arguments and exceptions are those of ``filtering``."""
+        return at_once(self.filtering(pod, candidates, seat))
+
+    def filtering(
+        self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None
+    ) -> Steps[Filtered]:
+        """Where a pod fits now; reserves nothing. It pauses only between nodes, if there are thousands.
 
         Args:
             pod: the pod.
@@ -190,13 +196,13 @@ class DecisionEngine:
         """
         self._prune()
         resolved = self._reader.read(pod, candidates)
+        names = list(self._cluster.index.entries if candidates is None else candidates)
         settled = self.settled_node(pod)
         if settled is not None:
-            return on_settled(pod, settled, self._cluster.index.entries if candidates is None else candidates)
-        if resolved.gang is not None:
-            return self._filter_gang(pod, resolved.chips, resolved.gang, candidates, seat)
-        with self._ledger.entitled(pod.uid, pod.priority):
-            return self._choice.partition(pod, resolved, candidates)
+            return on_settled(pod, settled, names)
+        if resolved.gang is None:
+            return (yield from self._explain(pod, resolved, names, None))
+        return (yield from self._filter_gang(pod, resolved, resolved.gang, None if candidates is None else names, seat))
 
     def rank(self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None) -> list[Tier]:
         """The nodes on which a pod fits, best first; reserves nothing; arguments as those of ``filter``.
@@ -210,7 +216,7 @@ class DecisionEngine:
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
         if resolved.gang is not None:
-            fitting = self._filter_gang(pod, resolved.chips, resolved.gang, candidates, seat).fitting
+            fitting = self.filter(pod, candidates, seat).fitting
             return [Tier(1, 0, fitting)] if fitting else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.entitled(pod.uid, pod.priority):
@@ -444,16 +450,16 @@ class DecisionEngine:
         return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
 
     def _filter_gang(
-        self, pod: Pod, request: ChipRequest, gang: Job, candidates: Iterable[str] | None, seat: str | None
-    ) -> Filtered:
-        names = list(self._cluster.index.entries if candidates is None else candidates)
+        self, pod: Pod, resolved: ResolvedRequest, gang: Job, candidates: list[str] | None, seat: str | None
+    ) -> Steps[Filtered]:
+        names = list(self._cluster.index.entries) if candidates is None else candidates
         try:
-            node = seat or self.gangs.preview(pod, request, gang, None if candidates is None else names)
+            node = seat or self.gangs.preview(pod, resolved.chips, gang, candidates)
         except Refusal as refusal:
-            return gang_refused(self._cluster.index, request, names, refusal.with_traceback(None))
+            return (yield from self._explain(pod, resolved, names, refusal.with_traceback(None)))
         elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
-        others = [name for name in names if name != node]
-        return Filtered([node], refused_with(self._cluster.index, request, others, elsewhere))
+        others = yield from self._explain(pod, resolved, [name for name in names if name != node], elsewhere)
+        return Filtered([node], others.refused)
 
 
 def _finished(pod: Pod) -> Refusal:

@@ -11,13 +11,17 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.turn import Turn
 
 
 async def judge(cluster: Cluster, engine: DecisionEngine, pod: Pod) -> Filtered | Refusal:
-    """Where a pod would fit now, and why not elsewhere; or why its request is invalid on every node."""
+    """Where a pod would fit now, and why not elsewhere; or why its request is invalid on every node.
+
+    Other tasks run meanwhile.
+    """
     seat = await engine.preview(pod)
     try:
-        return filter_all(cluster, engine, pod, seat)
+        return await Turn().share_between(filter_all(cluster, engine, pod, seat))
     except Refusal as refusal:
         return refusal.with_traceback(None)
 

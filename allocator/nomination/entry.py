@@ -1,8 +1,9 @@
 """What becomes of a pod that waits for a node, and what its status says of it; no I/O."""
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
+
+import msgspec
 
 from ascend.annotations import NOMINATED
 from ascend.kube.objects import Pod
@@ -30,8 +31,7 @@ class State(Enum):
     """It is left to its scheduler."""
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False, gc=False):
     """A pod that waits for a node.
 
     Attributes:

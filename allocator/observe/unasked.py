@@ -9,8 +9,9 @@ what; or, if the chips are there, that it is the scheduler that refuses the pod.
 import asyncio
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
@@ -39,8 +40,7 @@ _Key: TypeAlias = JobKey | tuple[ChipRequest, frozenset[tuple[str, str]], int] |
 """A gang; single pods with the same request, node selector and priority; or a pod with an invalid request."""
 
 
-@dataclass(slots=True)
-class _Unasked:
+class _Unasked(msgspec.Struct, gc=False):
     since_s: float
     judged_s: float = -math.inf
 

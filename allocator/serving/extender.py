@@ -31,6 +31,7 @@ from allocator.serving.extender_wire import (
     BindingArgs,
     BindingResult,
     FilterResult,
+    MetaVictims,
     NodeNames,
     PreemptionArgs,
     PreemptionResult,
@@ -183,8 +184,9 @@ class Extender:
             self._pods.require_served(pod)
             with self._journal.timed("preempt"):
                 suggested: dict[str, Suggestion] = {}
-                for node, victims in args.victims.items():
+                for node, raw in args.victims.items():
                     await turn.share()  # thousands of victims may take milliseconds to decode
+                    victims = decode(raw, MetaVictims)
                     uids = tuple(each.uid for each in victims.pods)
                     suggested[node] = Suggestion(uids, victims.pdb_violations)
                 await turn.share()

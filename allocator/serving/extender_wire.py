@@ -4,7 +4,7 @@ Go's field names are the keys. A call names every node that passed kube-schedule
 names are decoded only if all of them are needed.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -127,16 +127,16 @@ class MetaVictims(msgspec.Struct, gc=False):
 
 
 class PreemptionArgs(msgspec.Struct):
-    """The arguments of preempt: the victims kube-scheduler would choose, by node."""
+    """The arguments of preempt: the victims kube-scheduler would choose, ``MetaVictims``, by node."""
 
     pod: NamedPod = msgspec.field(name="Pod")
-    victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
+    victims: dict[str, msgspec.Raw] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
 class PreemptionResult(msgspec.Struct):
     """The result of preempt: some of these nodes, each with at least one victim, the most important first."""
 
-    victims: dict[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
+    victims: Mapping[str, MetaVictims | msgspec.Raw] = msgspec.field(name="NodeNameToMetaVictims")
 
 
 class BindingArgs(msgspec.Struct):

@@ -98,7 +98,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             seat = await self._engine.preview(pod, candidates)
             turn = Turn()
             try:
-                filtered = self._engine.filter(pod, candidates, seat)
+                filtered = await turn.share_between(self._engine.filtering(pod, candidates, seat))
             except Refusal as refusal:
                 filtered = Filtered([], dict.fromkeys(candidates or self._cluster.nodes, refusal))
             response = pb.FilterResponse(nodes=filtered.fitting)
@@ -187,7 +187,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         with self._journal.timed("explain"):
             seat = await self._engine.preview(pod, candidates)
             try:
-                filtered = self._engine.filter(pod, candidates, seat)
+                filtered = await Turn().share_between(self._engine.filtering(pod, candidates, seat))
             except Refusal as refusal:
                 message = refusal_message(refusal)
                 return pb.ExplainResponse(standing="refused", refusal=message, without_effect=ignored)

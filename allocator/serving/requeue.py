@@ -16,10 +16,10 @@ with a peer's, are retried in another way (``allocator/serving/retries.py``).
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+import msgspec
 import structlog
 
 from allocator.binding.binding import PodRef
@@ -52,8 +52,7 @@ _REST: Final = 9
 _REST_LIMIT_S: Final = 30.0
 
 
-@dataclass(slots=True)
-class _Refused:
+class _Refused(msgspec.Struct, gc=False):
     ref: PodRef
     request: ChipRequest
     is_of_gang: bool

@@ -44,6 +44,13 @@ _A3: Final = "node-a3-"
 _A3_PODS: Final = 10
 _IDLE: Final = "module-910b-8"
 _PODS: Final = PODS.path()
+_TRIED: Final = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/5000 nodes are available: 5000 GangIncomplete.",
+}
+"""The condition of a pod that its scheduler has tried: otherwise its gang would not start."""
 _PROBED: Final = (sys.executable, "-m", "tests.bench.probed_allocator")
 
 
@@ -142,8 +149,9 @@ async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
     objects[NODES.path()].add(_node(f"node-b-{NUMBER}", _IDLE), size.idle)
     for position in range(_A3_PODS):
         objects[_PODS].add(_a3_pod(position), size.a3)
-    for count in (*size.gangs, size.idle + 1):
-        objects[_PODS].add(_gang_pod(count), count)
+    objects[_PODS].add(_gang_pod(size.idle + 1), size.idle + 1)  # which no scheduler tries
+    for count in size.gangs:
+        objects[_PODS].add(_gang_pod(count) | {"status": {"phase": "Pending", "conditions": [_TRIED]}}, count)
     server = CannedServer(objects)
     pods = len(objects[_PODS])
     shown = table("what", "times", "longest turn\nms", "turns above\n10 ms")

@@ -148,7 +148,7 @@ class _Call(msgspec.Struct):
 
 def extender_call(data: bytes) -> None:
     """The bodies of filter, preempt and bind; a pod of the first is placed."""
-    for kind in (extender_wire.PreemptionArgs, extender_wire.BindingArgs):
+    for kind in (extender_wire.PreemptionArgs, extender_wire.BindingArgs, extender_wire.MetaVictims):
         with suppress(AscendError):
             extender_wire.decode(data, kind)
     _, names = extender_wire.read_args(data)

@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.decision.all_nodes import filter_all
 from allocator.decision.filtered import Tier
 from allocator.state.reservation import Reservation, Stage
+from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.reasons import Reason
 from ascend.turn import at_once
-from tests.allocator.builders import World, node, pod
+from tests.allocator.builders import GROUP, World, node, pod
 
 
 def test_equally_good_nodes_share_a_rank_and_the_first_by_name_wins() -> None:
@@ -208,3 +210,39 @@ def test_a_node_that_becomes_free_in_such_a_pause_is_reserved() -> None:
     placed = at_once(found)
     assert isinstance(placed, Reservation)
     assert placed.node == "n1"
+
+
+@pytest.mark.parametrize("is_of_gang", [True, False])
+def test_where_a_pod_fits_of_many_nodes_is_found_with_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+    is_of_gang: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    monkeypatch.setattr("allocator.decision.engine._STEP", 2)
+    monkeypatch.setattr("allocator.decision.all_nodes._STEP", 2)
+    world = World()
+    for number in range(8):
+        world.occupy(f"n{number}", range(number))
+    world.add(*(node(f"other-{number}", labels={"pool": "b"}) for number in range(4)), node("n7", labels={"pool": "a"}))
+    marks = {GROUP: "g", MIN_AVAILABLE: "2"} if is_of_gang else {}
+    asking, peer = (pod(name, 4, annotations=marks, selector={"pool": "a"}) for name in ("a", "b"))
+    world.add(asking, peer, node("n6", labels={"pool": "a"}))
+    expected = at_once(filter_all(world.cluster, world.engine, asking))
+    assert set(expected.fitting) <= {"n6", "n7"}
+    assert Reason.NODE_SELECTOR_MISMATCH in {each.reason for each in expected.refused.values()}
+
+    found, steps = filter_all(world.cluster, world.engine, asking), 0
+    gone = world.cluster.nodes["other-3"].node
+    assert gone is not None
+    while True:
+        try:
+            next(found)
+        except StopIteration as done:
+            filtered = done.value
+            break
+        steps += 1
+        if steps == 8:
+            world.cluster.node_deleted(gone)
+    assert steps > 8
+    assert filtered.fitting == expected.fitting
+    said = {name: (each.reason, each.message) for name, each in expected.refused.items() if name != "other-3"}
+    assert {name: (each.reason, each.message) for name, each in filtered.refused.items() if name != "other-3"} == said

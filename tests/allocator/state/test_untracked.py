@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 
 from allocator.decision.backlog import BacklogReader
+from allocator.decision.drain_order import DrainOrder
+from allocator.observe.unasked import UnaskedPods
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Node, Pod
+from ascend.turn import at_once
 from tests.allocator.builders import GROUP, World, node, pod, report
 from tests.allocator.harness import node_manifest, pod_manifest
 
@@ -98,3 +101,37 @@ def test_what_is_known_of_waiting_pods_is_not_tracked() -> None:
 
     before = tracked(128)
     assert tracked(640) - before < 200
+
+
+def test_what_is_known_of_nodes_that_drain_is_not_tracked() -> None:
+    world = World()
+    order = DrainOrder(world.cluster, world.ledger)
+
+    def tracked(nodes: range) -> int:
+        for number in nodes:
+            world.add(node(f"n{number}"), report(f"n{number}"))
+        at_once(order.refresh())
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = tracked(range(100))
+    assert tracked(range(100, 500)) - before < 450  # the records of the nodes
+
+
+def test_what_is_known_of_pods_without_an_answer_is_not_tracked() -> None:
+    world = World()
+    world.add(node("n1"), report("n1"))
+    schedulers = {pod("any").spec.scheduler_name}
+    look = UnaskedPods(
+        world.cluster, world.ledger, world.engine, lambda _pod, _why: True,
+        schedulers=schedulers, monotonic=lambda: 0.0,
+    )  # fmt: skip
+
+    def tracked(numbers: range) -> int:
+        world.add(*(pod(f"waits-{number}", 8) for number in numbers))
+        asyncio.run(look.look())
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = tracked(range(100))
+    assert tracked(range(100, 600)) - before < 100
