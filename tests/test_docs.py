@@ -80,7 +80,8 @@ def test_the_table_of_events_has_every_event_of_the_device_plugin() -> None:
     sources = (path.read_text() for path in (ROOT / "device_plugin").rglob("*.py"))
     posted = {reason for source in sources for reason in re.findall(r'"(NPU[A-Z][A-Za-z]+)"', source)}
     assert len(posted) > 15
-    page = (ROOT / "docs" / "device-plugin.md").read_text().partition("\n## Events\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "device-plugin-reference.md").read_text()
+    page = page.partition("\n## Events\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ((?:`NPU\w+`(?:, )?)+) [|(]", page, re.MULTILINE)
     assert sorted(reason for row in rows for reason in re.findall(r"NPU\w+", row)) == sorted(posted)
 
@@ -167,7 +168,7 @@ def test_the_table_of_functions_says_what_each_product_has() -> None:
 
 
 def test_the_table_of_parts_has_every_template_and_every_number_of_cores() -> None:
-    page = (ROOT / "docs" / "jobs.md").read_text().partition("\n### Which chips can be cut\n")[2].partition("\n###")[0]
+    page = (ROOT / "docs" / "vnpus.md").read_text().partition("\n## Which chips can be cut\n")[2].partition("\n##")[0]
     rows = {cells[0]: cells for cells in re.findall(r"^\| (\w+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)}
     assert {name for row in rows.values() for name in re.findall(r"`(vir\w+)`", row[1])} == set(SUFFIXES)
     for kind in divisible_kinds():

@@ -37,20 +37,20 @@ ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
-    "allocator.md": {
+    "allocator-reference.md": {
         "settings": lambda: settings_table(AllocatorSettings),
         "metrics": lambda: metrics_table(allocator_registry()),
     },
-    "deviations.md": {"unsupported": unsupported_table},
-    "device-plugin.md": {
+    "unsupported.md": {"unsupported": unsupported_table},
+    "device-plugin-reference.md": {
         "settings": lambda: settings_table(DevicePluginSettings),
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
-        "telemetry": telemetry_table,
         "rights": rights_table,
-        "told": told_table,
     },
+    "device-plugin.md": {"told": told_table},
+    "telemetry.md": {"telemetry": telemetry_table},
     "security.md": {"writers": writers_table, "authors": authors_table},
-    "npuctl.md": {"node-checks": checks_table},
+    "npuctl-operate.md": {"node-checks": checks_table},
     "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},
     "support.md": {
         "products": support_table,

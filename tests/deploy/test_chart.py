@@ -606,9 +606,9 @@ def test_chips_are_cut_on_all_nodes_or_on_those_of_a_pool(tmp_path: Path, monkey
     assert "args" not in _container(helm.find(items, "DaemonSet", "device-plugin-cut"))
 
 
-def test_the_pool_of_the_installation_guide_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_of_the_page_on_parts_of_chips_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
-    page = (helm.REPOSITORY / "docs" / "install.md").read_text()
+    page = (helm.REPOSITORY / "docs" / "vnpus.md").read_text()
     (block,) = re.findall(r"```yaml\n(# cut\.yaml\n.*?)```", page, re.DOTALL)
     values = tmp_path / "cut.yaml"
     values.write_text(block)

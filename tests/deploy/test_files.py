@@ -152,7 +152,7 @@ def test_the_values_accept_and_a_page_explains_every_field_of_a_simulated_server
     telemetry = (chip["telemetry"]["anyOf"][1]["properties"], SimulatedTelemetry)
     chips = ((chip, SimulatedChip), (virtual, SimulatedVirtualNpu), telemetry)
     resets, cuts = (schema["reset"]["properties"], SimulatedReset), (schema["cuts"]["properties"], SimulatedCuts)
-    _, _, page = (REPOSITORY / "docs" / "device-plugin.md").read_text().partition("\n## Simulated chips\n")
+    _, _, page = (REPOSITORY / "docs" / "device-plugin-reference.md").read_text().partition("\n## Simulated chips\n")
     for fields, struct in ((schema, SimulatedServer), *chips, switches, resets, cuts):
         assert set(fields) == set(struct.__struct_fields__)
     for name in SimulatedServer.__struct_fields__ + SimulatedChip.__struct_fields__ + telemetry[1].__struct_fields__:

@@ -870,8 +870,8 @@ def _not_denied(forgeries: dict[str, Ask], lab: Lab, account: str) -> dict[str, 
 
 
 def documented_roles(node: str) -> list[dict[str, Any]]:
-    """The roles of docs/npuctl.md for who cordons chips, for the chips of one node."""
-    page = (Path(helm.CHART).parents[2] / "docs" / "npuctl.md").read_text()
+    """The roles of docs/npuctl-operate.md for who cordons chips, for the chips of one node."""
+    page = (Path(helm.CHART).parents[2] / "docs" / "npuctl-operate.md").read_text()
     text = page.partition("\n## chip\n")[2].partition("```yaml\n")[2].partition("```")[0]
     roles: list[dict[str, Any]] = list(yaml.safe_load_all(text))
     for rule in (rule for role in roles for rule in role["rules"] if "resourceNames" in rule):
