@@ -35,19 +35,34 @@ def register(config: pytest.Config) -> None:
         if config.get_verbosity() == 0:
             config.pluginmanager.register(Progress(config, last))
     elif (received := getattr(config, "workerinput", None)) is not None:
-        config.pluginmanager.register(Worker(received[_DURATIONS]))
+        number = int(received["workerid"].removeprefix("gw"))
+        config.pluginmanager.register(Worker(number / received["workercount"], received[_DURATIONS]))
 
 
 class Worker:
     """Orders the files, and stops the worker's real cluster when no further file of this worker needs it.
 
     Args:
+        begin: the part of all files before the one that the worker collects first.
         durations: seconds that files took in an earlier run.
     """
 
-    def __init__(self, durations: Mapping[str, float]) -> None:
+    def __init__(self, begin: float, durations: Mapping[str, float]) -> None:
+        self._begin = begin
         self._durations = durations
         self._real: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Collect the files from another one on than the other workers.
+
+        On a clean checkout a collection mostly rewrites assertions, and stores them for the other workers.
+        """
+        if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            root = session.config.rootpath
+            files = [str(file) for folder in session.config.args for file in sorted((root / folder).rglob("test_*.py"))]
+            first = int(self._begin * len(files))
+            session.config.args = files[first:] + files[:first]
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -55,9 +70,9 @@ class Worker:
 
         tests = Counter(_file(item.nodeid) for item in items)
 
-        def rank(item: pytest.Item) -> tuple[bool, float]:
+        def rank(item: pytest.Item) -> tuple[bool, float, str]:
             file = _file(item.nodeid)
-            return file not in self._real, -self._durations.get(file, _expected_s(file, tests[file]))
+            return file not in self._real, -self._durations.get(file, _expected_s(file, tests[file])), file
 
         items.sort(key=rank)
 

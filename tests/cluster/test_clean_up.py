@@ -87,7 +87,7 @@ def test_nothing_is_left_after_a_normal_end(owned: Owned) -> None:
     assert [group for group in groups if group.exists()] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_nothing_is_left_after_the_owner_is_killed(owned: Owned, number: signal.Signals) -> None:
     groups = _container_cgroups(owned.folder)
     owned.owner.send_signal(number)
@@ -95,6 +95,7 @@ def test_nothing_is_left_after_the_owner_is_killed(owned: Owned, number: signal.
     wait_until(lambda: not any(group.exists() for group in groups), timeout_s=5, what="no cgroup is left")
 
 
+@pytest.mark.long
 def test_a_sweep_cleans_up_after_owner_and_reaper_are_killed(owned: Owned) -> None:
     groups = _container_cgroups(owned.folder)
     reaper_pid = owned.reaper_pid
@@ -117,6 +118,7 @@ def test_only_logs_are_kept_if_the_block_fails_with_a_paused_program(capsys: pyt
     reaper.remove_folder(folder)
 
 
+@pytest.mark.long
 def test_an_unexpected_end_of_a_program_is_reported_with_its_log(cluster: Cluster) -> None:
     program = cluster.process("broken", ["sh", "-c", "echo out of memory; exit 3"])
     program.start()

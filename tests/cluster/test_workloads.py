@@ -20,7 +20,7 @@ from tests.cluster.manifests import STAY, pod
 from tests.cluster.nodes import KUBELET_FOLDER, Node
 from tests.cluster.processes import wait_until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 RESOURCE = "huawei.com/TestChip"
 

@@ -22,7 +22,8 @@ def clock(node: PluginNode, tmp_path: Path) -> Iterator[Clock]:
         yield made
 
 
-@pytest.mark.parametrize("ahead_s", [-HOUR_S, pytest.param(HOUR_S, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ahead_s", [-HOUR_S, HOUR_S])
 def test_a_step_of_the_clock_changes_nothing_but_times(node: PluginNode, clock: Clock, ahead_s: int) -> None:
     node.place("before", 0, 1)
     node.check("before", 0, 1)

@@ -86,6 +86,7 @@ def test_a_pod_with_a_failed_chip_runs_on_and_the_chip_is_not_reused(node: Plugi
     assert "ChipUnhealthy: Ascend910-2 is unhealthy" in node.failed("next")
 
 
+@pytest.mark.long
 def test_capacity_and_allocatable_follow_chips_that_fail_and_recover(node: PluginNode) -> None:
     """Scenario F4."""
     steps = [((0, 1, 2, 3), ()), ((), (1, 3)), ((7,), (0,)), ((4, 5, 6), ()), ((), (2, 4, 5, 6, 7))]
@@ -195,6 +196,7 @@ def test_a_chip_that_drops_off_the_bus_is_unhealthy_and_comes_back(node: PluginN
     node.wait_until(lambda: node.counts() == (8, 8), "it is allocatable again")
 
 
+@pytest.mark.long
 def test_a_chip_that_was_not_ready_at_the_start_is_offered_once_it_is(node: PluginNode) -> None:
     """Scenario A11 in reverse."""
     node.plugin.process.stop()

@@ -42,6 +42,7 @@ def test_new_pods_get_the_free_chips_beside_pods_of_mindclusters_plugin(node: Pl
     node.check("last", 0, 1, 2, 3)
 
 
+@pytest.mark.long
 def test_a_node_goes_back_to_mindclusters_plugin_and_comes_again(node: PluginNode) -> None:
     node.place("ours", 4, 5)
     node.check("ours", 4, 5)

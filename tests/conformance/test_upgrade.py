@@ -56,7 +56,8 @@ def test_a_deleted_lock_file_lets_no_two_plugins_take_the_kubelet_from_each_othe
     assert node.lapses() <= before + 1
 
 
-@pytest.mark.parametrize("gap_s", [0.5, pytest.param(0.05, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("gap_s", [0.5, 0.05])
 def test_an_upgrade_fails_no_pod(slow_node: PluginNode, gap_s: float) -> None:
     """As a DaemonSet with ``maxSurge`` does it: the new pod is available before the old one is told to end."""
     node = slow_node

@@ -75,6 +75,7 @@ def check(node: PluginNode, name: str, resource: str, device: str) -> None:
     assert container.env["ASCEND_RUNTIME_OPTIONS"] == "VIRTUAL"
 
 
+@pytest.mark.long
 def test_two_pods_share_a_chip_over_restarts_and_a_fault(cut: PluginNode) -> None:
     place(cut, "first", SMALL, "Ascend910-5c.1cpu.16g-101-1")
     place(cut, "second", SMALL, "Ascend910-5c.1cpu.16g-100-1")

@@ -240,6 +240,7 @@ def test_the_webhook_gates_only_pods_that_wait_for_chips_of_our_scheduler(
         assert found["metadata"]["annotations"][NOMINATED] == found["spec"]["nodeName"]
 
 
+@pytest.mark.long
 def test_a_paused_leader_is_replaced_and_its_late_binding_is_denied(
     cluster: Cluster, running: Running, kube_namespace: str
 ) -> None:

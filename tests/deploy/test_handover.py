@@ -87,6 +87,7 @@ def slow_webhook(cluster: Cluster, folder: Path, namespace: str) -> Iterator[Slo
         server.server_close()
 
 
+@pytest.mark.long
 def test_a_binding_that_has_passed_the_fence_keeps_its_chips_over_a_hand_over(
     cluster: Cluster, running_without_extender: Running, kube_namespace: str, tmp_path: Path
 ) -> None:

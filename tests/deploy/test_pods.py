@@ -44,7 +44,7 @@ from tests.deploy.workloads import Deployment
 
 log = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(900)]
 
 NAMESPACE = "ascend-affinity"
 WHERE = (helm.RELEASE, "--namespace", NAMESPACE)
@@ -301,14 +301,7 @@ def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, buil
 
 
 @pytest.mark.shows("image", "910A")
-@pytest.mark.parametrize(
-    "order",
-    [
-        "label deployment chart",
-        pytest.param("deployment chart label", marks=pytest.mark.long),
-        pytest.param("chart label deployment", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("order", ["label deployment chart", "deployment chart label", "chart label deployment"])
 def test_until_the_scheduler_is_connected_one_pod_fails_in_any_order_of_steps(
     cluster: Cluster, built_image: image.Image, order: str
 ) -> None:
@@ -338,7 +331,6 @@ def test_until_the_scheduler_is_connected_one_pod_fails_in_any_order_of_steps(
         cluster.delete_pod("alone")
 
 
-@pytest.mark.long
 def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Image) -> None:
     hardened = str(built_image.source / helm.HARDENED.relative_to(helm.REPOSITORY))
     # There is no cert-manager here, and simulated chips have no device nodes.
@@ -354,7 +346,6 @@ def test_the_hardened_values_run_as_pods(cluster: Cluster, built_image: image.Im
             cluster.delete_pod(name)
 
 
-@pytest.mark.long
 @pytest.mark.shows("image", "910A")
 def test_the_charts_kube_scheduler_places_pods_and_the_clusters_own_stays_as_it_is(
     cluster: Cluster, built_image: image.Image
@@ -542,7 +533,6 @@ def images(cluster: Cluster) -> set[str]:
 
 
 @pytest.mark.shows("image", "910A")
-@pytest.mark.long
 def test_an_upgrade_from_the_previous_commit_and_back_while_pods_come_and_go(
     cluster: Cluster, built_image: image.Image, tmp_path: Path
 ) -> None:
@@ -586,7 +576,6 @@ def upgrade(cluster: Cluster, values: str) -> None:
     helm.run("upgrade", *WHERE, str(helm.CHART), *options, kubeconfig=cluster.kubeconfig_path)
 
 
-@pytest.mark.long
 @pytest.mark.shows("image", "910A")
 def test_an_open_installation_is_closed_while_pods_come_and_go(cluster: Cluster, built_image: image.Image) -> None:
     before = everything(cluster)
@@ -634,7 +623,6 @@ def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict
 
 
 @pytest.mark.shows("image", "910A")
-@pytest.mark.long
 def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: image.Image, tmp_path: Path) -> None:
     forth, _, back = (helm.REPOSITORY / "docs" / "mindcluster.md").read_text().partition("## Rollback")
     halves, _, forth = forth.partition("## Steps")

@@ -263,6 +263,7 @@ def test_another_key_and_no_key_are_refused(made: Path, keys: tuple[Path, Path],
     assert "--key KEY" in verify(made).stderr
 
 
+@pytest.mark.long
 def test_a_release_without_a_key_says_that_it_is_not_signed(
     source: Path, builder: Path, keys: tuple[Path, Path], made: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import re
 
 import msgspec
+import pytest
 
 from ascend.annotations import CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.products import ASCEND_910B_8
@@ -64,6 +65,7 @@ def say(node: WorldNode, cuts: SimulatedCuts) -> None:
     save_server(msgspec.structs.replace(server, cuts=cuts), node.state_file)
 
 
+@pytest.mark.long
 async def test_no_pod_is_sent_to_a_chip_whose_vnpu_is_not_given_back(world: World) -> None:
     for node in world.nodes:
         node.add_device_nodes(*(f"vdavinci{vdev_id}" for vdev_id in range(100, 110)))

@@ -13,7 +13,10 @@ from tests.e2e.world import Setup, World
 SETUP = Setup(allocators=2)
 
 pytestmark = pytest.mark.parametrize(
-    "shared_world", [pytest.param("real", marks=pytest.mark.real)], indirect=True, scope="module"
+    "shared_world",
+    [pytest.param("real", marks=[pytest.mark.real, pytest.mark.long])],
+    indirect=True,
+    scope="module",
 )
 
 TIMEOUT: Final = "8s"

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
+import pytest
+
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
 from tests.e2e.world import World
@@ -35,6 +37,7 @@ async def delete_gang(world: World, name: str, size: int) -> None:
         await world.client.request("DELETE", path, query={"gracePeriodSeconds": "0"})
 
 
+@pytest.mark.long
 async def test_two_gangs_that_need_each_others_cpu_start_one_after_the_other(world: World) -> None:
     await world.add_fake_nodes("q-0", "q-1", labels=POOL, cpu=6)
     for rank in range(2):

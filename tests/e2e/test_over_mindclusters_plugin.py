@@ -193,7 +193,9 @@ async def test_a_pod_without_ascendreal_keeps_its_chips(world: World) -> None:
     await check_nothing_is_held_twice(world, [first, second])
 
 
-@pytest.mark.parametrize("how", ["reported", "restart", "operator"])
+@pytest.mark.parametrize(
+    "how", ["restart", *(pytest.param(how, marks=pytest.mark.long) for how in ("reported", "operator"))]
+)
 async def test_chips_of_a_pod_that_ends_are_not_given_while_another_may_have_them(world: World, how: str) -> None:
     """Two pods have each other's chips, and one ends before the plugin says so.
 
@@ -258,6 +260,7 @@ async def is_asked(node: WorldNode) -> bool:
     return bool(chance_of(node).waiting)
 
 
+@pytest.mark.long
 async def test_a_faulty_chip_is_not_used_and_its_pod_keeps_running(world: World) -> None:
     await world.create("uses", 2)
     pod = await runs(world, "uses")

@@ -91,7 +91,11 @@ def where(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest_asyncio.fixture(loop_scope="module", params=SCENARIOS, ids=lambda scenario: scenario.product.name)
+@pytest_asyncio.fixture(
+    loop_scope="module",
+    params=[*(pytest.param(scenario, marks=pytest.mark.long) for scenario in SCENARIOS[:-1]), SCENARIOS[-1]],
+    ids=lambda scenario: scenario.product.name,
+)
 async def scenario(request: pytest.FixtureRequest, where: str, tmp_path: Path) -> AsyncIterator[tuple[World, Scenario]]:
     each: Scenario = request.param
     setup = Setup(each.product)

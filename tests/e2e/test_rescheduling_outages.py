@@ -140,10 +140,8 @@ OUTAGES: Final[dict[str, Callable[[Stage], AbstractAsyncContextManager[None]]]] 
 _numbers = itertools.count()
 
 
-@pytest.mark.parametrize(
-    "outage",
-    [outage if outage == "API server frozen" else pytest.param(outage, marks=pytest.mark.long) for outage in OUTAGES],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("outage", OUTAGES)
 async def test_a_node_that_returns_with_the_control_plane_keeps_its_pods(stage: Stage, outage: str) -> None:
     name = f"job{next(_numbers)}"
     server, _ = await stage.job(name)

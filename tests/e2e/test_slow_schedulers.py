@@ -53,6 +53,7 @@ async def lapsed(world: World) -> None:
     await world.eventually(check, "the Binding of a pod has lapsed")
 
 
+@pytest.mark.long
 async def test_a_gang_starts_whole_although_its_allocator_dies_in_the_middle(world: World) -> None:
     await world.add_fake_nodes(*(f"q-{number}" for number in range(SIZE // 2)), labels=POOL)
     await create_gang(world, "a", SIZE, cpu=0)

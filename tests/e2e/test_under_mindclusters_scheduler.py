@@ -104,6 +104,7 @@ async def test_a_fault_and_its_end_leave_the_node_in_use(world: World, scheduler
     assert not scheduler.unstable
 
 
+@pytest.mark.long
 async def test_a_faulty_chip_in_use_costs_only_itself(world: World, scheduler: MindClusterScheduler) -> None:
     await create(world, "other", 8)
     await check_hand_over(world, "other", 8)
@@ -178,6 +179,7 @@ async def test_an_upgrade_of_the_plugin_fails_no_pod(world: World) -> None:
         await check_hand_over(world, name, 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("scheduler")
 async def test_a_second_fault_within_a_second_is_taken_notice_of(world: World) -> None:
     """That scheduler reads a report only if its UpdateTime, in seconds, is larger than the last one."""

@@ -94,6 +94,7 @@ async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges_and_told(
     assert (answer["state"], answer["reason"], answer["requests"]) == ("waits", event["reason"], "8 chips")
 
 
+@pytest.mark.long
 async def test_a_pod_that_lacks_cpu_beside_free_chips_is_told_by_an_event(world: World) -> None:
     await world.create("wide", 2, cpu=100_000)
     assert "Insufficient cpu" in await world.pending_because("wide")

@@ -84,6 +84,7 @@ async def slow_webhook(world: World) -> AsyncIterator[Slow]:
         await runner.cleanup()
 
 
+@pytest.mark.long
 async def test_chips_of_a_binding_that_is_held_up_are_handed_over(world: World) -> None:
     node = world.nodes[0].name
     async with slow_webhook(world) as slow:

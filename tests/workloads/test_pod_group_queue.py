@@ -32,6 +32,7 @@ async def test_the_pods_of_an_operator_that_waits_are_a_gang(workloads: Workload
     assert sorted(job.rank_of(workloads.app.cluster.pods[pod.uid]) for pod in pods) == [0, 1, 2]
 
 
+@pytest.mark.long
 async def test_groups_of_another_scheduler_keep_their_phase(workloads: Workloads) -> None:
     (job,) = example("ascendjob.yaml")
     other = json.loads(json.dumps(job))

@@ -110,6 +110,7 @@ def labelled(**labels: str) -> list[JsonObject]:
     return [job]
 
 
+@pytest.mark.long
 async def test_soft_blocks_are_split_where_they_must_be(workloads: Workloads) -> None:
     await add_super_pods(workloads, 1, 1, 2)
     await workloads.create(labelled(**{"super-pod-affinity": "soft"}))
