@@ -18,8 +18,8 @@ log = structlog.get_logger()
 
 REASON: Final = "CertificateExpires"
 """The reason of the Events."""
-REMIND_S: Final = 3600.0
-"""An API server forgets Events after an hour, by default."""
+REMIND_S: Final = 240.0
+"""While it lasts, so that an Event that is older than that (by default an API server keeps it for an hour) is over."""
 
 
 class Expiry:

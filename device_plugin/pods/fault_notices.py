@@ -1,4 +1,4 @@
-"""Tells pods of the faults of their chips, once for each pod and fault.
+"""Tells pods of the faults of their chips, once for each pod and fault, and of vNPUs that were removed from below them.
 
 Only known faults are told. A chip that is silent, or held back after a fault, may be fine: its pods are not told
 (``Snapshot.reported_unhealthy``).
@@ -9,18 +9,21 @@ from dataclasses import dataclass
 
 import structlog
 
+from ascend.chips import chip_ids, chip_set
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.fault_codes import meaning_of
 from device_plugin.device_types import DeviceType
 from device_plugin.health.levels import Level
-from device_plugin.health.snapshot import FaultRecord, Snapshot
+from device_plugin.health.snapshot import REMOVED, FaultRecord, Snapshot
 from device_plugin.ledger.handovers import HandOvers
 from device_plugin.ledger.node_pods import NodePods
-from device_plugin.pods.reconciler import Announce
+from device_plugin.pods.reconciler import WITHOUT, Announce
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 FAULT = "NPUFault"
+_NO_CODE = -1
+"""In the place of a fault's code: the device was removed."""
 
 _REPLACE = "delete the pod, so that the one that replaces it gets other chips"
 _NETWORK = "jobs of several pods can't use it, check its link; to move the pod, delete it"
@@ -66,7 +69,7 @@ class FaultNotices:
         self._handovers = handovers
         self._announce = announce
         self._told: set[tuple[str, int, int]] = set()
-        """The uid of the pod, the physical id of the chip, and the code of each fault that was told."""
+        """The uid of the pod, the number of the device, and the code of each fault that was told."""
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -80,8 +83,11 @@ class FaultNotices:
         """Tell each pod which faults its chips have that it was not told of."""
         self._told = {told for told in self._told if told[0] in self._handovers}
         snapshot = self._snapshots.value
-        hits = [*faults_to_tell(snapshot)] if snapshot is not None else []
-        for handover in self._handovers if hits else ():
+        if snapshot is None:
+            return
+        hits = [*faults_to_tell(snapshot)]
+        removed = chip_set(chip.chip_id for chip in snapshot.chips if chip.reason == REMOVED)
+        for handover in self._handovers if hits or removed else ():
             pod = self._pods.get(handover.uid)
             own = [hit for hit in hits if handover.chip_set >> hit.chip & 1]
             new = [hit for hit in own if (handover.uid, hit.chip, hit.fault.code) not in self._told]
@@ -93,6 +99,12 @@ class FaultNotices:
                 log.warning("a chip in use has a fault", pod=pod.key, pod_uid=pod.uid, error=sentence)
                 self._announce(pod, FAULT, sentence)
             self._told |= {(handover.uid, hit.chip, hit.fault.code) for hit in new}
+            lost = {(handover.uid, each, _NO_CODE) for each in chip_ids(handover.chip_set & removed)} - self._told
+            if lost:
+                names = self._device_type.join(sorted(number for _, number, _ in lost))
+                log.warning("a device in use was removed", pod=pod.key, pod_uid=pod.uid, devices=names)
+                self._announce(pod, WITHOUT, f"it runs with {names}, which the driver no longer has: delete the pod")
+            self._told |= lost
 
 
 def faults_to_tell(snapshot: Snapshot) -> Iterator[_Hit]:

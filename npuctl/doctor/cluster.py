@@ -18,11 +18,12 @@ from allocator.state.node import NodeRecord, Server
 from allocator.superpods.demand import PRODUCTS
 from ascend.annotations import DISTRIBUTED, REAL, SUPER_POD_ID
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
-from ascend.deviceinfo import NAMESPACE, config_map_name
+from ascend.deviceinfo import NAMESPACE, config_map_name, read_manually_separated
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.pod_devices import Held, read_held
+from ascend.printable import printable
 from ascend.reasons import Category, Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
 from ascend.templates import Template
@@ -31,7 +32,7 @@ from npuctl.doctor.details import Details
 from npuctl.doctor.faults import check_faults
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.doctor.kept import Kept
-from npuctl.doctor.plugins import check_plugins
+from npuctl.doctor.plugins import OLD_S, check_plugins
 from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
 from npuctl.doctor.rights import check_rights
 from npuctl.doctor.schedulers import check_schedulers
@@ -40,9 +41,6 @@ from npuctl.doctor.variables import check_taken
 from npuctl.evaluation import Evaluation, Verdict
 from npuctl.output import as_values, group
 from npuctl.reading.objects import ClusterObjects
-
-OLD_S: Final = 330
-"""Reports are written at least every 300 s."""
 
 _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
 """What an administrator may have wanted: worth knowing rather than mending."""
@@ -68,22 +66,25 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
     ]
     served = details.served or settings.scheduler_names
     schedulers = named("schedulers", check_schedulers(objects.pods, served, details.kube_schedulers, now_ns / 1e9))
-    unserved = {each.name for each in nodes if isinstance(each.offer, Refusal) and each.offer.reason in _UNSERVED}
+    refused = {each.name: each.offer.reason for each in nodes if isinstance(each.offer, Refusal)}
+    unserved = {name for name, reason in refused.items() if reason in _UNSERVED}
+    unoffered = {name for name, reason in refused.items() if reason == Reason.RESOURCE_NOT_OFFERED}
     programs = check_programs(
         objects, (each.name for each in nodes), details, unserved=unserved, is_asked=not schedulers
     )
     found = [
         *named("nodes", _check_nodes(nodes)),
         *named("programs", programs),
-        *named("plugins", check_plugins(objects.nodes)),
+        *named("plugins", check_plugins(objects.nodes, details.heartbeats, unoffered, now_ns / 1e9)),
         *schedulers,
         *named("rights", check_rights(details.denied)),
-        *named("certificates", map(_expiring, details.expiring)),
+        *named("certificates", _check_certificates(details.expiring, now_ns / 1e9)),
         *named("SuperPods", _check_super_pods(nodes)),
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
         *named("faults", check_faults(nodes, objects.valid_reports, objects.cordons, _spread(objects.pods))),
+        *named("faults", _check_orders(nodes, objects, details.refused_rules)),
         *named("pods", _check_pods(objects.pods)),
         *named("pods", check_taken(details.taken)),
         *named("events", check_told(details.told, objects.pods)),
@@ -114,12 +115,32 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
             yield warning(sentence, "nothing to do if they are devices of another kind", nodes=(record.name,))
 
 
-def _expiring(note: str) -> Finding:
-    """What an Event of the allocator says of a certificate."""
-    certificate, _, advice = note.partition(": ")
-    return (problem if " expired at " in certificate else warning)(
-        certificate, f"{advice} (docs/allocator.md#certificates)"
-    )
+def _check_certificates(expiring: Iterable[tuple[str, float]], now_s: float) -> Iterator[Finding]:
+    """What the Events of the allocator say of certificates: they are repeated until a certificate is renewed."""
+    for note, seen_s in expiring:
+        certificate, _, advice = note.partition(": ")
+        found = problem if " expired at " in certificate else warning
+        if now_s - seen_s <= OLD_S:
+            yield found(certificate, f"{advice} (docs/allocator.md#certificates)")
+
+
+def _check_orders(
+    npu_nodes: Iterable[NodeRecord], objects: ClusterObjects, refused_rules: Sequence[str]
+) -> Iterator[Finding]:
+    """Check what people write about chips and their faults: what of it has no effect."""
+    if refused_rules:
+        yield warning(
+            f"the site's fault rules are invalid: {'; '.join(refused_rules)}", "correct them: they are left out"
+        )
+    reports = objects.reports
+    for record in npu_nodes:
+        if record.name not in reports or not isinstance(record.server, Server):
+            continue
+        separated, names = read_manually_separated(reports[record.name].data)
+        there = record.server.reported | chip_set(each.chip for each in record.server.vnpus)
+        if unknown := [*map(chip_name, chip_ids(separated & ~there)), *map(printable, names)]:
+            sentence = f"ManuallySeparateNPU of node {record.name} names what is no chip of it: {some(unknown)}"
+            yield warning(sentence, "correct the entry: it has no effect", nodes=(record.name,))
 
 
 def _check_super_pods(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:

@@ -56,11 +56,11 @@ async def diagnose_cluster(source: Source, allocator: str | None, authority: Pat
     """
     if source.files:
         reading = source.read_files(strict=False)
-        objects, details = reading.objects, find_details(reading.manifests)
+        objects, details = reading.objects, find_details(reading.manifests, reading.objects.nodes)
     else:
         objects = await source.read_cluster()
         async with await source.connect() as client:
-            details = await read_details(client)
+            details = await read_details(client, objects.nodes)
     findings = await check_cluster(objects, details, source.settings, source.now_ns)
     if allocator is not None:
         findings += named("allocator", await check_allocator(allocator, authority))

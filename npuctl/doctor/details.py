@@ -4,14 +4,19 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from ascend.conditions import NOT_READY
+from ascend.deviceinfo import NAMESPACE
 from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, EVENTS, PODS
+from ascend.kube.objects import CONFIG_MAPS, EVENTS, NODES, PODS, Node
+from device_plugin.health.fault_rules import default_rules, read_rules
+from npuctl.doctor.plugins import unready
 from npuctl.doctor.rights import Account, Denied, read_denied
 from npuctl.doctor.told import ADVICE, Told
 from npuctl.doctor.variables import MOST_READ, PodVariables, Taken, taken, taken_in, wanted
@@ -36,6 +41,8 @@ _BINDINGS: Final = re.compile(r"--webhooks=\S*bindings")
 _SCHEDULER: Final = "scheduler"
 """The component of the chart's kube-scheduler."""
 
+_FAULT_RULES: Final = (NAMESPACE, "mindx-dl-fault-config")
+"""The site's fault rules (docs/device-plugin.md#fault-rules)."""
 _VOLCANOS_CONFIG: Final = ("volcano-system", "volcano-scheduler-configmap")
 _THEIR_PLUGIN_IN_VOLCANO: Final = "volcano-npu"
 """The name of MindCluster's plugin has its version after this, as in ``volcano-npu_v26.0.0_linux-aarch64``."""
@@ -128,6 +135,25 @@ class _Policy(msgspec.Struct):
     spec: _PolicySpec
 
 
+class _Condition(msgspec.Struct, rename="camel"):
+    type: str = ""
+    last_heartbeat_time: datetime | None = None
+
+
+class _NodeStatus(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
+class _Node(msgspec.Struct):
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+    @property
+    def heartbeat_s(self) -> float | None:
+        """When its device plugin has written last whether it is ready, Unix seconds; None if that is not known."""
+        own = (each.last_heartbeat_time for each in self.status.conditions or () if each.type == NOT_READY)
+        return next((each.timestamp() for each in own if each is not None), None)
+
+
 class _List(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
@@ -149,6 +175,11 @@ class _Event(msgspec.Struct, rename="camel"):
         """When it was last seen, RFC 3339."""
         repeated = self.series.last_observed_time if self.series is not None else ""
         return max(repeated, self.event_time or "", self.deprecated_last_timestamp or "")
+
+    @property
+    def expiry(self) -> tuple[str, float]:
+        """What it says, and when it was seen last, Unix seconds."""
+        return self.note, msgspec.convert(self.last, datetime).timestamp() if self.last else 0.0
 
     @property
     def told(self) -> Told:
@@ -176,7 +207,9 @@ class Details:
         kube_schedulers: the command lines of the pods of kube-scheduler; none if it need not call the allocator: the
             chart has one of its own, or Bindings reach the allocator's webhook.
         told: the Events whose reasons ``told.ADVICE`` names, the oldest first.
-        expiring: what the Events of the allocator say of certificates.
+        expiring: what the Events of the allocator say of certificates, with when each was seen last, Unix seconds.
+        refused_rules: the entries of the site's fault rules that the device plugins leave out, a sentence each.
+        heartbeats: when a device plugin that is not ready has said so last, Unix seconds, by node.
         denied: the rights that the accounts of this project's programs lack; None if that is not known.
         is_whole: the objects are those of an API server, so what is not among them does not exist.
         unread: why something could not be read, by what it is.
@@ -193,14 +226,16 @@ class Details:
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
     kube_schedulers: tuple[str, ...] = ()
     told: tuple[Told, ...] = ()
-    expiring: tuple[str, ...] = ()
+    expiring: tuple[tuple[str, float], ...] = ()
+    refused_rules: tuple[str, ...] = ()
+    heartbeats: Mapping[str, float] = field(default_factory=dict)
     denied: tuple[Denied, ...] | None = None
     is_whole: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-async def read_details(client: KubeClient) -> Details:
-    """Read them from an API server; what can't be read is ``unread``."""
+async def read_details(client: KubeClient, nodes: Iterable[Node] = ()) -> Details:
+    """Read them from an API server, whose nodes are given; what can't be read is ``unread``."""
     namespace, name = _VOLCANOS_CONFIG
     unread: dict[str, str] = {}
 
@@ -218,13 +253,16 @@ async def read_details(client: KubeClient) -> Details:
             unread[what] = str(error)
             return None
 
-    plugins, volcanos, config, policies, pods = await asyncio.gather(
+    plugins, volcanos, config, policies, pods, rules = await asyncio.gather(
         get("pods of MindCluster's device plugin", PODS.path(), _List[_Pod], THEIR_PLUGIN),
         get("pods of Volcano", PODS.path(), _List[_Pod], VOLCANO),
         get("Volcano's configuration", CONFIG_MAPS.path(namespace=namespace, name=name), _ConfigMap),
         get("admission policies", _POLICIES, _List[_Policy], OURS),
         get("variables of pods", PODS.path(), _List[PodVariables]),
+        get("fault rules", CONFIG_MAPS.path(namespace=_FAULT_RULES[0], name=_FAULT_RULES[1]), _ConfigMap),
     )
+    doubtful = list(unready(nodes))[:MOST_READ]
+    shown = await asyncio.gather(*(get("heartbeats of Nodes", NODES.path(name=each), _Node) for each in doubtful))
     ours, kube_schedulers = await asyncio.gather(
         get("pods of this project", PODS.path(), _List[_Pod], OURS),
         get("pods of kube-scheduler", PODS.path(), _List[_Pod], KUBE_SCHEDULER),
@@ -250,7 +288,9 @@ async def read_details(client: KubeClient) -> Details:
     return replace(
         details,
         **programs,
-        expiring=tuple(dict.fromkeys(event.note for event in expiring)),
+        expiring=tuple(dict(event.expiry for event in expiring).items()),
+        refused_rules=_refused(rules),
+        heartbeats=_heartbeats(zip(doubtful, shown, strict=True)),
         told=tuple(event.told for each in told for event in each),
         taken=tuple(found),
         denied=denied,
@@ -258,15 +298,17 @@ async def read_details(client: KubeClient) -> Details:
     )
 
 
-def find_details(manifests: Iterable[Manifest]) -> Details:
-    """Find them among the objects of files.
+def find_details(manifests: Iterable[Manifest], nodes: Iterable[Node] = ()) -> Details:
+    """Find them among the objects of files, whose nodes are given.
 
     Raises:
         InvalidValue: one of these objects is invalid.
     """
     plugins, volcanos, policies, ours, kube_schedulers = [], [], list[_Policy](), list[_Pod](), list[_Pod]()
     config: _ConfigMap | None = None
-    given = list(manifests)
+    rules: _ConfigMap | None = None
+    shown = dict[str, _Node | None]()
+    given, doubtful = list(manifests), unready(nodes)
     for each in given:
         match each.origin.kind:
             case "Pod" if _has(each, THEIR_PLUGIN):
@@ -279,10 +321,30 @@ def find_details(manifests: Iterable[Manifest]) -> Details:
                 kube_schedulers.append(each.convert(_Pod))
             case "ConfigMap" if each.origin.key == "/".join(_VOLCANOS_CONFIG):
                 config = each.convert(_ConfigMap)
+            case "ConfigMap" if each.origin.key == "/".join(_FAULT_RULES):
+                rules = each.convert(_ConfigMap)
+            case "Node" if each.origin.key in doubtful:
+                shown[each.origin.key] = each.part(_Node)
             case kind if kind == _POLICY and _has(each, OURS):
                 policies.append(each.convert(_Policy))
     details = _details(plugins, volcanos, config, policies, {})
-    return replace(details, **_programs(ours, kube_schedulers), taken=tuple(taken_in(given)))
+    return replace(
+        details,
+        **_programs(ours, kube_schedulers),
+        taken=tuple(taken_in(given)),
+        refused_rules=_refused(rules),
+        heartbeats=_heartbeats(shown.items()),
+    )
+
+
+def _refused(rules: _ConfigMap | None) -> tuple[str, ...]:
+    """The entries of fault rules that are left out."""
+    data = {key: text for key, text in ((rules.data if rules is not None else None) or {}).items() if text is not None}
+    return read_rules(data, default_rules())[1]
+
+
+def _heartbeats(shown: Iterable[tuple[str, _Node | None]]) -> dict[str, float]:
+    return {name: node.heartbeat_s for name, node in shown if node is not None and node.heartbeat_s is not None}
 
 
 def _programs(ours: Iterable[_Pod], kube_schedulers: Iterable[_Pod]) -> dict[str, Any]:

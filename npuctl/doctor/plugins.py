@@ -1,11 +1,15 @@
-"""What the device plugins say of themselves on their Nodes: the condition ``AscendDevicePluginNotReady``."""
+"""What the device plugins say of themselves on their Nodes: the condition ``AscendDevicePluginNotReady``.
 
-from collections.abc import Iterable, Iterator, Mapping
+A plugin that is killed leaves the condition as it was, so it counts only while the plugin may live: a plugin that is
+registered at its kubelet offers chips, and one that lives writes the condition again every 300 s.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from ascend.conditions import NOT_READY, Lack
 from ascend.grammar import some
-from ascend.kube.objects import Node
+from ascend.kube.objects import Condition, Node
 from ascend.printable import printable
 from npuctl.doctor.finding import Finding, problem
 
@@ -27,15 +31,39 @@ _ADVICE: Final[Mapping[str, str]] = {
 }
 
 
-def check_plugins(nodes: Iterable[Node]) -> Iterator[Finding]:
-    """Say which plugins are not ready, alike ones together; a plugin that has not started yet counts as well."""
-    alike: dict[str, list[tuple[str, str]]] = {}
-    for node in nodes:
-        for each in node.status.conditions:
-            if each.type == NOT_READY and each.status == "True":
-                alike.setdefault(each.reason, []).append((node.name, printable(each.message)))
-    for reason, told in sorted(alike.items()):
+OLD_S: Final = 330
+"""The device plugin writes its report, and its condition, at least every 300 s."""
+
+_WHILE_REGISTERED: Final = {lack.reason for lack in (Lack.REPORT, Lack.CLAIMS, Lack.KUBELETS_PODS)}
+"""What a plugin lacks that has registered at its kubelet."""
+_ENDED: Final = "start it; the log of its pod there says why it ended, or why it can't reach the API server"
+
+
+def unready(nodes: Iterable[Node]) -> dict[str, Condition]:
+    """The conditions of the plugins that are not ready, or were not when they wrote last, by node."""
+    conditions = ((node.name, each) for node in nodes for each in node.status.conditions)
+    return {name: each for name, each in conditions if each.type == NOT_READY and each.status == "True"}
+
+
+def check_plugins(
+    nodes: Iterable[Node], heartbeats: Mapping[str, float], unoffered: Collection[str], now_s: float
+) -> Iterator[Finding]:
+    """Say which plugins are not ready, alike ones together; a plugin that has not started yet counts as well.
+
+    Args:
+        nodes: all nodes.
+        heartbeats: when the plugin of a node has written its condition last, Unix seconds, as far as that is known.
+        unoffered: the nodes whose kubelets offer no chips.
+        now_s: the time, Unix seconds.
+    """
+    alike: dict[tuple[bool, str], list[tuple[str, str]]] = {}
+    for name, each in unready(nodes).items():
+        contradicted = name in unoffered and set(each.reason.split(",")) <= _WHILE_REGISTERED
+        is_over = contradicted or now_s - heartbeats.get(name, now_s) > OLD_S
+        alike.setdefault((is_over, each.reason), []).append((name, printable(each.message)))
+    for (is_over, reason), told in sorted(alike.items()):
         names = tuple(sorted(name for name, _ in told))
-        where = f"node {names[0]} is" if len(names) == 1 else f"{len(names)} nodes ({some(names)}) is"
-        advice = _ADVICE.get(reason.partition(",")[0], "npuctl doctor there says more")
-        yield problem(f"the device plugin of {where} not ready: {min(told)[1]}", advice, nodes=names)
+        where = f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes ({some(names)})"
+        state = "does not run, or can't reach the API server; it was" if is_over else "is"
+        advice = _ENDED if is_over else _ADVICE.get(reason.partition(",")[0], "npuctl doctor there says more")
+        yield problem(f"the device plugin of {where} {state} not ready: {min(told)[1]}", advice, nodes=names)

@@ -16,8 +16,6 @@ ADVICE: Final[Mapping[str, str]] = {
     "NPUSegmentInUse": "end the container that has the vNPU, or destroy the vNPU with npu-smi",
     "NPUResetFailed": "reset the chip with npu-smi, or restart the server (docs/hot-reset.md)",
     "NPUResetCancelled": "see why the Node can't be written: the chips are not reset",
-    "NPUFaultRulesInvalid": "correct the entries: they are left out",
-    "NPUSeparationUnknown": "correct the entry: it has no effect",
     "NPUReschedulingHeld": "docs/rescheduling.md says when it goes on; the allocator's log has each cause",
 }
 """The reasons of these Events, with what to do."""

@@ -10,12 +10,13 @@ import pytest
 
 from ascend.annotations import CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, parse_chip_name
-from ascend.kube.objects import PODS, Pod
+from ascend.kube.objects import EVENTS, PODS, Pod
 from ascend.vnpus import parse_vnpu, resource_of
 from device_plugin.app import Plugin
 from device_plugin.chips import scanner
 from device_plugin.driver.simulated import SimulatedVirtualNpu
 from device_plugin.pods.container_edits import CDI_FILE
+from device_plugin.pods.reconciler import WITHOUT
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, running, seen, until
 from tests.device_plugin.test_probes import answers
@@ -219,6 +220,28 @@ async def test_a_removed_vnpu_stays_with_its_pod_over_a_restart(folder: Path) ->
             await seen(whole.report, lambda found: found.free == WHOLE)
             await whole.client.delete(PODS, "first", "default")
             await until(whole.offers_chips)
+
+
+async def test_a_pod_whose_vnpu_is_removed_is_told_once_also_over_a_restart(folder: Path) -> None:
+    async def told() -> list[tuple[str, str]]:
+        events = json.loads(await whole.client.request("GET", EVENTS.path()))["items"]
+        return [(each["regarding"]["name"], each["note"]) for each in events if each["reason"] == WITHOUT]
+
+    async with whole_node(folder) as whole:
+        cut(whole, 1, v100="vir02", v101="vir02")
+        async with whole.plugin(WHOLE):
+            await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
+            for name, device in (("first", "Ascend910-2c-100-1"), ("second", "Ascend910-2c-101-1")):
+                await bind(whole, name, TWO, device)
+                await whole.claimed(name)
+            cut(whole, 1, v101="vir02")
+            await seen(told, lambda found: len(found) == 1)
+        async with whole.plugin(WHOLE):
+            await until(lambda: offers(whole, TWO, v100_1="Healthy", v101_1="Healthy"))
+            cut(whole, 1, v101="vir04")  # the id of another size is not the pod's vNPU
+            found = await seen(told, lambda found: len(found) == 2)
+    says = "it runs with {}, which the driver no longer has: delete the pod"
+    assert found == [("first", says.format("Ascend910-2c-100-1")), ("second", says.format("Ascend910-2c-101-1"))]
 
 
 async def test_a_pod_that_another_plugin_gave_a_vnpu_keeps_it(folder: Path) -> None:

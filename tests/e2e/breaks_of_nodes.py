@@ -7,13 +7,19 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
+from ascend.annotations import PREDICATE_TIME
+from ascend.chips import RESOURCE
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
-from ascend.kube.objects import CONFIG_MAPS
+from ascend.kube.objects import CONFIG_MAPS, PODS
+from ascend.products import ASCEND_A3_16
+from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.driver.simulated_resets import SimulatedReset
+from device_plugin.driver.simulated_switches import SimulatedSwitchFault
+from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.authority import Authority
+from tests.dcmi.fake import FakeDcmi, ascend_910a
 from tests.device_plugin.node import SloppyKubelet
 from tests.e2e.lab import Break, Lab
-from tests.e2e.test_vnpus import create, cut_chip
 from tests.mindcluster.device_plugin import MindClusterPlugin
 
 REPORT: Final = config_map_name("n1")
@@ -54,36 +60,6 @@ async def a_chip_flaps(lab: Lab) -> AsyncIterator[None]:
 
 async def _is_unhealthy(lab: Lab, wanted: bool) -> bool:  # noqa: FBT001 - a condition
     return bool((await lab.world.report("n1")).unhealthy) == wanted
-
-
-@asynccontextmanager
-async def a_chip_with_vnpus_fails(lab: Lab) -> AsyncIterator[None]:
-    await cut_chip(lab.world, lab.node, 100, 101)
-    await create(lab.world, "part")
-    await lab.world.running("part")
-    lab.node.edit_chip(0, health="Unhealthy", fault_codes=["80E18402"])
-    yield
-    await lab.world.delete("part")
-    await lab.heal()
-
-
-@asynccontextmanager
-async def a_cut_chip_is_lost_at_the_start(lab: Lab) -> AsyncIterator[None]:
-    await cut_chip(lab.world, lab.node, 100, 101)
-    await lab.node.stop_plugin()
-    lab.node.edit_chip(0, present=False)
-    await lab.node.plugin.start()
-    yield
-    await lab.heal()
-
-
-@asynccontextmanager
-async def a_reset_fails(lab: Lab) -> AsyncIterator[None]:
-    async with lab.plugin_with("--hot-reset", "on", "--hot-reset-idle-s", "1"):
-        lab.edit(reset=SimulatedReset(error="dcmi_set_npu_device_reset: -8011"))
-        lab.node.edit_chip(5, fault_codes=["80A18008"])
-        yield
-        await lab.heal()
 
 
 @asynccontextmanager
@@ -163,6 +139,90 @@ async def the_kubelet_loses_its_checkpoint(lab: Lab) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def the_restarted_kubelet_counts_the_chip_of_an_ended_pod(lab: Lab) -> AsyncIterator[None]:
+    await lab.run("old", 1)
+    held = (await lab.world.pod("old")).metadata.annotations[RESOURCE]
+    kubelet = lab.cluster.node("n1")
+    await asyncio.to_thread(kubelet.kubelet.stop)
+    await lab.world.client.delete(PODS, "old", "default", grace_s=0)
+    pod = await lab.world.create("late", 1, schedulerName="none")
+    written = {RESOURCE: held, PREDICATE_TIME: "1"}
+    await lab.world.client.bind(namespace="default", name="late", uid=pod.uid, node="n1", annotations=written)
+    await asyncio.to_thread(kubelet.start_kubelet)
+    await lab.world.failed("late")
+    yield
+    await lab.world.delete("late")
+
+
+@asynccontextmanager
+async def allocate_has_a_defect(lab: Lab) -> AsyncIterator[None]:
+    folder = lab.world.folder / "defect"
+    folder.mkdir()
+    # Python runs such a module at its start.
+    (folder / "sitecustomize.py").write_text(
+        "from device_plugin.pods.admission_matcher import AdmissionMatcher\n"
+        "AdmissionMatcher._part = lambda *given: 1 / 0\n"
+    )
+    async with lab.plugin_with(PYTHONPATH=str(folder)):
+        await lab.world.create("fails", 1, nodeSelector={"kubernetes.io/hostname": "n1"})
+        await lab.world.failed("fails")
+        yield
+        await lab.world.delete("fails")
+
+
+@asynccontextmanager
+async def no_board_can_be_read(lab: Lab) -> AsyncIterator[None]:
+    folder = lab.world.folder / "dcmi"
+    folder.mkdir()
+    fake = FakeDcmi(folder, ascend_910a())
+    fake.fail("dcmi_get_device_board_info", -8005)
+    async with lab.plugin_with("--driver", "dcmi", "--dcmi-library", str(fake.library), **fake.environment()):
+        yield
+
+
+@asynccontextmanager
+async def a_lost_link_is_announced_only(lab: Lab) -> AsyncIterator[None]:
+    await lab.run_job()
+    lab.edit(events=SimulatedEvents(code_delay_s=3600.0))
+    await lab.node.plugin.kill()
+    await lab.node.plugin.start()
+    await lab.world.eventually(lab.node.has_ready_plugin, "the plugin is ready")
+    lab.node.edit_chip(5, fault_codes=["81078603"])
+    yield
+    await lab.node.plugin.kill()
+    await lab.heal()
+
+
+@asynccontextmanager
+async def switches_of_an_a3_server_fail(lab: Lab) -> AsyncIterator[None]:
+    await lab.node.stop_plugin()
+    server = full_server(ASCEND_A3_16)
+    server.switch_faults = [SimulatedSwitchFault("[0x08520003,na,npu,na]", time_ms=1)]
+    save_server(server, lab.node.state_file)
+    await lab.forget_node()
+    await lab.node.plugin.start()
+    yield
+    await lab.node.stop_plugin()
+    await lab.forget_node()
+    await lab.heal()
+
+
+def with_reset(**how: Any) -> Break:
+    """A reset of the driver goes like this."""
+
+    @asynccontextmanager
+    async def reset(lab: Lab) -> AsyncIterator[None]:
+        async with lab.plugin_with("--hot-reset", "on", "--hot-reset-idle-s", "1"):
+            lab.edit(reset=SimulatedReset(**how))
+            lab.node.edit_chip(5, fault_codes=["80A18008"])
+            yield
+            await lab.node.plugin.kill()
+            await lab.heal()
+
+    return reset
+
+
+@asynccontextmanager
 async def the_api_server_is_silent_at_the_end(lab: Lab) -> AsyncIterator[None]:
     async with lab.world.api.silence(""):
         await lab.node.stop_plugin()
@@ -218,11 +278,14 @@ async def the_cdi_file_can_not_be_written(lab: Lab) -> AsyncIterator[None]:
 
 BREAKS: Final[Mapping[str, Break]] = {
     "a chip has a fault that only bars": with_chip(health="Unhealthy", fault_codes=["8F180220"]),
-    "a chip with vNPUs fails": a_chip_with_vnpus_fails,
-    "a chip with vNPUs is off the bus": a_cut_chip_is_lost_at_the_start,
     "a card is not ready when the plugin starts": a_card_is_not_ready_at_the_start,
     "the driver can't reach a chip": with_chip(reachable=False),
-    "a reset fails": a_reset_fails,
+    "a reset fails": with_reset(error="dcmi_set_npu_device_reset: -8011"),
+    "the board of a chip can't be read": no_board_can_be_read,
+    "a network port loses its link": a_lost_link_is_announced_only,
+    "a switch of an A3 server": switches_of_an_a3_server_fail,
+    "it has restarted and still counts": the_restarted_kubelet_counts_the_chip_of_an_ended_pod,
+    "an internal error in Allocate": allocate_has_a_defect,
     "a chip flaps": a_chip_flaps,
     "an unknown fault code": with_chip(health="Unhealthy", fault_codes=["8EEEEEEE"]),
     "the calls for one chip hang": with_chip(delay_s=3600.0),

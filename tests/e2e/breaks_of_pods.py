@@ -1,4 +1,4 @@
-"""Breaks of docs/failures.md that pods suffer from: gangs, allocators and their certificates, rescheduling."""
+"""Breaks of docs/failures.md that pods suffer from: gangs, allocators and their certificates."""
 
 import asyncio
 import subprocess
@@ -8,12 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from ascend.kube.objects import CONFIG_MAPS, PODS
 from tests.allocator.authority import ALLOWED, Authority
 from tests.e2e.lab import Break, Lab
 from tests.e2e.test_gang_barrier import of_gang
-
-MEMORY: Final = "ascend-allocator-faults"
 
 
 @asynccontextmanager
@@ -94,23 +91,7 @@ async def the_scheduler_presents_no_certificate(lab: Lab) -> AsyncIterator[None]
     await lab.world.running("waits")
 
 
-@asynccontextmanager
-async def what_is_stored_of_faults_can_not_be_read(lab: Lab) -> AsyncIterator[None]:
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": MEMORY, "namespace": "kube-system"}}
-    await lab.world.client.create(CONFIG_MAPS, {**body, "data": {"memory": "{"}}, "kube-system")
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "of-the-job", "controller": True}
-    await lab.run("works", 8)
-    marks = {"metadata": {"ownerReferences": [owner], "labels": {"fault-scheduling": "force"}}}
-    await lab.mark(PODS, "works", marks, "default")
-    async with lab.allocator_with("--reschedule", "on"):
-        lab.node.edit_chip(5, health="Unhealthy", fault_codes=["80E18402"])
-        yield
-    await lab.world.client.delete(CONFIG_MAPS, MEMORY, "kube-system")
-    await lab.heal()
-
-
 BREAKS: Final[Mapping[str, Break]] = {
-    "what a former leader has stored": what_is_stored_of_faults_can_not_be_read,
     "a certificate is about to expire": a_certificate_is_about_to_expire,
     "a caller presents no certificate": the_scheduler_presents_no_certificate,
     "a pod that a gang needs can't start": a_pod_of_a_gang_can_not_start,

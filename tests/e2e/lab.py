@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from ascend.annotations import DISTRIBUTED
+from ascend.deviceinfo import NAMESPACE, config_map_name
+from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from device_plugin.driver.simulated import SimulatedServer
 from sandbox.simulated_chips import save_server
 from tests.cluster.cluster import Cluster
@@ -14,6 +17,9 @@ from tests.e2e.node import WorldNode
 from tests.e2e.programs import Program
 from tests.e2e.real import RealProgram
 from tests.e2e.world import TIMEOUT_S, World
+from tests.written_nodes import removal
+
+OWNER: Final = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "of-the-job", "controller": True}
 
 
 class Lab:
@@ -40,14 +46,26 @@ class Lab:
         await self.world.create(name, chips, nodeSelector={"kubernetes.io/hostname": node}, **given)
         await self.world.running(name)
 
+    async def run_job(self) -> None:
+        """Run a job of two pods, each on a node of its own; the allocator has seen each without an owner."""
+        marks = {"ownerReferences": [OWNER], "annotations": {DISTRIBUTED: "true"}}
+        for name, node in (("one", "n1"), ("two", "n2")):
+            await self.run(name, 8, node)
+            await self.mark(PODS, name, {"metadata": marks}, "default")
+
+    async def forget_node(self) -> None:
+        """Remove what the device plugin has written of the node."""
+        await self.world.client.patch(NODES, self.node.name, removal())
+        await self.world.client.delete(CONFIG_MAPS, config_map_name(self.node.name), NAMESPACE)
+
     async def mark(self, resource: Any, name: str, body: Mapping[str, Any], namespace: str = "") -> None:
         """Change an object."""
         await self.world.client.patch(resource, name, dict(body), namespace=namespace)
 
     @asynccontextmanager
-    async def plugin_with(self, *flags: str) -> AsyncIterator[None]:
-        """Run the device plugin with more flags."""
-        async with _changed(self.node.plugin, *flags):
+    async def plugin_with(self, *flags: str, **environment: str) -> AsyncIterator[None]:
+        """Run the device plugin with more flags, in an environment with more variables."""
+        async with _changed(self.node.plugin, *flags, **environment):
             yield
 
     @asynccontextmanager
@@ -64,12 +82,12 @@ class Lab:
 
 
 @asynccontextmanager
-async def _changed(program: Program, *flags: str) -> AsyncIterator[None]:
-    """Start a program with more flags, and afterwards without them."""
+async def _changed(program: Program, *flags: str, **environment: str) -> AsyncIterator[None]:
+    """Start a program with more flags and variables, and afterwards without them."""
     assert isinstance(program, RealProgram)
     await program.stop()
     before = program.process.command
-    program.process.command = [*before, *flags]
+    program.process.command = ["env", *(f"{name}={text}" for name, text in environment.items()), *before, *flags]
     await program.start()
     try:
         yield

@@ -18,10 +18,12 @@ from tests.e2e.test_main_job import REAL, check_hand_over
 from tests.e2e.world import World, annotated
 
 
-async def diagnose(world: World) -> Diagnosis:
-    """The diagnosis of the cluster as it is now."""
-    objects, details = await list_objects(world.client), await read_details(world.client)
-    return diagnosis_of("cluster", await check_cluster(objects, details, Settings(), time.time_ns()))
+async def diagnose(world: World, *, in_s: int = 0) -> Diagnosis:
+    """The diagnosis of the cluster as it is now, or as it will be if nobody writes anything until then."""
+    objects = await list_objects(world.client)
+    details = await read_details(world.client, objects.nodes)
+    now_ns = time.time_ns() + in_s * 10**9
+    return diagnosis_of("cluster", await check_cluster(objects, details, Settings(), now_ns))
 
 
 async def red(world: World, check: str, saying: str) -> Finding:

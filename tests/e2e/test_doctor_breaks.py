@@ -1,7 +1,4 @@
-"""Breaks of docs/failures.md on a real cluster: ``npuctl doctor --cluster`` has the line of the row, and none after it.
-
-The line is read from the page, so the page says what doctor says.
-"""
+"""Breaks of docs/failures.md on a real cluster, whose device plugins offer whole chips and vNPUs cut beforehand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,21 +7,18 @@ from typing import Final
 
 import pytest
 
-from ascend.annotations import DISTRIBUTED
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import MANUALLY_SEPARATED, NAMESPACE, config_map_name
 from ascend.kube.client import STRATEGIC_MERGE_PATCH
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from npuctl.doctor.details import ALLOCATOR, OURS, PLUGIN, THEIR_PLUGIN, WRITERS_CONDITION
-from npuctl.doctor.finding import Finding
 from tests.cluster.cluster import Cluster
-from tests.e2e import breaks_of_nodes, breaks_of_pods
+from tests.e2e import breaks_of_nodes, breaks_of_pods, breaks_of_rescheduling, breaks_of_vnpus
 from tests.e2e.lab import Break, Lab
 from tests.e2e.programs import write_kubeconfig
-from tests.e2e.test_doctor import diagnose
-from tests.e2e.world import World
-from tests.failure_rows import line_of
+from tests.e2e.told_breaks import SLOW_S, check_break
+from tests.e2e.world import TIMEOUT_S, World
 
 pytestmark = [
     pytest.mark.long,
@@ -69,12 +63,7 @@ async def a_chip_is_off_the_bus_at_the_start(lab: Lab) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_network_port_fails(lab: Lab) -> AsyncIterator[None]:
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "of-the-job", "controller": True}
-    for name, node in (("one", "n1"), ("two", "n2")):
-        await lab.run(name, 8, node)
-        # As a job of two pods; the allocator has seen each without an owner.
-        marks = {"ownerReferences": [owner], "annotations": {DISTRIBUTED: "true"}}
-        await lab.mark(PODS, name, {"metadata": marks}, "default")
+    await lab.run_job()
     lab.node.edit_chip(5, network_health="Unhealthy")
     yield
     await lab.heal()
@@ -323,6 +312,11 @@ async def mindclusters_writers_are_refused(lab: Lab) -> AsyncIterator[None]:
     await asyncio.to_thread(lab.cluster.api.delete, path)
 
 
+WITHIN_S: Final[Mapping[str, float]] = {
+    "a vNPU is removed while a pod has it": SLOW_S,
+    "a chip is cut anew while a pod runs": SLOW_S,
+}
+"""How long doctor may take to have the line of a break that takes its time."""
 UNREADY: Final = {**PLUGIN, "app.kubernetes.io/version": "1"}
 BREAKS: Final[Mapping[str, Break]] = {
     "a free chip fails": a_free_chip_fails,
@@ -361,28 +355,14 @@ BREAKS: Final[Mapping[str, Break]] = {
     "another plugin or scheduler": mindclusters_writers_are_refused,
     **breaks_of_nodes.BREAKS,
     **breaks_of_pods.BREAKS,
+    **breaks_of_rescheduling.BREAKS,
+    **breaks_of_vnpus.BREAKS,
 }
 """What makes the break of a row, and mends it; by the first words of the row."""
 
 
-@pytest.mark.parametrize("what", BREAKS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(each, marks=pytest.mark.timeout(WITHIN_S.get(each, TIMEOUT_S) + 90.0)) for each in BREAKS]
+)
 async def test_a_break_has_the_line_of_its_row_until_it_is_mended(what: str, world: World, cluster: Cluster) -> None:
-    line = line_of(what)
-
-    async def told() -> Finding | None:
-        diagnosis = await diagnose(world)
-        found = [each for each in diagnosis.findings if (each.check, each.severity) == (line.check, line.severity)]
-        assert diagnosis.exit_status == (1 if diagnosis.problems else 0)
-        return next((each for each in found if line.says in each.sentence or line.says == each.reason), None)
-
-    async with BREAKS[what](Lab(world, cluster)):
-        found = await world.eventually(told, f"doctor says {line.says!r}")
-        assert found.advice
-    await world.clear()
-
-    async def mended() -> bool:
-        # An API server keeps Events for an hour.
-        is_gone = line.check in {"events", "certificates"} or await told() is None
-        return is_gone and not (await diagnose(world)).problems
-
-    await world.eventually(mended, "doctor is green again")
+    await check_break(what, BREAKS[what], Lab(world, cluster), within_s=WITHIN_S.get(what, TIMEOUT_S))

@@ -252,17 +252,17 @@ class World(ABC):
         annotations = {RESOURCE: names, "predicate-time": str(predicate_time)}
         await self.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=node, annotations=annotations)
 
-    async def eventually(self, check: Callable[[], Awaitable[R | None]], what: str) -> R:
+    async def eventually(self, check: Callable[[], Awaitable[R | None]], what: str, within_s: float = TIMEOUT_S) -> R:
         """Wait until a check returns a true value; return that value.
 
         Raises:
             AssertionError: it did not in time.
         """
-        deadline_s = time.monotonic() + TIMEOUT_S
+        deadline_s = time.monotonic() + within_s
         while True:
             if found := await check():
                 return found
-            assert time.monotonic() < deadline_s, f"timed out after {TIMEOUT_S:.0f} s waiting until {what}"
+            assert time.monotonic() < deadline_s, f"timed out after {within_s:.0f} s waiting until {what}"
             await asyncio.sleep(0.03)
 
     async def all_ready(self) -> None:

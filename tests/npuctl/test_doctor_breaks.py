@@ -1,12 +1,14 @@
 """``npuctl doctor --cluster`` is red where users suffer, and nothing is green beside it: each test breaks something."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from allocator.observe.expiry import REMIND_S
 from allocator.settings import Settings
 from ascend.annotations import DISTRIBUTED
 from ascend.chips import RESOURCE
@@ -14,10 +16,10 @@ from ascend.conditions import NOT_READY, Lack
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import EVENTS
+from ascend.kube.objects import EVENTS, NODES
 from npuctl.cli import app
 from npuctl.doctor.cluster import check_cluster
-from npuctl.doctor.details import read_details
+from npuctl.doctor.details import Details, read_details
 from npuctl.doctor.schedulers import check_schedulers
 from npuctl.doctor.told import Told, check_told
 from npuctl.reading.manifests import read_manifests
@@ -241,7 +243,7 @@ async def test_events_tell_of_what_no_object_says(tmp_path: Path) -> None:
             for each in made:
                 await client.create(EVENTS, each, "default")
             details = await read_details(client)
-    assert details.expiring == ("the certificate of the allocator expired at …: renew it",)
+    assert details.expiring == (("the certificate of the allocator expired at …: renew it", NOW_S + 3.0),)
     assert not details.unread
     holder = claimed("a", [0], [0])
     holder["metadata"]["uid"] = "uid-a"
@@ -264,8 +266,8 @@ async def test_events_tell_of_what_no_object_says(tmp_path: Path) -> None:
     ]
 
 
-def unready(name: str, reason: str, message: str) -> Json:
-    made = node(name)
+def unready(name: str, reason: str, message: str, *, chips: int = 8) -> Json:
+    made = node(name, chips=chips)
     condition = {"type": NOT_READY, "status": "True", "reason": reason, "message": message}
     made["status"].setdefault("conditions", []).append(condition)
     return made
@@ -281,6 +283,59 @@ def test_a_device_plugin_that_lacks_something_is_told_with_what_to_do(tmp_path: 
         ("problem", "the device plugin of 2 nodes (n1, n2) is not ready: report: immutable", ["n1", "n2"]),
     ]
     assert (status, all(each["advice"] for each in found)) == (1, True)
+
+
+REGISTERED = [Lack.REPORT, Lack.CLAIMS, Lack.KUBELETS_PODS]
+"""What a device plugin can lack that is registered at its kubelet."""
+
+
+@pytest.mark.parametrize("lack", Lack)
+@pytest.mark.parametrize(("heartbeat_s", "chips"), [(NOW_S, 8), (NOW_S - 331, 8), (NOW_S, 0)])
+def test_a_plugin_that_was_killed_is_not_told_by_what_it_lacked_then(
+    lack: Lack, heartbeat_s: int, chips: int, tmp_path: Path
+) -> None:
+    broken = unready("n1", lack.reason, f"{lack}: why", chips=chips)
+    at = datetime.fromtimestamp(heartbeat_s, UTC)
+    broken["status"]["conditions"][-1]["lastHeartbeatTime"] = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    found = finding(tmp_path, broken, report("n1"), check="plugins")
+    is_over = heartbeat_s < NOW_S or (not chips and lack in REGISTERED)
+    state = "does not run, or can't reach the API server; it was" if is_over else "is"
+    assert found["sentence"] == f"the device plugin of node n1 {state} not ready: {lack}: why"
+    assert found["advice"].startswith("start it") == is_over
+
+
+async def test_heartbeats_are_read_of_the_nodes_whose_plugins_are_not_ready(tmp_path: Path) -> None:
+    broken = unready("n1", "Claims", "claims: why")
+    broken["status"]["conditions"][-1]["lastHeartbeatTime"] = "2026-01-01T00:00:00Z"
+    async with ApiServer() as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(server.kubeconfig()))
+        async with await KubeClient.connect(str(path)) as client:
+            for each in (broken, node("n2")):
+                await client.create(NODES, each)
+            details = await read_details(client, await client.list_objects(NODES))
+    assert (details.heartbeats, details.unread) == ({"n1": NOW_S}, {})
+
+
+async def test_a_certificate_counts_until_its_event_is_repeated_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), report("n1"))))
+    objects, details = read_manifests([str(path)]).objects, Details(expiring=(("a expires at …: renew it", NOW_S),))
+    for after_s, told in ((0, True), (REMIND_S + 60, True), (331, False)):
+        found = await check_cluster(objects, details, Settings(), int((NOW_S + after_s) * 10**9))
+        assert ("certificates" in {each.check for each in found}) == told
+
+
+def test_what_people_write_of_faults_and_has_no_effect_is_a_warning(tmp_path: Path) -> None:
+    edited, rules = report("n1"), report("n1")
+    edited["data"]["ManuallySeparateNPU"] = "Ascend910-5,Ascend910-77,chip"
+    rules |= {"metadata": {"name": "mindx-dl-fault-config", "namespace": "kube-system"}}
+    rules["data"] = {"faultCode.json": "{"}
+    status, diagnosis = doctor(tmp_path, node("n1"), edited, rules)
+    said = [each["sentence"] for each in diagnosis["findings"] if each["check"] == "faults"]
+    assert status == 0
+    assert said[-1] == "ManuallySeparateNPU of node n1 names what is no chip of it: Ascend910-77, chip"
+    assert said[-2].startswith("the site's fault rules are invalid: ")
 
 
 @pytest.mark.parametrize("lack", Lack)

@@ -42,7 +42,7 @@ class Scene:
         return True
 
 
-def test_a_certificate_is_announced_a_month_before_its_end_and_each_hour() -> None:
+def test_a_certificate_is_announced_from_a_month_before_its_end_on_again_and_again() -> None:
     scene = Scene()
     scene.now_s -= 1
     scene.expiry.post()
