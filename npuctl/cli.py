@@ -8,7 +8,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -20,14 +20,30 @@ from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.extra import programs_extra
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
+from npuctl.help import Verb
 from npuctl.output import Output, use_ascii, use_locale, written_out
 from npuctl.topo.choice import By, Choice, Sort, View
 
 _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
 
 
+_ORDER: Final = (
+    *("topo", "explain", "queue", "usage", "capacity", "plan", "whatif"),
+    *("chip", "doctor", "selftest", "completion"),
+)
+"""The verbs in the help: what most people ask first comes first."""
+
+
 class _Commands(TyperGroup):
     """Exits with the status that a command returns; reports invalid input in one line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs in the order of the help."""
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options without those of typer for completion, for which there is a verb."""
+        return [each for each in super().get_params(ctx) if each.name not in {"install_completion", "show_completion"}]
 
     def invoke(self, ctx: Any) -> None:
         """Run the command."""
@@ -77,10 +93,12 @@ def _names_of(what: str) -> Callable[[typer.Context, str], list[str]]:
 _OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="The output format.")]
 _Namespace: TypeAlias = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", help="Only what is of this namespace.", autocompletion=_names_of("namespaces")),
+    typer.Option(
+        "-n", "--namespace", metavar="NAME", help="Only this namespace.", autocompletion=_names_of("namespaces")
+    ),
 ]
 _AllNamespaces: TypeAlias = Annotated[
-    bool, typer.Option("-A", "--all-namespaces", help="What is of any namespace, as without -n.")
+    bool, typer.Option("-A", "--all-namespaces", help="All namespaces, as without -n.")
 ]
 
 
@@ -144,13 +162,18 @@ def _source_options(
     """The options that say where the objects of a verb come from; those of kubectl have kubectl's names."""
 
 
-def _reading(verb: Callable[..., int]) -> Callable[..., int]:
+_OF_OBJECTS: Final = frozenset({"files", "now", "config", "values"})
+"""The options of verbs that read objects, from files too, and decide on them."""
+
+
+def _reading(verb: Callable[..., int], without: Collection[str] = ()) -> Callable[..., int]:
     """Give a verb the options of ``_source_options``: its argument ``options`` has what ``Source.of`` takes.
 
     A verb with a ``--cluster`` of its own has not that of kubectl.
     """
     own = inspect.signature(verb)
-    added = dict(inspect.signature(_source_options).parameters)
+    parameters = inspect.signature(_source_options).parameters
+    added = {name: each for name, each in parameters.items() if name not in without}
     if "cluster" in own.parameters:
         del added["kubeconfig_cluster"]
 
@@ -166,6 +189,10 @@ def _reading(verb: Callable[..., int]) -> Callable[..., int]:
     hints = {**verb.__annotations__, **{name: each.annotation for name, each in added.items()}, "return": int}
     run.__annotations__ = {name: hint for name, hint in hints.items() if name != "options"}
     return run
+
+
+_connecting = functools.partial(_reading, without=_OF_OBJECTS)
+"""The same for a verb that reads a cluster, and decides on nothing."""
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
@@ -184,7 +211,7 @@ def _npuctl(
     pass
 
 
-@app.command()
+@app.command(cls=Verb)
 @_reading
 def plan(
     *,
@@ -209,7 +236,7 @@ def plan(
     return asyncio.run(run_plan(Source.of(**options), cluster=cluster, candidates=candidates, pods=pods, output=output))
 
 
-@app.command()
+@app.command(cls=Verb)
 @_reading
 def explain(
     *,
@@ -227,6 +254,7 @@ def explain(
         typer.Option(
             "-n",
             "--namespace",
+            metavar="NAME",
             help="The pod's namespace.",
             show_default="the context's",
             autocompletion=_names_of("namespaces"),
@@ -246,7 +274,7 @@ def explain(
     return asyncio.run(run_explain(pod, namespace, Source.of(**options), output))
 
 
-@app.command()
+@app.command(cls=Verb)
 @_reading
 def topo(
     *,
@@ -254,10 +282,15 @@ def topo(
     nodes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NODE]...", help="Only these nodes.", show_default=False, autocompletion=_names_of("nodes")
+            metavar="NODE",
+            help="Only these nodes; all if none is named.",
+            show_default=False,
+            autocompletion=_names_of("nodes"),
         ),
     ] = None,
-    selector: Annotated[str, typer.Option("-l", "--selector", help="Only nodes with these labels.")] = "",
+    selector: Annotated[
+        str, typer.Option("-l", "--selector", metavar="LABELS", help="Only nodes with these labels.")
+    ] = "",
     job: Annotated[
         str,
         typer.Option(
@@ -269,7 +302,11 @@ def topo(
     namespace: Annotated[
         str | None,
         typer.Option(
-            "-n", "--namespace", help="Only nodes with chips of pods in it.", autocompletion=_names_of("namespaces")
+            "-n",
+            "--namespace",
+            metavar="NAME",
+            help="Only nodes with chips of pods in it.",
+            autocompletion=_names_of("namespaces"),
         ),
     ] = None,
     all_namespaces: _AllNamespaces = False,
@@ -312,7 +349,7 @@ def topo(
     return 0
 
 
-@app.command()
+@app.command(cls=Verb)
 @_reading
 def capacity(
     *,
@@ -328,7 +365,7 @@ def capacity(
     return asyncio.run(run_capacity(Source.of(**options), product, chips, output))
 
 
-@app.command()
+@app.command(cls=Verb)
 @_reading
 def usage(
     *,
@@ -347,7 +384,7 @@ def usage(
     return asyncio.run(run_usage(Source.of(**options), by, None if all_namespaces else namespace, output))
 
 
-@app.command()
+@app.command(cls=Verb)
 @_reading
 def queue(
     *,
@@ -363,7 +400,7 @@ def queue(
     return asyncio.run(run_queue(Source.of(**options), None if all_namespaces else namespace, output))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=Verb, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @_reading
 def doctor(
     arguments: typer.Context,
@@ -402,6 +439,16 @@ def doctor(
     return asyncio.run(diagnose_node(flags, output))
 
 
+_FLAGS: Final = {
+    "kubeconfig_cluster": "--cluster",
+    "kubeconfig_user": "--user",
+    "user": "--as",
+    "group": "--as-group",
+    "values": "--set",
+}
+"""The options whose names are not those of their parameters."""
+
+
 def _plugin_flags(
     arguments: typer.Context, options: dict[str, Any], needed: str, others: Mapping[str, object]
 ) -> list[str]:
@@ -409,18 +456,22 @@ def _plugin_flags(
 
     ``others`` are the options of the verb that need it, too.
     """
-    kubeconfig, config = options.pop("kubeconfig"), options.pop("config")
-    if any(options.values()) or any(others.values()):
-        given = [name for name, value in others.items() if value]
-        of_clusters = "--context, --user, --server, --token, --as, --as-group, --request-timeout, --now and --set"
-        raise InvalidValue(f"not without {needed}: {', '.join(given) or of_clusters}")
+    kubeconfig, config = options.pop("kubeconfig"), options.pop("config", None)
+    named = {_FLAGS.get(name, f"--{name.replace('_', '-')}"): value for name, value in options.items()}
+    if given := [name for name, value in {**others, **named}.items() if value]:
+        raise InvalidValue(f"not without {needed}: {', '.join(given)}")
+    if arguments.args and (arguments.args[0].partition("=")[0] == "--node" or arguments.args[0][0] != "-"):
+        raise InvalidValue(
+            f"{arguments.args[0]}: {arguments.command_path} without {needed} is about the node on which it runs, for"
+            " example by kubectl exec in the device plugin's pod there"
+        )
     access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
     file = ["--config", str(config)] if config is not None else []
     return [*arguments.args, *access, *file]
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@_reading
+@app.command(cls=Verb, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_connecting
 def selftest(
     arguments: typer.Context,
     *,
@@ -466,8 +517,8 @@ def selftest(
         with programs_extra("npuctl selftest without --node"):
             from npuctl.selftest.node import examine_node
         return asyncio.run(examine_node(flags, output, devices_of))
-    if arguments.args or options["files"]:
-        raise InvalidValue(f"not for selftest --node: {' '.join(arguments.args) or '--filename'}")
+    if arguments.args:
+        raise InvalidValue(f"not for selftest --node: {' '.join(arguments.args)}")
     from npuctl.reading.source import Source
     from npuctl.selftest.command import selftest as run_selftest
 
@@ -484,7 +535,7 @@ def selftest(
     )
 
 
-@app.command()
+@app.command(cls=Verb)
 @_reading
 def whatif(
     *,
@@ -545,13 +596,11 @@ app.add_typer(chip, name="chip")
 _CordonedNode: TypeAlias = Annotated[
     str, typer.Argument(metavar="NODE", help="The node.", autocompletion=_names_of("nodes"))
 ]
-_Chips: TypeAlias = Annotated[
-    list[str], typer.Argument(metavar="CHIP...", help="The chips, as in 2, 0-3 or Ascend910-2.")
-]
+_Chips: TypeAlias = Annotated[list[str], typer.Argument(metavar="CHIP", help="The chips, as in 2, 0-3 or Ascend910-2.")]
 
 
-@chip.command()
-@_reading
+@chip.command(cls=Verb)
+@_connecting
 def cordon(
     *,
     options: dict[str, Any],
@@ -570,8 +619,8 @@ def cordon(
     return asyncio.run(run_cordon(Source.of(**options), node, chips, reason, cordons=True))
 
 
-@chip.command()
-@_reading
+@chip.command(cls=Verb)
+@_connecting
 def uncordon(
     *,
     options: dict[str, Any],
@@ -589,8 +638,10 @@ def uncordon(
     return asyncio.run(run_cordon(Source.of(**options), node, chips, reason, cordons=False))
 
 
-@app.command()
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
+@app.command(cls=Verb)
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
     """Print the script that completes npuctl in a shell.
 
     docs/npuctl.md says where to put it.

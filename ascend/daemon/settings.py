@@ -129,7 +129,11 @@ class SettingsSource(Generic[S]):
 
     def _read_flags(self) -> dict[str, object]:
         parser = argparse.ArgumentParser(
-            prog=self._program, description=self._kind.__doc__, allow_abbrev=False, parents=self._options
+            prog=self._program,
+            usage="%(prog)s [--FLAG VALUE]...",  # the flags fill a screen, on which no error would be seen
+            description=self._kind.__doc__,
+            allow_abbrev=False,
+            parents=self._options,
         )
         parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
         parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")

@@ -63,6 +63,9 @@ class Cluster:
 
     Attributes:
         made: the changes so far, a sentence each.
+        successors: how many pods controllers have created in the place of those that ended. Whether others gate them
+            (Kueue does, with another name in each cluster) is not known from the objects. The allocator's own gate
+            changes nothing: it is lifted from a pod that has a place, or would get one by preemption.
     """
 
     def __init__(self, objects: ClusterObjects, allocator: OfflineAllocator, now_ns: int) -> None:
@@ -73,6 +76,7 @@ class Cluster:
         self._reports = dict(objects.reports)
         self._pods = {pod.uid: pod for pod in objects.pods}
         self.made: list[str] = []
+        self.successors = 0
 
     def make(self, changes: Changes) -> ClusterObjects:
         """Make changes: jobs end or get priorities, then nodes come and go; returns the objects afterwards.
@@ -215,6 +219,7 @@ class Cluster:
             del self._pods[pod.uid]
             if not pod.is_terminating and _owner_kind(pod) not in {"", _DAEMON_SET}:
                 successor = anew(pod)
+                self.successors += 1
                 created = structs.replace(successor.metadata, creation_timestamp=rfc3339(self._now_ns))
                 self._pods[successor.uid] = structs.replace(successor, metadata=created)
         return f" ({count(len(gone), 'pod')} {'ends' if len(gone) == 1 else 'end'})" if gone else ""

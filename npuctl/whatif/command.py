@@ -38,6 +38,8 @@ class WhatIf(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/whatif
         before: what becomes of the cluster as it is.
         after: what becomes of it with these changes.
         jobs: the jobs of which something else becomes.
+        successors: how many pods controllers create in the place of those that end; they count as without scheduling
+            gates of others.
     """
 
     time: str
@@ -45,6 +47,7 @@ class WhatIf(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/whatif
     before: State
     after: State
     jobs: tuple[JobChange, ...]
+    successors: int = 0
 
 
 async def run_whatif(source: Source, changes: Changes, form: Form) -> int:
@@ -62,7 +65,7 @@ async def run_whatif(source: Source, changes: Changes, form: Form) -> int:
     before = await decide(evaluation, settings.sharing_products)
     after = await decide(changed, settings.sharing_products)
     jobs = tuple(changed_jobs(before, after))
-    answer = WhatIf(rfc3339(now_ns), tuple(cluster.made), before.state, after.state, jobs)
+    answer = WhatIf(rfc3339(now_ns), tuple(cluster.made), before.state, after.state, jobs, cluster.successors)
     if form == "svg":
         views = [node_views(each.evaluation.objects, settings, now_ns) for each in (before, after)]
         print_utf8(draw(*views, title=answer.changes, lines=list(_sentences(answer))))
@@ -83,6 +86,9 @@ def _render(answer: WhatIf) -> RenderableType:
     legend = (
         "NOW and THEN: once everything has started that starts now; CPU, memory, taints and affinity are not considered"
     )
+    if answer.successors:
+        created = count(answer.successors, "pod that is created anew counts", "pods that are created anew count")
+        legend = f"{legend}; {created} as without scheduling gates of others, as Kueue's, which are not known"
     return Stack(*parts, Text(legend, style="dim"))
 
 

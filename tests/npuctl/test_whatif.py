@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from typer.testing import CliRunner
 
+from ascend.annotations import PLACEMENT_GATE
 from npuctl.cli import app
 from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report, super_pod_node
 
@@ -68,6 +69,22 @@ def test_the_pods_of_a_drained_node_start_elsewhere_or_wait(tmp_path: Path) -> N
     (entry,) = [each for each in found["after"]["queue"] if each["job"] == lost["job"]]
     assert entry["reason"] == "NoNodeFits"
     assert (free(found["before"]), free(found["after"])) == ((4, 0, 0), (0, 0, 0))
+
+
+def test_the_allocators_own_gate_changes_nothing_and_those_of_others_are_said_not_to_be_known(tmp_path: Path) -> None:
+    def drained(*gates: str) -> Json:
+        runs = owned(pod("serve", 8, node="n1", chips=range(8)))
+        waits = owned(pod("next", 8, creationTimestamp="2025-12-31T00:00:00Z"), name="next")
+        waits["spec"]["schedulingGates"] = [{"name": each} for each in gates]
+        return answer(tmp_path, [node("n1"), node("n2"), runs, waits], "--drain", "n1")
+
+    assert drained(PLACEMENT_GATE) == drained()
+    assert drained("kueue.x-k8s.io/admission")["after"] != drained()["after"]
+    runs = owned(pod("serve", 8, node="n1", chips=range(8)))
+    assert drained()["successors"] == 1
+    printed = invoke(tmp_path, [node("n1"), node("n2"), runs], "--drain", "n1").stdout
+    assert "1 pod that is created anew counts as without scheduling gates of others" in " ".join(printed.split())
+    assert "gates" not in invoke(tmp_path, [node("n1"), node("n2"), runs], "--drain", "n2").stdout
 
 
 def test_pods_without_a_controller_and_of_daemon_sets_have_no_successor(tmp_path: Path) -> None:
