@@ -1,9 +1,10 @@
 """The front end for Volcano: what its extender plugin asks while it places the pods of a session.
 
 docs/spec/kube-api.md#volcano-extender. Volcano chooses the nodes; each pod is judged on each of them, beside the pods
-that the session has placed there. The chips are assigned when Volcano posts the Bindings, by the webhook
-(``webhook.py``), in the same step. From the moment a pod is placed, its chips are reserved, so that no other session or
-scheduler takes them; a placement that Volcano undoes gives them back.
+that the session has placed there: node by node (``predicate``), or on all of them in the call for their scores. The
+chips are assigned when Volcano posts the Bindings, by the webhook (``webhook.py``), in the same step. From the moment a
+pod is placed, its chips are reserved, so that no other session or scheduler takes them; a placement that Volcano undoes
+gives them back.
 
 Volcano accepts a node if a call fails while the plugin's ``ignorable`` is set; so it must not be. Of a pod in a call
 only its name and uid are believed. One that the informer has not seen is refused, and not read from the API server:
@@ -19,9 +20,11 @@ from aiohttp import web
 
 from allocator.binding.known_pods import KnownPods
 from allocator.decision.engine import DecisionEngine
+from allocator.decision.filtered import Filtered
 from allocator.decision.preemption import Preemption
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
+from allocator.rules.vacancy import Fit
 from allocator.serving.extender_wire import text
 from allocator.serving.volcano_wire import (
     PLACED,
@@ -63,6 +66,8 @@ MOST_BYTES: Final = 16 << 20
 """A call may have all pods of a job, each as a whole."""
 
 _BEST: Final = 100.0
+_NEVER: Final = -1e6
+"""Less than other plugins add."""
 
 _NOT_POSTED: Final = frozenset({Stage.RESERVED, Stage.PLANNED})
 """The stages of a reservation before its Binding is asked for."""
@@ -146,7 +151,7 @@ class VolcanoExtender:
             if pod is not None:
                 self._require_open()
                 self._give_back(pod.uid)  # what is asked about is not placed
-                self._require_fit(pod, args)
+                self._fit(pod, args.task, args.node)
         except Refusal as refusal:
             sentence = text(refusal, args.task.ref.namespace)
             return PredicateAnswer(sentence, _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
@@ -154,24 +159,29 @@ class VolcanoExtender:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()
 
-    def _require_fit(self, pod: Pod, args: PredicateArgs) -> None:
-        """Accept a node on which a pod fits, or on which Volcano lets the pod wait for pods that terminate.
+    def _fit(self, pod: Pod, task: Task, node: Node) -> Fit:
+        """How a pod fits on a node; or, where Volcano lets the pod wait for pods that terminate, without these.
 
         A pod that waits nowhere needs others to end, as Volcano sees it: in each of its sessions, on one node more.
 
         Raises:
             Refusal: it does neither.
         """
-        name, beside = args.node.name, self._beside(args.node)
+        beside = self._known(other for other in (node.tasks or {}).values() if other.status in PLACED)
         try:
-            self._tentative.fit(pod, name, beside)
+            return self._tentative.fit(pod, node.name, beside)
         except Refusal as refusal:
-            if refusal.reason.category is not Category.OCCUPIED or not args.can_only_wait:
+            if refusal.reason.category is not Category.OCCUPIED or not node.lacks(task.requested):
                 raise
-            self._tentative.fit(pod, name, beside, once_ended=True)
+            return self._tentative.fit(pod, node.name, beside, once_ended=True)
 
     def prioritize(self, body: Body) -> PrioritizeAnswer:
-        """The scores of nodes: equal where a pod fits equally well, the best ones have the highest."""
+        """The scores of nodes: equal where a pod fits equally well, the best ones have the highest.
+
+        Without ``predicate`` a pod must not be placed on a node that refuses it, whatever other plugins add to its
+        score; and on none, if all of them have enough chips and refuse it. Of those that have too few, Volcano asks for
+        whom it may evict pods.
+        """
         if isinstance(body, InvalidValue):
             # With an error Volcano would place the pod on none of the nodes, although all of them were accepted.
             log.warning("the nodes of a call of Volcano get no scores", error=body.message)
@@ -182,17 +192,22 @@ class VolcanoExtender:
             if pod is None:
                 return PrioritizeAnswer(dict.fromkeys(nodes, 0.0))
             self._require_open()
-            keys = {}
+            self._give_back(pod.uid)
+            keys, refused = {}, {}
             for name, node in nodes.items():
                 try:
-                    keys[name] = self._tentative.fit(pod, name, self._beside(node)).key
-                except Refusal:
-                    continue
+                    keys[name] = self._fit(pod, args.task, node).key
+                except Refusal as refusal:
+                    refused[name] = refusal
+            lacking = {name for name in refused if nodes[name].lacks(args.task.requested)}
+            if refused and not keys and not lacking:
+                self._journal.filtered(pod, Filtered([], refused))
+                return PrioritizeAnswer(error_message=f"pod {pod.key} fits on none of {len(refused)} nodes")
         except AscendError as error:
             return PrioritizeAnswer(error_message=text(error))
         tiers = {key: number for number, key in enumerate(sorted(set(keys.values())))}
         scores = {name: _BEST * (len(tiers) - tiers[key]) / len(tiers) for name, key in keys.items()}
-        return PrioritizeAnswer({name: scores.get(name, 0.0) for name in nodes})
+        return PrioritizeAnswer(scores | {name: 0.0 if name in lacking else _NEVER for name in refused})
 
     def evictable(self, body: Body) -> VictimsAnswer:
         """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible.
@@ -266,6 +281,10 @@ class VolcanoExtender:
             task = decode(body, TaskArgs).task
             if task.status == TaskStatus.ALLOCATED:
                 self._reserve(task)
+        except Refusal as refusal:
+            for pod in self._known([task]):  # Volcano asks for no scores if there is one node
+                self._journal.refused(pod, refusal)
+            return ErrorAnswer(text(refusal))
         except AscendError as error:
             return ErrorAnswer(text(error))
         return ErrorAnswer()
@@ -299,9 +318,6 @@ class VolcanoExtender:
         """The pods of tasks, without those that the informer has not seen: these have nothing yet."""
         found = (self._cluster.pods.get(task.uid) for task in tasks)
         return [pod for pod in found if pod is not None]
-
-    def _beside(self, node: Node) -> Iterable[Pod]:
-        return self._known(task for task in (node.tasks or {}).values() if task.status in PLACED)
 
     def _reserve(self, task: Task) -> None:
         """Reserve the chips of a pod that is placed.

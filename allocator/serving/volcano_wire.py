@@ -71,6 +71,11 @@ class Node(msgspec.Struct, gc=False):
     tasks: dict[str, Task] | None = msgspec.field(name="Tasks", default=None)
     idle: Amounts = msgspec.field(name="Idle", default_factory=Amounts)
 
+    def lacks(self, requested: Amounts) -> bool:
+        """Whether too little is left for a pod, so that it would have to wait there for pods that terminate."""
+        idle = self.idle.scalar or {}
+        return any(amount > idle.get(name, 0.0) for name, amount in (requested.scalar or {}).items())
+
 
 class Job(msgspec.Struct, gc=False):
     """A job, with its pods."""
@@ -83,12 +88,6 @@ class PredicateArgs(msgspec.Struct):
 
     task: Task
     node: Node
-
-    @property
-    def can_only_wait(self) -> bool:
-        """Whether the node has too little left, so that Volcano lets the pod wait there for pods that terminate."""
-        idle = self.node.idle.scalar or {}
-        return any(amount > idle.get(name, 0.0) for name, amount in (self.task.requested.scalar or {}).items())
 
 
 class PrioritizeArgs(msgspec.Struct):

@@ -23,6 +23,7 @@ from allocator.serving.volcano_wire import Code
 from allocator.state.promises import Promise
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
+from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import Regarding
@@ -41,16 +42,19 @@ def payload(name: str) -> Any:
     return json.loads((PAYLOADS / f"{name}.json").read_text())
 
 
-def _publish(regarding: Regarding, reason: str, note: str, *, action: str) -> bool:
-    return bool((regarding, reason, note, action))
-
-
 class Rig:
-    """An allocator as Volcano sees it."""
+    """An allocator as Volcano sees it.
+
+    Attributes:
+        world: the cluster.
+        closed: why calls are refused now.
+        events: what Events say: the object, reason and note.
+    """
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world if world is not None else World()
         self.closed: Refusal | None = None
+        self.events: list[tuple[Regarding, str, str]] = []
         metrics = AllocatorMetrics(self.world.ledger, lambda: 0.0, self.world.cluster.index, lambda: True)
         pods = KnownPods(
             cast("KubeClient", None),
@@ -68,9 +72,14 @@ class Rig:
             engine=self.world.engine,
             tentative=Tentative(self.world.cluster, self.world.ledger, self.world.engine),
             preemption=preemption,
-            journal=Journal(metrics, RefusalEvents(_publish, lambda: 0.0), lambda: 0.0),
+            journal=Journal(metrics, RefusalEvents(self._publish, lambda: 0.0), lambda: 0.0),
             closed=lambda: self.closed,
         )
+
+    def _publish(self, regarding: Regarding, reason: str, note: str, *, action: str) -> bool:
+        assert action
+        self.events.append((regarding, reason, note))
+        return True
 
     def predicate(self, each: Pod, name: str, *beside: dict[str, Any]) -> tuple[str, int]:
         call = {"task": task(each), "node": {"Name": name, "Tasks": {one["UID"]: one for one in beside}}}
@@ -79,6 +88,13 @@ class Rig:
 
     def fits(self, each: Pod, name: str, *beside: dict[str, Any]) -> bool:
         return self.predicate(each, name, *beside) == ("", 0)
+
+    def scores(self, each: Pod, size: int, idle: dict[str, int]) -> tuple[dict[str, float], str]:
+        """The scores for a pod of nodes on which Volcano counts chips as idle, and the error."""
+        nodes = [{"Name": name, "Tasks": {}, "Idle": amount(chips)} for name, chips in idle.items()]
+        call = {"task": {**task(each), "InitResreq": amount(size)}, "nodes": nodes}
+        answer = self.volcano.prioritize(msgspec.json.encode(call))
+        return answer.node_score, answer.error_message
 
     def allocate(self, each: Pod, name: str, status: int = 2) -> str:
         call = {"task": task(each, status, name)}
@@ -96,6 +112,11 @@ class Rig:
         answer = self.volcano.evictable(msgspec.json.encode(call))
         assert answer.status == 1
         return {msgspec.json.decode(one)["UID"] for one in answer.victims or []}
+
+
+def amount(chips: int) -> dict[str, Any]:
+    """An amount of Volcano, in thousandths."""
+    return {"MilliCPU": 0, "Memory": 0, "ScalarResources": {RESOURCE: 1000 * chips}}
 
 
 def task(each: Pod, status: int = 1, name: str = "") -> dict[str, Any]:
@@ -185,6 +206,69 @@ def test_a_pod_is_judged_beside_those_that_the_session_has_placed(rig: Rig) -> N
     assert code == Code.UNSCHEDULABLE
     assert rig.fits(other, "n1", task(four, 4, "n1"))  # pipelined: it waits for others to end
     assert len(rig.world.ledger) == 0
+
+
+def test_no_score_of_other_plugins_makes_up_for_a_node_that_refuses_a_pod(rig: Rig) -> None:
+    four = pod("four", 4)
+    rig.world.add(four, node("n3"))
+    rig.world.fill("n1", [0, 4])  # six chips, three in each ring
+    rig.world.fill("n3", [0, 1, 2, 3])
+    scores, error = rig.scores(four, 4, {"n1": 6, "n2": 8, "n3": 4})
+    assert not error
+    assert scores["n1"] < -10_000
+    assert 0 < scores["n2"] < scores["n3"] == 100.0
+
+
+def test_a_pod_that_all_nodes_with_enough_chips_refuse_is_placed_on_none(rig: Rig) -> None:
+    four = pod("four", 4)
+    rig.world.add(four)
+    for name in ("n1", "n2"):
+        rig.world.fill(name, [0, 4])
+    scores, error = rig.scores(four, 4, {"n1": 6, "n2": 6})
+    assert (scores, error) == ({}, "pod default/four fits on none of 2 nodes")
+    assert [note for regarding, _, note in rig.events if regarding.name == "four"] == [
+        "4 chips requested must be within one ring; the rings have 3 + 3 free chips"
+    ]
+
+
+@given(st.lists(st.sets(st.integers(0, 7), max_size=7), min_size=2, max_size=4), st.sampled_from([1, 2, 4, 8]))
+def test_without_predicates_a_pod_is_placed_where_these_would_accept_it(taken: list[set[int]], size: int) -> None:
+    rig, asking = Rig(), pod("asking", size)
+    idle = {f"n{number}": len(ALL) - len(chips) for number, chips in enumerate(taken)}
+    rig.world.add(asking, *map(node, idle))
+    for name, chips in zip(idle, taken, strict=True):
+        rig.world.fill(name, sorted(chips))
+    counted = {name: chips for name, chips in idle.items() if chips >= size}
+    fitting = {name for name in counted if rig.fits(asking, name)}
+    scores, error = rig.scores(asking, size, counted)
+    assert bool(error) == bool(counted and not fitting)
+    assert {name for name, score in scores.items() if score > 0} == fitting
+
+
+def test_nodes_on_which_others_must_end_are_before_those_where_that_does_not_help(rig: Rig) -> None:
+    four = pod("four", 4, priority=10)
+    rig.world.add(four)
+    rig.world.fill("n1", [0, 4])
+    rig.world.fill("n2", range(8))
+    scores, error = rig.scores(four, 4, {"n1": 6, "n2": 0})
+    assert not error
+    assert scores["n1"] < scores["n2"] == 0.0
+
+
+def test_a_node_where_pods_terminate_is_better_than_one_where_others_must_be_evicted(rig: Rig) -> None:
+    four = pod("four", 4, priority=10)
+    rig.world.add(four, pod("ending", 8, node="n1", chips=range(8), phase="Running", terminating=True))
+    rig.world.fill("n2", range(8))
+    scores, _ = rig.scores(four, 4, {"n1": 0, "n2": 0})
+    assert scores["n1"] > scores["n2"]
+
+
+def test_a_pod_for_which_volcano_has_one_node_is_told_why_it_refuses(rig: Rig) -> None:
+    four = pod("four", 4)
+    rig.world.add(four)
+    rig.world.fill("n1", [0, 4])
+    assert "RingTooSmall" in rig.allocate(four, "n1")
+    assert len(rig.events) == 1
 
 
 def test_a_placed_pod_has_its_chips_until_that_is_undone(rig: Rig) -> None:
@@ -382,9 +466,15 @@ def documented() -> Any:
     return yaml.safe_load(config_map["data"]["volcano-scheduler.conf"])
 
 
-def test_the_documented_arguments_are_of_the_types_that_volcano_reads(rig: Rig) -> None:
+def documented_arguments() -> dict[str, Any]:
+    """Those of the extender plugin in the configuration."""
     (plugin,) = (each for tier in documented()["tiers"] for each in tier["plugins"] if each["name"] == "extender")
-    arguments = plugin["arguments"]
+    arguments: dict[str, Any] = plugin["arguments"]
+    return arguments
+
+
+def test_the_documented_arguments_are_of_the_types_that_volcano_reads(rig: Rig) -> None:
+    arguments = documented_arguments()
     assert arguments.pop("extender.ignorable") is False  # before 1.15 a string is not read
     app = web.Application()
     rig.volcano.add_routes(app)

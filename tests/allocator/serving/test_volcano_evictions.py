@@ -18,7 +18,7 @@ from ascend.chips import RESOURCE
 from ascend.kube.objects import Pod
 from tests.allocator.builders import GROUP, node, pod
 from tests.allocator.decision.test_part_promises import nominated, terminating
-from tests.allocator.serving.test_volcano import Rig
+from tests.allocator.serving.test_volcano import Rig, amount
 
 _PENDING, _ALLOCATED, _PIPELINED, _RUNNING, _RELEASING = 1, 2, 4, 32, 64
 _CHIPS: Final = 8
@@ -178,8 +178,8 @@ class Volcano:
     def _predicate(self, each: Pod, name: str) -> tuple[bool, int]:
         there = {uid: self._task(uid) for uid, (_, at) in self._session.items() if at == name}
         call = {
-            "task": {**self._task(each.uid), "InitResreq": _amount(_size(each))},
-            "node": {"Name": name, "Tasks": there, "Idle": _amount(self._idle(name))},
+            "task": {**self._task(each.uid), "InitResreq": amount(_size(each))},
+            "node": {"Name": name, "Tasks": there, "Idle": amount(self._idle(name))},
         }
         answer = self.rig.volcano.predicate(msgspec.json.encode(call))
         return not answer.status, answer.code
@@ -208,10 +208,6 @@ def _status(each: Pod) -> int:
 
 def _size(each: Pod) -> int:
     return sum(int(one.resources.limits[RESOURCE]) for one in each.spec.containers)
-
-
-def _amount(chips: int) -> dict[str, Any]:
-    return {"MilliCPU": 0, "Memory": 0, "ScalarResources": {RESOURCE: 1000 * chips}}
 
 
 def singles(name: str, *, is_reported: bool = True) -> list[Pod]:
