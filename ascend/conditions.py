@@ -22,6 +22,7 @@ class Lack(StrEnum):
     REPORT = "report"
     CLAIMS = "claims"
     KUBELETS_PODS = "kubelet's pods"
+    RIGHTS = "rights"
 
     @property
     def reason(self) -> str:

@@ -57,6 +57,7 @@ from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.readiness import Readiness
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
+from device_plugin.publish.refused_rights import RefusedRights
 from device_plugin.publish.reporter import Reporter
 from device_plugin.publish.restore import restore
 from device_plugin.publish.shown_chips import ShownChips
@@ -108,6 +109,7 @@ class Plugin:
         self._topology = Topology(settings.topology_dir)
         self._unread: dict[str, str] = {}
         """What the start waits for at the API server, and why it can't be read."""
+        self._refused = RefusedRights()
         self._instance = new_instance()
         self._serves = False
         """Until then the CDI file is another instance's."""
@@ -128,13 +130,14 @@ class Plugin:
         settings = self._settings
         page = web.Application()
         async with await KubeClient.connect(settings.kubeconfig) as client:
+            client.on_forbidden = self._refused.note
             url = self._kubelet_pods_url
             async with KubeletPods(url, client.identity_headers, settings.kubelet_identity) as kubelet_pods:
                 events = EventRecorder(client, COMPONENT, settings.node_name)
                 chips = self._chip_side(client, events)
                 pods = self._pod_side(client, kubelet_pods, events)
                 refresh = chips.meter.refresh if settings.telemetry else None
-                probes = Probes(chips, pods, self.snapshots, unread=self._unread)
+                probes = Probes(chips, pods, self.snapshots, unread=self._unread, refused=self._refused)
                 # The page is served from the start; it shows what is missing.
                 probes.add(page, self._live, self.metrics.registry, refresh)
                 readiness = Readiness(client, settings.node_name, probes.lacks)
@@ -164,6 +167,7 @@ class Plugin:
             # First: the start can wait for the API server for as long as that takes.
             start("settings", self._follow_settings(chips))
             start("readiness", readiness.run())
+            start("rights", self._refused.follow(client))
             # What the start waits for is read in parallel: the driver, the pods, and what restore() reads.
             restored = asyncio.Event()
             start("scanner", chips.scanner.run(restored))

@@ -25,6 +25,7 @@ from device_plugin.pods.claims import ClaimWriter
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_health import NodeHealth
 from device_plugin.publish.node_object import NodeWriter
+from device_plugin.publish.refused_rights import RefusedRights
 from device_plugin.publish.reporter import Reporter
 from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
@@ -120,6 +121,7 @@ class Probes:
         pods: gives the chips to pods.
         snapshots: the chips as judged.
         unread: what the start waits for, and why it can't be read.
+        refused: what the API server refuses.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Probes:
         snapshots: Observable[Snapshot | None],
         *,
         unread: Mapping[str, str],
+        refused: RefusedRights,
     ) -> None:
         def unless_on_standby(check: Check) -> Check:
             return lambda: None if pods.lock.stands_by else check()
@@ -147,8 +150,11 @@ class Probes:
             Lack.CLAIMS: lambda: pods.claims.problem,
         }
         self._lock, self._reads = pods.lock, reads
-        # Without it the plugin works, but guesses which pod is admitted.
-        self._works = works | {Lack.KUBELETS_PODS: lambda: pods.kubelet_pods.problem}
+        # Without these the plugin works, but guesses which pod is admitted, or leaves out what it has no right to.
+        self._works = works | {
+            Lack.KUBELETS_PODS: lambda: pods.kubelet_pods.problem,
+            Lack.RIGHTS: lambda: refused.problem,
+        }
         self.ready = reads | self._works
         self.standby = reads | {name: unless_on_standby(check) for name, check in works.items()}
         self.started: dict[str, Check] = {

@@ -20,7 +20,7 @@ from weakref import WeakSet
 import aiohttp
 import msgspec
 
-from ascend.errors import InvalidValue, TooLarge, Unreachable
+from ascend.errors import ApiError, InvalidValue, TooLarge, Unreachable
 from ascend.kube.answers import decode, read_error
 from ascend.kube.identity import Access, load_access
 from ascend.kube.objects import PODS, JsonObject, Resource, T
@@ -73,6 +73,8 @@ class KubeClient:
         self._timeout_s = timeout_s
         self._headers = access.headers
         self._reload = reload
+        self.on_forbidden: Callable[[ApiError], None] = lambda _: None
+        """Receives each answer that refuses a request (status 403), before it is raised."""
         self._sockets = WeakSet[socket.socket]()
         # With trust_env aiohttp would look up the proxy, in a thread, for every request; once is enough.
         connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=access.tls, socket_factory=self._open)
@@ -216,7 +218,10 @@ class KubeClient:
                 response = await send()
             async with response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise read_error(response, await response.read())
+                    error = read_error(response, await response.read())
+                    if response.status == HTTPStatus.FORBIDDEN:
+                        self.on_forbidden(error)
+                    raise error
                 yield response
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__

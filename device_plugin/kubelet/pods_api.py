@@ -62,6 +62,7 @@ class KubeletPods:
         self._identity = identity
         self._session: aiohttp.ClientSession | None = None
         self._refusal: str | None = None
+        self._metrics_refusal: str | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession()
@@ -75,7 +76,11 @@ class KubeletPods:
 
     @property
     def problem(self) -> str | None:
-        """Why the kubelet could not be verified, or did not list its pods, the last time; None if it did."""
+        """Why the kubelet was not verified, or refused its pods or metrics, the last time; None if it did not."""
+        return self._pods_problem or self._metrics_refusal
+
+    @property
+    def _pods_problem(self) -> str | None:
         return self._identity.problem or self._refusal
 
     async def follow(self) -> None:
@@ -83,10 +88,13 @@ class KubeletPods:
         loop, due_s = asyncio.get_running_loop(), 0.0
         while True:
             # Also others ask, as for a pod under admission, and what they find must not stay until this is due.
-            if self.problem is not None or loop.time() >= due_s:
+            if self._pods_problem is not None or loop.time() >= due_s:
                 with suppress(Unreachable):
                     await self.list()
                 due_s = loop.time() + FOLLOW_S
+            if self._metrics_refusal is not None:
+                with suppress(Unreachable):
+                    await self._metrics()
             await asyncio.sleep(FOLLOW_AGAIN_S)
 
     async def list(self) -> list[Pod]:
@@ -115,8 +123,18 @@ class KubeletPods:
         Raises:
             Unreachable: there is no usable answer in time.
         """
-        page = await self._read(urljoin(self._url().rstrip("/"), "metrics"), METRICS_DEADLINE_S)
+        page = await self._metrics()
         return parse_registrations(page.decode(errors="replace"), resource)
+
+    async def _metrics(self) -> bytes:
+        try:
+            page = await self._read(urljoin(self._url().rstrip("/"), "metrics"), METRICS_DEADLINE_S)
+        except Unreachable as error:
+            if not isinstance(error, TimedOut):
+                self._metrics_refusal = error.message
+            raise
+        self._metrics_refusal = None
+        return page
 
     async def _read(self, url: str, deadline_s: float) -> bytes:
         if self._session is None:

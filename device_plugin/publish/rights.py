@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from ascend.deviceinfo import NAMESPACE
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +72,20 @@ KUBELET_PODS = (
 def rights(*, job_files: bool) -> tuple[Right, ...]:
     """Return the rights the plugin needs with these settings, except ``KUBELET_PODS``."""
     return tuple(right for right in RIGHTS if job_files or right.setting != JOB_FILES)
+
+
+async def is_granted(client: KubeClient, right: Right, *, subject: JsonObject | None = None) -> bool:
+    """Whether an API server grants a right to a client, or to a subject.
+
+    Raises:
+        ApiError: the API server refused to say it.
+        Unreachable: it did not answer.
+    """
+    return await client.may(
+        right.verb,
+        right.resource,
+        group=right.group,
+        subresource=right.subresource,
+        namespace=right.namespace,
+        subject=subject,
+    )

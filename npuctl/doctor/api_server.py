@@ -16,12 +16,11 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node, Pod
 from device_plugin.kubelet.identity import Unverified
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
-from device_plugin.publish.rights import KUBELET_PODS, rights
+from device_plugin.publish.rights import KUBELET_PODS, is_granted, rights
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 from npuctl.doctor.kept import Kept
 from npuctl.doctor.plugins import OLD_S
-from npuctl.doctor.rights import is_granted
 
 AHEAD_S: Final = 60
 """The clocks of a cluster differ by less."""

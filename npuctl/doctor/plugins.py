@@ -25,8 +25,10 @@ _ADVICE: Final[Mapping[str, str]] = {
         Lack.REPORT: "mend it: after 15 minutes no pod is placed there (StaleReport)",
         Lack.CLAIMS: "grant the right to patch pods, or name the plugin in allocator.policies.writers, "
         "before another device plugin follows there: it would give the chips again",
-        Lack.KUBELETS_PODS: "grant get nodes/pods (nodes/proxy before Kubernetes 1.33), or name the kubelet's "
-        "certificate (devicePlugin.kubelet); until then pods that start together can get each other's chips",
+        Lack.KUBELETS_PODS: "grant get nodes/pods (nodes/proxy before Kubernetes 1.33) and nodes/metrics, or name the "
+        "kubelet's certificate (devicePlugin.kubelet); until then pods that start together can get each other's "
+        "chips, or other plugins of the resource are noticed late",
+        Lack.RIGHTS: "grant them (helm upgrade); until then the node goes without what they are for",
     }.items()
 }
 
@@ -34,7 +36,7 @@ _ADVICE: Final[Mapping[str, str]] = {
 OLD_S: Final = 330
 """The device plugin writes its report, and its condition, at least every 300 s."""
 
-_WHILE_REGISTERED: Final = {lack.reason for lack in (Lack.REPORT, Lack.CLAIMS, Lack.KUBELETS_PODS)}
+_WHILE_REGISTERED: Final = {lack.reason for lack in (Lack.REPORT, Lack.CLAIMS, Lack.KUBELETS_PODS, Lack.RIGHTS)}
 """What a plugin lacks that has registered at its kubelet."""
 _ENDED: Final = "start it; the log of its pod there says why it ended, or why it can't reach the API server"
 

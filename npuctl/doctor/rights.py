@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from allocator.state.kinds import KINDS
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import JsonObject, Resource
-from device_plugin.publish.rights import KUBELET_PODS, Right, rights
+from device_plugin.publish.rights import KUBELET_PODS, Right, is_granted, rights
 from npuctl.doctor.finding import Finding, ok, problem
 
 ALLOCATOR: Final = "allocator"
@@ -62,23 +62,6 @@ async def read_denied(client: KubeClient, accounts: Iterable[Account]) -> tuple[
     """
     found = await asyncio.gather(*(_denied(client, account) for account in accounts))
     return tuple(each for some in found for each in some)
-
-
-async def is_granted(client: KubeClient, right: Right, *, subject: JsonObject | None = None) -> bool:
-    """Whether an API server grants a right to a client, or to a subject.
-
-    Raises:
-        ApiError: the API server refused to say it.
-        Unreachable: it did not answer.
-    """
-    return await client.may(
-        right.verb,
-        right.resource,
-        group=right.group,
-        subresource=right.subresource,
-        namespace=right.namespace,
-        subject=subject,
-    )
 
 
 async def _denied(client: KubeClient, account: Account) -> list[Denied]:

@@ -67,6 +67,7 @@ class _Fault:
     times: int
     status: int = 0
     retry_after_s: int = 0
+    message: str = ""
 
     def hits(self, request: web.Request) -> bool:
         """Whether the fault applies to the request; counts the requests it applied to."""
@@ -83,7 +84,9 @@ class FaultInjection:
         self._lost_answers: list[_Fault] = []
         self._delays: dict[str, float] = {}
 
-    def fail_next(self, method: str, path_regex: str, status: int, times: int = 1, retry_after_s: int = 1) -> None:
+    def fail_next(
+        self, method: str, path_regex: str, status: int, times: int = 1, retry_after_s: int = 1, *, message: str = ""
+    ) -> None:
         """Answer the next matching requests with an error.
 
         Args:
@@ -92,9 +95,10 @@ class FaultInjection:
             status: The HTTP status to answer.
             times: How many requests fail.
             retry_after_s: Retry-After of 429 and 503.
+            message: What the answer says; by default that the failure is injected.
         """
         pause_s = retry_after_s if status in {429, 503} else 0
-        self._failures.append(_Fault(method, re.compile(path_regex), times, status, pause_s))
+        self._failures.append(_Fault(method, re.compile(path_regex), times, status, pause_s, message))
 
     def lose_answer(self, method: str, path_regex: str, times: int = 1) -> None:
         """Execute the next matching requests, but close the connection instead of answering."""
@@ -112,7 +116,7 @@ class FaultInjection:
             await asyncio.sleep(delay_s)
         for failure in self._failures:
             if failure.hits(request):
-                raise injected(failure.status, failure.retry_after_s)
+                raise injected(failure.status, failure.retry_after_s, failure.message)
         loses_answer = any(fault.hits(request) for fault in self._lost_answers)
         response = await handler(request)
         if loses_answer and request.transport is not None:

@@ -209,7 +209,7 @@ _REASONS = {
 }
 
 
-def injected(code: int, retry_after_s: int) -> StatusError:
+def injected(code: int, retry_after_s: int, message: str = "") -> StatusError:
     """Return an injected failure, with the reason of the real server for that code."""
     details: Json = {"retryAfterSeconds": retry_after_s} if retry_after_s else {}
-    return StatusError(code, _REASONS.get(code, ""), f"injected failure {code}", details)
+    return StatusError(code, _REASONS.get(code, ""), message or f"injected failure {code}", details)

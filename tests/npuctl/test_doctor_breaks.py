@@ -285,7 +285,7 @@ def test_a_device_plugin_that_lacks_something_is_told_with_what_to_do(tmp_path: 
     assert (status, all(each["advice"] for each in found)) == (1, True)
 
 
-REGISTERED = [Lack.REPORT, Lack.CLAIMS, Lack.KUBELETS_PODS]
+REGISTERED = [Lack.REPORT, Lack.CLAIMS, Lack.KUBELETS_PODS, Lack.RIGHTS]
 """What a device plugin can lack that is registered at its kubelet."""
 
 
