@@ -5,6 +5,7 @@ Whole chips are offered always, the vNPUs of a size once there is one.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ascend.annotations import REAL
 from ascend.chips import chip_ids
@@ -20,7 +21,7 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.ledger.core_offers import offered_cores
 from device_plugin.ledger.cores import kind_of
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.handovers import HandOver, Ledger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.metrics import Metrics
@@ -28,13 +29,15 @@ from device_plugin.pods.admission_matcher import AdmissionMatcher, Admits
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.claims import ClaimWriter, claim_annotations
 from device_plugin.pods.container_edits import ContainerEdits
+from device_plugin.pods.core_devices import CoreDevices
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.core_matcher import CoreMatcher
-from device_plugin.pods.core_reconciler import CoreReconciler
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter
+from device_plugin.pods.devices import ChipDevices, Devices
 from device_plugin.pods.fault_notices import FaultNotices
-from device_plugin.pods.reconciler import Keeps, Reconciler
+from device_plugin.pods.pod_notices import PodNotices
+from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.node_object import node_announcer
 from device_plugin.publish.order import CoreOrder, PublishingOrder
 from device_plugin.serving.instance_lock import InstanceLock
@@ -59,7 +62,7 @@ class Offer:
 
     device_type: DeviceType
     matcher: Admits
-    reconciler: Keeps
+    reconciler: Reconciler
     fault_notices: FaultNotices
     registration: Registration
 
@@ -127,11 +130,13 @@ class CoreOffer(Offer):
     Attributes:
         cores: those that are offered, in the form of a snapshot.
         cutter: cuts the chips.
+        keeper: gives back what nobody uses.
         node: what all offers have in common.
     """
 
     cores: Observable[Snapshot | None]
     cutter: Cutter
+    keeper: CoreKeeper
     node: Surroundings
 
     def update(self) -> None:
@@ -169,16 +174,10 @@ class OfferMaker:
 
     def make(self, device_type: DeviceType) -> Offer:
         """Return the offer of a type."""
-        node, settings = self._node, self._node.settings
+        node = self._node
         ledger = node.ledgers.serve(device_type)
         snapshots = OfferedDevices(node.snapshots, device_type)
         order = PublishingOrder(reported=-1) if device_type.suffix else self._order
-
-        def claim(handover: HandOver) -> None:
-            self._claim(handover, device_type, {})
-
-        def restore(handover: HandOver, others: Mapping[str, str | None]) -> None:
-            self._claim(handover, device_type, others)
 
         matcher = AdmissionMatcher(
             snapshots=snapshots,
@@ -189,18 +188,9 @@ class OfferMaker:
             ),
             refresh=node.refresh,
             inject=lambda numbers: node.inject(numbers, device_type),
-            on_handover=claim,
+            on_handover=self._claim,
         )
-        reconciler = Reconciler(
-            settings.pod_resources_socket,
-            kubelet_pods=node.kubelet_pods.list,
-            pods=ledger.pods,
-            handovers=ledger.handovers,
-            claim=claim,
-            restore=restore,
-            metrics=node.metrics,
-            announce=pod_announcer(node.events, "HandOver"),
-        )
+        reconciler = self._reconciler(ChipDevices(ledger), self._notices(ledger))
         once = pod_announcer(node.events, "WatchHealth", once=True)
         fault_notices = FaultNotices(snapshots, ledger.pods, ledger.handovers, once)
 
@@ -211,27 +201,13 @@ class OfferMaker:
         """Return the offer of AI cores."""
         node, settings, ledger = self._node, self._node.settings, self._node.ledgers.cores
 
-        def claim(handover: HandOver) -> None:
-            self._claim(handover, CORES, {})
-
-        def restore(handover: HandOver, others: Mapping[str, str | None]) -> None:
-            self._claim(handover, CORES, others)
-
         cutter = Cutter(driver, node.facts, lambda vnpu: keeper.not_given(vnpu))  # noqa: PLW0108 - made below
         vnpus = CutVnpus(cutter, node.answering_chips)
-        reconciler = CoreReconciler(
-            settings.pod_resources_socket,
-            ledger,
-            vnpus,
-            kubelet_pods=node.kubelet_pods.list,
-            others=node.static_vnpus,
-            claim=claim,
-            restore=restore,
-            metrics=node.metrics,
-            announce=pod_announcer(node.events, "HandOver"),
-        )
+        notices = self._notices(ledger)
+        devices = CoreDevices(ledger, vnpus, others=node.static_vnpus, notices=notices)
+        reconciler = self._reconciler(devices, notices)
         keeper = CoreKeeper(
-            ledger,
+            devices,
             vnpus,
             reconciler,
             others=node.static_vnpus,
@@ -247,21 +223,32 @@ class OfferMaker:
             refresh=node.refresh,
             whole=lambda: node.ledgers.without_cores,
             inject=node.inject,
-            on_handover=claim,
+            on_handover=self._claim,
         )
         once = pod_announcer(node.events, "WatchHealth", once=True)
-        notices = FaultNotices(node.snapshots, ledger.pods, ledger.handovers, once, WHOLE_CHIPS)
+        fault_notices = FaultNotices(node.snapshots, ledger.pods, ledger.handovers, once, WHOLE_CHIPS)
         cores: Observable[Snapshot | None] = Observable(None)
         order = CoreOrder(node.snapshots, self._order)
-        registration = self._registration(CORES, cores, matcher, keeper, order)
-        return CoreOffer(CORES, matcher, keeper, notices, registration, cores, cutter, node)
+        registration = self._registration(CORES, cores, matcher, reconciler, order)
+        return CoreOffer(CORES, matcher, reconciler, fault_notices, registration, cores, cutter, keeper, node)
 
-    def _claim(self, handover: HandOver, device_type: DeviceType, others: Mapping[str, str | None]) -> None:
+    def _notices(self, ledger: Ledger) -> PodNotices:
+        return PodNotices(ledger.pods, pod_announcer(self._node.events, "HandOver"), self._node.metrics)
+
+    def _reconciler(self, devices: Devices, notices: PodNotices) -> Reconciler:
+        return Reconciler(
+            self._node.settings.pod_resources_socket,
+            devices,
+            kubelet_pods=self._node.kubelet_pods.list,
+            claim=self._claim,
+            metrics=self._node.metrics,
+            notices=notices,
+        )
+
+    def _claim(self, handover: HandOver, others: Mapping[str, str | None] = MappingProxyType({})) -> None:
         node = self._node
         namespace, _, name = handover.pod.partition("/")
-        annotations = claim_annotations(
-            handover, node.snapshots.value, pod_name=name, host_ip=node.host_ip(), device_type=device_type
-        )
+        annotations = claim_annotations(handover, node.snapshots.value, pod_name=name, host_ip=node.host_ip())
         if not annotations[REAL]:
             del annotations[REAL]  # which vNPU it has is unknown
         node.claims.write(uid=handover.uid, namespace=namespace, name=name, annotations={**annotations, **others})
@@ -271,7 +258,7 @@ class OfferMaker:
         device_type: DeviceType,
         snapshots: Observable[Snapshot | None],
         matcher: Admits,
-        reconciler: Keeps,
+        reconciler: Reconciler,
         order: PublishingOrder,
     ) -> Registration:
         node, settings = self._node, self._node.settings

@@ -93,10 +93,11 @@ class PodSide:
             self.cores.cutter.close()
 
     def start_cores(self, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
-        """Begin to follow how many AI cores there are, if these are offered."""
+        """Begin to follow how many AI cores there are, and to give back what nobody uses, if these are offered."""
         if self.cores is not None:
             self.cores.update()
             start("cores", self.cores.follow())
+            start("unused vNPUs", self.cores.keeper.run())
 
     @property
     def problem(self) -> str | None:

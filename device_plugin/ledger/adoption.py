@@ -13,21 +13,16 @@ from device_plugin.ledger.handovers import HandOver, Part
 from device_plugin.ledger.node_pods import NodePod
 
 
-def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> bool:
-    """Return whether a ledger entry belongs to this pod, and not to an earlier pod with the same name.
-
-    Args:
-        pod: the pod.
-        held: physical ids by container, from the kubelet's ledger entry for the pod's name.
-        admitted: whether the watch had shown this very pod as admitted before the ledger was read.
-    """
+def is_as_requested(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a ledger entry has as many ids for each container as the pod's container requests."""
     names = {ask.container: ask.count for ask in pod.container_requests if ask.keeps}
-    if any(names.get(container) != len(ids) for container, ids in held.items()):
-        return False
-    if admitted:
-        return True
+    return all(names.get(container) == len(ids) for container, ids in held.items())
+
+
+def has_own_ids(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether all ids of a ledger entry are written on the pod, which an earlier pod of its name rarely has."""
     written = set(pod.grant.chips) if pod.grant is not None else set()
-    return bool(held) and all(set(ids) <= written for ids in held.values())
+    return bool(held) and all(written.issuperset(ids) for ids in held.values())
 
 
 def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -73,7 +68,7 @@ def adopt(
             own = slices[ask.container]
         if ids:
             parts.append(Part(ask.container, ask.keeps, own, ids))
-    return HandOver.of_parts(pod.uid, pod.key, chips, tuple(parts))
+    return HandOver.of_parts(pod.uid, pod.key, chips, tuple(parts), pod.device_type)
 
 
 def _answer(answer: HandOver, ids: Iterable[int]) -> tuple[int, ...]:
@@ -91,19 +86,20 @@ def _chips_of(
     return parts if len(parts) == pod.count else None
 
 
-def believable(pod: NodePod) -> bool:
-    """Return whether a pod has a claim that can be true: one of as many chips as the pod requests."""
-    return pod.claimed and pod.real.bit_count() == pod.count
+def believe(pod: NodePod) -> HandOver | None:
+    """Return the hand-over that a pod's claim describes, for use without an entry of the kubelet's ledger.
 
-
-def believe(pod: NodePod) -> HandOver:
-    """Return the hand-over that a pod's claim describes, for use without an entry of the kubelet's ledger."""
+    Returns:
+        None if the claim can't be true: it has another number of chips than the pod requests.
+    """
+    if not pod.claimed or pod.real.bit_count() != pod.count:
+        return None
     chips = pod.grant.chips if pod.grant is not None and pod.grant.chip_set == pod.held else chip_ids(pod.held)
     slices = deal(pod.container_requests, chips)
     parts = tuple(
         Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in pod.container_requests
     )
-    return HandOver.of_parts(pod.uid, pod.key, chips, parts)
+    return HandOver.of_parts(pod.uid, pod.key, chips, parts, pod.device_type)
 
 
 def _chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -4,8 +4,8 @@ The kubelet counts AI cores; what a pod has are chips, or a vNPU of one. So in t
 pods have, or have parts of, while the kubelet's ids are numbers of cores that say nothing about chips.
 """
 
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from ascend.chips import ChipSet, chip_ids, chip_set
@@ -14,7 +14,7 @@ from ascend.templates import TEMPLATES, Divisible, divisible
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES
 from device_plugin.driver import Inventory, VirtualNpu
-from device_plugin.ledger.handovers import HandOver, HandOvers, Part, running_chips, used_chips
+from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger, Part
 from device_plugin.ledger.node_pods import NodePod, NodePods
 
 _MB_PER_GB: Final = 1024
@@ -26,87 +26,15 @@ def kind_of(server: Inventory) -> Divisible | None:
     return divisible(server.chip_type, server.ai_cores, hbm_mb // _MB_PER_GB)
 
 
-@dataclass(frozen=True, slots=True)
-class CorePart(Part):
-    """What a container was given."""
-
-    @property
-    def matches_kubelet(self) -> bool:
-        """The kubelet's ids say nothing about chips."""
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class CoreHandOver(HandOver):
-    """What a pod was given.
-
-    Attributes:
-        template: by which its chip is cut; empty for whole chips.
-        vnpu: the vNPU; None for whole chips, and for one that the driver does not have.
-    """
-
-    template: str = ""
-    vnpu: VirtualNpu | None = None
-
-    @property
-    def matches_kubelet(self) -> bool:
-        """The kubelet's ids say nothing about chips."""
-        return True
-
-    @property
-    def name(self) -> str:
-        """What it has, as the annotation AscendReal has it; empty if that is unknown."""
-        if not self.template:
-            return ",".join(sorted(f"Ascend910-{chip}" for chip in self.chips))
-        named = self.vnpu.vnpu if self.vnpu is not None else None
-        return f"{named.name}_{self.vnpu.vfg_id}" if named is not None and self.vnpu is not None else ""
-
-
 def core_handover(
     pod: NodePod, ids: tuple[int, ...], chips: tuple[int, ...], template: str, vnpu: VirtualNpu | None
-) -> CoreHandOver:
-    """Return what a pod was given for the kubelet's ids."""
-    container = pod.container_requests[0].container if pod.container_requests else ""
-    part = CorePart(container, keeps=True, chips=chips, kubelet_ids=ids)
-    return CoreHandOver(pod.uid, pod.key, chips, ids, (part,), template, vnpu)
+) -> HandOver:
+    """Return what a pod was given for the kubelet's ids: one container of it requests AI cores."""
+    parts = tuple(Part(ask.container, ask.keeps, chips, ids) for ask in pod.container_requests[:1])
+    return HandOver(pod.uid, pod.key, chips, ids, parts, CORES, template, vnpu)
 
 
-class CoreHandOvers(HandOvers):
-    """The hand-overs to live pods, and those whose vNPUs are not known to be unused yet."""
-
-    def __init__(self, changes: Observable[None]) -> None:
-        super().__init__(changes)
-        self.kept: dict[str, CoreHandOver] = {}
-        """By uid: of pods that have ended, and of those that the kubelet admits again after its restart."""
-
-    def cores(self) -> Iterator[CoreHandOver]:
-        """Iterate over those to live pods."""
-        return (each for each in self if isinstance(each, CoreHandOver))
-
-    def drop(self, uid: str) -> None:
-        """Keep what a pod had until the kubelet's ledger says that it has ended."""
-        known = self.get(uid)
-        if isinstance(known, CoreHandOver):
-            self.kept[uid] = known
-        super().drop(uid)
-
-    def add(self, handover: HandOver) -> None:
-        """Add or replace a hand-over."""
-        self.kept.pop(handover.uid, None)
-        super().add(handover)
-
-    def move(self, uid: str, handover: CoreHandOver) -> None:
-        """Replace the hand-over to a pod by one to another pod, which the call was really about."""
-        super().drop(uid)
-        self.add(handover)
-
-    def forget(self, uid: str) -> None:
-        """Forget what a pod had: nobody uses it."""
-        if self.kept.pop(uid, None) is not None:
-            self.changes.set(None)
-
-
-class CoreLedger:
+class CoreLedger(Ledger):
     """The ledger of AI cores.
 
     Args:
@@ -114,9 +42,9 @@ class CoreLedger:
     """
 
     def __init__(self, changes: Observable[None]) -> None:
+        handovers = HandOvers(changes, keeps_dropped=True)
+        super().__init__(NodePods(handovers.drop, CORES, changes), handovers)
         self.changes = changes
-        self.handovers = CoreHandOvers(changes)
-        self.pods = NodePods(self.handovers.drop, CORES, changes)
         self.kubelet_ids: frozenset[int] = frozenset()
         """The numbers of the cores that pods have in the kubelet's ledger as last read."""
         self.left: Mapping[tuple[int, int], VirtualNpu] = {}
@@ -129,7 +57,7 @@ class CoreLedger:
             self.kubelet_ids, self.left = ids, left
             self.changes.set(None)
 
-    def forget(self, handover: CoreHandOver) -> None:
+    def forget(self, handover: HandOver) -> None:
         """Forget what a pod had that has ended; its chips are not free before its vNPU was destroyed."""
         if handover.vnpu is not None:
             self._ended |= {handover.vnpu.phy_id}
@@ -143,19 +71,14 @@ class CoreLedger:
             self.changes.set(None)
 
     @property
-    def holding(self) -> list[CoreHandOver]:
-        """What pods have, also those that may have ended."""
-        return [*self.handovers.cores(), *self.handovers.kept.values()]
-
-    @property
     def used(self) -> ChipSet:
         """The chips that pods hold or have vNPUs of, also those with other vNPUs."""
-        return used_chips(self.pods, self.handovers) | self._kept | self._undestroyed
+        return super().used | self._kept | self._undestroyed
 
     @property
     def running(self) -> ChipSet:
         """The chips that pods run with, or are about to."""
-        return running_chips(self.pods, self.handovers) | self._kept | self._undestroyed
+        return super().running | self._kept | self._undestroyed
 
     @property
     def _undestroyed(self) -> ChipSet:
@@ -175,7 +98,7 @@ class CoreLedger:
     @property
     def vnpus(self) -> list[Vnpu]:
         """The vNPUs that pods have, and those that the claims of others name."""
-        own = (each.vnpu.vnpu for each in self.handovers.cores() if each.vnpu is not None)
+        own = (each.vnpu.vnpu for each in self.handovers if each.vnpu is not None)
         return [*(vnpu for vnpu in own if vnpu is not None), *self.claimed_vnpus]
 
     @property
@@ -188,10 +111,6 @@ class CoreLedger:
     def owns(self, vnpu: VirtualNpu) -> bool:
         """Return whether a vNPU is that of a pod; one of another size is not, although the driver reuses ids."""
         return any(handover.vnpu == vnpu for handover in self.holding)
-
-    def explains(self, key: str, ids: frozenset[int]) -> bool:
-        """Return whether an entry of the kubelet's ledger is that of a known pod."""
-        return any(each.pod == key and ids <= set(each.kubelet_ids) for each in self.holding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +168,3 @@ def cores_left(ledger: CoreLedger, kind: Divisible, chip: int) -> int:
     """Return the AI cores of a chip that vNPUs have which could not be destroyed."""
     own = [each for (phy_id, _), each in ledger.left.items() if phy_id == chip]
     return sum(TEMPLATES[each.template].cores if each.template in TEMPLATES else kind.cores for each in own)
-
-
-def moved(handover: CoreHandOver, pod: NodePod) -> CoreHandOver:
-    """Return a hand-over as that to another pod."""
-    return replace(handover, uid=pod.uid, pod=pod.key)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
-from device_plugin.ledger.node_pods import NodePod
+from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
+from device_plugin.driver import VirtualNpu
+from device_plugin.ledger.node_pods import NodePod, NodePods
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class HandOver:
             did not follow the preferred allocation, or another device plugin gave the chips. They say nothing about who
             has the chips with these ids.
         parts: what its containers were given so far, in order.
+        device_type: the type of the devices. The kubelet counts AI cores: for these the chips are those that the pod
+            has, or has a part of, while the kubelet's ids are numbers of cores that say nothing about chips.
+        template: by which the chip was cut for the pod; empty if the pod has what was there before.
+        vnpu: the vNPU that was cut for the pod; None if the driver does not have it any more.
     """
 
     uid: str
@@ -53,19 +59,43 @@ class HandOver:
     chips: tuple[int, ...]
     kubelet_ids: tuple[int, ...]
     parts: tuple[Part, ...] = ()
+    device_type: DeviceType = WHOLE_CHIPS
+    template: str = ""
+    vnpu: VirtualNpu | None = None
 
     @classmethod
-    def of_parts(cls, uid: str, pod: str, chips: tuple[int, ...], parts: tuple[Part, ...]) -> "HandOver":
+    def of_parts(
+        cls,
+        uid: str,
+        pod: str,
+        chips: tuple[int, ...],
+        parts: tuple[Part, ...],
+        device_type: DeviceType = WHOLE_CHIPS,
+    ) -> "HandOver":
         """Return a hand-over; for chips no container has yet, the kubelet is expected to use the same ids."""
         given = {chip for part in parts for chip in part.chips}
         ids = dict.fromkeys(chip for part in parts for chip in part.kubelet_ids)
         ids |= dict.fromkeys(chip for chip in chips if chip not in given)
-        return cls(uid, pod, chips, tuple(ids), parts)
+        return cls(uid, pod, chips, tuple(ids), parts, device_type)
 
     def plus(self, part: Part) -> "HandOver":
         """Return the hand-over after one more container was given its part."""
         others = tuple(each for each in self.parts if each.container != part.container)
-        return HandOver.of_parts(self.uid, self.pod, self.chips, (*others, part))
+        return HandOver.of_parts(self.uid, self.pod, self.chips, (*others, part), self.device_type)
+
+    @property
+    def name(self) -> str:
+        """What the pod has, as the annotation AscendReal has it; empty if the vNPU is unknown."""
+        if not self.template:
+            return (WHOLE_CHIPS if self.device_type == CORES else self.device_type).join_sorted(self.chips)
+        named = self.vnpu.vnpu if self.vnpu is not None else None
+        return f"{named.name}_{self.vnpu.vfg_id}" if named is not None and self.vnpu is not None else ""
+
+    def overlaps(self, other: "HandOver") -> bool:
+        """Return whether two pods can't both have what they were given: the same chip, or the same vNPU of it."""
+        if self.template and other.template and (self.vnpu is None or self.vnpu != other.vnpu):
+            return False
+        return bool(self.chip_set & other.chip_set)
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:
@@ -80,6 +110,8 @@ class HandOver:
     @property
     def matches_kubelet(self) -> bool:
         """Whether the kubelet's ledger has the same chips for the pod as a whole and for each container."""
+        if self.device_type == CORES:
+            return True
         return self.chip_set == chip_set(self.kubelet_ids) and all(part.matches_kubelet for part in self.parts)
 
 
@@ -88,10 +120,16 @@ class HandOvers:
 
     Args:
         changes: what is set on every change; None for one of its own.
+        keeps_dropped: whether what a pod had is kept until it is known to be unused: a vNPU that was cut for a pod has
+            to be destroyed before its chip is free, and never while a container has it.
     """
 
-    def __init__(self, changes: Observable[None] | None = None) -> None:
+    def __init__(self, changes: Observable[None] | None = None, *, keeps_dropped: bool = False) -> None:
         self._by_uid: dict[str, HandOver] = {}
+        self._keeps_dropped = keeps_dropped
+        self.kept: dict[str, HandOver] = {}
+        """What was dropped and is kept, by uid: of pods that have ended, and of those that the kubelet admits again
+        after its restart."""
         self.refused: set[str] = set()
         """Uids of pods that were refused; the kubelet rejects such a pod, but the watch shows that later."""
         self.answers: dict[frozenset[int], HandOver] = {}
@@ -100,6 +138,8 @@ class HandOvers:
         chips that were given for them."""
         self.unconfirmed: set[str] = set()
         """Uids of pods whose hand-overs have not been compared with the kubelet's ledger yet."""
+        self.believed: set[str] = set()
+        """Uids of pods whose hand-overs rest on their claims only: they give way to what the kubelet's ledger has."""
         self.changes: Observable[None] = changes if changes is not None else Observable(None)
         """Set on every change."""
 
@@ -128,16 +168,82 @@ class HandOvers:
 
     def add(self, handover: HandOver) -> None:
         """Add or replace a hand-over that is what the kubelet's ledger shows."""
+        self.kept.pop(handover.uid, None)
         self._by_uid[handover.uid] = handover
         self.unconfirmed.discard(handover.uid)
+        self.believed.discard(handover.uid)
         self.changes.set(None)
 
     def drop(self, uid: str) -> None:
-        """Remove a pod whose containers can't run any more; its chips are free."""
+        """Remove a pod whose containers can't run any more; its chips are free, or kept."""
+        if self._keeps_dropped and uid in self._by_uid:
+            self.kept[uid] = self._by_uid[uid]
+        self._remove(uid)
+
+    def take_away(self, uid: str) -> None:
+        """Remove a hand-over that was never to this pod: nothing of it is kept for the pod."""
+        self.kept.pop(uid, None)
+        self._remove(uid)
+
+    def _remove(self, uid: str) -> None:
         self.refused.discard(uid)
         self.unconfirmed.discard(uid)
+        self.believed.discard(uid)
         if self._by_uid.pop(uid, None) is not None:
             self.changes.set(None)
+
+    def forget(self, uid: str) -> None:
+        """Forget what a pod had and what was kept: nobody uses it."""
+        if self.kept.pop(uid, None) is not None:
+            self.changes.set(None)
+
+
+class Ledger:
+    """What the pods of the node have of one type of devices.
+
+    Args:
+        pods: the node's pods; for vNPUs only those that request some of this size.
+        handovers: what they were given.
+    """
+
+    def __init__(self, pods: NodePods, handovers: HandOvers) -> None:
+        self.pods = pods
+        self.handovers = handovers
+
+    @property
+    def device_type(self) -> DeviceType:
+        """The type."""
+        return self.pods.device_type
+
+    @property
+    def holding(self) -> list[HandOver]:
+        """What pods have, also those that may have ended."""
+        return [*self.handovers, *self.handovers.kept.values()]
+
+    @property
+    def used(self) -> ChipSet:
+        """The devices that pods hold; for AI cores the chips."""
+        return used_chips(self.pods, self.handovers)
+
+    @property
+    def running(self) -> ChipSet:
+        """The devices that pods run with, or are about to; for AI cores the chips."""
+        return running_chips(self.pods, self.handovers)
+
+    @property
+    def given(self) -> ChipSet:
+        """The devices that pods were given."""
+        return chip_set(number for handover in self.handovers for number in handover.chips)
+
+    @property
+    def under_other_ids(self) -> ChipSet:
+        """The devices that pods run with and that the kubelet's ledger has not for these pods under their own ids."""
+        own = (number for handover in self.handovers for number in {*handover.chips}.intersection(handover.kubelet_ids))
+        return self.running & ~chip_set(own)
+
+    def explains(self, key: str, ids: Iterable[int]) -> bool:
+        """Return whether the device ids that the kubelet's ledger has for a pod's name are those of a known pod."""
+        return any(handover.pod == key and {*handover.kubelet_ids}.issuperset(ids) for handover in self.holding)
 
 
 def used_chips(pods: Iterable[NodePod], handovers: HandOvers) -> ChipSet:

@@ -1,58 +1,19 @@
 """The ledgers of this node, one for each type of devices: the pods that request some, and what each was given."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from ascend.chips import ChipSet, chip_ids, chip_set
+from ascend.chips import ChipSet, chip_ids
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from ascend.vnpus import SUFFIXES
 from device_plugin.device_types import CORES, DeviceType, number_of
 from device_plugin.ledger.cores import CoreLedger
-from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger
 from device_plugin.ledger.node_pods import NodePods, read_pod, requested_types
 
 _SIZES: Final = frozenset(SUFFIXES.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """The ledger of a type of devices.
-
-    Attributes:
-        pods: the node's pods; for vNPUs only those that request some of this size.
-        handovers: what they were given.
-    """
-
-    pods: NodePods
-    handovers: HandOvers
-
-    @property
-    def device_type(self) -> DeviceType:
-        """The type."""
-        return self.pods.device_type
-
-    @property
-    def used(self) -> ChipSet:
-        """The devices that pods hold."""
-        return used_chips(self.pods, self.handovers)
-
-    @property
-    def given(self) -> ChipSet:
-        """The devices that pods were given."""
-        return chip_set(number for handover in self.handovers for number in handover.chips)
-
-    @property
-    def under_other_ids(self) -> ChipSet:
-        """The devices that pods run with and that the kubelet's ledger has not for these pods under their own ids."""
-        own = (number for each in self.handovers for number in {*each.chips}.intersection(each.kubelet_ids))
-        return self.running & ~chip_set(own)
-
-    @property
-    def running(self) -> ChipSet:
-        """The devices that pods run with, or are about to."""
-        return running_chips(self.pods, self.handovers)
 
 
 class Ledgers:
@@ -153,11 +114,10 @@ class Ledgers:
         """Iterate over the pods' uids, their names, and what they were given, or what is written on those that wait."""
         for handover in (*self, *self.cores.handovers.kept.values()):
             yield handover.uid, handover.pod, handover.chip_set
-        books = [(ledger.pods, ledger.handovers) for ledger in (self.whole, *self.vnpus.values())]
-        for pods, handovers in (*books, (self.cores.pods, self.cores.handovers)):
-            for pod in pods:
-                if pod.live and pod.count and pod.uid not in handovers:
-                    yield pod.uid, pod.key, pods.device_type.chips(pod.held)
+        for ledger in (self.whole, *self.vnpus.values(), self.cores):
+            for pod in ledger.pods:
+                if pod.live and pod.count and pod.uid not in ledger.handovers:
+                    yield pod.uid, pod.key, ledger.device_type.chips(pod.held)
 
     def __iter__(self) -> Iterator[HandOver]:
         """Iterate over all hand-overs, with the chips that the devices are, or are parts of."""

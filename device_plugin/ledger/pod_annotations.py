@@ -42,8 +42,10 @@ def read_core_grant(annotations: Mapping[str, str]) -> tuple[Grant | None, str]:
     return (Grant(chips, time), "") if cut is None else (Grant((cut.chip,), time), cut.template)
 
 
-def core_grant_text(chips: tuple[int, ...], template: str) -> str:
-    """Return the annotation that ``read_core_grant`` reads."""
+def grant_text(chips: tuple[int, ...], template: str, device_type: DeviceType) -> str:
+    """Return the annotation that ``read_grant`` reads, or ``read_core_grant``."""
+    if device_type != CORES:
+        return device_type.join(chips)
     return f"{chips[0]}-{template}" if template else ",".join(map(str, chips))
 
 

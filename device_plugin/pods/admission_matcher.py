@@ -207,7 +207,11 @@ class AdmissionMatcher:
             # A call that runs out of time is a refusal too: until the watch shows the rejection, the pod looks pending.
             self._handovers.refused.add(pod.uid)
             raise
-        handover = known.plus(part) if known is not None else HandOver.of_parts(pod.uid, pod.key, chips, (part,))
+        handover = (
+            known.plus(part)
+            if known is not None
+            else HandOver.of_parts(pod.uid, pod.key, chips, (part,), pod.device_type)
+        )
         self._handovers.give(handover, kubelet_ids)
         if known is None or chip_set(known.kubelet_ids) != chip_set(handover.kubelet_ids):
             self._on_handover(handover)

@@ -8,17 +8,14 @@ them again and again is answered less and less often.
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import structlog
 
 from ascend.annotations import KUBELET_IDS, PREDICATE_TIME, REAL
-from device_plugin.device_types import CORES, DeviceType
-from device_plugin.driver import VirtualNpu
-from device_plugin.ledger.cores import CoreHandOver
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
-from device_plugin.ledger.pod_annotations import core_grant_text
+from device_plugin.ledger.pod_annotations import grant_text
 from device_plugin.metrics import Metrics
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -34,8 +31,13 @@ LIMIT_S: Final = 60.0
 FORGET_S: Final = 600.0
 """After this time without a repair, a pod's repairs are quick again."""
 
-Restore: TypeAlias = Callable[[HandOver, Mapping[str, str | None]], None]
-"""Writes a claim again, with more annotations; None removes one."""
+
+class Claim(Protocol):
+    """Writes a claim on a pod."""
+
+    def __call__(self, handover: HandOver, others: Mapping[str, str | None] = ..., /) -> None:
+        """Write it, and other annotations; None removes one."""
+
 
 _Aspect: TypeAlias = Literal["grant", "claim", "ids"]
 
@@ -67,7 +69,7 @@ class AnnotationRepairs:
     Args:
         pods: the node's pods.
         handovers: what they were given.
-        restore: writes a claim again.
+        claim: writes a claim again.
         announce: receives a pod, a reason and a sentence.
         metrics: counts repairs.
     """
@@ -76,13 +78,13 @@ class AnnotationRepairs:
         self,
         pods: NodePods,
         handovers: HandOvers,
-        restore: Restore,
+        claim: Claim,
         announce: Callable[[NodePod, str, str], None],
         metrics: Metrics,
     ) -> None:
         self._pods = pods
         self._handovers = handovers
-        self._restore = restore
+        self._claim = claim
         self._announce = announce
         self._metrics = metrics
         self._seen: dict[str, _Seen] = {}
@@ -110,7 +112,7 @@ class AnnotationRepairs:
 
     def _changed(self, pod: NodePod, handover: HandOver, seen: _Seen) -> Iterator[str]:
         """Yield the annotations that somebody has changed or added since the hand-over."""
-        claim_is_right = _has_claim(pod, handover)
+        claim_is_right = has_claim(pod, handover)
         aspects: dict[_Aspect, bool] = {
             "grant": _has_grant(pod, handover),
             "claim": claim_is_right,
@@ -123,7 +125,7 @@ class AnnotationRepairs:
         if not aspects["grant"] and ("grant" in seen.right or (pod.placed and is_known)):
             yield self._pods.device_type.resource
         # A claim that was never right is about to be written.
-        if not claim_is_right and "claim" in seen.right and _name(handover, self._pods.device_type):
+        if not claim_is_right and "claim" in seen.right and handover.name:
             if not pod.claimed and pod.real:
                 yield PREDICATE_TIME
             else:
@@ -143,13 +145,13 @@ class AnnotationRepairs:
         slow_s = min(SLOW_S * 2.0 ** min(seen.repairs - QUICK, 16), LIMIT_S)
         seen.last_s, seen.next_s = now_s, now_s + (SPACING_S if seen.repairs < QUICK else slow_s)
         device_type = self._pods.device_type
-        own: dict[str, str | None] = {device_type.resource: _grant_text(handover, device_type)}
+        own: dict[str, str | None] = {device_type.resource: grant_text(handover.chips, handover.template, device_type)}
         removed: dict[str, str | None] = dict.fromkeys(pod.foreign - seen.foreign)
-        self._restore(handover, removed | (own if device_type.resource in changed else {}))
+        self._claim(handover, removed | (own if device_type.resource in changed else {}))
         several = len(changed) > 1
         sentence = (
             f"the annotation{'s' if several else ''} {', '.join(changed)} {'do' if several else 'does'} not say what "
-            f"the pod was given, {_name(handover, device_type) or 'a vNPU'}: put right, and without effect on this node"
+            f"the pod was given, {handover.name or 'a vNPU'}: put right, and without effect on this node"
         )
         log.warning("repairing annotations that were changed", pod=pod.key, pod_uid=pod.uid, annotations=changed)
         self._metrics.annotation_repairs.inc()
@@ -157,33 +159,16 @@ class AnnotationRepairs:
 
 
 def _is_same(one: HandOver, other: HandOver) -> bool:
-    return (one.chips, one.kubelet_ids, _vnpu(one)) == (other.chips, other.kubelet_ids, _vnpu(other))
+    return (one.chips, one.kubelet_ids, one.vnpu) == (other.chips, other.kubelet_ids, other.vnpu)
 
 
 def _has_grant(pod: NodePod, handover: HandOver) -> bool:
-    return pod.grant is not None and (pod.grant.chips, pod.template) == (handover.chips, _template(handover))
+    return pod.grant is not None and (pod.grant.chips, pod.template) == (handover.chips, handover.template)
 
 
-def _has_claim(pod: NodePod, handover: HandOver) -> bool:
+def has_claim(pod: NodePod, handover: HandOver) -> bool:
+    """Return whether a pod has the claim of a hand-over."""
     if not pod.claimed or pod.real != handover.chip_set:
         return False
-    named, own = pod.claimed_vnpu, _vnpu(handover)
+    named, own = pod.claimed_vnpu, handover.vnpu
     return named is None or own is None or named.vdev_id == own.vdev_id
-
-
-def _vnpu(handover: HandOver) -> VirtualNpu | None:
-    return handover.vnpu if isinstance(handover, CoreHandOver) else None
-
-
-def _template(handover: HandOver) -> str:
-    return handover.template if isinstance(handover, CoreHandOver) else ""
-
-
-def _name(handover: HandOver, device_type: DeviceType) -> str:
-    return handover.name if isinstance(handover, CoreHandOver) else device_type.join_sorted(handover.chips)
-
-
-def _grant_text(handover: HandOver, device_type: DeviceType) -> str:
-    if device_type == CORES:
-        return core_grant_text(handover.chips, _template(handover))
-    return device_type.join(handover.chips)

@@ -23,9 +23,7 @@ from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
-from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.cores import CoreHandOver
 from device_plugin.ledger.handovers import HandOver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -46,7 +44,6 @@ def claim_annotations(
     *,
     pod_name: str,
     host_ip: str,
-    device_type: DeviceType = WHOLE_CHIPS,
 ) -> dict[str, str]:
     """Return the annotations of a pod with chips, or vNPUs.
 
@@ -57,10 +54,9 @@ def claim_annotations(
         snapshot: has the chips' addresses; None if the driver has not been read.
         pod_name: without its namespace.
         host_ip: this node's address.
-        device_type: the type of what it was given.
     """
-    is_cut = isinstance(handover, CoreHandOver) and bool(handover.template)
-    virtual = is_cut or bool(device_type.suffix)
+    device_type = handover.device_type
+    virtual = bool(handover.template or device_type.suffix)
     addresses = {chip.chip_id: chip.facts.address for chip in snapshot.chips} if snapshot is not None else {}
     configuration = write_configuration(
         pod_name=pod_name,
@@ -75,9 +71,7 @@ def claim_annotations(
         virtual=virtual,
     )
     claim = write_claim(chips=(), kubelet_ids=(), configuration=configuration)
-    given, counted = handover.chips, handover.kubelet_ids
-    real = handover.name if isinstance(handover, CoreHandOver) else device_type.join_sorted(given)
-    return claim | {REAL: real, KUBELET_IDS: device_type.join_sorted(counted)}
+    return claim | {REAL: handover.name, KUBELET_IDS: device_type.join_sorted(handover.kubelet_ids)}
 
 
 class ClaimWriter:

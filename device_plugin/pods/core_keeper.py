@@ -1,4 +1,4 @@
-"""Follows the pods that request AI cores, and gives back the vNPUs that no pod uses.
+"""Cuts vNPUs for pods that request AI cores, and gives back those that no pod uses.
 
 A vNPU is given back only when its pod has ended by the watch and the kubelet's ledger has no entry for it, when the
 driver does not say that a container has it, and while no pod is known that could have it although the plugin does not
@@ -20,10 +20,9 @@ from ascend.errors import DriverError
 from ascend.kube.backoff import Backoff
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
-from device_plugin.ledger.cores import CoreLedger
-from device_plugin.pods.core_reconciler import CoreReconciler
+from device_plugin.pods.core_devices import CoreDevices
 from device_plugin.pods.cut_vnpus import CALL_S, CutVnpus
-from device_plugin.pods.reconciler import FIRST_TRIES, RETRY_S
+from device_plugin.pods.reconciler import RETRY_S, Reconciler
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -35,10 +34,10 @@ IN_USE: Final = "NPUSegmentInUse"
 
 
 class CoreKeeper:
-    """Keeps hand-overs complete, and gives back what nobody uses.
+    """Gives back what nobody uses.
 
     Args:
-        ledger: of AI cores.
+        devices: the AI cores, and what pods have of them.
         vnpus: what the driver has.
         reconciler: keeps the ledger as the kubelet has it.
         others: returns the vNPUs of pods that request static vNPUs, as pairs of chip and id.
@@ -47,14 +46,15 @@ class CoreKeeper:
 
     def __init__(
         self,
-        ledger: CoreLedger,
+        devices: CoreDevices,
         vnpus: CutVnpus,
-        reconciler: CoreReconciler,
+        reconciler: Reconciler,
         *,
         others: Callable[[], set[tuple[int, int]]],
         announce_node: Callable[[str, str, bool], None],
     ) -> None:
-        self._ledger = ledger
+        self._devices = devices
+        self._ledger = devices.ledger
         self._vnpus = vnpus
         self._reconciler = reconciler
         self._others = others
@@ -119,56 +119,24 @@ class CoreKeeper:
 
     # The loop.
 
-    async def restore(self) -> None:
-        """Rebuild the ledger after a start."""
-        for attempt in range(FIRST_TRIES):
-            if attempt:
-                await asyncio.sleep(RETRY_S)
-            await self._vnpus.look_at_all()
-            if await self.settle():
-                break
-
-    async def catch_up(self) -> None:
-        """Add what another instance of the plugin gave to pods since this one rebuilt its ledger."""
-        if any(pod.live and pod.count and pod.uid not in self._ledger.handovers for pod in self._ledger.pods):
-            await self._vnpus.look_at_all()
-            await self.settle()
-
-    async def forget_lost(self) -> None:
-        """Let pods wait again that a new kubelet does not know, because the old one died before it stored them."""
-        await self._reconciler.forget_lost()
-
     async def run(self) -> None:
-        """Follow the pods until cancelled."""
+        """Give back what nobody uses until cancelled."""
         loop = asyncio.get_running_loop()
-        sources = (self._ledger.changes, self._wanted)
+        sources = (self._ledger.changes, self._wanted, self._reconciler.is_settled)
         backoff = Backoff(first_s=RETRY_S, limit_s=RETRY_LIMIT_S)
         look_at_s = loop.time()
-        before: object = None
         while True:
             versions = [source.version for source in sources]
-            repair_in_s = self._reconciler.repair()
-            self._reconciler.verify()
-            if self._reconciler.unsettled():
-                await self.settle()
+            self._devices.tell_of_lost_vnpus()
             if loop.time() >= look_at_s:
                 await self._vnpus.look_at_all()
                 look_at_s = loop.time() + LOOK_S
-            is_left = await self.sweep()
-            if not (is_left or self._reconciler.unsettled()):
-                backoff.reset()
-                before = None
-                wait_s = max(look_at_s - loop.time(), 0.0)
-                await wait_for_change(sources, versions, wait_s if repair_in_s is None else min(wait_s, repair_in_s))
-                continue
-            state = (self._reconciler.unsettled(), is_left)
-            if state != before:
-                before, wait_s = state, RETRY_S
-                backoff.reset()
+            wait_s = look_at_s - loop.time()
+            if await self.sweep():
+                wait_s = min(backoff.next_s(), self._due_in_s())
             else:
-                wait_s = backoff.next_s()
-            if await wait_for_change(sources, versions, min(wait_s, self._due_in_s())):
-                await asyncio.sleep(0.05)  # the kubelet limits how often its ledger is read
+                backoff.reset()
+            await wait_for_change(sources, versions, max(wait_s, 0.0))
 
     # What nobody uses.
 
@@ -180,7 +148,9 @@ class CoreKeeper:
         for vnpu in listed:
             if self._ledger.owns(vnpu):
                 self._vnpus.has_owner(vnpu)
-        if any(self._is_unused(vnpu) for vnpu in listed):
+        if any(
+            self._is_unused(vnpu) and self._retry_at_s(vnpu) <= asyncio.get_running_loop().time() for vnpu in listed
+        ):
             await self.settle()  # what is given back is judged by what the kubelet's ledger says now
         left: dict[tuple[int, int], VirtualNpu] = {}
         for vnpu in self._vnpus:
@@ -196,10 +166,14 @@ class CoreKeeper:
         self._ledger.swept(left, {vnpu.phy_id for vnpu in self._vnpus if not self._belongs(vnpu)})
         return bool(left) or self._vnpus.has_not_given
 
+    def _retry_at_s(self, vnpu: VirtualNpu) -> float:
+        """Return when a vNPU that was left may be tried again, on the loop's clock."""
+        _, at_s = self._retries.get((vnpu.phy_id, vnpu.vdev_id), (None, -math.inf))
+        return at_s
+
     async def _tried(self, vnpu: VirtualNpu) -> bool:
         key, now_s = (vnpu.phy_id, vnpu.vdev_id), asyncio.get_running_loop().time()
-        backoff, at_s = self._retries.get(key, (Backoff(first_s=RETRY_S, limit_s=RETRY_LIMIT_S), now_s))
-        if now_s < at_s:
+        if now_s < self._retry_at_s(vnpu):
             return False
         error = "a container has it"
         try:
@@ -208,6 +182,7 @@ class CoreKeeper:
                 return True
         except DriverError as refused:
             error = refused.message
+        backoff, _ = self._retries.get(key, (Backoff(first_s=RETRY_S, limit_s=RETRY_LIMIT_S), now_s))
         wait_s = backoff.next_s()
         self._retries[key] = (backoff, now_s + wait_s)
         name = chip_name(vnpu.phy_id)
@@ -234,7 +209,7 @@ class CoreKeeper:
             return False
         if self._vnpus.is_not_given(vnpu):
             return True
-        settled = self._reconciler.is_settled and not self._reconciler.may_be_mistaken(vnpu)
+        settled = self._reconciler.is_settled.value and not self._devices.may_be_mistaken(vnpu)
         return settled and not self._vnpus.is_new(vnpu)
 
     def _belongs(self, vnpu: VirtualNpu) -> bool:

@@ -21,7 +21,7 @@ from device_plugin.driver import VirtualNpu
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.chip_choice import Chooser
 from device_plugin.ledger.core_admission import check_cores
-from device_plugin.ledger.cores import CoreHandOver, CoreLedger, core_handover, kind_of
+from device_plugin.ledger.cores import CoreLedger, core_handover, kind_of
 from device_plugin.ledger.handovers import HandOver
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.pods.admission_matcher import (
@@ -146,7 +146,7 @@ class CoreMatcher:
             candidate, _ = await self._finder.find(len(ids), LIST_AFTER_S)
         except Refusal:
             # Only now: while a pod may be waiting, the ids can be its own, left over from a pod that has ended.
-            for each in self._ledger.handovers.cores():
+            for each in self._ledger.handovers:
                 if set(each.kubelet_ids) == set(ids):
                     return Answer(each, each.parts[0], self._edits(each))
             raise
@@ -162,7 +162,7 @@ class CoreMatcher:
         log.info("handed over", pod=pod.key, pod_uid=pod.uid, given=handover.name, cores=len(ids))
         return Answer(handover, handover.parts[0], edits)
 
-    async def _given(self, pod: NodePod, ids: tuple[int, ...], until_s: float) -> tuple[CoreHandOver, ContainerEdits]:
+    async def _given(self, pod: NodePod, ids: tuple[int, ...], until_s: float) -> tuple[HandOver, ContainerEdits]:
         pod = await self._checked(pod)
         grant = pod.grant
         if grant is None:
@@ -264,7 +264,7 @@ class CoreMatcher:
             )
         return vnpu
 
-    async def _edits_soon(self, handover: CoreHandOver, until_s: float) -> ContainerEdits:
+    async def _edits_soon(self, handover: HandOver, until_s: float) -> ContainerEdits:
         """Return the edits once the device node of a new vNPU exists."""
         loop = asyncio.get_running_loop()
         while True:
@@ -275,7 +275,7 @@ class CoreMatcher:
                     raise
             await asyncio.sleep(NODE_S)
 
-    def _edits(self, handover: CoreHandOver) -> ContainerEdits:
+    def _edits(self, handover: HandOver) -> ContainerEdits:
         if not handover.template:
             edits = self._inject(handover.chips, WHOLE_CHIPS)
         else:

@@ -17,7 +17,7 @@ from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import REMOVED, FaultRecord, Snapshot
 from device_plugin.ledger.handovers import HandOvers
 from device_plugin.ledger.node_pods import NodePods
-from device_plugin.pods.reconciler import WITHOUT, Announce
+from device_plugin.pods.pod_notices import WITHOUT, Announce
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

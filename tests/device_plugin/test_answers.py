@@ -11,8 +11,8 @@ from device_plugin.device_types import DeviceType
 from device_plugin.kubelet.pod_resources import KubeletLedger
 from device_plugin.ledger.handovers import HandOver, Part
 from device_plugin.pods import reconciler as reconcile_module
+from tests.device_plugin.books import Books
 from tests.device_plugin.builders import pod
-from tests.device_plugin.test_reconciler import Books
 
 CHIPS = 8
 
@@ -27,7 +27,7 @@ def test_whichever_pods_calls_were_taken_for_each_pod_has_what_was_answered_for_
     asks = {f"p{number}": dict(zip("abc", sizes, strict=False)) for number, sizes in enumerate(data.draw(PODS))}
     free, ids = list(range(CHIPS)), data.draw(st.permutations(range(CHIPS)))
     written = {name: [free.pop(0) for _ in range(sum(each.values()))] for name, each in asks.items()}
-    books = Books(Path("none.sock"))
+    books = Books()
     ledger: dict[str, dict[str, tuple[int, ...]]] = {}
     answered: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in asks}
     waiting = [(name, container) for name, each in asks.items() for container in each]

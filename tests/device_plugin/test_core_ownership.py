@@ -18,9 +18,10 @@ from device_plugin.driver import VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
-from device_plugin.pods import core_keeper, core_reconciler, cut_vnpus
-from device_plugin.pods.core_keeper import CoreKeeper
+from device_plugin.pods import core_keeper, cut_vnpus
+from device_plugin.pods import reconciler as reconcile_module
 from device_plugin.pods.cutter import Cutter, Outcome
+from device_plugin.pods.reconciler import Reconciler
 from sandbox.cluster import pod_manifest
 from sandbox.kubelet.pod_status import PodStatusWriter
 from tests.device_plugin.api import NODE, running, seen, until
@@ -139,7 +140,7 @@ async def test_pods_mistaken_for_each_other_keep_what_they_have(
         await asyncio.sleep(0.5)
         await send(writer, update)
 
-    monkeypatch.setattr(core_reconciler, "read_ledger", slow)
+    monkeypatch.setattr(reconcile_module, "read_ledger", slow)
     monkeypatch.setattr(PodStatusWriter, "_send", late)
     async with cores_node(folder) as whole, plugin_on(whole):
         kubelet = whole.node.kubelet
@@ -257,10 +258,10 @@ async def test_the_vnpu_of_a_pod_deleted_by_force_is_left_to_its_container(folde
 async def test_the_old_instance_cuts_chips_until_its_successor_is_registered(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restore, restored, go = CoreKeeper.restore, asyncio.Event(), asyncio.Event()
+    restore, restored, go = Reconciler.restore, asyncio.Event(), asyncio.Event()
 
-    async def slow(keeper: CoreKeeper) -> None:
-        await restore(keeper)
+    async def slow(reconciler: Reconciler) -> None:
+        await restore(reconciler)
         restored.set()
         await go.wait()
 
@@ -270,7 +271,7 @@ async def test_the_old_instance_cuts_chips_until_its_successor_is_registered(
         async with running(new.run()):
             await until(lambda: new.http_address)
             await answers(new, "/standbyz", 200, "")
-            monkeypatch.setattr(CoreKeeper, "restore", slow)
+            monkeypatch.setattr(Reconciler, "restore", slow)
             old.cancel()
             await restored.wait()
             assert not is_registered(new)

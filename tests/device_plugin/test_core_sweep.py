@@ -7,12 +7,17 @@ import pytest
 
 from ascend.daemon.observable import Observable
 from ascend.vnpus import parse_vnpu
+from device_plugin.device_types import CORES
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
-from device_plugin.ledger.cores import CoreHandOver, CoreLedger
+from device_plugin.ledger.cores import CoreLedger
+from device_plugin.ledger.handovers import HandOver
+from device_plugin.metrics import Metrics
+from device_plugin.pods.core_devices import CoreDevices
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter, Outcome
+from device_plugin.pods.pod_notices import PodNotices
 
 
 class SlowCutter(Cutter):
@@ -40,13 +45,10 @@ class SlowCutter(Cutter):
 class Settled:
     """The kubelet's ledger is always as it was."""
 
-    is_settled = True
+    is_settled = Observable(True)  # noqa: FBT003 - a value
 
     async def settle(self) -> bool:
         return True
-
-    def may_be_mistaken(self, vnpu: VirtualNpu) -> bool:  # noqa: ARG002 - none may
-        return False
 
 
 def cut(vdev_id: int, chip: int) -> VirtualNpu:
@@ -62,15 +64,16 @@ class Rig:
 
     cutter: SlowCutter = field(default_factory=lambda: SlowCutter(first=FIRST, second=SECOND))
     ledger: CoreLedger = field(default_factory=lambda: CoreLedger(Observable(None)))
-    handover: CoreHandOver = field(
-        default_factory=lambda: CoreHandOver("u", "default/first", (0,), (1,), (), "vir05_1c_16g", FIRST)
+    handover: HandOver = field(
+        default_factory=lambda: HandOver("u", "default/first", (0,), (1,), (), CORES, "vir05_1c_16g", FIRST)
     )
 
     def __post_init__(self) -> None:
         self.vnpus = CutVnpus(self.cutter, lambda: [0, 1])
         self.ledger.handovers.kept["u"] = self.handover
+        notices = PodNotices(self.ledger.pods, lambda *_: None, Metrics())
         self.keeper = CoreKeeper(
-            self.ledger,
+            CoreDevices(self.ledger, self.vnpus, others=set, notices=notices),
             self.vnpus,
             Settled(),  # type: ignore[arg-type]  # all that is called of it
             others=set,

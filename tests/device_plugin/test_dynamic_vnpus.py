@@ -16,10 +16,10 @@ from ascend.kube.objects import NODES, PODS, Pod
 from ascend.products import ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
 from device_plugin.app import Plugin
+from device_plugin.device_types import CORES as CORE_TYPE
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
-from device_plugin.pods.core_reconciler import CoreReconciler
 from device_plugin.pods.cutter import Cutter
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.reset.rules import obstacles
@@ -408,24 +408,25 @@ async def test_a_pod_whose_grant_is_unreadable_keeps_all_vnpus(folder: Path) -> 
 async def test_a_pod_that_a_new_kubelet_does_not_know_gets_its_vnpu_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unsettled, found = CoreReconciler.unsettled, [frozenset({"nothing was looked at"})]
+    unresolved, found = Reconciler._unresolved, [{"nothing was looked at"}]
 
-    def recorded(reconciler: CoreReconciler) -> frozenset[str]:
-        found.append(unsettled(reconciler))
-        return found[-1]
+    def recorded(reconciler: Reconciler) -> set[str]:
+        if reconciler._device_type == CORE_TYPE:
+            found.append(unresolved(reconciler))
+        return unresolved(reconciler)
 
-    monkeypatch.setattr(CoreReconciler, "unsettled", recorded)
+    monkeypatch.setattr(Reconciler, "_unresolved", recorded)
     async with cores_node(folder) as whole, plugin_on(whole) as plugin:
         await bind(whole, "first", 5, f"1-{SMALL}")
         await whole.claimed("first")
         ledger = plugin.ledgers.cores
-        (handover,) = ledger.handovers.cores()
+        (handover,) = ledger.handovers
         await until(lambda: all(pod.claimed for pod in ledger.pods) and not found[-1])
         ledger.handovers.drop(handover.uid)
         assert ledger.handovers.kept[handover.uid].vnpu == handover.vnpu
         assert ledger.used == 0b10
         await until(lambda: handover.uid in ledger.handovers)  # the kubelet's ledger has it after all
-        assert [each.vnpu for each in ledger.handovers.cores()] == [handover.vnpu]
+        assert [each.vnpu for each in ledger.handovers] == [handover.vnpu]
         assert len(vnpus(whole)) == 1
 
 

@@ -181,10 +181,13 @@ class Repairs:
         self.repairs = AnnotationRepairs(
             self.pods,
             self.handovers,
-            lambda _handover, others: self.written.append(others),
+            self._claim,
             lambda _pod, _reason, sentence: self.told.append(sentence),
             Metrics(),
         )
+
+    def _claim(self, _handover: HandOver, others: Mapping[str, str | None] = {}, /) -> None:
+        self.written.append(others)
 
     def show(self, annotations: Mapping[str, str]) -> float | None:
         """Let the watch show the pod with these annotations."""

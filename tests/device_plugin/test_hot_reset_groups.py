@@ -18,12 +18,11 @@ from ascend.daemon.observable import Observable
 from ascend.errors import AscendError, DriverError
 from ascend.vnpus import Vnpu
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.device_types import DeviceType, number_of
+from device_plugin.device_types import CORES, DeviceType, number_of
 from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Moment, Snapshot
 from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.cores import CoreHandOver
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
@@ -352,7 +351,7 @@ def holds(site: Site, _ledger: KubeletLedger, chip: int) -> None:
 
 def holds_cores(site: Site, _ledger: KubeletLedger, chip: int) -> None:
     """A pod has the whole chip by its AI cores, since before they were no longer offered."""
-    site.ledgers.cores.handovers.add(CoreHandOver("uid", "default/by-cores", (chip,), (20,)))
+    site.ledgers.cores.handovers.add(HandOver("uid", "default/by-cores", (chip,), (20,), device_type=CORES))
 
 
 def holds_vnpu(site: Site, _ledger: KubeletLedger, chip: int) -> None:

@@ -13,11 +13,10 @@ from ascend.kube.objects import Pod as ApiPod
 from device_plugin.device_types import DeviceType
 from device_plugin.kubelet.pod_resources import KubeletLedger
 from device_plugin.ledger.admission import chips_for
-from device_plugin.ledger.handovers import HandOver, Part
 from device_plugin.pods import reconciler as reconcile_module
 from tests.device_plugin.api import bound_pod, running, seen, until
+from tests.device_plugin.books import Books
 from tests.device_plugin.builders import pod, snapshot
-from tests.device_plugin.test_reconciler import Books, without
 from tests.device_plugin.whole import check_hand_over, whole_node
 
 
@@ -70,57 +69,12 @@ async def settled(books: Books, monkeypatch: pytest.MonkeyPatch, held: Mapping[s
         await books.reconciler.restore()
 
 
-async def test_a_claim_of_another_number_than_requested_is_not_believed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
+async def test_a_claim_of_another_number_than_requested_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books()
     books.pods.applied(running_pod("greedy", 1, 0, claims=(0, 1, 2, 3)))
     await settled(books, monkeypatch, {})
-    assert books.entries == {}
+    assert books.given == {}
     assert [reason for _, reason, _ in books.announced] == ["NPURunsWithoutChips"]
-
-
-async def test_a_claim_never_beats_what_another_pod_has_in_the_kubelets_ledger(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    books.pods.applied(running_pod("forger", 1, 0, claims=(0,)))
-    books.pods.applied(running_pod("owner", 1, 0))
-    await settled(books, monkeypatch, {"default/owner": (0,)})
-    assert books.entries == {"default/owner": ((0,), (0,))}
-    assert [(key, reason) for key, reason, _ in books.announced] == [("default/forger", "NPURunsWithoutChips")]
-    assert without(books) == 1
-
-
-async def test_a_believed_claim_gives_way_to_an_entry_of_the_kubelets_ledger(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    books.pods.applied(running_pod("forger", 1, 0, claims=(0,)))
-    await settled(books, monkeypatch, {})
-    assert books.entries == {"default/forger": ((0,), (0,))}
-    books.pods.applied(running_pod("owner", 1, 0))
-    await settled(books, monkeypatch, {"default/owner": (0,)})
-    assert books.entries == {"default/owner": ((0,), (0,))}
-
-
-async def test_of_two_claims_to_a_chip_neither_is_entered_and_both_hold(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    for name in ("one", "two"):
-        books.pods.applied(running_pod(name, 2, 0, 1, claims=(0, 1)))
-    books.pods.applied(running_pod("three", 2, 2, 3, claims=(2, 3)))
-    await settled(books, monkeypatch, {})
-    assert books.entries == {"default/three": ((2, 3), (2, 3))}
-    assert {key for key, reason, _ in books.announced if reason == "NPUAllocationMismatch"} == {
-        "default/one",
-        "default/two",
-        "default/three",
-    }
-    books.pods.applied(waiting := pod("waiting", 1, 1, time=1))
-    with pytest.raises(Refusal, match="held by pod default/one"):
-        chips_for(books.pods.read(waiting, 9), snapshot(), {}, books.pods)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +90,7 @@ async def test_of_two_claims_to_a_chip_neither_is_entered_and_both_hold(
     ids=["claims", "claims nothing", "claims too many", "not admitted", "ended", "requests none"],
 )
 def test_a_running_pods_claim_holds_its_chips_without_a_hand_over(other: ApiPod, *, is_refused: bool) -> None:
-    books = Books(Path("none.sock"))
+    books = Books()
     books.pods.applied(waiting := pod("waiting", 1, 0, time=1))
     books.pods.applied(other)
     own = books.pods.get(waiting.uid)
@@ -146,22 +100,3 @@ def test_a_running_pods_claim_holds_its_chips_without_a_hand_over(other: ApiPod,
             chips_for(own, snapshot(), {}, books.pods)
     else:
         assert chips_for(own, snapshot(), {}, books.pods) == (0,)
-
-
-async def test_ids_given_again_by_a_kubelet_that_lost_them_take_nothing_from_their_pod(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The kubelet had no preference in time, and gives a pod the ids of chips that it does not know to be in use.
-    books = Books(folder / "none.sock")
-    books.handovers.add(HandOver.of_parts("uid-old", "default/old", (0,), (part(0, 0),)))
-    books.pods.applied(running_pod("old", 1, 0, claims=(0,)))
-    books.handovers.give(HandOver.of_parts("uid-guess", "default/guess", (5,), (part(5, 0),)), (0,))
-    books.pods.applied(pod("guess", 1, 5, time=1))
-    books.pods.applied(running_pod("new", 1, 6))
-    await settled(books, monkeypatch, {"default/new": (0,)})
-    assert {key: chips for key, (chips, _) in books.entries.items()} == {"default/old": (0,), "default/new": (5,)}
-
-
-def part(chip: int, kubelet_id: int) -> Part:
-    """What a container was given."""
-    return Part("main", keeps=True, chips=(chip,), kubelet_ids=(kubelet_id,))

@@ -1,7 +1,6 @@
 """The plugin's ledger after a restart, and its differences from the kubelet's ledger."""
 
 import asyncio
-import itertools
 from pathlib import Path
 
 import pytest
@@ -12,48 +11,15 @@ from ascend.errors import Unreachable
 from ascend.kube.objects import PODS, Pod
 from device_plugin.device_types import DeviceType
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
-from device_plugin.ledger.adoption import adopt, is_its_own
-from device_plugin.ledger.handovers import HandOver, HandOvers, Part
-from device_plugin.ledger.node_pods import NodePod, NodePods, read_pod
-from device_plugin.metrics import Metrics
+from device_plugin.ledger.adoption import adopt
+from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.node_pods import NodePod, read_pod
 from device_plugin.pods import reconciler as reconcile_module
-from device_plugin.pods.reconciler import Reconciler
 from tests.device_plugin.api import running, until
+from tests.device_plugin.books import Books
 from tests.device_plugin.builders import pod, vnpu_pod
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written
 from tests.sandbox.kubelet.peer import Plugin as Peer
-
-
-class Books:
-    """A reconciler and its data."""
-
-    def __init__(self, socket: Path) -> None:
-        self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
-        self.claimed: list[HandOver] = []
-        self.announced: list[tuple[str, str, str]] = []
-        self.metrics = Metrics()
-        self.kubelet_pods: list[Pod] | None = None
-        self.reconciler = Reconciler(
-            socket,
-            kubelet_pods=self._kubelet_pods,
-            pods=self.pods,
-            handovers=self.handovers,
-            claim=self.claimed.append,
-            restore=lambda handover, _others: self.claimed.append(handover),
-            metrics=self.metrics,
-            announce=lambda pod, reason, sentence: self.announced.append((pod.key, reason, sentence)),
-        )
-
-    async def _kubelet_pods(self) -> list[Pod]:
-        if self.kubelet_pods is None:
-            raise Unreachable("the kubelet does not list its pods here")
-        return self.kubelet_pods
-
-    @property
-    def entries(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """By pod: its chips, and the kubelet's ids."""
-        return {each.pod: (each.chips, each.kubelet_ids) for each in self.handovers}
 
 
 async def unclaim(whole: Whole, name: str) -> None:
@@ -123,21 +89,6 @@ async def test_a_pod_without_a_grant_is_claimed_with_the_kubelets_chips(folder: 
             assert written(one, REAL) == written(one, KUBELET_IDS) == 0b1100_0000
 
 
-async def test_without_the_kubelets_ledger_only_claims_are_restored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
-    books = Books(folder / "none.sock")
-    claim = write_claim(chips=(4, 5), kubelet_ids=(4, 5), configuration="{}")
-    books.pods.applied(pod("claimed", 2, 5, 4, time=1, started=True, annotations=claim))
-    books.pods.applied(pod("unclaimed", 2, 0, 1, time=2, started=True))
-    books.pods.applied(pod("over", 2, 6, 7, time=3, phase="Failed", annotations=claim))
-    books.pods.applied(pod("poser", 0, annotations=claim))
-    await books.reconciler.restore()
-    assert books.entries == {"default/claimed": ((5, 4), (5, 4))}
-    assert books.claimed == []
-
-
 async def test_missing_hand_overs_are_adopted_once_the_kubelet_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,16 +96,16 @@ async def test_missing_hand_overs_are_adopted_once_the_kubelet_answers(
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (6, 7))
         later = folder / "later.sock"
-        books = Books(later)
+        books = Books(socket=later)
         one = whole.find("one")
         assert one is not None
         books.pods.applied(one)
         await books.reconciler.restore()
-        assert books.entries == {}
+        assert books.given == {}
         async with running(books.reconciler.run()):
             later.symlink_to(whole.node.kubelet.pod_resources_socket)
-            await until(lambda: books.entries)
-        assert books.entries == {"default/one": ((0, 1), (6, 7))}
+            await until(lambda: books.given)
+        assert books.given == {"default/one": ((0, 1), (6, 7))}
         assert [each.uid for each in books.claimed] == [one.uid]
 
 
@@ -162,7 +113,7 @@ async def test_a_hand_over_of_an_unknown_pod_is_dropped(folder: Path, monkeypatc
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
-        books = Books(whole.node.kubelet.pod_resources_socket)
+        books = Books(socket=whole.node.kubelet.pod_resources_socket)
         books.handovers.add(HandOver("uid-unseen", "default/one", (0, 1), (0, 1)))
         books.handovers.add(HandOver("uid-orphan", "default/orphan", (2, 3), (2, 3)))
         async with running(books.reconciler.run()):
@@ -243,17 +194,6 @@ async def test_an_ascend_real_from_before_the_hand_over_is_not_a_claim(folder: P
             assert [each.chips for each in plugin.handovers] == [(0, 1)]
 
 
-async def test_a_hand_over_a_new_kubelet_lost_is_dropped_and_made_again(
-    folder: Path,
-) -> None:
-    async with whole_node(folder) as whole:
-        books = Books(whole.node.kubelet.pod_resources_socket)
-        books.pods.applied(pod("lost", 2, 0, 1, time=1))
-        books.handovers.add(HandOver("uid-lost", "default/lost", (0, 1), (0, 1)))
-        await books.reconciler.forget_lost()
-        assert books.entries == {}
-
-
 async def test_the_kubelets_ledger_overrides_a_claim_changed_before_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():
@@ -307,172 +247,13 @@ def test_a_vnpu_without_our_claim_is_the_one_that_the_kubelet_has_chosen(*, clai
     assert [(part.chips, part.kubelet_ids) for part in handover.parts] == [((has,), (chosen,))]
 
 
-async def test_chips_of_another_container_are_distinguished_on_restore(folder: Path) -> None:
-    books = Books(folder / "none.sock")
+async def test_chips_of_another_container_are_distinguished_on_restore() -> None:
+    books = Books()
     (many,) = applied(books, pod("many", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
     handover = adopt(many, {"left": (0, 7)}, {}, admitted=False)
     assert [(part.container, part.chips, part.kubelet_ids) for part in handover.parts] == [("left", (0, 1), (0, 7))]
     assert set(handover.kubelet_ids) == {0, 7, 2, 3}
     assert not handover.matches_kubelet
-
-
-def ledger_of(monkeypatch: pytest.MonkeyPatch, **held: tuple[int, ...]) -> None:
-    """Have the kubelet answer that these pods have these ids."""
-
-    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        return KubeletLedger({f"default/{name}": {"main": ids} for name, ids in held.items()})
-
-    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
-    monkeypatch.setattr(reconcile_module, "read_ledger", read)
-
-
-def answer(books: Books, name: str, *chips: int) -> None:
-    """Answer a call with these chips, and take it for a pod's."""
-    part = Part("main", keeps=True, chips=chips, kubelet_ids=chips)
-    books.handovers.give(HandOver.of_parts(f"uid-{name}", f"default/{name}", chips, (part,)), chips)
-
-
-async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch, first=(2, 3), second=(0, 1), third=(4, 5))
-    answer(books, "first", 0, 1)
-    answer(books, "second", 2, 3)
-    answer(books, "third", 4, 5)
-    for number, name in enumerate(("first", "second", "third")):
-        books.pods.applied(pod(name, 2, 2 * number, 2 * number + 1, time=1, started=True))
-    async with running(books.reconciler.run()):
-        await until(lambda: len(books.announced) == 2)
-    apart = {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1)), "default/third": ((4, 5), (4, 5))}
-    assert books.entries == apart
-    assert {each.pod: each.chips for each in books.claimed} == {"default/first": (2, 3), "default/second": (0, 1)}
-    sentence = (
-        "it was given Ascend910-2,Ascend910-3, but the allocator wrote Ascend910-0,Ascend910-1 on it: the kubelet "
-        "could not be asked which of several pods it admitted"
-    )
-    assert books.announced[0] == ("default/first", "NPUAllocationMismatch", sentence)
-    assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
-    assert not books.handovers.unconfirmed
-
-
-async def test_a_hand_over_is_compared_with_the_kubelets_ledger_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch, first=(0, 1))
-    answer(books, "first", 0, 1)
-    books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
-    async with running(books.reconciler.run()):
-        await until(lambda: not books.handovers.unconfirmed)
-    assert (books.entries, books.claimed, books.announced) == ({"default/first": ((0, 1), (0, 1))}, [], [])
-
-
-async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch, real=(0, 1))
-    answer(books, "guess", 0, 1)
-    answer(books, "other", 6, 7)
-    for name, chips in {"guess": (0, 1), "other": (6, 7)}.items():
-        books.pods.applied(pod(name, 2, *chips, time=1))
-    books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
-    async with running(books.reconciler.run()):
-        await until(lambda: books.announced)
-    assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/other": ((6, 7), (6, 7))}
-    assert [(each.pod, each.chips) for each in books.claimed] == [("default/real", (0, 1))]
-
-
-async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch, real=(0, 1))
-    answer(books, "guess", 0, 1)
-    answer(books, "ended", 4, 5)
-    books.handovers.drop("uid-guess")
-    books.handovers.drop("uid-ended")
-    books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
-    async with running(books.reconciler.run()):
-        await until(lambda: books.announced)
-    assert books.entries == {"default/real": ((0, 1), (0, 1))}
-    answer(books, "next", 5, 6)
-    assert books.handovers.answers.keys() == {frozenset({0, 1}), frozenset({5, 6})}
-
-
-@pytest.mark.parametrize("shown", ["failed", "deleted", "still pending", "failed long before"])
-async def test_a_pod_has_the_chips_of_the_only_candidate_that_its_call_was_mistaken_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, shown: str
-) -> None:
-    # The kubelet turned "away" away by itself, and asked for "real", which the watch showed later.
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch, real=(0, 1))
-    away = pod("away", 2, 0, 1, time=1)
-    books.pods.applied(away)
-    answer(books, "away", 0, 1)
-    async with running(books.reconciler.run()):
-        if shown == "deleted":
-            books.pods.deleted(away)
-        elif shown != "still pending":
-            books.pods.applied(pod("away", 2, 0, 1, time=1, phase="Failed"))
-        if shown == "failed long before":
-            answer(books, "unseen", 6, 7)  # so that the kubelet's ledger is read
-            await until(lambda: "default/unseen" not in books.entries)
-        books.pods.applied(pod("real", 2, 2, 3, time=2))
-        books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
-        await until(lambda: "default/real" in books.entries)
-    assert books.entries == {"default/real": ((0, 1), (0, 1))}
-    assert [(each.pod, each.chips) for each in books.claimed] == [("default/real", (0, 1))]
-
-
-async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    answer(books, "guess", 0, 1)
-    answer(books, "other", 2, 3)
-    books.pods.applied(pod("guess", 2, 0, 1, time=1))
-    books.pods.applied(pod("other", 2, 2, 3, time=2))
-    books.pods.applied(pod("real", 2, 4, 5, time=3, started=True))
-
-    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        books.pods.applied(pod("guess", 2, 0, 1, time=1, started=True))
-        return KubeletLedger({"default/real": {"main": (0, 1)}, "default/guess": {"main": (2, 3)}})
-
-    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
-    monkeypatch.setattr(reconcile_module, "read_ledger", read)
-    async with running(books.reconciler.run()):
-        await until(lambda: len(books.announced) == 2)
-    assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/guess": ((2, 3), (2, 3))}
-
-
-async def test_a_misattributed_answer_is_kept_until_its_pod_is_admitted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch, first=(2, 3), second=(0, 1))
-    answer(books, "first", 0, 1)
-    answer(books, "second", 2, 3)
-    books.pods.applied(pod("first", 2, 0, 1, time=1))
-    books.pods.applied(pod("second", 2, 2, 3, time=2, started=True))
-    async with running(books.reconciler.run()):
-        await until(lambda: len(books.announced) == 1)
-        books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
-        await until(lambda: len(books.announced) == 2)
-    assert books.entries == {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1))}
-
-
-async def test_a_chain_of_wrong_guesses_is_resolved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch, first=(2, 3), last=(0, 1))
-    answer(books, "first", 0, 1)
-    answer(books, "gone", 2, 3)
-    books.handovers.drop("uid-gone")
-    books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
-    books.pods.applied(pod("last", 2, 4, 5, time=3, started=True))
-    async with running(books.reconciler.run()):
-        await until(lambda: len(books.announced) == 2)
-    assert books.entries["default/first"] == ((2, 3), (2, 3))
-    assert books.entries["default/last"] == ((0, 1), (0, 1))
 
 
 def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
@@ -498,71 +279,6 @@ def test_a_pod_whose_calls_were_taken_for_anothers_holds_what_its_init_container
     assert (truth.chips, truth.kept) == ((4, 5), {"main": (5,)})
 
 
-@pytest.mark.parametrize("other_first", [True, False])
-async def test_a_call_answered_while_the_ledger_is_read_is_not_judged_by_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, other_first: bool
-) -> None:
-    # The kubelet has freed the ids of "ended" and given them to "next" meanwhile.
-    books = Books(folder / "none.sock")
-    for name in ("next", "ended") if other_first else ("ended", "next"):
-        books.pods.applied(pod(name, 2, 0, 1, time=1, started=name == "ended"))
-    reads: list[KubeletLedger] = []
-
-    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        if not reads:
-            answer(books, "next", 0, 1)
-        reads.append(
-            KubeletLedger({"default/ended": {"main": (0, 1)}} if not reads else {"default/next": {"main": (0, 1)}})
-        )
-        return reads[-1]
-
-    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
-    monkeypatch.setattr(reconcile_module, "read_ledger", read)
-    async with running(books.reconciler.run()):
-        await until(lambda: reads)
-        assert books.entries == {"default/next": ((0, 1), (0, 1))}
-        books.pods.deleted(pod("ended"))
-        books.pods.applied(pod("next", 2, 0, 1, time=1, started=True))
-        await until(lambda: not books.handovers.unconfirmed)
-    assert (books.entries, books.claimed) == ({"default/next": ((0, 1), (0, 1))}, [])
-
-
-async def test_a_pod_created_and_deleted_unseen_keeps_no_chips_of_a_quiet_node(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    books = Books(folder / "none.sock")
-    ledger_of(monkeypatch)
-    async with running(books.reconciler.run()):
-        await until(lambda: len(books.pods.changes.waiters) == 2)
-        answer(books, "ghost", 0, 1)
-        await until(lambda: not books.entries)
-
-
-async def test_the_entry_of_a_pods_successor_is_not_the_pods_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The watch shows neither the end of the first pod nor the second one of its name yet.
-    books = Books(folder / "none.sock")
-    reads = 0
-
-    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        nonlocal reads
-        reads += 1
-        return KubeletLedger({"default/one": {"main": (2, 3)}})
-
-    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
-    monkeypatch.setattr(reconcile_module, "read_ledger", read)
-    answer(books, "one", 0, 1)
-    part = Part("main", keeps=True, chips=(2, 3), kubelet_ids=(2, 3))
-    books.handovers.give(HandOver.of_parts("uid-again", "default/one", (2, 3), (part,)), (2, 3))
-    books.pods.applied(pod("one", 2, 0, 1, time=1, started=True))
-    async with running(books.reconciler.run()):
-        await until(lambda: reads > 3)
-        assert {each.uid: each.chips for each in books.handovers} == {"uid-one": (0, 1), "uid-again": (2, 3)}
-        books.pods.deleted(pod("one"))
-        books.pods.applied(pod("one", 2, 2, 3, time=2, uid="uid-again", started=True))
-        await until(lambda: not books.handovers.unconfirmed)
-    assert ({each.uid: each.chips for each in books.handovers}, books.claimed) == ({"uid-again": (2, 3)}, [])
-
-
 def applied(books: Books, *pods: Pod) -> list[NodePod]:
     for each in pods:
         books.pods.applied(each)
@@ -584,57 +300,44 @@ def test_a_recreated_pod_does_not_adopt_its_predecessors_chips(
     held: dict[str, tuple[int, ...]], *, admitted: bool, its_own: bool
 ) -> None:
     again = read_pod(pod("again", 2, 2, 3, time=1), 1)
-    assert is_its_own(again, held, admitted=admitted) == its_own
+    assert Books().devices.is_its_own(again, held, admitted=admitted, is_known=False) == its_own
 
 
 async def test_a_waiting_pod_is_not_mistaken_for_a_running_one_of_its_name(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
-        books = Books(whole.node.kubelet.pod_resources_socket)
+        books = Books(socket=whole.node.kubelet.pod_resources_socket)
         books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again"))
         await books.reconciler.restore()
-        assert books.entries == {}
+        assert books.given == {}
         books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again", started=True))
         await books.reconciler.restore()
-        assert books.entries == {"default/one": ((6, 7), (0, 1))}
+        assert books.given == {"default/one": ((6, 7), (0, 1))}
 
 
 async def test_a_waiting_pod_with_the_chips_of_its_predecessor_does_not_adopt_its_entry(folder: Path) -> None:
     """The kubelet's ledger has names, not uids, and shows the predecessor for a moment after its deletion is seen."""
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
-        books = Books(whole.node.kubelet.pod_resources_socket)
+        books = Books(socket=whole.node.kubelet.pod_resources_socket)
         part = Part("main", keeps=True, chips=(0, 1), kubelet_ids=(0, 1))
         books.handovers.give(HandOver("uid-earlier", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
         books.handovers.drop("uid-earlier")
         books.pods.applied(pod("one", 2, 0, 1, time=5, uid="uid-again"))
         await books.reconciler.restore()
-        assert books.entries == {}
+        assert books.given == {}
         # Its own call is answered with the same ids.
         books.handovers.give(HandOver("uid-again", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
         books.pods.applied(pod("one", 2, 0, 1, time=5, uid="uid-again", started=True))
         await books.reconciler.restore()
-        assert books.entries == {"default/one": ((0, 1), (0, 1))}
-
-
-@pytest.mark.parametrize("known", ["before", "again"])
-async def test_a_waiting_pod_has_the_entry_of_its_name_only_if_the_kubelet_knows_the_pod(
-    folder: Path, known: str
-) -> None:
-    async with whole_node(folder) as whole:
-        await run_with_ids(whole, "one", (0, 1), (0, 1))
-        books = Books(whole.node.kubelet.pod_resources_socket)
-        books.pods.applied(pod("one", 2, 0, 1, uid="again"))
-        books.kubelet_pods = [pod("one", 2, 0, 1, uid=known)]
-        await books.reconciler.restore()
-        assert books.entries == ({"default/one": ((0, 1), (0, 1))} if known == "again" else {})
+        assert books.given == {"default/one": ((0, 1), (0, 1))}
 
 
 async def test_a_hand_over_to_a_replaced_pod_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
-        books = Books(whole.node.kubelet.pod_resources_socket)
+        books = Books(socket=whole.node.kubelet.pod_resources_socket)
         one = whole.find("one")
         assert one is not None
         books.pods.applied(one)
@@ -649,7 +352,7 @@ async def test_other_ids_in_the_kubelets_ledger_are_counted_and_announced_once(
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (6, 7))
-        books = Books(whole.node.kubelet.pod_resources_socket)
+        books = Books(socket=whole.node.kubelet.pod_resources_socket)
         one = whole.find("one")
         assert one is not None
         async with running(books.reconciler.run()):
@@ -663,90 +366,3 @@ async def test_other_ids_in_the_kubelets_ledger_are_counted_and_announced_once(
         )
         assert books.announced == [("default/one", "NPUAllocationMismatch", sentence)]
         assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
-
-
-async def test_a_pod_that_runs_without_chips_is_announced_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
-    reads = counted_reads(monkeypatch)
-    async with whole_node(folder) as whole:
-        # No plugin has ever registered: the kubelet silently skips the resource (docs/spec/kubelet.md#silent-skip).
-        await whole.bind("one", 0, 1)
-        await until(lambda: (found := whole.find("one")) is not None and found.status.phase == "Running")
-        books = Books(whole.node.kubelet.pod_resources_socket)
-        one = whole.find("one")
-        assert one is not None
-        async with running(books.reconciler.run()):
-            for number in range(20):
-                books.pods.applied(one)
-                await until(lambda: books.announced)
-                await asyncio.sleep(0.001)
-                if number == 0:
-                    reads.clear()
-            assert without(books) == 1
-            books.pods.deleted(one)
-            await until(lambda: without(books) == 0)
-        ((key, reason, sentence),) = books.announced
-        assert (key, reason) == ("default/one", "NPURunsWithoutChips")
-        assert sentence.startswith("container main requests chips and runs without")
-        assert len(reads) <= 1
-        assert books.entries == {}
-
-
-def without(books: Books) -> float | None:
-    """The value of the metric of pods without chips."""
-    return books.metrics.registry.get_sample_value("ascend_dp_pods_without_chips")
-
-
-def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record the times at which the kubelet's ledger is read."""
-    reads: list[float] = []
-
-    async def read(socket: Path, _type: DeviceType) -> KubeletLedger:
-        reads.append(asyncio.get_running_loop().time())
-        return await read_ledger(socket)
-
-    monkeypatch.setattr(reconcile_module, "read_ledger", read)
-    return reads
-
-
-@pytest.mark.looptime
-async def test_the_ledger_is_read_once_a_second_at_most_and_with_backoff(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[float] = []
-
-    async def silent(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        reads.append(asyncio.get_running_loop().time())
-        raise Unreachable("nobody there")
-
-    monkeypatch.setattr(reconcile_module, "read_ledger", silent)
-    books = Books(folder / "none.sock")
-    async with running(books.reconciler.run()):
-        books.pods.applied(pod("fine", 0, started=True))
-        await asyncio.sleep(10)
-        assert reads == []
-        books.pods.applied(pod("puzzling", 2, 0, 1, time=1, started=True))
-        await asyncio.sleep(60)
-        assert len(reads) <= 8
-        reads.clear()
-        for _ in range(100):
-            books.pods.applied(pod("fine", 0, started=True))
-            await asyncio.sleep(0.1)
-        assert len(reads) <= 1
-        reads.clear()
-        for number in range(100):
-            books.pods.applied(pod(f"puzzling-{number}", 2, 0, 1, time=1, started=True))
-            await asyncio.sleep(0.1)
-        assert len(reads) > 5
-        assert min(later - earlier for earlier, later in itertools.pairwise(reads)) >= 1.0
-
-
-async def test_two_pods_of_one_name_in_the_ledger_prove_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def twice(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        return KubeletLedger({"default/one": {"main": (0, 1)}}, {"default/one"})
-
-    monkeypatch.setattr(reconcile_module, "read_ledger", twice)
-    books = Books(folder / "none.sock")
-    books.pods.applied(pod("one", 2, 0, 1, time=1, started=True))
-    await books.reconciler.restore()
-    assert books.entries == {}
