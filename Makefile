@@ -96,7 +96,7 @@ bench: setup ## run all benches and print their tables
 soak: setup ## thousands of restarts and races on the sandbox, 20 minutes; `make test` runs a small part of it
 	@$(RUN) python -m tests.soak
 
-# Variables: docs/install.md#a-release.
+# Variables: docs/releasing.md#the-files.
 release: setup ## make the files of a release from the commit, in dist/
 	@$(RUN) python -m deploy.release build
 

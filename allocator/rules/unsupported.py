@@ -2,7 +2,7 @@
 
 Nothing is ignored in silence. A pod whose demand could only be met by something that is missing here is refused; where
 its job runs just as well, one of its pods is told, by an Event. The webhook, gRPC and ``npuctl`` have the same
-sentences, and the table in ``docs/deviations.md`` is generated from this one.
+sentences, and the table in ``docs/unsupported.md`` is generated from this one.
 """
 
 import re
@@ -39,7 +39,7 @@ _NOTHING: Final = frozenset({"", "null"})
 
 
 class Outcome(StrEnum):
-    """What becomes of such a pod; the value is a cell of ``docs/deviations.md``."""
+    """What becomes of such a pod; the value is a cell of ``docs/unsupported.md``."""
 
     REFUSED = "refused"
     TOLD = "told once"

@@ -89,7 +89,7 @@ def _report(output: Path, digest: str, settings: Settings) -> str:
     if absent := [platform for platform in FILE_PLATFORMS if platform not in settings.file_platforms]:
         lines.append(f"NOT BUILT: npuctl as a file for {', '.join(absent)}")
     if settings.key is None:
-        lines.append("NOT SIGNED: nobody can tell who made this. RELEASE_KEY=FILE signs with a key (docs/install.md)")
+        lines.append("NOT SIGNED: nobody can tell who made this. RELEASE_KEY=FILE signs with a key (docs/releasing.md)")
     if "unnamed" in settings.builder_id:
         lines.append("The provenance does not name its builder: RELEASE_BUILDER=URI names it")
     return "\n".join(lines)

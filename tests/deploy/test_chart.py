@@ -385,7 +385,7 @@ def test_the_notes_label_no_node_during_a_migration(tmp_path: Path) -> None:
     assert "kubectl label node <node> accelerator=huawei-Ascend910\n" in helm.notes(tmp_path)
     said = helm.notes(tmp_path, "--set", "devicePlugin.nodeSelector.npu-plugin=ascend-affinity")
     assert "kubectl label node" not in said
-    assert "docs/mindcluster.md, node by node: a node gets the label npu-plugin=ascend-affinity once" in said
+    assert "docs/mindcluster-migration.md, node by node: a node gets the label npu-plugin=ascend-affinity once" in said
 
 
 @pytest.mark.parametrize(
@@ -768,7 +768,7 @@ def test_readings_too_rare_for_the_stale_time_are_refused_before_a_plugin_refuse
 
 
 def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_others(tmp_path: Path) -> None:
-    page = (helm.REPOSITORY / "docs" / "mindcluster.md").read_text()
+    page = (helm.REPOSITORY / "docs" / "mindcluster-migration.md").read_text()
     (block,) = re.findall(r"```yaml\n( *# migration\.yaml\n.*?)```", page, re.DOTALL)
     values = tmp_path / "migration.yaml"
     values.write_text(textwrap.dedent(block.rstrip() + "\n"))
@@ -782,7 +782,7 @@ def test_the_values_of_the_migration_leave_nodes_and_annotations_to_the_others(t
 
 
 def test_every_value_that_keeps_what_mindclusters_plugin_does_is_accepted(tmp_path: Path) -> None:
-    page = (helm.REPOSITORY / "docs" / "mindcluster.md").read_text()
+    page = (helm.REPOSITORY / "docs" / "mindcluster-migration.md").read_text()
     _, _, section = page.partition("## What MindCluster's plugin does, and how to keep it\n")
     section, _, _ = section.partition("\n## ")
     cells = [row.split(" | ")[1] for row in section.splitlines() if row.startswith("| ")]
