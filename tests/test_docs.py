@@ -15,6 +15,7 @@ from ascend.templates import divisible_kinds
 from ascend.vnpus import SUFFIXES
 from docs.generate.pages import PAGES, render
 from docs.generate.pictures import PICTURES
+from docs.generate.site import indented
 from docs.generate.support import functions_table, marks
 from npuctl.doctor.told import ADVICE
 from tests.e2e.test_doctor_breaks import BREAKS
@@ -97,6 +98,26 @@ def test_the_changelog_has_short_entries_under_versions_with_a_date() -> None:
 
 def test_the_readme_fits_on_a_few_screens() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 9216
+
+
+def test_lists_of_the_site_have_four_spaces_for_each_level() -> None:
+    page = ["1. a", "   b", "", "   * c", "     d", "", "   ```sh", "   e", "", "     f", "   ```", "2. g", "h"]
+    site = [
+        "1. a",
+        "    b",
+        "",
+        "    * c",
+        "        d",
+        "",
+        "    ```sh",
+        "    e",
+        "",
+        "      f",
+        "    ```",
+        "2. g",
+        "h",
+    ]
+    assert list(indented(page)) == site
 
 
 def modules_named() -> Iterator[str]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,8 @@ _SCRIPTS: Final = {
     ),
 }
 """The scripts of the site that the theme has not: the npm package, the file in it, and its SHA-256."""
+_FENCE: Final = re.compile(r" *(```|~~~)")
+_ITEM: Final = re.compile(r"([*-]|\d+\.) +")
 _LINK: Final = re.compile(r"\]\(([^()\s#:]+)")
 _LOADED: Final = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\ssrc=[\"']?(?:https?:)?//[^>]*|<link\b[^>]*//[^>]*>")
 
@@ -63,14 +65,36 @@ def main() -> None:
 
 
 def _collect(source: Path) -> None:
-    """Link the documents, and the files that they link to, into a folder as they are in the repository."""
+    """Put the documents, and the files that they link to, into a folder as they are in the repository."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     targets = {(page.parent / link).resolve() for page in pages for link in _LINK.findall(page.read_text())}
     for path in {*pages, *targets, ROOT / "docs" / "site.css"}:
         if path.is_file():
-            link = source / path.relative_to(ROOT)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path)
+            copy = source / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".md":
+                copy.write_text("\n".join(indented(path.read_text().splitlines())))
+            else:
+                copy.symlink_to(path)
+
+
+def indented(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a page with four spaces for each level of its lists, as Python-Markdown needs them.
+
+    In the pages, as in CommonMark, what belongs to an item is below the first letter of its text.
+    """
+    columns: list[int] = []
+    in_code = False
+    for line in lines:
+        column = len(line) - len(line.lstrip())
+        while line and not in_code and columns and column < columns[-1]:
+            columns.pop()
+        text = line[columns[-1] :] if columns else line
+        yield " " * (4 * len(columns)) + text if text else ""
+        if _FENCE.match(text):
+            in_code = not in_code
+        elif not in_code and (item := _ITEM.match(text)) is not None:
+            columns.append((columns[-1] if columns else 0) + item.end())
 
 
 def _script(name: str, folder: Path) -> bytes:
