@@ -35,19 +35,21 @@ class Tentative:
         self._engine = engine
         self._occupants = Occupants(cluster, ledger)
 
-    def fit(self, pod: Pod, node: str, beside: Iterable[Pod], *, once_ended: bool = False) -> Fit:
+    def fit(
+        self, pod: Pod, resolved: ResolvedRequest, node: str, beside: Iterable[Pod], *, once_ended: bool = False
+    ) -> Fit:
         """How a pod fits on a node beside pods that are placed there.
 
         Args:
             pod: the pod.
+            resolved: what it requests.
             node: the name of the node.
             beside: pods that are placed there; those that are bound or have a reservation there count anyway.
             once_ended: whether the pods that terminate there count as gone.
 
         Raises:
-            Refusal: it does not fit; or its request is invalid on every node, or its gang incomplete and not started.
+            Refusal: it does not fit, or its gang is incomplete and not started.
         """
-        resolved = self._engine.resolved(pod)
         request, gang = resolved.chips, resolved.gang
         if gang is not None and (lacking := self._engine.gangs.lacks(gang, pod)) is not None:
             raise lacking

@@ -22,6 +22,7 @@ from allocator.binding.known_pods import KnownPods
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
 from allocator.decision.preemption import Preemption
+from allocator.decision.request import ResolvedRequest
 from allocator.decision.tentative import Tentative
 from allocator.observe.journal import Journal
 from allocator.rules.vacancy import Fit
@@ -54,6 +55,7 @@ from allocator.state.reservation import Stage
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.rules.placement import OrderKey
 from ascend.serving.bodies import BodyRefused
 from ascend.serving.http import read_body
 
@@ -151,7 +153,7 @@ class VolcanoExtender:
             if pod is not None:
                 self._require_open()
                 self._give_back(pod.uid)  # what is asked about is not placed
-                self._fit(pod, args.task, args.node)
+                self._fit(pod, self._engine.resolved(pod), args.task, args.node)
         except Refusal as refusal:
             sentence = text(refusal, args.task.ref.namespace)
             return PredicateAnswer(sentence, _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
@@ -159,7 +161,7 @@ class VolcanoExtender:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()
 
-    def _fit(self, pod: Pod, task: Task, node: Node) -> Fit:
+    def _fit(self, pod: Pod, resolved: ResolvedRequest, task: Task, node: Node) -> Fit:
         """How a pod fits on a node; or, where Volcano lets the pod wait for pods that terminate, without these.
 
         A pod that waits nowhere needs others to end, as Volcano sees it: in each of its sessions, on one node more.
@@ -169,11 +171,11 @@ class VolcanoExtender:
         """
         beside = self._known(other for other in (node.tasks or {}).values() if other.status in PLACED)
         try:
-            return self._tentative.fit(pod, node.name, beside)
+            return self._tentative.fit(pod, resolved, node.name, beside)
         except Refusal as refusal:
             if refusal.reason.category is not Category.OCCUPIED or not node.lacks(task.requested):
                 raise
-            return self._tentative.fit(pod, node.name, beside, once_ended=True)
+            return self._tentative.fit(pod, resolved, node.name, beside, once_ended=True)
 
     def prioritize(self, body: Body) -> PrioritizeAnswer:
         """The scores of nodes: equal where a pod fits equally well, the best ones have the highest.
@@ -193,12 +195,7 @@ class VolcanoExtender:
                 return PrioritizeAnswer(dict.fromkeys(nodes, 0.0))
             self._require_open()
             self._give_back(pod.uid)
-            keys, refused = {}, {}
-            for name, node in nodes.items():
-                try:
-                    keys[name] = self._fit(pod, args.task, node).key
-                except Refusal as refusal:
-                    refused[name] = refusal
+            keys, refused = self._judge(pod, args.task, nodes)
             lacking = {name for name in refused if nodes[name].lacks(args.task.requested)}
             if refused and not keys and not lacking:
                 self._journal.filtered(pod, Filtered([], refused))
@@ -208,6 +205,20 @@ class VolcanoExtender:
         tiers = {key: number for number, key in enumerate(sorted(set(keys.values())))}
         scores = {name: _BEST * (len(tiers) - tiers[key]) / len(tiers) for name, key in keys.items()}
         return PrioritizeAnswer(scores | {name: 0.0 if name in lacking else _NEVER for name in refused})
+
+    def _judge(self, pod: Pod, task: Task, nodes: Mapping[str, Node]) -> tuple[dict[str, OrderKey], dict[str, Refusal]]:
+        """How well a pod fits on each node, and why not on the others."""
+        try:
+            resolved = self._engine.resolved(pod)
+        except Refusal as refusal:
+            return {}, dict.fromkeys(nodes, refusal)
+        keys, refused = {}, {}
+        for name, node in nodes.items():
+            try:
+                keys[name] = self._fit(pod, resolved, task, node).key
+            except Refusal as refusal:
+                refused[name] = refusal
+        return keys, refused
 
     def evictable(self, body: Body) -> VictimsAnswer:
         """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible.

@@ -1,6 +1,6 @@
-"""How long the calls of Volcano's extender plugin take for which it waits once for each pod and node.
+"""How long the calls of Volcano's extender plugin take for which it waits: for each pod, or for each pod and node.
 
-Volcano sends the node with all pods on it in each of these calls; the bodies are a recorded one of Volcano 1.12
+Volcano sends nodes with all pods on them in each of these calls; the bodies are a recorded one of Volcano 1.12
 (``tests/allocator/serving/volcano/predicate.largest.json``) with the names of the nodes.
 """
 
@@ -24,6 +24,8 @@ _RECORDED: Final = Path(__file__).parents[1] / "allocator" / "serving" / "volcan
 _NODES: Final = (1_000, 100)
 _SESSIONS: Final = (4, 2)
 """In each, a gang's pod is judged on every node; the first one warms up."""
+_ALL: Final = 12
+"""Calls about all nodes."""
 _OTHERS: Final = (0, 8)
 """How many pods Volcano has on the node, all of which are in the body of the call."""
 _SIZE: Final = 2
@@ -34,27 +36,46 @@ _KINDS: Final = {"plain": {}, "switch affinity": {"tor-affinity": "large-model-s
 async def measure(run: Run) -> Outcome:
     nodes = _NODES[run.quick]
     outcome = Outcome()
+    about_all = table("gang", "bytes of the call", "p50 ms", "max ms")
     shown = table("gang", "pods on the node", "bytes of the call", "fits", "p50 ms", "p99 ms", "max ms")
     with tempfile.TemporaryDirectory(prefix="aa-") as folder:
         async with ApiServer() as server:
             await on_server(server, nodes, run.seed)
             ours = running(server, Path(folder), volcano=True)
             async with ours as allocator, aiohttp.ClientSession() as http:
-                url = f"http://{allocator.app.extender_address}/volcano/predicate"
+                url = f"http://{allocator.app.extender_address}/volcano"
                 for (kind, labels), others in product(_KINDS.items(), _OTHERS):
                     pod = await _gang(allocator, f"{kind.replace(' ', '-')}-{others}", labels)
                     bodies = [_body(pod, node_name(number), others) for number in range(nodes)]
                     what = f"{kind}: {nodes:,} nodes, {others} pods on each"
-                    taken, fitting = await _sessions(run, http, url, bodies, what)
+                    taken, fitting = await _sessions(run, http, f"{url}/predicate", bodies, what)
                     figures = [ms(each) for each in (p50(taken), p99(taken), max(taken))]
                     shown.add_row(kind, str(others), f"{len(bodies[0]):,}", f"{fitting / len(taken):.0%}", *figures)
                     outcome.raw[f"{kind}, {others} pods on the node, predicate, s"] = taken
+                    if not others:
+                        calls = [json.loads(body) for body in bodies]
+                        asked = {"task": calls[0]["task"], "nodes": [call["node"] for call in calls]}
+                        body = json.dumps(asked).encode()
+                        taken = [await _scores(http, f"{url}/prioritize", body, nodes) for _ in range(_ALL)]
+                        about_all.add_row(kind, f"{len(body):,}", ms(p50(taken)), ms(max(taken)))
+                        outcome.raw[f"{kind}, prioritize, s"] = taken
     outcome.show(
         f"volcano: one predicate call over HTTP, a gang's pod of 8 chips on each of {nodes:,} nodes",
         shown,
         "fits: on this share of the nodes. Allocator and client share one thread, so the numbers include both.",
     )
+    outcome.show(f"volcano: one prioritize call over HTTP about {nodes:,} nodes without pods", about_all)
     return outcome
+
+
+async def _scores(http: aiohttp.ClientSession, url: str, body: bytes, nodes: int) -> float:
+    """How long a call about all nodes took."""
+    started_s = time.perf_counter()
+    async with http.post(url, data=body) as response:
+        answer = await response.read()
+    took_s = time.perf_counter() - started_s
+    assert len(json.loads(answer)["nodeScore"]) == nodes, answer[:200]
+    return took_s
 
 
 async def _gang(allocator: Allocator, name: str, labels: dict[str, str]) -> dict[str, Any]:

@@ -1202,6 +1202,18 @@ def test_a_list_of_peers_admits_the_charts_kube_scheduler_too() -> None:
     assert _peers(items, "scheduler") == {"https": _peers(items, "device-plugin")["http"]}
 
 
+def test_a_list_of_peers_admits_the_proxy_of_volcano_too() -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.0/28"}}]
+    given = ("--set-json", f"allocator.networkPolicy.from={json.dumps(peers)}")
+    insecure = helm.render(*given, "--set", "allocator.volcano.enabled=true,allocator.volcano.insecurePort=8888")
+    rules = helm.find(helm.render(*given, "--set", "allocator.volcano.enabled=true"), "NetworkPolicy", "allocator")
+    at_http = [
+        rule["from"] for rule in rules["spec"]["ingress"] if {"port": "http", "protocol": "TCP"} in rule["ports"]
+    ]
+    assert at_http == [peers, _peers(insecure)["volcano"]]
+    assert _peers(insecure)["http"] == peers
+
+
 def test_nominations_need_no_right_of_their_own() -> None:
     before = _rights(helm.render(), "allocator")
     items = helm.render("--set", "allocator.nominate=pending", "--set", "allocator.schedulerNames={ours,default}")

@@ -39,7 +39,7 @@ class Asking:
 
     def _verdict(self, each: Pod, name: str) -> str:
         try:
-            return str(self._tentative.fit(each, name, ()).take)
+            return str(self._tentative.fit(each, self.world.engine.resolved(each), name, ()).take)
         except Refusal as refusal:
             return str(refusal)
 
