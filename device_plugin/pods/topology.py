@@ -212,6 +212,7 @@ class TopologyUpdates:
         self._snapshots = snapshots
         self._topology = topology
         self._switches: SwitchTable | None = None
+        self._facts: tuple[object, ...] | None = None
 
     async def begin(self) -> None:
         """Take over what is known at the start; what can't be read in time is told to later containers."""
@@ -228,10 +229,16 @@ class TopologyUpdates:
             if loop.time() >= due_s:
                 await self._read()
                 due_s = loop.time() + REFRESH_S
+                self._facts = None  # a file that could not be written is written now
             self._update()
 
     def _update(self) -> None:
-        if (snapshot := self._snapshots.value) is not None:
+        """Take over what is known; each pod that comes or goes makes a snapshot, with the same facts."""
+        if (snapshot := self._snapshots.value) is None:
+            return
+        facts = (self._node, self._switches, snapshot.server, *(chip.facts for chip in snapshot.chips))
+        if facts != self._facts:
+            self._facts = facts
             self._topology.update(node_topology(self._node, snapshot, self._address, self._switches))
 
     async def _read(self) -> None:
