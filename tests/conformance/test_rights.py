@@ -57,11 +57,14 @@ def restricted(node: GatedNode) -> Iterator[PluginNode]:
 
 
 @pytest.mark.parametrize(
-    "lost", [*([right] for right in rights(job_files=False) if str(right) not in RARE), KUBELET_PODS], ids=str
+    "lost",
+    [*([right] for right in rights(job_files=False) if str(right) not in RARE), KUBELET_PODS],
+    ids=lambda lost: str(lost[0]),
 )
 def test_a_right_that_is_refused_is_told_until_it_is_granted(restricted: PluginNode, lost: Sequence[Right]) -> None:
     node, role = restricted, f"{ROLES}/{ACCOUNT['name']}"
     node.cluster.api.patch(role, {"rules": rules([right for right in ALL if right not in lost])})
+    node.plugin.process.stop()
     node.cluster.api.delete(REPORT.format(config_map_name(node.node.name)))  # the plugin has to create it
     node.chips.fail(7)  # of which an Event tells
     with node.plugin_instead("restricted") as plugin:
