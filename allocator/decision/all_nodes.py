@@ -48,6 +48,7 @@ def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | N
         if values not in mismatches:
             mismatches[values] = _mismatch(selector, labels)
         refused[name] = mismatches[values]
+    yield
     return Filtered([name for name in filtered.fitting if name in selected], refused)
 
 

@@ -7,7 +7,7 @@ first nodes of this order gets them after a limited number of ends.
 """
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
@@ -23,8 +23,8 @@ _STEP: Final = 32
 """After so many nodes there may be a pause."""
 AT_ONCE: Final = 1024
 """Up to so many changed nodes are read within a decision, in a few milliseconds."""
-_BLOCK: Final = 512
-"""The most nodes in a block of the order: so many are moved by a change."""
+_BLOCK: Final = 64
+"""The most nodes in a block of the order: so many are copied by a change."""
 
 _FEW: Final = 256
 """Up to so many allowed nodes are put in order by themselves."""
@@ -52,10 +52,13 @@ class _Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Ordered:
-    """Entries in order, in blocks, so that a change of one moves few of them."""
+    """Entries in order, in blocks, so that a change of one copies few of them.
+
+    The garbage collector does not walk the tuples of tuples, as it would lists.
+    """
 
     def __init__(self) -> None:
-        self._blocks: list[list[Entry]] = [[]]
+        self._blocks: list[tuple[Entry, ...]] = [()]
 
     def __iter__(self) -> Iterator[Entry]:
         return chain.from_iterable(self._blocks)
@@ -63,24 +66,24 @@ class _Ordered:
     def add(self, entry: Entry) -> None:
         position = min(self._position(entry), len(self._blocks) - 1)
         block = self._blocks[position]
-        insort(block, entry)
-        if len(block) > _BLOCK:
-            half = len(block) // 2
-            self._blocks[position : position + 1] = block[:half], block[half:]
+        at = bisect_left(block, entry)
+        block = (*block[:at], entry, *block[at:])
+        half = len(block) // 2
+        self._blocks[position : position + 1] = (block[:half], block[half:]) if len(block) > _BLOCK else (block,)
 
     def remove(self, entry: Entry) -> None:
         position = self._position(entry)
         block = self._blocks[position]
-        del block[bisect_left(block, entry)]
-        if not block and len(self._blocks) > 1:
-            del self._blocks[position]
+        at = bisect_left(block, entry)
+        left = block[:at] + block[at + 1 :]
+        self._blocks[position : position + 1] = (left,) if left or len(self._blocks) == 1 else ()
 
     def _position(self, entry: Entry) -> int:
         """The first block whose last entry does not come before an entry."""
         return bisect_left(self._blocks, entry, key=_last) if len(self._blocks) > 1 else 0
 
 
-def _last(block: list[Entry]) -> Entry:
+def _last(block: tuple[Entry, ...]) -> Entry:
     return block[-1]
 
 

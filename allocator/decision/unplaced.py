@@ -21,7 +21,10 @@ async def judge(cluster: Cluster, engine: DecisionEngine, pod: Pod) -> Filtered 
     """
     seat = await engine.preview(pod)
     try:
-        return await Turn().share_between(filter_all(cluster, engine, pod, seat))
+        turn = Turn()
+        filtered = await turn.share_between(filter_all(cluster, engine, pod, seat))
+        await turn.share()  # thousands of refusals are counted next
+        return filtered
     except Refusal as refusal:
         return refusal.with_traceback(None)
 

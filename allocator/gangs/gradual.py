@@ -4,7 +4,8 @@ A plan for a thousand pods takes tens of milliseconds: reading what each of them
 them. Other calls are answered between the pieces, and nodes, pods and reservations change. The result is nevertheless
 a plan as if it had been made at once, or none:
 
-* The seats are searched for on a copy of what the nodes have left, which does not change.
+* The seats are searched for on a copy of what the nodes have left, which does not change. That there are none is known
+  for as long as gang and nodes are as they were when the search began.
 * Each seat is checked against what its node has left in the piece in which it is reserved: another pod may have got its
   chips, a report may exclude them.
 * If the gang changes in between (its pods, its group, the labels of nodes), its version does.
@@ -29,7 +30,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Offer
+from allocator.state.node import NodeRecord, Offer, unknown_node
 from allocator.state.offers import assess
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
@@ -133,7 +134,7 @@ class GradualPlans:
         self, pod: Pod, job: Job, candidates: Collection[str] | None, turn: Turn
     ) -> tuple[list[Seat], dict[str, ChipRequest]] | Refusal | None:
         """Seats, and what their pods request; or why there are none; None if the gang has changed meanwhile."""
-        planner = self._gangs.planner
+        planner, before = self._gangs.planner, (self._version(job), self._cluster.index.version)
         if await turn.share_between(planner.pending.read(job)) is None:
             return None
         try:
@@ -141,12 +142,19 @@ class GradualPlans:
             gang, needed = await turn.share_between(planner.gang_request(pod, request, job, candidates))
         except Refusal as refusal:
             return refusal.with_traceback(None)
-        left = self._gangs.left_to_others(job).values()
-        gang = replace(gang, limits=dict.fromkeys(frozenset[str]().union(*left), 0))
+        left = frozenset[str]().union(*self._gangs.left_to_others(job).values())
+        names: Collection[str] = self._cluster.nodes
+        is_common = gang.policy.level is None and all(member.candidates is None for member in gang.members)
+        if gang.candidates and is_common:
+            names, gang = gang.candidates, replace(gang, candidates=None)  # the copy has no others
         await turn.share()
-        index = await turn.share_between(self._copied(job.key.plan))
-        found = await turn.share_between(planner.search.seats(gang, needed, index))
+        index = await turn.share_between(self._copied(job.key.plan, list(names)))
+        found = await turn.share_between(
+            planner.search.seats(replace(gang, limits=dict.fromkeys(left, 0)), needed, index)
+        )
         if isinstance(found, Refusal):
+            if gang.policy.level is None and before == (self._version(job), self._cluster.index.version):
+                planner.note_refusal(found, pod, request, job, candidates, avoided=left)
             return found
         return found, {member.uid: member.request for member in gang.members}
 
@@ -170,16 +178,15 @@ class GradualPlans:
         is_known = self._cluster.jobs.by_key.get(job.key) is job
         return is_known, job.version, self._cluster.labels.version
 
-    def _copied(self, plan: str) -> Steps[NodeIndex]:
-        """The nodes with free chips, as they are for the gang of a plan."""
+    def _copied(self, plan: str, names: Collection[str]) -> Steps[NodeIndex]:
+        """These nodes as they are for the gang of a plan."""
         index = NodeIndex(self._cluster.index.topology.copy())
-        for number, name in enumerate(tuple(self._cluster.nodes)):
+        for number, name in enumerate(names):
             if not number % _STEP:
                 yield
             record = self._cluster.nodes.get(name)
             offer = self._offer(record, plan) if record is not None else None
-            if isinstance(offer, Vacancy) and (offer.free or offer.vnpus is not None or offer.cores is not None):
-                index.put(name, offer)
+            index.put(name, offer if offer is not None else unknown_node(name))
         return index
 
     def _offer(self, record: NodeRecord, plan: str) -> Offer | None:

@@ -11,7 +11,7 @@ then get neighbouring seats: a node is filled before the next one is used, in th
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -249,7 +249,7 @@ class _Board:
             if isinstance(fit, Fit):
                 names = (name for name in bucket if name not in self._changed)
                 allowed = names if candidates is None else (name for name in names if name in candidates)
-                ordered = iter(sorted(allowed))
+                ordered = _in_order(allowed)  # most of thousands are never asked for
                 if (first := next(ordered, None)) is not None:
                     yield _Entry(fit.key, first, bucket.vacancy, fit, ordered)
         for name, vacancy in self._changed.items():
@@ -267,6 +267,13 @@ class _Board:
             verdict = judge(vacancy, request)
             if isinstance(verdict, Fit):
                 yield _Entry(verdict.key, name, vacancy, verdict, iter(()))
+
+
+def _in_order(names: Iterable[str]) -> Iterator[str]:
+    heap = list(names)
+    heapq.heapify(heap)
+    while heap:
+        yield heapq.heappop(heap)
 
 
 class _Entry:

@@ -133,6 +133,19 @@ class Planner:
             return False
         return True
 
+    def note_refusal(
+        self,
+        refusal: Refusal,
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        candidates: Collection[str] | None,
+        *,
+        avoided: frozenset[str],
+    ) -> None:
+        """Record why ``plan`` can't make a plan with these arguments, which was tried on the nodes as they are now."""
+        self._known_outcomes()[self._key(pod, request, job, _Scope(candidates, avoided))] = refusal
+
     def plan(
         self,
         pod: Pod,

@@ -244,7 +244,7 @@ class FreeServers:
     @property
     def in_no_super_pod(self) -> int:
         """How many servers are free for all members, but in no SuperPod: their agents and labels name none."""
-        fitting = (each.names for each in self._index.buckets if isinstance(self._verdict_on(each), Fit))
+        fitting = (each.names.keys() for each in self._index.buckets if isinstance(self._verdict_on(each), Fit))
         return sum(map(self._count, fitting)) - sum(self.rooms.values())
 
     def names(self, number: int) -> list[str]:

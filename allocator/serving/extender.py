@@ -167,6 +167,7 @@ class Extender:
         self._journal.filtered(pod, found)
         self._requeuer.refused(pod)
         self._preemption.offered(pod, names)
+        await turn.share()  # before the answer for thousands of nodes is put together
         return refused_result(found, self._preemption.waiting(pod, found.refused), pod.metadata.namespace)
 
     async def _preempt(self, request: web.Request) -> web.Response:

@@ -71,7 +71,8 @@ class NodeIndex:
         if bucket.add(name):
             self._note(bucket)
         self._entries[name] = bucket
-        self.topology.put(name, bucket)
+        if self.topology.locations:
+            self.topology.put(name, bucket)
 
     def drop(self, name: str) -> None:
         """Remove a node."""
@@ -79,7 +80,8 @@ class NodeIndex:
         old = self._entries.pop(name, None)
         if isinstance(old, Bucket):
             old.discard(name)
-            self.topology.drop(name, old)
+            if self.topology.locations:
+                self.topology.drop(name, old)
         elif old is not None:
             self._refusals[old.reason] -= 1
 

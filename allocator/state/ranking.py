@@ -19,7 +19,7 @@ class Bucket:
 
     Attributes:
         vacancy: what each of them has left.
-        names: their names.
+        names: their names; the garbage collector does not walk a dict of texts.
         first: the first of them; empty if there is none.
         verdicts: the verdicts of rankings on them.
     """
@@ -29,7 +29,7 @@ class Bucket:
     def __init__(self, vacancy: Vacancy) -> None:
         self.vacancy = vacancy
         self.verdicts: dict[Ranking, Verdict] = {}
-        self.names: set[str] = set()
+        self.names: dict[str, None] = {}
         self.first = ""
         self._heap: list[str] = []
 
@@ -41,7 +41,7 @@ class Bucket:
 
     def add(self, name: str) -> bool:
         """Add a node; returns whether it is the first by name now."""
-        self.names.add(name)
+        self.names[name] = None
         # A name that was removed and added again may be in the heap twice; at most about half of the heap is outdated.
         if len(self._heap) > 2 * len(self.names) + 8:
             self._heap = sorted(self.names)
@@ -54,7 +54,7 @@ class Bucket:
 
     def discard(self, name: str) -> None:
         """Remove a node; its heap entry stays until it comes up."""
-        self.names.discard(name)
+        self.names.pop(name, None)
         if name == self.first:
             while self._heap and self._heap[0] not in self.names:
                 heapq.heappop(self._heap)
@@ -94,7 +94,7 @@ class Ranking:
             first = bucket.first
             if not first or self._added.get(bucket) == first:
                 continue
-            verdict = self.verdict(bucket)
+            verdict = bucket.verdicts.get(self) or self.verdict(bucket)
             if isinstance(verdict, Fit):
                 tier = self._tiers.get(verdict.key)
                 if tier is None:
@@ -109,7 +109,7 @@ class Ranking:
             while tier:
                 first, _, bucket = tier[0]
                 if bucket.first == first:
-                    fit = self.verdict(bucket)
+                    fit = bucket.verdicts[self]
                     assert isinstance(fit, Fit)  # noqa: S101 - else it would not be in a tier
                     return first, fit
                 self._drop_first(tier)

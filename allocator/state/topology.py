@@ -49,15 +49,18 @@ class Topology:
 
     Args:
         locations: where nodes are.
+
+    Attributes:
+        locations: the same, without nodes that are nowhere: most clusters have no SuperPods or known switches.
     """
 
     def __init__(self, locations: Mapping[str, Location] | None = None) -> None:
-        self._locations: dict[str, Location] = dict(locations) if locations is not None else {}
+        self.locations: dict[str, Location] = dict(locations) if locations is not None else {}
         self._places: dict[Level, dict[int, Place]] = {level: {} for level in Level}
 
     def copy(self) -> "Topology":
         """The same locations, without any usable node."""
-        return Topology(self._locations)
+        return Topology(self.locations)
 
     def locate(self, name: str, location: Location, bucket: Bucket | None) -> bool:
         """Set where a node is; returns whether it was elsewhere.
@@ -72,9 +75,9 @@ class Topology:
         if bucket is not None:
             self.drop(name, bucket)
         if location is NOWHERE:
-            self._locations.pop(name, None)
+            self.locations.pop(name, None)
         else:
-            self._locations[name] = location
+            self.locations[name] = location
         if bucket is not None:
             self.put(name, bucket)
         return True
@@ -85,12 +88,12 @@ class Topology:
 
     def location(self, name: str) -> Location:
         """Where a node is."""
-        return self._locations.get(name, NOWHERE)
+        return self.locations.get(name, NOWHERE)
 
     def put(self, name: str, bucket: Bucket) -> None:
         """Add a usable node, which is in a bucket of the index."""
-        location = self._locations.get(name)
-        if location is not None:  # few clusters have SuperPods or known switches
+        location = self.locations.get(name)
+        if location is not None:
             for level, number in location.places:
                 places = self._places[level]
                 if (place := places.get(number)) is None:
@@ -99,7 +102,7 @@ class Topology:
 
     def drop(self, name: str, bucket: Bucket) -> None:
         """Remove a node that was put."""
-        location = self._locations.get(name)
+        location = self.locations.get(name)
         if location is not None:
             for level, number in location.places:
                 place = self._places[level][number]

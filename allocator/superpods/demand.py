@@ -70,7 +70,7 @@ def read_demand(asked: Asked) -> Demand | None:
             don't take whole servers, or its blocks are invalid.
     """
     pod, chips, pods = asked.pod, asked.chips, asked.pods
-    if not wants_super_pod(pod) or pods == 1:
+    if pods == 1 or not wants_super_pod(pod):
         return None
     job = f"job {asked.job}"
     products, limits = asked.products, asked.defaults.super_pods

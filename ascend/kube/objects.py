@@ -435,9 +435,9 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         """Whether any container names a resource of the maker other than chips, as vNPUs and AI cores are."""
         for containers in (self.spec.containers, self.spec.init_containers):
             for each in containers:
-                for name in (*each.resources.limits, *each.resources.requests):
-                    if name != RESOURCE:
-                        return True
+                limits, requests = each.resources.limits, each.resources.requests
+                if len(limits) > (RESOURCE in limits) or len(requests) > (RESOURCE in requests):
+                    return True
         return False
 
     @property

@@ -43,6 +43,8 @@ PAGE_BYTES = 16 * 1024 * 1024
 _TURN_BYTES = 2 * 1024 * 1024
 """About so much is asked for in a page: finding its objects takes a few milliseconds."""
 _SMALLER, _LARGER = 8, 2
+_STEP = 1024
+"""After so many known objects other tasks may run."""
 WATCH_TIMEOUT_S = (240, 480)
 """The server ends each watch after a random time within these bounds, which spreads the load."""
 IDLE_TIMEOUT_S = 150.0
@@ -188,7 +190,7 @@ class Reflector(Generic[T]):
             done.set()
 
     async def _list(self) -> None:
-        present: set[str] = set()
+        present: dict[str, None] = {}  # the garbage collector does not walk it, however long the list is
         changed: list[list[T]] = []
         version = token = ""
         size = max(PAGE_SIZE // 4, 1)  # the objects may be large
@@ -203,12 +205,12 @@ class Reflector(Generic[T]):
             for raw in page.items or ():
                 key = self._key_of_unchanged(raw)
                 if key is not None:
-                    present.add(key)
+                    present[key] = None
                 for obj in self._decode_items((raw,)) if key is None else ():
                     if self._is_unkept(obj):
                         self._apply(obj)
                     else:
-                        present.add(obj.key)
+                        present[obj.key] = None
                         new.append(obj)
                 await turn.share()
             changed.append(sorted(new, key=_created))
@@ -236,7 +238,12 @@ class Reflector(Generic[T]):
                 return body, max(min(size * _LARGER, PAGE_SIZE, size * _TURN_BYTES // len(body)), 1)
 
     async def _replace(self, present: Collection[str], changed: Sequence[Sequence[T]], turn: Turn) -> None:
-        gone = [old for key, old in self._objects.items() if key not in present]
+        gone = list[T]()
+        for number, key in enumerate(list(self._objects), start=1):
+            if key not in present:
+                gone.append(self._objects[key])
+            if not number % _STEP:
+                await turn.share()
         # In the order of their creation, as on a watch.
         for new in heapq.merge(*changed, key=_created):
             self._apply(new)

@@ -37,6 +37,8 @@ Template = tuple[dict[str, Any], int]
 
 _PATIENCE_S: Final = 180.0
 _POLL_S: Final = 0.02
+_SUGGESTED: Final = 6_500
+"""kube-scheduler looks for victims on a tenth of the nodes, at least 100."""
 _QUIET_S: Final = 2.0
 _PAUSE_S: Final = 0.2
 _GOAL_S: Final = 0.010
@@ -44,6 +46,7 @@ _A3: Final = "node-a3-"
 _A3_PODS: Final = 10
 _IDLE: Final = "module-910b-8"
 _PODS: Final = PODS.path()
+_ANY_SIZE: Final = (("grpc.max_receive_message_length", -1),)
 _TRIED: Final = {
     "type": "PodScheduled",
     "status": "False",
@@ -61,7 +64,7 @@ class _Size:
     Attributes:
         memory: nodes, pods with chips on each, and pods without chips
         starts: starts of the allocator for each of them.
-        nodes: 910A servers, for the turns of the event loop.
+        nodes: numbers of 910A servers, for the turns of the event loop.
         a3: A3 servers besides them.
         idle: 910B servers besides them, without pods.
         plain: pods without chips.
@@ -71,7 +74,7 @@ class _Size:
 
     memory: tuple[tuple[int, int, int], ...]
     starts: int
-    nodes: int
+    nodes: tuple[int, ...]
     a3: int
     idle: int
     plain: int
@@ -82,21 +85,22 @@ class _Size:
 _FULL: Final = _Size(
     ((10_000, 1, 0), (10_000, 1, 90_000), (10_000, 2, 90_000), (65_000, 1, 0)),
     starts=3,
-    nodes=3_600,
+    nodes=(3_600, 63_600),
     a3=200,
     idle=1_200,
     plain=40_000,
     calls=20,
     gangs=(64, 1_000),
 )
-_QUICK: Final = _Size(((50, 1, 0), (50, 1, 1_000)), 1, nodes=80, a3=10, idle=10, plain=500, calls=2, gangs=(8,))
+_QUICK: Final = _Size(((50, 1, 0), (50, 1, 1_000)), 1, nodes=(80,), a3=10, idle=10, plain=500, calls=2, gangs=(8,))
 
 
 async def measure(run: Run) -> Outcome:
     size = _QUICK if run.quick else _FULL
     outcome = Outcome()
     await _memory(run, size, outcome)
-    await _turns(run, size, outcome)
+    for nodes in size.nodes:
+        await _turns(run, size, nodes, outcome)
     return outcome
 
 
@@ -143,8 +147,8 @@ async def _memory(run: Run, size: _Size, outcome: Outcome) -> None:
     )
 
 
-async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
-    objects = _objects(size.nodes, 2, size.plain)
+async def _turns(run: Run, size: _Size, nodes: int, outcome: Outcome) -> None:
+    objects = _objects(nodes, 2, size.plain)
     objects[NODES.path()].add(_node(f"{_A3}{NUMBER}", "module-a3-16", chips=16), size.a3)
     objects[NODES.path()].add(_node(f"node-b-{NUMBER}", _IDLE), size.idle)
     for position in range(_A3_PODS):
@@ -160,7 +164,7 @@ async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
         phases: dict[str, tuple[int, Callable[[int], Awaitable[None]]]] = {
             "filter and bind": (size.calls, load.place),
             "filter, fits nowhere": (size.calls, load.refuse),
-            f"preempt, {size.nodes // 16 + size.a3:,} nodes suggested": (size.calls, load.preempt),
+            f"preempt, {nodes // 16 + size.a3:,} nodes suggested": (size.calls, load.preempt),
             "all pods listed again after 410": (2, load.list_again),
             "2,000 pods change at once": (size.calls, load.change),
             "state of all nodes by gRPC": (2, load.read_states),
@@ -168,27 +172,30 @@ async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
             f"filter, gang of {size.idle + 1:,} that does not fit": (size.calls, load.refuse_gang(size.idle + 1)),
             f"Filter, Score and Explain by gRPC, gang of {size.gangs[-1]:,}": (1, load.preview_gang(size.gangs[-1])),
             **{f"plan of a gang of {count:,}": (1, load.gang(count)) for count in size.gangs},
-            f"preempt for a gang of {size.gangs[0]:,}, all nodes": (1, load.preempt_for_gang(size.gangs[0])),
+            f"preempt for a gang of {size.gangs[0]:,}, {min(nodes, _SUGGESTED) - 1:,} nodes": (
+                1,
+                load.preempt_for_gang(size.gangs[0]),
+            ),
         }
-        _add(shown, outcome, "first lists, until ready", 1, await allocator.turns())
+        outcome.raw |= _added(shown, nodes, "first lists, until ready", 1, await allocator.turns())
         for what in run.steps("phases", len(phases)):
             name, (times, act) = list(phases.items())[what]
             for number in range(times):
                 await act(number)
-            _add(shown, outcome, name, times, await allocator.turns())
+            outcome.raw |= _added(shown, nodes, name, times, await allocator.turns())
     outcome.show(
-        f"growth: the longest turn of the event loop at {size.nodes + size.a3 + size.idle:,} nodes and {pods:,} pods",
+        f"growth: the longest turn of the event loop at {nodes + size.a3 + size.idle:,} nodes and {pods:,} pods",
         shown,
         "A turn is what the loop runs before it looks for new input; CPU time of its thread.",
         f"{size.plain:,} of the pods request no chips. No call is answered before it is ready.",
     )
 
 
-def _add(shown: Table, outcome: Outcome, what: str, times: int, turns: list[float]) -> None:
+def _added(shown: Table, nodes: int, what: str, times: int, turns: list[float]) -> dict[str, list[float]]:
     longest = max(turns, default=0.0)
     late = sum(turn > _GOAL_S for turn in turns)
     shown.add_row(what, str(times), ms(longest) if turns else "< 1", str(late))
-    outcome.raw[f"{what}, longest turn, s"] = [longest]
+    return {f"{nodes} nodes, {what}, longest turn, s": [longest]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +273,7 @@ class _Load:
 
     async def read_states(self, _number: int) -> None:
         """Read the state of every node, page by page, and once more from a watch."""
-        async with grpc.aio.insecure_channel(self._allocator.grpc_address) as channel:
+        async with grpc.aio.insecure_channel(self._allocator.grpc_address, options=_ANY_SIZE) as channel:
             stub: AllocatorAsyncStub = AllocatorStub(channel)
             token, seen = "", 0
             while not seen or token:
@@ -309,7 +316,7 @@ class _Load:
         async def preview(_number: int) -> None:
             meta = next(self._members(count))["metadata"]
             pod = pb.PodRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
-            async with grpc.aio.insecure_channel(self._allocator.grpc_address) as channel:
+            async with grpc.aio.insecure_channel(self._allocator.grpc_address, options=_ANY_SIZE) as channel:
                 stub: AllocatorAsyncStub = AllocatorStub(channel)
                 (node,) = (await stub.Filter(pb.FilterRequest(pod=pod))).nodes
                 (scored,) = (await stub.Score(pb.ScoreRequest(pod=pod))).nodes
@@ -320,13 +327,14 @@ class _Load:
         return preview
 
     def preempt_for_gang(self, count: int) -> Callable[[int], Awaitable[None]]:
-        """Create a gang of high priority, and select victims for its first pod on every node in use."""
+        """Create a gang of high priority, and select victims for its first pod on the nodes in use."""
 
         async def preempt(_number: int) -> None:
             pods = [_urgent_pod(number, count) for number in range(count)]
             self._server.send(_PODS, *(json.dumps({"type": "ADDED", "object": pod}).encode() for pod in pods))
             await asyncio.sleep(_QUIET_S)
-            nodes = [name for name in self._uids if not name.startswith(_A3)][1:]  # the first has all plain pods
+            nodes = [name for name in self._uids if not name.startswith(_A3)]
+            nodes = nodes[1:_SUGGESTED]  # the first has all plain pods
             victims = {name: {"Pods": [{"UID": uid} for uid in self._uids[name]]} for name in nodes}
             answer = await self._post("preempt", {"Pod": pods[0], "NodeNameToMetaVictims": victims})
             assert answer["NodeNameToMetaVictims"], answer

@@ -190,6 +190,42 @@ def test_the_plan_is_that_of_planning_at_once(
     assert planned_at_once(world, pods[0], names) == expected
 
 
+def refused(world: World, each: Pod, names: list[str] | None = None) -> tuple[str, str] | None:
+    """Why a pod is refused."""
+    try:
+        world.engine.place(each, names)
+    except Refusal as refusal:
+        return refusal.reason, refusal.message
+    return None
+
+
+@given(sizes=requests, idle=idle, pool=pools, minimum=st.integers(2, 10), named=st.none() | st.sets(st.integers(0, 9)))
+def test_why_there_is_no_plan_is_what_planning_at_once_says(
+    sizes: list[int], idle: list[int], pool: list[str], minimum: int, named: set[int] | None
+) -> None:
+    names = None if named is None else [f"n{number}" for number in sorted(named)]
+    world, pods = crowded(sizes, idle, pool, minimum)
+    expected = refused(world, pods[0], names)
+    world, pods = crowded(sizes, idle, pool, minimum)
+    asyncio.run(prepare(world, pods[0], names))
+    event(f"refused: {expected is not None}")
+    assert refused(world, pods[0], names) == expected
+
+
+async def test_that_there_is_no_plan_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(19)
+    world.add(*(pods := gang("train", 20)))
+    names = [f"n{number}" for number in range(19)]
+
+    def not_at_once(*_: object) -> None:
+        raise AssertionError("planned at once")
+
+    monkeypatch.setattr("allocator.gangs.planning.at_once", not_at_once)
+    await prepare(world, pods[0], names)
+    assert refused(world, pods[0], names) is not None
+    assert refused(world, pods[1], names) is not None  # an equal pod
+
+
 def _take(number: int) -> Interference:
     def act(world: World, _pods: list[Pod]) -> None:
         world.add(single := pod(f"single-{number}-{world.cluster.changes.revision}", 1))
@@ -268,5 +304,8 @@ def test_whatever_happens_in_between_the_gang_has_all_its_seats_or_none(
 
     assert complete()
     if pods[0].uid in world.cluster.pods:
-        planned_at_once(world, pods[0])
+        why = refused(world, pods[0])
         assert complete()
+        if why is not None:  # also without what was found before
+            world.cluster.index.version += 1
+            assert refused(world, pods[0]) == why
