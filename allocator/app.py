@@ -451,10 +451,12 @@ class AllocatorApp:
     async def _housekeep(self, binder: Binder, posts: Sequence[Callable[[], None]]) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
+            turn = Turn()
             for promise in self.ledger.promises.expire():
                 log.warning("chips are no longer kept", promised_to=promise.what, nodes=sorted(promise.chips))
             for reservation in self.ledger.expire():
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
+                await turn.share()  # the plan of a large gang has thousands
             for node in self.cluster.reports.age():
                 log.warning("the report of a node is too old", node=node)
             for node, chips in self.cluster.close_unexplained().items():

@@ -115,12 +115,14 @@ class Preemption:
                 if promised.node in suggested and promised.victims
                 else None
             )
-        found = [
-            self._completed(own, suggested, request) async for own in self._each(pod, suggested, request) if own.victims
+        orders = [
+            self._completed(own, suggested, request).order
+            async for own in self._each(pod, suggested, request)
+            if own.victims
         ]
-        for chosen in sorted(found, key=lambda each: each.order):
+        for *_, node in sorted(orders):
             # Another pod may have been promised the chips meanwhile.
-            again = self._victims(pod, chosen.node, request)
+            again = self._victims(pod, node, request)
             if isinstance(again, VictimSet) and again.victims:
                 self._promise(pod, again, request)
                 return self._completed(again, suggested, request)

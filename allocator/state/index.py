@@ -42,6 +42,8 @@ class NodeIndex:
         self._buckets: dict[Vacancy, Bucket] = {}
         self._refusals: Counter[Reason] = Counter()
         self._rankings: dict[ChipRequest, Ranking] = {}
+        # How many of the candidates that were counted last are in each bucket, or refused, at a version.
+        self._counts = frozenset[str](), -1, Counter[Bucket | Refusal | None]()
         # Buckets that are new, or have another first node, since the rankings were last rebuilt.
         self._journal: list[Bucket] = []
         self.version = 0
@@ -205,7 +207,12 @@ class NodeIndex:
         # Counting the nodes of a bucket is many times faster than judging each.
         if candidates is None:
             return ((bucket, len(bucket)) for bucket in self.buckets)
-        return Counter(map(self._entries.get, candidates)).items()
+        named, version, counts = self._counts
+        if not isinstance(candidates, frozenset) or candidates is not named or version != self.version:
+            counts = Counter(map(self._entries.get, candidates))
+            if isinstance(candidates, frozenset):  # asked for again by every step of a plan
+                self._counts = candidates, self.version, counts
+        return counts.items()
 
     def _best(self, request: ChipRequest) -> tuple[str, Fit] | None:
         ranking = self.ranking(request)
