@@ -25,16 +25,14 @@ from device_plugin.ledger.handovers import HandOver, Ledger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.metrics import Metrics
-from device_plugin.pods.admission_matcher import AdmissionMatcher, Admits
+from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.claims import ClaimWriter, claim_annotations
-from device_plugin.pods.container_edits import ContainerEdits
 from device_plugin.pods.core_devices import CoreDevices
 from device_plugin.pods.core_keeper import CoreKeeper
-from device_plugin.pods.core_matcher import CoreMatcher
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter
-from device_plugin.pods.devices import ChipDevices, Devices
+from device_plugin.pods.devices import ChipDevices, Devices, Inject
 from device_plugin.pods.fault_notices import FaultNotices
 from device_plugin.pods.pod_notices import PodNotices
 from device_plugin.pods.reconciler import Reconciler
@@ -61,7 +59,7 @@ class Offer:
     """
 
     device_type: DeviceType
-    matcher: Admits
+    matcher: AdmissionMatcher
     reconciler: Reconciler
     fault_notices: FaultNotices
     registration: Registration
@@ -101,7 +99,7 @@ class Surroundings:
     instance: str
     succession: Succession
     refresh: Callable[[], Awaitable[None]]
-    inject: Callable[[tuple[int, ...], DeviceType], ContainerEdits]
+    inject: Inject
     host_ip: Callable[[], str]
     new_kubelets: Observable[None]
 
@@ -179,18 +177,8 @@ class OfferMaker:
         snapshots = OfferedDevices(node.snapshots, device_type)
         order = PublishingOrder(reported=-1) if device_type.suffix else self._order
 
-        matcher = AdmissionMatcher(
-            snapshots=snapshots,
-            pods=ledger.pods,
-            handovers=ledger.handovers,
-            finder=AdmittedPodFinder(
-                ledger.pods, ledger.handovers, kubelet_pods=node.kubelet_pods.list, api_pods=self._api_pods
-            ),
-            refresh=node.refresh,
-            inject=lambda numbers: node.inject(numbers, device_type),
-            on_handover=self._claim,
-        )
-        reconciler = self._reconciler(ChipDevices(ledger), self._notices(ledger))
+        notices, devices = self._notices(ledger), ChipDevices(ledger, node.inject)
+        matcher, reconciler = self._matcher(devices, snapshots), self._reconciler(devices, notices)
         once = pod_announcer(node.events, "WatchHealth", once=True)
         fault_notices = FaultNotices(snapshots, ledger.pods, ledger.handovers, once)
 
@@ -199,32 +187,29 @@ class OfferMaker:
 
     def make_cores(self, driver: DividingDriver) -> CoreOffer:
         """Return the offer of AI cores."""
-        node, settings, ledger = self._node, self._node.settings, self._node.ledgers.cores
+        node, ledger = self._node, self._node.ledgers.cores
 
-        cutter = Cutter(driver, node.facts, lambda vnpu: keeper.not_given(vnpu))  # noqa: PLW0108 - made below
+        cutter = Cutter(driver, node.facts)
         vnpus = CutVnpus(cutter, node.answering_chips)
         notices = self._notices(ledger)
-        devices = CoreDevices(ledger, vnpus, others=node.static_vnpus, notices=notices)
-        reconciler = self._reconciler(devices, notices)
         keeper = CoreKeeper(
-            devices,
+            ledger,
             vnpus,
-            reconciler,
+            settle=lambda: reconciler.settle(),  # noqa: PLW0108 - made below
             others=node.static_vnpus,
-            announce_node=node_announcer(node.events, settings.node_name),
+            notices=notices,
+            announce_node=node_announcer(node.events, node.settings.node_name),
         )
-        matcher = CoreMatcher(
-            snapshots=node.snapshots,
-            ledger=ledger,
-            keeper=keeper,
-            finder=AdmittedPodFinder(
-                ledger.pods, ledger.handovers, kubelet_pods=node.kubelet_pods.list, api_pods=self._api_pods
-            ),
-            refresh=node.refresh,
+        devices = CoreDevices(
+            ledger,
+            vnpus,
+            keeper,
+            others=node.static_vnpus,
             whole=lambda: node.ledgers.without_cores,
             inject=node.inject,
-            on_handover=self._claim,
+            notices=notices,
         )
+        matcher, reconciler = self._matcher(devices, node.snapshots), self._reconciler(devices, notices)
         once = pod_announcer(node.events, "WatchHealth", once=True)
         fault_notices = FaultNotices(node.snapshots, ledger.pods, ledger.handovers, once, WHOLE_CHIPS)
         cores: Observable[Snapshot | None] = Observable(None)
@@ -234,6 +219,16 @@ class OfferMaker:
 
     def _notices(self, ledger: Ledger) -> PodNotices:
         return PodNotices(ledger.pods, pod_announcer(self._node.events, "HandOver"), self._node.metrics)
+
+    def _matcher(self, devices: Devices, snapshots: Observable[Snapshot | None]) -> AdmissionMatcher:
+        pods, handovers, kubelet_pods = devices.ledger.pods, devices.ledger.handovers, self._node.kubelet_pods.list
+        return AdmissionMatcher(
+            snapshots=snapshots,
+            devices=devices,
+            finder=AdmittedPodFinder(pods, handovers, kubelet_pods=kubelet_pods, api_pods=self._api_pods),
+            refresh=self._node.refresh,
+            on_handover=self._claim,
+        )
 
     def _reconciler(self, devices: Devices, notices: PodNotices) -> Reconciler:
         return Reconciler(
@@ -257,7 +252,7 @@ class OfferMaker:
         self,
         device_type: DeviceType,
         snapshots: Observable[Snapshot | None],
-        matcher: Admits,
+        matcher: AdmissionMatcher,
         reconciler: Reconciler,
         order: PublishingOrder,
     ) -> Registration:

@@ -16,7 +16,7 @@ Pods without a usable annotation are candidates too: without them, another pod's
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ascend.annotations import CLAIMED
+from ascend.annotations import CLAIMED, Grant
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import InvalidValue, Refusal
 from ascend.reasons import Reason
@@ -124,14 +124,8 @@ def chips_for(
     Raises:
         Refusal: the pod must not get them; the kubelet shows the sentence in the pod's status.
     """
-    if pod.problem is not None:
-        raise Refusal(*pod.problem)
-    if pod.grant is None:
-        raise Refusal(
-            Reason.NOT_PLACED,
-            f"annotation {pod.device_type.resource} is missing: {NOT_PLACED}",
-        )
-    wanted = pod.grant.chip_set
+    grant = grant_of(pod)
+    wanted = grant.chip_set
     if unknown := wanted & ~snapshot.all_chips:
         raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {pod.device_type.join(chip_ids(unknown))}")
     _check_health(pod.device_type, wanted, snapshot)
@@ -149,7 +143,20 @@ def chips_for(
         raise Refusal(
             Reason.CHIP_UNHEALTHY, f"{_named(pod.device_type, barred, 'has', 'have')} a fault that bars new use"
         )
-    return pod.grant.chips
+    return grant.chips
+
+
+def grant_of(pod: NodePod) -> Grant:
+    """Return what the allocator wrote on a pod.
+
+    Raises:
+        Refusal: nothing, or nothing that the pod may have.
+    """
+    if pod.problem is not None:
+        raise Refusal(*pod.problem)
+    if pod.grant is None:
+        raise Refusal(Reason.NOT_PLACED, f"annotation {pod.device_type.resource} is missing: {NOT_PLACED}")
+    return pod.grant
 
 
 def _check_health(device_type: DeviceType, wanted: ChipSet, snapshot: Snapshot) -> None:

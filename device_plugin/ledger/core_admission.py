@@ -9,12 +9,15 @@ from ascend.grammar import count
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Template
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.admission import grant_of
 from device_plugin.ledger.cores import CoreLedger, Taken, taken
-from device_plugin.ledger.node_pods import NOT_PLACED, NodePod
+from device_plugin.ledger.node_pods import NodePod
 
 
-def check_cores(pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreLedger, whole: ChipSet) -> None:
-    """Check that a pod may have what is written on it.
+def check_cores(
+    pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreLedger, whole: ChipSet
+) -> tuple[int, ...]:
+    """Return the chips that are written on a pod, if it may have what is written there.
 
     Args:
         pod: the pod under admission.
@@ -26,16 +29,10 @@ def check_cores(pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreL
     Raises:
         Refusal: it may not; the kubelet shows the sentence in the pod's status.
     """
-    if pod.problem is not None:
-        raise Refusal(*pod.problem)
-    if pod.grant is None:
-        raise Refusal(
-            Reason.NOT_PLACED,
-            f"annotation {RESOURCE_CORES} is missing: {NOT_PLACED}",
-        )
+    chips = grant_of(pod).chips
     template = TEMPLATES[pod.template] if pod.template else None
-    _check_number(pod, pod.grant.chips, template, kind)
-    wanted = chip_set(pod.grant.chips)
+    _check_number(pod, chips, template, kind)
+    wanted = chip_set(chips)
     if unknown := wanted & ~snapshot.all_chips:
         raise Refusal(Reason.NO_RESOURCE, f"this node has no {join_names(chip_ids(unknown))}")
     known = ledger.handovers.get(pod.uid)
@@ -43,8 +40,9 @@ def check_cores(pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreL
     if held := wanted & whole:
         raise Refusal(Reason.CHIP_HELD, f"{join_names(chip_ids(held))}: a pod holds it as a whole")
     others = taken(ledger, pod)
-    for chip in pod.grant.chips:
+    for chip in chips:
         _check_room(chip, others.get(chip, []), template, kind)
+    return chips
 
 
 def _check_number(pod: NodePod, chips: tuple[int, ...], template: Template | None, kind: Divisible) -> None:

@@ -49,6 +49,8 @@ class CoreLedger(Ledger):
         """The numbers of the cores that pods have in the kubelet's ledger as last read."""
         self.left: Mapping[tuple[int, int], VirtualNpu] = {}
         """vNPUs that no pod is known to have and that could not be destroyed, by chip and id."""
+        self.guessed: set[str] = set()
+        """Uids of pods that can have another vNPU than the one that is taken for theirs: the two look alike."""
         self._ended: frozenset[int] = frozenset()
 
     def took(self, ids: frozenset[int], left: Mapping[tuple[int, int], VirtualNpu]) -> None:
@@ -107,6 +109,14 @@ class CoreLedger(Ledger):
         held = (chip for each in self.holding if each.template for chip in each.chips)
         claimed = (vnpu.chip for vnpu in self.claimed_vnpus)
         return chip_set((*held, *claimed)) | self._undestroyed
+
+    def may_be_mistaken(self, vnpu: VirtualNpu) -> bool:
+        """Return whether a pod can have this vNPU although another is taken for its own: they look alike."""
+        self.guessed &= {handover.uid for handover in self.holding}
+        return any(
+            handover.uid in self.guessed and (handover.chips, handover.template) == ((vnpu.phy_id,), vnpu.template)
+            for handover in self.holding
+        )
 
     def owns(self, vnpu: VirtualNpu) -> bool:
         """Return whether a vNPU is that of a pod; one of another size is not, although the driver reuses ids."""

@@ -209,6 +209,8 @@ class Ledger:
     def __init__(self, pods: NodePods, handovers: HandOvers) -> None:
         self.pods = pods
         self.handovers = handovers
+        self.is_settled: Observable[bool] = Observable(False)  # noqa: FBT003 - a value
+        """Whether the kubelet's ledger, when it was read last, left nothing unexplained."""
 
     @property
     def device_type(self) -> DeviceType:

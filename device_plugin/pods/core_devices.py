@@ -1,199 +1,208 @@
-"""AI cores: which pod has which vNPU or which chips, by what the kubelet, the driver and annotations say.
+"""AI cores: a vNPU is cut for the pod under admission, or the pod gets whole chips.
 
-The kubelet's ids are numbers of cores that say nothing about chips. After a restart the vNPUs of pods are known by
-their annotations (AscendReal); those of a pod whose claim was not written are found by the chip and the template that
-the allocator wrote on it.
+See docs/spec/vnpu.md#dynamic-vnpus-in-allocate.
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
-from ascend.chips import chip_name
-from ascend.templates import TEMPLATES, divisible_kinds
-from device_plugin.device_types import CORES
+from ascend.chips import ChipSet, chip_name, chip_set
+from ascend.errors import DriverError, Refusal
+from ascend.reasons import Reason
+from ascend.templates import TEMPLATES, Divisible
+from device_plugin.device_types import WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.driver import VirtualNpu
-from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.adoption import is_as_requested
-from device_plugin.ledger.cores import CoreLedger, core_handover
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.admission import Candidate
+from device_plugin.ledger.core_admission import check_cores
+from device_plugin.ledger.cores import CoreLedger, core_handover, kind_of
+from device_plugin.ledger.handovers import HandOver, Part
 from device_plugin.ledger.node_pods import NodePod
+from device_plugin.pods.container_edits import ContainerEdits
+from device_plugin.pods.core_adoption import CoreAdoption
+from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
-from device_plugin.pods.devices import Held
-from device_plugin.pods.pod_notices import MISMATCH, WITHOUT, PodNotices
+from device_plugin.pods.devices import Answer, Inject, Preference
+from device_plugin.pods.pod_notices import PodNotices
+
+NODE_S: Final = 0.05
+"""How often it is looked for the device node of a vNPU that was just created."""
 
 
-class CoreDevices:
+class CoreDevices(CoreAdoption):
     """AI cores, out of which vNPUs are cut for pods.
 
     Args:
         ledger: what pods have of them.
         vnpus: what the driver has.
+        keeper: gives back what nobody uses.
         others: returns the vNPUs of pods that request static vNPUs, as pairs of chip and id.
+        whole: returns the chips that pods hold which do not request AI cores.
+        inject: returns what a container with devices of a type gets.
         notices: tells pods what does not match.
     """
-
-    must_be_settled = True
 
     def __init__(
         self,
         ledger: CoreLedger,
         vnpus: CutVnpus,
+        keeper: CoreKeeper,
         *,
         others: Callable[[], set[tuple[int, int]]],
+        whole: Callable[[], ChipSet],
+        inject: Inject,
         notices: PodNotices,
     ) -> None:
-        self.ledger = ledger
-        self._vnpus = vnpus
-        self._others = others
-        self._notices = notices
-        self._guessed: set[str] = set()
-        """Uids of pods that can have another vNPU than the one that is taken for theirs: the two look alike."""
+        super().__init__(ledger, vnpus, others=others, notices=notices)
+        self._keeper = keeper
+        self._whole = whole
+        self._inject = inject
 
-    async def look(self) -> None:
-        """Ask the driver which vNPUs there are."""
-        await self._vnpus.look_at_all()
+    async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
+        """Return the chips that are written on a pod, if it may have them, or a part; see ``check_cores``."""
+        kind = _kind(snapshot)
+        kept = chip_set(chip for each in self.ledger.handovers.kept.values() for chip in each.chips)
+        if pod.grant is not None and kept & pod.grant.chip_set:
+            await self._keeper.settle()  # the pod that had it may have ended since the kubelet's ledger was read
+        return check_cores(pod, snapshot, kind, self.ledger, self._whole())
 
-    def compare(self, ledger: KubeletLedger, newer: Collection[int]) -> None:
-        """Forget what pods had that have ended by the watch and by the kubelet's ledger."""
-        handovers = self.ledger.handovers
-        for uid, kept in [*handovers.kept.items()]:
-            pod = self.ledger.pods.get(uid)
-            if pod is not None and pod.live:
-                continue  # a new kubelet admits it again
-            ids = _ids(ledger.pods.get(kept.pod, {})).intersection(kept.kubelet_ids)
-            # The entry of a name may be that of the pod's successor, to which the kubelet has given the same ids.
-            heir = any(other.pod == kept.pod and ids.issubset(other.kubelet_ids) for other in handovers)
-            if not ids or (heir and kept.pod not in ledger.ambiguous) or ids.issubset(newer):
-                self.ledger.forget(kept)
-        self.ledger.took(frozenset(number for held in ledger.pods.values() for number in _ids(held)), self.ledger.left)
+    def prefer(
+        self,
+        candidate: Candidate,
+        chips: Sequence[int],
+        snapshot: Snapshot,
+        *,
+        offered: Collection[int],
+        included: Collection[int],
+    ) -> Preference:
+        """Return the cores of the pod's chips first, then others: any would do."""
+        cores = _kind(snapshot).cores
+        indexes = [index for index, chip in enumerate(snapshot.chips) if chip.chip_id in chips]
+        own = {index * cores + number for index in indexes for number in range(cores)}
+        rest = sorted({*offered} - {*included}, key=lambda number: (number not in own, number))
+        ids = (*sorted(included), *rest)[: candidate.ask.count]
+        return Preference(ids if len(ids) == candidate.ask.count else None)
 
-    def is_its_own(self, pod: NodePod, held: Held, *, admitted: bool, is_known: bool) -> bool:
-        """Return whether an entry of the kubelet's ledger belongs to this pod; see ``Devices``."""
-        known = self.ledger.handovers.get(pod.uid)
-        has_own_ids = known is not None and bool(held) and _ids(held).issubset(known.kubelet_ids)
-        return is_as_requested(pod, held) and (admitted or is_known or has_own_ids)
+    async def realize(
+        self, candidate: Candidate, chips: tuple[int, ...], kubelet_ids: tuple[int, ...], until_s: float
+    ) -> Answer:
+        """Cut a vNPU for a container, or give it whole chips; see ``Devices``."""
+        pod = candidate.pod
+        with self._keeper.cutting(chips):
+            await self._clear(pod, chips, until_s)
+            kept = self.ledger.handovers.kept.get(pod.uid)
+            if not pod.template:
+                return self._answer(core_handover(pod, kubelet_ids, chips, "", None))
+            # A kubelet that has lost the hand-over asks again: the pod keeps the vNPU that was cut for it.
+            own = kept.vnpu if kept is not None and (kept.chips, kept.template) == (chips, pod.template) else None
+            if own is not None and own in self._vnpus:
+                return await self._answer_soon(core_handover(pod, kubelet_ids, chips, pod.template, own), until_s)
+            vnpu = await self._create(pod, chips[0], until_s)
+            with self._unless_given(vnpu):
+                if self.ledger.pods.has_moved_on(pod.uid):
+                    raise Refusal(Reason.NO_SUCH_POD, f"pod {pod.key} has ended before it got its vNPU")
+                return await self._answer_soon(core_handover(pod, kubelet_ids, chips, pod.template, vnpu), until_s)
 
-    def adopt(self, pod: NodePod, held: Held, *, admitted: bool) -> HandOver | None:  # noqa: ARG002 - it has one container
-        """Return the hand-over that explains an entry; None if what the pod has is unknown.
+    @contextmanager
+    def _unless_given(self, vnpu: VirtualNpu) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._vnpus.not_given(vnpu)
+            raise
 
-        What is unknown is not given back as long as the pod lives.
+    async def _clear(self, pod: NodePod, chips: Sequence[int], until_s: float) -> None:
+        """Give back what nobody uses of the pod's chips, and check what the driver says is left of them.
+
+        Raises:
+            Refusal: too little is left, or the driver does not say what.
         """
-        ids = tuple(sorted(_ids(held)))
-        handovers = self.ledger.handovers
-        known = handovers.answers.get(frozenset(ids))
-        if known is None or self._is_given_again(known):
-            known = handovers.get(pod.uid) or handovers.kept.get(pod.uid)
-        if known is not None:
-            return core_handover(pod, ids, known.chips, known.template, known.vnpu)
-        claimed = self._standing_claim(pod)
-        if claimed is not None and claimed not in self._taken():
-            return core_handover(pod, ids, (claimed.phy_id,), claimed.template, claimed)
-        return self._granted(pod, ids)
-
-    def _is_given_again(self, answer: HandOver) -> bool:
-        """Return whether a pod has what was once answered for other device ids: the one that had it has ended."""
-        ids = {*answer.kubelet_ids}
-        return any({*other.kubelet_ids} != ids and other.overlaps(answer) for other in self.ledger.holding)
-
-    def believe(self, pod: NodePod) -> HandOver | None:
-        """Return the hand-over that a pod's claim describes; None if the driver does not have its vNPU."""
-        if not pod.claimed or pod.given is None or not pod.count:
-            return None
-        vnpu = claimed_vnpu(pod)
-        if vnpu is not None:
-            template = TEMPLATES.get(vnpu.template)
-            is_possible = vnpu in self._vnpus and template is not None and template.cores == pod.count
-        else:
-            is_possible = any(len(pod.given.chips) * kind.cores == pod.count for kind in divisible_kinds())
-        template_name = vnpu.template if vnpu is not None else ""
-        return core_handover(pod, (), pod.given.chips, template_name, vnpu) if is_possible else None
-
-    def may_be_mistaken(self, vnpu: VirtualNpu) -> bool:
-        """Return whether a pod can have this vNPU although another is taken for its own: they look alike."""
-        self._guessed &= {each.uid for each in self.ledger.holding}
-        return any(
-            each.uid in self._guessed and (each.chips, each.template) == ((vnpu.phy_id,), vnpu.template)
-            for each in self.ledger.holding
-        )
-
-    def tell_of_lost_vnpus(self) -> None:
-        """Tell the pods whose vNPUs the driver did not list when it was last asked about their chips."""
-        for handover in self.ledger.handovers:
-            pod, vnpu = self.ledger.pods.get(handover.uid), handover.vnpu
-            if pod is None or vnpu is None or not self._vnpus.is_known(vnpu.phy_id) or vnpu in self._vnpus:
+        loop = asyncio.get_running_loop()
+        template = TEMPLATES.get(pod.template)
+        for chip in chips:
+            try:
+                division = await self._keeper.clear(chip, until_s - loop.time())
+            except DriverError as error:
+                raise Refusal(Reason.SEGMENT_FAILED, f"{chip_name(chip)}: {error.message}") from error
+            if template is None:
+                if division.vnpus:
+                    vdev_id = division.vnpus[0].vdev_id
+                    raise Refusal(Reason.NO_RESOURCE, f"{chip_name(chip)} is cut: it has the vNPU {vdev_id}")
                 continue
-            why = f"the driver no longer has its vNPU {vnpu.vdev_id}"
-            if (other := self._vnpus.replacing(vnpu)) is not None:
-                why += f", but one of {other.template or 'an unknown size'} with its id"
-            self._tell_without(pod, why)
+            known = self.ledger.handovers.kept.get(pod.uid)
+            if known is not None and known.vnpu in division.vnpus:
+                continue
+            cores, cpus = division.free_cores, division.free_cpus
+            if (cores is not None and cores < template.cores) or (cpus is not None and cpus < template.cpus):
+                raise Refusal(
+                    Reason.NO_RESOURCE,
+                    f"{chip_name(chip)}: the driver has {cores} AI cores left of it, {template.name} takes "
+                    f"{template.cores}",
+                )
 
-    def _tell_without(self, pod: NodePod, why: str) -> None:
-        self._notices.tell(pod, WITHOUT, f"it runs without its vNPU: {why}; delete the pod")
+    async def _create(self, pod: NodePod, chip: int, until_s: float) -> VirtualNpu:
+        within_s = until_s - asyncio.get_running_loop().time()
+        try:
+            vnpu = await self._vnpus.create(chip, pod.template, within_s)
+        except DriverError as error:
+            raise Refusal(
+                Reason.SEGMENT_FAILED, f"no vNPU of {pod.template} on {chip_name(chip)}: {error.message}"
+            ) from error
+        holders = (each for each in self.ledger.holding if each.vnpu is not None and each.vnpu.vdev_id == vnpu.vdev_id)
+        if (holder := next(holders, None)) is not None:
+            self._vnpus.not_given(vnpu)
+            raise Refusal(
+                Reason.SEGMENT_FAILED,
+                f"the driver has given the id {vnpu.vdev_id} again, of a vNPU that pod {holder.pod} was given and that "
+                "is gone: delete that pod",
+            )
+        return vnpu
 
-    def _standing_claim(self, pod: NodePod) -> VirtualNpu | None:
-        """Return the vNPU that a pod's claim names, unless the pod's other annotation and the driver contradict it.
+    async def _answer_soon(self, handover: HandOver, until_s: float) -> Answer:
+        """Return the answer once the device node of a new vNPU exists."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return self._answer(handover)
+            except Refusal as refusal:
+                if refusal.reason is not Reason.DEVICE_NODE_MISSING or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(NODE_S)
 
-        If only the annotation does, one of the two was changed, and the pod may have the vNPU.
-        """
-        claimed = claimed_vnpu(pod)
-        if claimed is None or pod.grant is None:
-            return claimed
-        if (pod.grant.chips, pod.template) == ((claimed.phy_id,), claimed.template):
-            return claimed
-        if claimed not in self._vnpus:
-            return None
-        what = f"it has the vNPU {claimed.vdev_id}, but its annotation {CORES.resource} says otherwise"
-        self._notices.tell(pod, MISMATCH, what)
-        return claimed
+    def _answer(self, handover: HandOver) -> Answer:
+        part = handover.parts[0]
+        return Answer(handover, part, self.edits(handover, part))
 
-    def _granted(self, pod: NodePod, ids: tuple[int, ...]) -> HandOver | None:
-        """Return what a pod without a claim has by what the allocator wrote; None if that is unknown."""
-        if pod.grant is None or pod.problem is not None:
-            return None
-        if not pod.template:
-            return core_handover(pod, ids, pod.grant.chips, "", None)
-        chip = pod.grant.chips[0]
-        if not self._vnpus.is_known(chip):
-            return None
-        vnpu = self._likely(pod, chip)
-        if vnpu is None:
-            self._tell_without(pod, f"the driver has no vNPU of {pod.template} on {chip_name(chip)} for it")
-        return core_handover(pod, ids, pod.grant.chips, pod.template, vnpu)
-
-    def _likely(self, pod: NodePod, chip: int) -> VirtualNpu | None:
-        """Return a vNPU that a pod without a claim can have.
-
-        All that fit are alike but for whether a container has them: a pod whose containers run has one that a container
-        has, if there is such a one.
-        """
-        fits = [
-            each
-            for each in self._vnpus.on(chip)
-            if each.template == pod.template
-            and each not in self._taken()
-            and (each.phy_id, each.vdev_id) not in self._others()
-            and not self._vnpus.is_not_given(each)
-        ]
-        if sum(each.in_container == pod.past_admission for each in fits) != 1:
-            self._guessed.add(pod.uid)
-
-        def order(vnpu: VirtualNpu) -> tuple[bool, bool, int]:
-            return self.ledger.owns(vnpu), vnpu.in_container != pod.past_admission, vnpu.vdev_id
-
-        return min(fits, key=order, default=None)
-
-    def _taken(self) -> list[VirtualNpu]:
-        """Return the vNPUs that pods have, and not by their claims only."""
-        believed = self.ledger.handovers.believed
-        return [each.vnpu for each in self.ledger.holding if each.vnpu is not None and each.uid not in believed]
+    def edits(self, handover: HandOver, part: Part) -> ContainerEdits:
+        """Return what the kubelet adds to a container with whole chips or a vNPU, or raise Refusal."""
+        if not handover.template:
+            edits = self._inject(part.chips, WHOLE_CHIPS)
+        else:
+            vnpu = handover.vnpu.vnpu if handover.vnpu is not None else None
+            if vnpu is None:
+                raise Refusal(Reason.SEGMENT_FAILED, f"the vNPU of pod {handover.pod} is gone")
+            edits = self._inject((number_of(vnpu),), DeviceType(vnpu.suffix))
+        return replace(edits, envs={**edits.envs, **job_environment(len(handover.chips))})
 
 
-def claimed_vnpu(pod: NodePod) -> VirtualNpu | None:
-    """Return the vNPU that a live pod's claim names, as the driver has it; None if it names none."""
-    if pod.given is None or pod.claimed_vnpu is None:
-        return None
-    return replace(VirtualNpu.named(pod.claimed_vnpu), vfg_id=pod.given.group)
+def _kind(snapshot: Snapshot) -> Divisible:
+    kind = kind_of(snapshot.server)
+    if kind is None:
+        raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
+    return kind
 
 
-def _ids(held: Held) -> set[int]:
-    return {number for ids in held.values() for number in ids}
+def job_environment(count: int) -> dict[str, str]:
+    """Return what a container with this many chips, or with one vNPU, needs to know about its job."""
+    names = (
+        "MS_LOCAL_WORKER",
+        "MS_WORKER_NUM",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "CM_WORKER_SIZE",
+        "CM_LOCAL_WORKER",
+    )
+    return dict.fromkeys(names, str(count)) | {"LOCAL_RANK": ",".join(map(str, range(count)))}

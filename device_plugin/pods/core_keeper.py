@@ -1,4 +1,4 @@
-"""Cuts vNPUs for pods that request AI cores, and gives back those that no pod uses.
+"""Gives back the vNPUs that no pod uses.
 
 A vNPU is given back only when its pod has ended by the watch and the kubelet's ledger has no entry for it, when the
 driver does not say that a container has it, and while no pod is known that could have it although the plugin does not
@@ -8,21 +8,22 @@ know which vNPU it has.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import structlog
 
 from ascend.chips import chip_name
-from ascend.daemon.observable import Observable, wait_for_change
+from ascend.daemon.observable import wait_for_change
 from ascend.errors import DriverError
 from ascend.kube.backoff import Backoff
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
-from device_plugin.pods.core_devices import CoreDevices
+from device_plugin.ledger.cores import CoreLedger
 from device_plugin.pods.cut_vnpus import CALL_S, CutVnpus
-from device_plugin.pods.reconciler import RETRY_S, Reconciler
+from device_plugin.pods.pod_notices import WITHOUT, PodNotices
+from device_plugin.pods.reconciler import RETRY_S
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -37,32 +38,33 @@ class CoreKeeper:
     """Gives back what nobody uses.
 
     Args:
-        devices: the AI cores, and what pods have of them.
+        ledger: of AI cores.
         vnpus: what the driver has.
-        reconciler: keeps the ledger as the kubelet has it.
+        settle: lets the kubelet's ledger decide which pod has what.
         others: returns the vNPUs of pods that request static vNPUs, as pairs of chip and id.
+        notices: tells pods what does not match.
         announce_node: receives what is wrong with the node: a reason, a sentence, and whether it is a warning.
     """
 
     def __init__(
         self,
-        devices: CoreDevices,
+        ledger: CoreLedger,
         vnpus: CutVnpus,
-        reconciler: Reconciler,
         *,
+        settle: Callable[[], Awaitable[bool]],
         others: Callable[[], set[tuple[int, int]]],
+        notices: PodNotices,
         announce_node: Callable[[str, str, bool], None],
     ) -> None:
-        self._devices = devices
-        self._ledger = devices.ledger
+        self._ledger = ledger
         self._vnpus = vnpus
-        self._reconciler = reconciler
+        self.settle = settle
         self._others = others
+        self._notices = notices
         self._announce_node = announce_node
         self._cutting: Counter[int] = Counter()
         self._told: set[tuple[int, int]] = set()
         self._retries: dict[tuple[int, int], tuple[Backoff, float]] = {}
-        self._wanted: Observable[None] = Observable(None)
 
     # For calls of the kubelet.
 
@@ -76,29 +78,6 @@ class CoreKeeper:
         finally:
             self._cutting.subtract(own)
 
-    async def create(self, chip: int, template: str, within_s: float) -> VirtualNpu:
-        """Cut a vNPU out of a chip, or raise DriverError."""
-        return await self._vnpus.create(chip, template, within_s)
-
-    def not_given(self, vnpu: VirtualNpu) -> None:
-        """Give back a vNPU that no pod has got."""
-        self._vnpus.not_given(vnpu)
-        self._wanted.set(None)
-
-    def lists(self, vnpu: VirtualNpu) -> bool:
-        """Return whether the driver had a vNPU when it was last asked."""
-        return vnpu in self._vnpus
-
-    def holder(self, vdev_id: int) -> str | None:
-        """Return the pod that was given a vNPU with an id; None if there is none."""
-        return next(
-            (each.pod for each in self._ledger.holding if each.vnpu is not None and each.vnpu.vdev_id == vdev_id), None
-        )
-
-    async def settle(self) -> bool:
-        """Let the kubelet's ledger decide which pod has what; return False if it can't be read."""
-        return await self._reconciler.settle()
-
     async def clear(self, chip: int, within_s: float) -> Division:
         """Give back what nobody uses of a chip; return how it is cut then.
 
@@ -107,8 +86,6 @@ class CoreKeeper:
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + within_s
-        if any(chip in each.chips for each in self._ledger.handovers.kept.values()):
-            await self.settle()
         division = await self._vnpus.look(chip, until_s - loop.time())
         if any(self._is_unused(each) for each in division.vnpus):
             await self.settle()
@@ -122,12 +99,12 @@ class CoreKeeper:
     async def run(self) -> None:
         """Give back what nobody uses until cancelled."""
         loop = asyncio.get_running_loop()
-        sources = (self._ledger.changes, self._wanted, self._reconciler.is_settled)
+        sources = (self._ledger.changes, self._vnpus.leftovers, self._ledger.is_settled)
         backoff = Backoff(first_s=RETRY_S, limit_s=RETRY_LIMIT_S)
         look_at_s = loop.time()
         while True:
             versions = [source.version for source in sources]
-            self._devices.tell_of_lost_vnpus()
+            self._tell_of_lost_vnpus()
             if loop.time() >= look_at_s:
                 await self._vnpus.look_at_all()
                 look_at_s = loop.time() + LOOK_S
@@ -137,6 +114,17 @@ class CoreKeeper:
             else:
                 backoff.reset()
             await wait_for_change(sources, versions, max(wait_s, 0.0))
+
+    def _tell_of_lost_vnpus(self) -> None:
+        """Tell the pods whose vNPUs the driver did not list when it was last asked about their chips."""
+        for handover in self._ledger.handovers:
+            pod, vnpu = self._ledger.pods.get(handover.uid), handover.vnpu
+            if pod is None or vnpu is None or not self._vnpus.is_known(vnpu.phy_id) or vnpu in self._vnpus:
+                continue
+            why = f"the driver no longer has its vNPU {vnpu.vdev_id}"
+            if (other := self._vnpus.replacing(vnpu)) is not None:
+                why += f", but one of {other.template or 'an unknown size'} with its id"
+            self._notices.tell(pod, WITHOUT, f"it runs without its vNPU: {why}; delete the pod")
 
     # What nobody uses.
 
@@ -209,7 +197,7 @@ class CoreKeeper:
             return False
         if self._vnpus.is_not_given(vnpu):
             return True
-        settled = self._reconciler.is_settled.value and not self._devices.may_be_mistaken(vnpu)
+        settled = self._ledger.is_settled.value and not self._ledger.may_be_mistaken(vnpu)
         return settled and not self._vnpus.is_new(vnpu)
 
     def _belongs(self, vnpu: VirtualNpu) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from ascend.chips import chip_name
+from ascend.daemon.observable import Observable
 from ascend.errors import DriverError
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
@@ -35,6 +36,9 @@ class CutVnpus:
         self._listed: dict[int, tuple[VirtualNpu, ...]] = {}
         self._first_seen_s: dict[tuple[int, int], float] = {}
         self._not_given: set[tuple[int, int]] = set()
+        self.leftovers: Observable[None] = Observable(None)
+        """Set when there is another vNPU that no pod has got."""
+        cutter.on_late = self.not_given
 
     def __iter__(self) -> Iterator[VirtualNpu]:
         return iter([vnpu for vnpus in self._listed.values() for vnpu in vnpus])
@@ -67,6 +71,7 @@ class CutVnpus:
     def not_given(self, vnpu: VirtualNpu) -> None:
         """Note that no pod has got a vNPU."""
         self._not_given.add((vnpu.phy_id, vnpu.vdev_id))
+        self.leftovers.set(None)
 
     def is_not_given(self, vnpu: VirtualNpu) -> bool:
         """Return whether it is known that no pod has got a vNPU."""

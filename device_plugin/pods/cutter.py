@@ -31,18 +31,15 @@ class Cutter:
     Args:
         driver: the driver.
         facts: returns a chip by its physical id; None if there is no such chip.
+
+    Attributes:
         on_late: receives a vNPU whose creation ended after its deadline: nobody has it.
     """
 
-    def __init__(
-        self,
-        driver: DividingDriver,
-        facts: Callable[[int], ChipFacts | None],
-        on_late: Callable[[VirtualNpu], None],
-    ) -> None:
+    def __init__(self, driver: DividingDriver, facts: Callable[[int], ChipFacts | None]) -> None:
         self._driver = driver
         self._facts = facts
-        self._on_late = on_late
+        self.on_late: Callable[[VirtualNpu], None] = lambda _vnpu: None
         self._threads: dict[int, CallThread] = {}
         self._calls: dict[int, asyncio.Future[object]] = {}
 
@@ -68,7 +65,7 @@ class Cutter:
 
         def late(vnpu: VirtualNpu) -> None:
             log.warning("a vNPU was created too late", chip=chip_name(chip), vnpu=vnpu.vdev_id, template=template)
-            self._on_late(vnpu)
+            self.on_late(vnpu)
 
         vnpu = await self._call(chip, lambda facts: self._driver.create_vnpu(facts, template), within_s, late)
         log.info("created a vNPU", chip=chip_name(chip), vnpu=vnpu.vdev_id, template=template)

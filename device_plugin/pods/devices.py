@@ -4,16 +4,60 @@ The rest is the same for all: the kubelet's calls are matched with pods (``admis
 follows the kubelet's (``reconciler``).
 """
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
 
+from ascend.errors import Refusal
+from ascend.reasons import Reason
+from ascend.slices import choose
+from device_plugin.device_types import CORES, DeviceType
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pod_resources import KubeletLedger
+from device_plugin.ledger.admission import Candidate, chips_for
 from device_plugin.ledger.adoption import adopt, believe, has_own_ids, is_as_requested
-from device_plugin.ledger.handovers import HandOver, Ledger
+from device_plugin.ledger.handovers import HandOver, Ledger, Part
 from device_plugin.ledger.node_pods import NodePod
+from device_plugin.ledger.stand_ins import counted_for, stand_ins
+from device_plugin.pods.container_edits import ContainerEdits
 
-Held = Mapping[str, tuple[int, ...]]
+Held: TypeAlias = Mapping[str, tuple[int, ...]]
 """The device ids that the kubelet's ledger has for a pod, by container."""
+
+Inject: TypeAlias = Callable[[tuple[int, ...], DeviceType], ContainerEdits]
+"""Returns what a container with devices of a type gets, or raises Refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to an Allocate call.
+
+    Attributes:
+        handover: everything the pod was given so far.
+        part: the chips of this container.
+        edits: what the kubelet adds to the container.
+    """
+
+    handover: HandOver
+    part: Part
+    edits: ContainerEdits
+
+    @property
+    def matches_kubelet(self) -> bool:
+        """Whether the kubelet's ledger has the same chips for the container; AI cores say nothing of chips."""
+        return self.handover.device_type == CORES or self.part.matches_kubelet
+
+
+class Preference(NamedTuple):
+    """The answer to a GetPreferredAllocation call.
+
+    Attributes:
+        ids: the device ids; None if the kubelet can't allocate what the pod gets.
+        unoffered: the chips of the pod that the kubelet does not offer although our ledger has no holder for them.
+    """
+
+    ids: tuple[int, ...] | None
+    unoffered: Collection[int] = ()
 
 
 class Devices(Protocol):
@@ -29,6 +73,54 @@ class Devices(Protocol):
     @property
     def ledger(self) -> Ledger:
         """What pods have of them."""
+
+    # For the kubelet's calls.
+
+    async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
+        """Return the chips that are written on a pod under admission, if it may have them.
+
+        Raises:
+            Refusal: it may not; the kubelet shows the sentence in the pod's status.
+        """
+
+    def prefer(
+        self,
+        candidate: Candidate,
+        chips: Sequence[int],
+        snapshot: Snapshot,
+        *,
+        offered: Collection[int],
+        included: Collection[int],
+    ) -> Preference:
+        """Return the device ids that the kubelet should prefer for a container.
+
+        Args:
+            candidate: the container.
+            chips: those of its pod.
+            snapshot: the node's devices; for AI cores its chips.
+            offered: the device ids that the kubelet can allocate.
+            included: those of them that it takes in any case.
+        """
+
+    async def realize(
+        self, candidate: Candidate, chips: tuple[int, ...], kubelet_ids: tuple[int, ...], until_s: float
+    ) -> Answer:
+        """Give a container its part of what its pod gets; nothing is entered in the ledger.
+
+        Args:
+            candidate: the container.
+            chips: those of its pod, as checked.
+            kubelet_ids: the ids the kubelet chose.
+            until_s: when the driver's time is over, on the loop's clock.
+
+        Raises:
+            Refusal: it gets none; the sentence is for the pod's owner.
+        """
+
+    def edits(self, handover: HandOver, part: Part) -> ContainerEdits:
+        """Return what the kubelet adds to a container that was given its part, or raise Refusal."""
+
+    # For the plugin's ledger.
 
     async def look(self) -> None:
         """Read which devices there are, before it is judged which pod has which."""
@@ -63,12 +155,87 @@ class ChipDevices:
 
     Args:
         ledger: what pods have of them.
+        inject: returns what a container with some of them gets.
     """
 
     must_be_settled = False
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, inject: Inject) -> None:
         self.ledger = ledger
+        self._inject = inject
+
+    async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
+        """Return the chips that are written on a pod, if it may have them; see ``chips_for``."""
+        known = self.ledger.handovers.get(pod.uid)
+        others = {each.pod: each.chip_set for each in self.ledger.handovers if each.uid != pod.uid}
+        return chips_for(pod, snapshot, others, self.ledger.pods, own=known.chip_set if known is not None else 0)
+
+    def prefer(
+        self,
+        candidate: Candidate,
+        chips: Sequence[int],
+        snapshot: Snapshot,  # noqa: ARG002 - the ids name the chips
+        *,
+        offered: Collection[int],
+        included: Collection[int],
+    ) -> Preference:
+        """Return the ids of the container's own chips, or of others that stand in for them; see ``Devices``."""
+        ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._kept(candidate.pod)
+        ids = choose(ask, requests, chips, kept=kept, among=offered, must_include=included)
+        if ids is not None:
+            return Preference(ids)
+        own = choose(ask, requests, chips, kept=kept, must_include=included)
+        if own is None:
+            return Preference(None)
+        others = [each for each in self.ledger.handovers if each.uid != candidate.pod.uid]
+        # A vNPU has its own id always: who reads the kubelet's ledger without our claims relies on that.
+        ids = stand_ins(own, offered, others) if not self.ledger.device_type.suffix else None
+        return Preference(ids, {*own} - {*offered} - counted_for(others))
+
+    async def realize(
+        self,
+        candidate: Candidate,
+        chips: tuple[int, ...],
+        kubelet_ids: tuple[int, ...],
+        until_s: float,  # noqa: ARG002 - it takes no time
+    ) -> Answer:
+        """Give a container its part of its pod's chips; see ``Devices``."""
+        pod, device_type = candidate.pod, self.ledger.device_type
+        part = Part(
+            candidate.ask.container, candidate.ask.keeps, self._slice(candidate, chips, kubelet_ids), kubelet_ids
+        )
+        known = self.ledger.handovers.get(pod.uid)
+        if known is not None:
+            handover = known.plus(part)
+        else:
+            handover = HandOver.of_parts(pod.uid, pod.key, chips, (part,), device_type)
+        return Answer(handover, part, self.edits(handover, part))
+
+    def _slice(self, candidate: Candidate, chips: Sequence[int], kubelet_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the kubelet's own choice if the pod may have it: it reuses an init container's chips in any order."""
+        ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._kept(candidate.pod)
+        given = choose(ask, requests, chips, kept=kept, must_include=kubelet_ids)
+        device_type = self.ledger.device_type
+        if given is None and device_type.suffix:
+            written, chosen = device_type.join(chips), device_type.join(kubelet_ids)
+            raise Refusal(
+                Reason.CHIP_NOT_FREED, f"{written} is written on the pod, but the kubelet has chosen {chosen}"
+            )
+        if given is None:
+            given = choose(ask, requests, chips, kept=kept)
+        if given is None:
+            raise Refusal(
+                Reason.NO_CHIPS_LEFT, f"container {ask.container}: other containers of its pod have its chips"
+            )
+        return given
+
+    def _kept(self, pod: NodePod) -> Mapping[str, tuple[int, ...]]:
+        known = self.ledger.handovers.get(pod.uid)
+        return known.kept if known is not None else {}
+
+    def edits(self, handover: HandOver, part: Part) -> ContainerEdits:
+        """Return what the kubelet adds to a container with these devices, or raise Refusal."""
+        return self._inject(part.chips, handover.device_type)
 
     async def look(self) -> None:
         """Do nothing: the scanner looks all the time."""

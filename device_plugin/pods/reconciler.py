@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from ascend.chips import chip_set
-from ascend.daemon.observable import Observable, wait_for_change
+from ascend.daemon.observable import wait_for_change
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
@@ -45,9 +45,6 @@ class Reconciler:
         claim: writes a claim on the pod, with more annotations after somebody has changed them.
         metrics: counts mismatches.
         notices: tells pods what does not match.
-
-    Attributes:
-        is_settled: whether the kubelet's ledger, when it was read last, left nothing unexplained.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class Reconciler:
         self._disputed: set[str] = set()
         """Uids of pods whose claim is contradicted by that of another pod."""
         self._one_at_a_time = asyncio.Lock()
-        self.is_settled: Observable[bool] = Observable(False)  # noqa: FBT003 - a value
 
     async def restore(self) -> None:
         """Rebuild the ledger after a start; if the kubelet does not answer, believe the pods' claims."""
@@ -172,7 +168,7 @@ class Reconciler:
     def _unresolved(self) -> set[str]:
         """Return the uids of pods of which the kubelet's ledger has to tell what they have; "" for unknown ones."""
         unconfirmed = {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.unconfirmed}
-        others = {""} if self._devices.must_be_settled and not self.is_settled.value else set()
+        others = {""} if self._devices.must_be_settled and not self._ledger.is_settled.value else set()
         return unconfirmed | {pod.uid for pod in self._unexplained()} | self._handovers.kept.keys() | others
 
     def _unexplained(self) -> list[NodePod]:
@@ -210,8 +206,8 @@ class Reconciler:
         """
         async with self._one_at_a_time:
             is_settled = await self._settle(drop or {})
-        if is_settled != self.is_settled.value:
-            self.is_settled.set(bool(is_settled))
+        if is_settled != self._ledger.is_settled.value:
+            self._ledger.is_settled.set(bool(is_settled))
         return is_settled is not None
 
     async def _settle(self, drop: Mapping[str, HandOver]) -> bool | None:

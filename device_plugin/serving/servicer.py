@@ -13,7 +13,7 @@ from ascend.reasons import Reason
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
-from device_plugin.pods.admission_matcher import Admits
+from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.publish.order import PublishingOrder
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -43,7 +43,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self,
         *,
         snapshots: Observable[Snapshot | None],
-        matcher: Admits,
+        matcher: AdmissionMatcher,
         order: PublishingOrder,
         metrics: Metrics,
         on_watched: Callable[[], None] = lambda: None,
@@ -173,7 +173,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             await self._prepare()
             for each in request.container_requests:
                 given = await self._matcher.allocate(each.devices_ids)
-                if not given.part.matches_kubelet:
+                if not given.matches_kubelet:
                     self._metrics.mismatches.inc()
                 container = answer.container_responses.add(envs=given.edits.envs)
                 for inside, outside in given.edits.devices.items():

@@ -89,7 +89,8 @@ async def test_a_creation_of_the_library_that_succeeds_late_is_reported_and_can_
     driver = DcmiDriver(fake.library)
     chips = {each.phy_id: each for each in driver.discover().chips}
     late: list[VirtualNpu] = []
-    cutter = Cutter(driver, chips.get, late.append)
+    cutter = Cutter(driver, chips.get)
+    cutter.on_late = late.append
     with fake.hang("dcmi_create_vdevice", card=0):
         with pytest.raises(DriverError, match="does not answer within"):
             await cutter.create(0, "vir05_1c_16g", 0.2)

@@ -26,6 +26,7 @@ from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.pods import core_keeper
 from device_plugin.pods import reconciler as reconcile_module
+from device_plugin.pods.container_edits import ContainerEdits, make_edits
 from device_plugin.pods.core_devices import CoreDevices
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
@@ -57,6 +58,15 @@ class Cuts(Cutter):
         self.vnpus.remove(vnpu)
         return "destroyed"
 
+    async def create(self, chip: int, template: str, within_s: float) -> VirtualNpu:  # noqa: ARG002 - at once
+        vnpu = VirtualNpu.named(Vnpu(SUFFIX, chip, 100 + chip))
+        self.vnpus.add(vnpu)
+        return vnpu
+
+
+def _inject(numbers: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
+    return make_edits(numbers, "runtime", Path("/dev"), lambda _folder: (), device_type=device_type)
+
 
 class Books:
     """A reconciler and its data.
@@ -77,6 +87,7 @@ class Books:
         self.kubelet_pods: list[Pod] | None = None
         self.driver = Cuts()
         self._vnpus = CutVnpus(self.driver, lambda: list(range(8)))
+        self.keeper: CoreKeeper | None = None
         self.devices = self._cores() if device_type == CORES else self._chips()
         ledger = self.devices.ledger
         self.handovers, self.pods = ledger.handovers, ledger.pods
@@ -93,12 +104,22 @@ class Books:
         handovers = HandOvers()
         ledger = Ledger(NodePods(handovers.drop, self.device_type), handovers)
         self.notices = self._pod_notices(ledger)
-        return ChipDevices(ledger)
+        return ChipDevices(ledger, _inject)
 
     def _cores(self) -> Devices:
         ledger = CoreLedger(Observable(None))
-        self.notices = self._pod_notices(ledger)
-        return CoreDevices(ledger, self._vnpus, others=set, notices=self.notices)
+        self.notices = notices = self._pod_notices(ledger)
+        self.keeper = CoreKeeper(
+            ledger,
+            self._vnpus,
+            settle=lambda: self.reconciler.settle(),  # noqa: PLW0108 - made later
+            others=set,
+            notices=notices,
+            announce_node=lambda *_whatever: None,
+        )
+        return CoreDevices(
+            ledger, self._vnpus, self.keeper, others=set, whole=lambda: 0, inject=_inject, notices=notices
+        )
 
     def _pod_notices(self, ledger: Ledger) -> PodNotices:
         return PodNotices(
@@ -111,11 +132,8 @@ class Books:
         """Follow the pods, and give back what no pod uses, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reconciler.run())
-            if isinstance(self.devices, CoreDevices):
-                keeper = CoreKeeper(
-                    self.devices, self._vnpus, self.reconciler, others=set, announce_node=lambda *_whatever: None
-                )
-                tasks.create_task(keeper.run())
+            if self.keeper is not None:
+                tasks.create_task(self.keeper.run())
 
     async def _kubelet_pods(self) -> list[Pod]:
         if self.kubelet_pods is None:

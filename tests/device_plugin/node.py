@@ -14,12 +14,13 @@ from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.registrations import Registrations
-from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.container_edits import make_edits
+from device_plugin.pods.devices import ChipDevices
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.registration import Registration
@@ -49,15 +50,17 @@ class Face:
         self.metrics = Metrics()
         self.claimed: list[HandOver] = []
         self.api_pods: Callable[[], list[Pod]] = list
+        self.devices = ChipDevices(
+            Ledger(self.pods, self.handovers),
+            lambda chips, _type: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
+        )
         self.matcher = AdmissionMatcher(
             snapshots=self.snapshots,
-            pods=self.pods,
-            handovers=self.handovers,
+            devices=self.devices,
             finder=AdmittedPodFinder(
                 self.pods, self.handovers, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
             ),
             refresh=self._refresh,
-            inject=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
         self.registrations: Callable[[str], Awaitable[Registrations]] | None = None

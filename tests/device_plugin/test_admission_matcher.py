@@ -15,11 +15,12 @@ from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts
 from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.kubelet.pods_api import DEADLINE_S
-from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.pods.admission_matcher import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.container_edits import ContainerEdits, make_edits
+from device_plugin.pods.devices import ChipDevices
 from tests.device_plugin.builders import pod, server, snapshot, vnpu_pod
 
 pytestmark = pytest.mark.looptime
@@ -63,13 +64,15 @@ class Node:
         self.finder = AdmittedPodFinder(
             self.pods, self.handovers, kubelet_pods=self._lister("kubelet"), api_pods=self._lister("api")
         )
+        self.devices = ChipDevices(
+            Ledger(self.pods, self.handovers),
+            lambda chips, _type: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
+        )
         self.matcher = AdmissionMatcher(
             snapshots=self.snapshots,
-            pods=self.pods,
-            handovers=self.handovers,
+            devices=self.devices,
             finder=self.finder,
             refresh=self._catch_up,
-            inject=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
 
@@ -744,10 +747,10 @@ async def test_the_pod_that_the_kubelet_admits_may_continue_at_any_container() -
 async def test_a_refused_container_adds_nothing_to_the_ledger() -> None:
     node = Node()
 
-    def refuse(_chips: tuple[int, ...]) -> ContainerEdits:
+    def refuse(_chips: tuple[int, ...], _type: DeviceType) -> ContainerEdits:
         raise Refusal(Reason.DEVICE_NODE_MISSING, "/dev/davinci_manager is missing")
 
-    node.matcher._inject = refuse
+    node.devices._inject = refuse
     node.pods.applied(pod("one", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="davinci_manager is missing"):
         await node.admit(2)

@@ -13,7 +13,6 @@ from device_plugin.driver.dividing import Division
 from device_plugin.ledger.cores import CoreLedger
 from device_plugin.ledger.handovers import HandOver
 from device_plugin.metrics import Metrics
-from device_plugin.pods.core_devices import CoreDevices
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
 from device_plugin.pods.cutter import Cutter, Outcome
@@ -42,15 +41,6 @@ class SlowCutter(Cutter):
         return "destroyed"
 
 
-class Settled:
-    """The kubelet's ledger is always as it was."""
-
-    is_settled = Observable(True)  # noqa: FBT003 - a value
-
-    async def settle(self) -> bool:
-        return True
-
-
 def cut(vdev_id: int, chip: int) -> VirtualNpu:
     return VirtualNpu.named(parse_vnpu(f"Ascend910-5c.1cpu.16g-{vdev_id}-{chip}"))
 
@@ -71,14 +61,19 @@ class Rig:
     def __post_init__(self) -> None:
         self.vnpus = CutVnpus(self.cutter, lambda: [0, 1])
         self.ledger.handovers.kept["u"] = self.handover
+        self.ledger.is_settled.set(True)
         notices = PodNotices(self.ledger.pods, lambda *_: None, Metrics())
         self.keeper = CoreKeeper(
-            CoreDevices(self.ledger, self.vnpus, others=set, notices=notices),
+            self.ledger,
             self.vnpus,
-            Settled(),  # type: ignore[arg-type]  # all that is called of it
+            settle=self._settle,
             others=set,
+            notices=notices,
             announce_node=lambda *_: None,
         )
+
+    async def _settle(self) -> bool:
+        return True  # the kubelet's ledger is always as it was
 
     async def look(self) -> None:
         await self.vnpus.look_at_all()

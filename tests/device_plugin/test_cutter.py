@@ -46,7 +46,9 @@ class FakeDriver:
 
 def cutter(driver: FakeDriver, late: list[VirtualNpu]) -> Cutter:
     facts = {0: ChipFacts(0), 1: ChipFacts(1), 2: ChipFacts(2, card_id=-1)}
-    return Cutter(cast(DividingDriver, cast(Any, driver)), facts.get, late.append)
+    own = Cutter(cast(DividingDriver, cast(Any, driver)), facts.get)
+    own.on_late = late.append
+    return own
 
 
 async def test_a_vnpu_is_created_and_given_back() -> None:

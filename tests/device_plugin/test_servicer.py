@@ -232,7 +232,7 @@ async def test_an_internal_error_in_a_preference_is_empty_and_counted(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
-    monkeypatch.setattr(face.matcher, "_choose", fail)
+    monkeypatch.setattr(face.devices, "prefer", fail)
     assert await prefer(stub, list(HEALTHY), [], 1) == [[]]
     assert face.preferred("failed") == 1
     monkeypatch.undo()
@@ -244,7 +244,7 @@ async def test_an_internal_error_in_allocate_fails_one_pod_with_a_reason(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
-    monkeypatch.setattr(face.matcher, "_part", fail)
+    monkeypatch.setattr(face.devices, "realize", fail)
     with pytest.raises(grpc.aio.AioRpcError, match="Internal: the device plugin failed: ZeroDivisionError"):
         await allocate(stub, "Ascend910-0")
     assert face.allocated("Internal") == 1
@@ -263,7 +263,7 @@ async def test_preferences_follow_the_order_of_decisions(face: Face, stub: "Devi
 
 async def test_an_answer_names_its_cdi_devices(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
-    face.matcher._inject = lambda chips: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
+    face.devices._inject = lambda chips, _type: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
     assert [each.name for each in given.cdi_devices] == ["huawei.com/npu=5", "huawei.com/npu=4"]
     assert (dict(given.envs), list(given.devices)) == ({}, [])
