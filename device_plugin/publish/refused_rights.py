@@ -15,8 +15,8 @@ from device_plugin.publish.rights import RIGHTS, Right, is_granted
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-ASK_S: Final = 30.0
-"""How often the API server is asked for the rights that are lacking."""
+ASK_S: Final = 60.0
+"""How often the API server is asked for the rights that are lacking, by each node."""
 
 _REFUSAL: Final = re.compile(
     r'cannot ([a-z]+) resource "([a-z]+)(?:/([a-z]+))?" in API group "([a-z0-9.]*)"(?: in the namespace "([^"]+)")?'

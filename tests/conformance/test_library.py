@@ -1,4 +1,4 @@
-"""The driver's library is replaced, removed or overwritten while the plugin runs, as by an upgrade of the driver."""
+"""The driver's library is replaced, by another version too, removed or overwritten while the plugin runs."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from device_plugin.driver.dcmi.calls import Calls
 from tests.conformance.node import ALL, PluginNode
+from tests.dcmi.compiler import build_library
 
 pytestmark = pytest.mark.long
 
@@ -86,3 +88,36 @@ def test_a_library_that_is_overwritten_costs_a_restart_of_the_plugin_and_no_pod(
     node.check("holds", 0, 1)
     assert node.report().free == ALL & ~0b11
     works(node, "after", 2, 3)
+
+
+def test_a_library_of_an_older_interface_is_used_with_the_functions_that_it_has(
+    node: PluginNode, library: Path
+) -> None:
+    node.place("holds", 0, 1)
+    node.check("holds", 0, 1)
+    newer = {"dcmi_get_device_chip_info_v2", "dcmi_get_device_pcie_info_v2", "dcmi_subscribe_fault_event"}
+    replace(library, build_library(sorted(Calls.prototypes.keys() - newer)))
+    works(node, "before", 2, 3)
+    node.plugin.process.restart()
+    node.wait_until_allocatable()
+    node.check("holds", 0, 1)
+    works(node, "after", 4, 5)
+    node.wait_until(lambda: node.report().free == 0b11000000, "the other chips are free")
+
+
+def test_a_library_without_a_needed_function_costs_no_pod_its_chips_and_is_told(
+    node: PluginNode, library: Path, tmp_path: Path
+) -> None:
+    node.place("holds", 0, 1)
+    node.check("holds", 0, 1)
+    needed = {"dcmi_get_device_health", "dcmi_get_device_errorcode_v2"}
+    replace(library, build_library(sorted(Calls.prototypes.keys() - needed)))
+    node.plugin.process.restart()
+    node.wait_until(lambda: node.counts() == (8, 2), "only the chips in use, which are in doubt, are allocatable")
+    node.check("holds", 0, 1)
+    assert "this driver has no such function" in node.plugin.process.log.read_text()
+    replace(library, tmp_path / "kept.so")
+    node.plugin.process.restart()
+    node.wait_until_allocatable()
+    node.check("holds", 0, 1)
+    assert node.report().free == ALL & ~0b11

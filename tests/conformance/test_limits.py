@@ -1,7 +1,8 @@
-"""A node without space in the kubelet's folder, and a plugin with the memory that the chart allows it."""
+"""A node without space in the kubelet's folder, and a plugin with the memory and CPU time that the chart allows it."""
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from tests.written_nodes import removal
 pytestmark = pytest.mark.long
 
 FOLDER = "/var/lib/kubelet/device-plugins"
-MEMORY = Path("/sys/fs/cgroup/memory")
+CGROUPS = Path("/sys/fs/cgroup")
+RESOURCES = yaml.safe_load((CHART / "values.yaml").read_text())["devicePlugin"]["resources"]
 PODS_OF_A_KUBELET = 110
 NOTE = "x" * 100_000
 
@@ -81,19 +83,32 @@ def a3(node: PluginNode) -> Iterator[PluginNode]:
     node.start_plugin()
 
 
-def test_the_memory_of_the_chart_is_enough_for_16_chips_and_all_pods_of_a_kubelet(a3: PluginNode) -> None:
-    node = a3
-    limit = yaml.safe_load((CHART / "values.yaml").read_text())["devicePlugin"]["resources"]["limits"]["memory"]
-    if not MEMORY.is_dir():
-        pytest.skip("memory is not limited by cgroup v1 here")
-    make_runtime_class(node.cluster)
+@contextmanager
+def limited(node: PluginNode, controller: str, **limits: int) -> Iterator[Path]:
+    """The node's plugin, not started, in a control group with limits: the group's folder."""
+    if not (CGROUPS / controller).is_dir():
+        pytest.skip(f"{controller} is not limited by cgroup v1 here")
     usual, node.plugin = node.plugin, node.new_plugin("limited", "--telemetry", "true")
-    process, group = node.plugin.process, MEMORY / node.cluster.folder.name
+    usual.process.stop()
+    process, group = node.plugin.process, CGROUPS / controller / node.cluster.folder.name
     process.command = ["sh", "-ec", f'echo 0 > {group}/cgroup.procs; exec "$@"', "limited", *process.command]
     group.mkdir()
     try:
-        (group / "memory.limit_in_bytes").write_text(limit.removesuffix("i"))  # its M are 1,048,576 bytes each
-        process.start()
+        for name, limit in limits.items():
+            (group / f"{controller}.{name}").write_text(str(limit))
+        yield group
+    finally:
+        process.stop()
+        node.plugin = usual
+        group.rmdir()
+
+
+def test_the_memory_of_the_chart_is_enough_for_16_chips_and_all_pods_of_a_kubelet(a3: PluginNode) -> None:
+    node = a3
+    limit = RESOURCES["limits"]["memory"]
+    make_runtime_class(node.cluster)
+    with limited(node, "memory", limit_in_bytes=int(limit.removesuffix("Mi")) << 20) as group:
+        node.plugin.process.start()
         node.wait_until(lambda: node.plugin.is_ready and node.counts() == (16, 16), "all chips are allocatable")
         for number in range(PODS_OF_A_KUBELET - 8):
             name, notes = f"other-{number}", {"note": NOTE}
@@ -108,9 +123,25 @@ def test_the_memory_of_the_chart_is_enough_for_16_chips_and_all_pods_of_a_kubele
             node.plugin.metric("process_resident_memory_bytes")
         most = int((group / "memory.max_usage_in_bytes").read_text())
         sys.stdout.write(f"\n{most >> 20} MiB of {limit} at most\n")
-        assert process.alive
+        assert node.plugin.process.alive
         node.clear()
-    finally:
-        process.stop()
-        node.plugin = usual
-        group.rmdir()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("share", "start_s"), [(1, 120), (0.2, 600)])
+def test_with_little_cpu_no_pod_is_refused_for_chips_that_are_well(
+    node: PluginNode, share: float, start_s: int
+) -> None:
+    """The chart sets no limit of CPU, because it delays pods; the share is of what it requests."""
+    period_us, requested = 100_000, int(RESOURCES["requests"]["cpu"].removesuffix("m")) / 1000
+    with limited(node, "cpu", cfs_period_us=period_us, cfs_quota_us=int(period_us * requested * share)):
+        node.plugin.process.start()
+        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "all chips are allocatable", start_s)
+        pods = {"one": (0,), "other": (1,), "two": (2, 3), "four": (4, 5, 6, 7)}
+        for name, chips in pods.items():
+            node.place(name, *chips)
+        for name, chips in pods.items():
+            node.check(name, *chips)
+        node.wait_until(lambda: node.report().free == 0, "no chip is free")
+        assert node.plugin.metric("ascend_dp_health_transitions_total", to="unhealthy", reason="DriverSilent") == 0
+        node.clear()

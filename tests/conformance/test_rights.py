@@ -73,7 +73,7 @@ def test_a_right_that_is_refused_is_told_until_it_is_granted(restricted: PluginN
             node.place("claimed", 0)
         node.wait_until(lambda: told(lost) in plugin.problems(), "it tells what is refused")
         node.cluster.api.patch(role, {"rules": rules(ALL)})
-        node.wait_until(lambda: plugin.is_ready, "it is ready", timeout_s=90)
+        node.wait_until(lambda: plugin.is_ready, "it is ready", timeout_s=120)
         node.place("next", 1)
         node.check("next", 1)
 
