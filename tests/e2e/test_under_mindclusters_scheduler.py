@@ -159,24 +159,24 @@ async def test_a_restart_of_the_plugin_hides_no_fault_from_the_scheduler(world: 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("scheduler")
-async def test_an_upgrade_of_the_plugin_fails_no_pod(world: World) -> None:
-    """As a DaemonSet with ``maxSurge`` does it; that scheduler goes on placing pods there."""
-    await create(world, "other", 8)
-    full = (await check_hand_over(world, "other", 8)).spec.node_name
-    node = next(each for each in world.nodes if each.name != full)
-    old = node.renew_plugin()
-    await node.plugin.start()
-    await world.eventually(lambda: stands_by(node.plugin_url), "the new one stands by")
-    names, ending = [f"p{number}" for number in range(8)], None
-    for number, name in enumerate(names):
-        await create(world, name, 1)
-        if number == 2:
-            ending = asyncio.create_task(old.stop())
-        await asyncio.sleep(GAP_S)
-    assert ending is not None
-    await ending
-    for name in names:
-        await check_hand_over(world, name, 1)
+async def test_an_upgrade_of_all_nodes_fails_no_pod(world: World) -> None:
+    """As a DaemonSet with ``maxSurge`` does it, node by node, while that scheduler places pods of all sizes."""
+    for wave, node in enumerate(world.nodes):
+        old = node.renew_plugin()
+        await node.plugin.start()
+        await world.eventually(partial(stands_by, node.plugin_url), "the new one stands by")
+        sizes, ending = {f"w{wave}-{number}": size for number, size in enumerate((4, 2, 1, 1, 8))}, None
+        for number, (name, size) in enumerate(sizes.items()):
+            await create(world, name, size)
+            if number == 1:
+                ending = asyncio.create_task(old.stop())
+            await asyncio.sleep(GAP_S)
+        assert ending is not None
+        await ending
+        pods = [await check_hand_over(world, name, size) for name, size in sizes.items()]
+        held = [(pod.spec.node_name, annotated(pod, REAL)) for pod in pods]
+        assert not any(one[0] == other[0] and one[1] & other[1] for one, other in itertools.combinations(held, 2))
+        await world.delete(*sizes)
 
 
 @pytest.mark.long
