@@ -183,7 +183,8 @@ class WaitingJobs:
             job = self._cluster.jobs.by_key.get(need.job)
             if job is None or self._setbacks.is_aside(need.job) or self._gangs.obstacles.of(job) is not None:
                 continue
-            if self._gangs.queue.get(job) is None:  # else it waits for a turn, in which it may use all that is kept
+            # One in the queue waits for a turn, in which it may use all that is kept.
+            if self._gangs.queue.get(job) is None and not self._gangs.resting.yields(job):
                 yield need
 
     def _needs_alone(self) -> Iterator[Need]:

@@ -66,20 +66,21 @@ class Attempts:
 
     Attributes:
         queue: the gangs that have stepped back, and those that wait for them.
+        resting: the gangs that rest.
     """
 
     def __init__(
         self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner, obstacles: Obstacles
     ) -> None:
         self._examined_s: dict[JobKey, float] = {}
-        self._resting = Resting(cluster, ledger.monotonic)
+        self.resting = Resting(cluster, ledger.monotonic)
         self.queue = StartQueue(
             cluster.jobs.by_key,
             ledger.monotonic,
             has_started=lambda job: progress.find_started(job) is not None,
             holds=progress.holds,
             has_prospects=self._has_prospects,
-            started=self._resting.ended,
+            started=self.resting.ended,
         )
         self._obstacles = obstacles
         self._cluster = cluster
@@ -156,13 +157,27 @@ class Attempts:
                 stack.enter_context(self._ledger.suspended(uid))
             return self._planner.fits(pod, request, job)
 
+    def make_room(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
+        """Let a gang that yields release its chips, if a pod fits with them; returns whether one did."""
+        if not self.resting.is_owed or self.resting.has_tried(job):
+            return False
+        for plan in self._ledger.plans:
+            holder = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
+            if holder is None or not self.resting.yields(holder) or self._progress.find_started(holder) is not None:
+                continue
+            if self._fits_without(holder, pod, request, job):
+                self.resting.begin(holder)
+                self.step_back(holder, (), f"pod {pod.key} fits on them, and gangs like it have kept chips in vain")
+                return True
+        return False
+
     def _nodes(self, plan: str) -> frozenset[str]:
         held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
         return frozenset(seat.node for seat in (*self._ledger.seats(plan), *held) if seat is not None)
 
     def _has_prospects(self, job: Job) -> bool:
         """Whether a gang does not rest, and its scheduler offers nodes for the pods that it needs, if it is known."""
-        if job in self._resting:
+        if job in self.resting:
             return False
         return self._obstacles.of(job) is None and self._obstacles.untried(job, for_s=TRIED_S) is None
 
@@ -172,6 +187,13 @@ class Attempts:
         if first is not None and not self._progress.holds(first) and not self._may_fit(first):
             self.does_not_fit(first)
         self.queue.pass_on()
+        for pod, job in self._obstacles.short_of_chips() if self.resting.is_owed else ():
+            try:
+                request = self._planner.request_of(pod)
+            except Refusal:
+                continue
+            if self.make_room(pod, request, job):
+                break
 
     def _may_fit(self, job: Job, *, limits: Mapping[str, int] = MappingProxyType({})) -> bool:
         """Whether a gang fits, has seats or gets chips whose holders end; it is unknown of a large one.
@@ -200,7 +222,7 @@ class Attempts:
     def _refusal(self, pod: Pod, job: Job) -> Refusal | None:
         """Why a gang has to wait for another one, or for its scheduler; None if it may be planned."""
         refused, ahead = self._obstacles.refusal(job), self.queue.ahead_of(job)
-        rests = job in self._resting and not self._progress.holds(job)
+        rests = job in self.resting and not self._progress.holds(job)
         if (refused is None and ahead is None and not rests) or self._progress.find_started(job) is not None:
             return None
         wait = self.queue.get(job)
@@ -213,7 +235,7 @@ class Attempts:
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
         wait = self.queue.get(job)
-        if wait is None or job in self._resting or self.queue.ahead_of(job) is not None:
+        if wait is None or job in self.resting or self.queue.ahead_of(job) is not None:
             return
         nominated = pod.status.nominated_node_name
         if candidates is not None and set(candidates) == {nominated}:
@@ -244,9 +266,9 @@ class Attempts:
         since_s = min((seat.since_s for seat in seats), default=math.inf)
         chips = sum(seat.take.occupied.bit_count() for seat in seats)
         self._obstacles.released(job)
-        self._resting.kept(job, chips * max(0.0, self._ledger.monotonic() - since_s))
+        self.resting.kept(job, chips * max(0.0, self._ledger.monotonic() - since_s))
         if wait is not None and job.is_mixed and wait.tries >= min(job.size, _ORDERS):
-            self._resting.begin(job)
+            self.resting.begin(job)
         elif wait is not None and wait.limits and not (job.is_mixed or self._may_fit(job, limits=wait.limits)):
             self._rest(job, wait)
         wait = self.queue.fail(job)
@@ -271,7 +293,7 @@ class Attempts:
         How many pods fit on a node says nothing of a gang whose pods differ: others of them may fit there.
         """
         if wait.limits and not (job.is_mixed or self._is_clearing(job)) and self._may_fit(job):
-            self._resting.begin(job)
+            self.resting.begin(job)
         wait.limits.clear()
 
     def _held_on(self, node: str, job: Job) -> int:

@@ -55,6 +55,8 @@ class Gangs:
 
     Attributes:
         obstacles: what gangs lack besides chips.
+        queue: the gangs that have stepped back, and those that wait for them.
+        resting: the gangs that have tried in vain, as far as anything can be known only by trying.
         awaiting_victims: returns the uids of the pods of a gang for which other pods are ending.
         planned: called with the uids of pods after chips were reserved for them in a plan.
     """
@@ -81,8 +83,9 @@ class Gangs:
         self.planned: Callable[[Iterable[str]], None] = lambda _uids: None
         self.obstacles = Obstacles(cluster, ledger, self._awaits_victims)
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
-        self.queue, self.pass_on = self._attempts.queue, self._attempts.pass_on
-        self.left_to_others = self._attempts.left_to_others
+        self.queue, self.resting = self._attempts.queue, self._attempts.resting
+        self.pass_on = self._attempts.pass_on
+        self.left_to_others, self.make_room = self._attempts.left_to_others, self._attempts.make_room
         self.gang_request = self.planner.gang_request
         self._pruned = self._losses = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
@@ -106,6 +109,8 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and not self._is_valid(held, request, job):
             self._ledger.release(pod.uid)
+        if self._ledger.get(pod.uid) is None:
+            self.make_room(pod, request, job)
         self._attempts.note_offer(pod, job, candidates)
         try:
             found = self._find(pod, request, job, candidates)

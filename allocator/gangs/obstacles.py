@@ -12,7 +12,7 @@ tries: its scheduler does not run, or holds the pod back by a rule of its own.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
@@ -112,6 +112,14 @@ class Obstacles:
         if (why := self.refusal(job) or self.untried(job)) is not None:
             return Obstacle(Lacking.SCHEDULER, why)
         return None
+
+    def short_of_chips(self) -> Iterator[tuple[Pod, Job]]:
+        """A pod of each job that its scheduler refuses for nothing but chips, as it counts them."""
+        for key, verdicts in tuple(self._refused.items()):
+            job = self._cluster.jobs.by_key[key]
+            uid = next((uid for uid, (_, what) in verdicts.items() if what is Refused.CHIPS), None)
+            if uid is not None and self.of(job) is None:
+                yield job.pods[uid], job
 
     def refusal(self, job: Job, *, for_ever: bool = False) -> str | None:
         """Why its scheduler refuses a pod that the minimum of a job needs on every node, or tries only its peers.

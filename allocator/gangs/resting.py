@@ -1,20 +1,18 @@
 """Gangs that rest: a gang with equal pods has just tried to start in vain, and so would these. No I/O.
 
 Only a try tells that the pods of a gang exclude each other: by host ports, by anti-affinity, by the CPU of one node.
-Such a try keeps chips for some seconds. So all gangs of a namespace whose pods ask for the same rest after it: until a
-pod ends or a node changes, or else for a time that doubles with each try in vain, since not all is seen on which it
-depends.
+Such a try keeps chips for some seconds. So all gangs of a namespace whose pods ask for the same rest after it: until
+something changes that their scheduler reads (``Cluster.openings``), or else for a time that doubles with each try in
+vain, since not all is seen on which it depends.
 
-Further tries of gangs that have rested share a budget, so that they keep few chips idle, however many different gangs
-can't start: ``SHARE`` of the chip-seconds of the cluster. What a try in vain has kept is owed until that share has made
-up for it. While anything is owed, no gang that has rested tries because of the time alone; after the end of a pod or a
-change of a node it does, unless ``MOST_OWED_S`` or more are owed, as when pods end all the time. So in any time T they
-keep at most ``SHARE * (T + MOST_OWED_S)`` of all chips, and those of one try.
+Further tries of gangs that have rested keep few chips from others, however many different gangs can't start: ``SHARE``
+of the chip-seconds of the cluster. What a try in vain has kept is owed until that share has made up for it. As long as
+anything is owed, tries *yield*: the gang releases its chips as soon as another pod fits on them.
 
-Gangs are alike by the specs of their pods, and by the settings of the job, wherever these are written. The labels of
-the pods do not count, although the anti-affinity of their peers may select them: one of them names the job, so no two
-gangs of one template would be alike. Bindings that were held and are given up end no rest: gangs that can't start would
-wake each other with each try.
+Gangs are alike by the specs of their pods, and by the settings of the job, wherever these are written. Labels count if
+the affinity or the spreading of the pods names their keys, no others: one of them names the job, so no two gangs of one
+template would be alike. Bindings that were held and are given up end no rest: gangs that can't start would wake each
+other with each try.
 """
 
 from collections.abc import Callable
@@ -28,12 +26,10 @@ from allocator.state.job import Job
 
 FIRST_REST_S: Final = 15.0
 """How long gangs rest after a try in vain, also if pods end all the time."""
-LONGEST_REST_S: Final = 600.0
-"""How long they rest at most while no pod ends and no node changes, if nothing is owed."""
+LONGEST_REST_S: Final = 300.0
+"""How long they rest at most while nothing changes."""
 SHARE: Final = 0.01
 """The share of the chips of the cluster that tries in vain may keep, but for the first ones of each kind of gang."""
-MOST_OWED_S: Final = 1200.0
-"""How far the tries after changes may be ahead of their share."""
 
 _Kind: TypeAlias = tuple[str, int, int, frozenset[tuple[str, str]]]
 
@@ -66,23 +62,32 @@ class Resting:
 
     def kept(self, job: Job, chip_s: float) -> None:
         """A gang has kept chips in vain for so many chip-seconds; the first tries of its kind are free."""
-        if _kind_of(job) in self._backoff:
+        if self.has_tried(job) and not self.is_owed:
             chips = sum(bucket.vacancy.healthy * len(bucket) for bucket in self._cluster.index.buckets)
-            self._paid_s = max(self._paid_s, self._monotonic()) + chip_s / (SHARE * max(chips, 1))
+            self._paid_s = self._monotonic() + chip_s / (SHARE * max(chips, 1))
 
     def ended(self, job: JobKey) -> None:
         """A gang that has waited starts: the tries in vain of gangs like it don't count any more."""
         if (kind := self._tried.pop(job, None)) is not None:
             self._backoff.succeeded(kind)
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether tries in vain have kept more than their share."""
+        return self._paid_s > self._monotonic()
+
+    def yields(self, job: Job) -> bool:
+        """Whether a gang may not keep chips from others, while it tries or waits for chips."""
+        return self.is_owed and self.has_tried(job)
+
+    def has_tried(self, job: Job) -> bool:
+        """Whether a gang like this one has tried in vain."""
+        return _kind_of(job) in self._backoff
+
     def __contains__(self, job: Job) -> bool:
         kind = _kind_of(job)
-        if self._backoff.since_s(kind) < FIRST_REST_S:
-            return True
-        owed_s = self._paid_s - self._monotonic() if kind in self._backoff else 0.0
-        if self._openings.get(kind) != self._cluster.openings:
-            return owed_s >= MOST_OWED_S
-        return owed_s > 0 or self._backoff.is_waiting(kind)
+        is_unchanged = self._openings.get(kind) == self._cluster.openings
+        return self._backoff.since_s(kind) < FIRST_REST_S or (is_unchanged and self._backoff.is_waiting(kind))
 
 
 def _kind_of(job: Job) -> _Kind:

@@ -18,6 +18,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.location import NOWHERE, Location, read_location
 from allocator.state.node import (
     NodeRecord,
+    Offer,
     has_same_infos,
     ignored_devices,
     read_by_schedulers,
@@ -63,8 +64,9 @@ class Cluster:
     Attributes:
         nominated: called with a pod after it was nominated for a node.
         reports: what is reported of the nodes.
-        openings: how often nodes may have got room for reasons that only schedulers know: a pod has ended or left a
-            node, or a node was added or has changed in what schedulers read.
+        openings: how often nodes may have become eligible for reasons that only schedulers know: a pod has come to a
+            node, has ended there or has other labels; a node was added or deleted, has changed in what schedulers read,
+            or has more healthy chips.
     """
 
     def __init__(
@@ -208,6 +210,7 @@ class Cluster:
         record = self._record(node.name)
         before = Marks.of(record)
         record.node, record.server, record.product = None, unknown_node(node.name), None
+        self._opened()  # for pods that are to be spread evenly
         self._marks_changed(record, before)
         self._drop_if_empty(node.name)
 
@@ -223,7 +226,7 @@ class Cluster:
         self._pods[pod.uid] = pod
         self._gone.pop(pod.uid, None)
         self._drop_plan(self.jobs.pod_applied(pod))
-        self._note_end(old, _occupied(pod))
+        self._note_change(old, pod)
         if old is not None and old.spec.node_name != pod.spec.node_name:
             self._unhold(old)
         holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
@@ -259,6 +262,7 @@ class Cluster:
         record = self._records.get(pod.spec.node_name)
         if record is not None:
             record.arrivals += 1
+            self._opened()  # for pods with an affinity to it
 
     def _remember(self, pod: Pod) -> None:
         """Record for its successor where a pod is that was bound."""
@@ -288,7 +292,7 @@ class Cluster:
 
     def _remove(self, pod: Pod) -> None:
         self.waiting.discard(pod.uid)
-        self._note_end(self._pods.pop(pod.uid, None))
+        self._note_change(self._pods.pop(pod.uid, None))
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
         self._ledger.promises.drop(pod.uid)
@@ -298,10 +302,12 @@ class Cluster:
     def _opened(self) -> None:
         self.openings += 1
 
-    def _note_end(self, old: Pod | None, occupied: str = "") -> None:
-        """Count a pod that has ended or left its node; not all that are kept request chips."""
-        if old is not None and _occupied(old) not in {"", occupied}:
-            self._opened()
+    def _note_change(self, old: Pod | None, new: Pod | None = None) -> None:
+        """Count a pod that has ended, left its node or got other labels; not all that are kept request chips."""
+        where = _occupied(old) if old is not None else ""
+        if old is not None and where:
+            is_same = new is not None and where == _occupied(new) and old.metadata.labels == new.metadata.labels
+            self.openings += not is_same
 
     def _drop_plan(self, job: JobKey | None) -> None:
         if job is not None:
@@ -380,7 +386,7 @@ class Cluster:
         record = self._records.get(name)
         if record is None:
             return
-        record.idle = None
+        healthy, record.idle = _healthy(record.offer), None
         record.reread()
         self._unexplained.note(record)
         product, before = record.identify(), Marks.of(record)
@@ -389,6 +395,7 @@ class Cluster:
             self._marks_changed(record, before)
         self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
         self._offer(record)
+        self.openings += _healthy(record.offer) > healthy
 
     def _locate(self, name: str, location: Location) -> None:
         if location.switch != self.index.topology.location(name).switch:
@@ -415,6 +422,10 @@ class Cluster:
             self.index.drop(name)
             self._locate(name, NOWHERE)
             self.changes.note(name)
+
+
+def _healthy(offer: Offer | None) -> int:
+    return offer.healthy if isinstance(offer, Vacancy) else 0
 
 
 def _occupied(pod: Pod) -> str:

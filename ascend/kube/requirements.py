@@ -1,8 +1,10 @@
 """What a scheduler may ask of a node for a pod, as one number: pods that differ in it may fit on different nodes.
 
 It is that of the whole spec without the fields that no scheduler filters nodes by
-(k/k:pkg/scheduler/framework/plugins), so that a field which is unknown here counts. It is made while an object is read,
-because the objects that are kept have few of these fields, and only for pods with chips that are not bound.
+(k/k:pkg/scheduler/framework/plugins), so that a field which is unknown here counts, and of the labels whose keys the
+pod's own affinity or spreading names: by these, pods with equal terms exclude each other, or not. It is made while
+an object is read, because the objects that are kept have few of these fields, and only for pods with chips that are not
+bound.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -30,7 +32,12 @@ _ON_ANY_NODE: Final = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPa
 _Fields: TypeAlias = dict[str, msgspec.Raw]
 
 
+class _Metadata(msgspec.Struct):
+    labels: _Fields | None = None
+
+
 class _Pod(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _Fields = {}
 
 
@@ -41,8 +48,8 @@ _LISTS: Final = msgspec.json.Decoder(list[_Fields] | None)
 def requirements_of(raw: bytes | msgspec.Raw) -> int:
     """The number of a pod. Another process has other numbers."""
     try:
-        spec = _PODS.decode(raw).spec
-        return hash(frozenset(_read(spec)))
+        pod = _PODS.decode(raw)
+        return hash((frozenset(_read(pod.spec)), frozenset(_selectable(pod.spec, pod.metadata.labels or {}))))
     except UNREADABLE:
         return hash(bytes(raw))  # fields of other types than Kubernetes has
 
@@ -55,6 +62,11 @@ def _read(spec: _Fields) -> Iterator[tuple[str, Hashable]]:
             yield field, bytes(spec[field])
         elif found := frozenset(_of_volumes(_LISTS.decode(spec[field]) or ())):
             yield field, found
+
+
+def _selectable(spec: _Fields, labels: _Fields) -> Iterator[Hashable]:
+    terms = b"".join(bytes(spec[field]) for field in ("affinity", "topologySpreadConstraints") if field in spec)
+    return ((key, bytes(value)) for key, value in labels.items() if terms and b'"%b"' % key.encode() in terms)
 
 
 def _of_container(container: _Fields) -> Iterator[tuple[str, Hashable]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from allocator.rules.job import JobKey
 from allocator.rules.vacancy import Vacancy
 from allocator.state.node import NodeRecord
 from ascend.annotations import MIN_AVAILABLE
@@ -84,7 +85,14 @@ class Queue:
     @property
     def kept(self) -> int:
         """The number of chips that nobody may use although no pod runs."""
-        return sum(CHIPS - free(record) for record in self.simulation.rig.world.cluster.nodes.values())
+        world, used = self.simulation.rig.world, 0
+        for name, record in world.cluster.nodes.items():
+            used += CHIPS - free(record)
+            for seat in filter(None, map(world.ledger.get, world.ledger.on(name))):
+                job = world.cluster.jobs.by_key.get(JobKey.of_plan(seat.plan)) if seat.plan else None
+                if job is not None and world.engine.gangs.resting.yields(job):
+                    used -= seat.take.occupied.bit_count()
+        return used
 
 
 def free(record: NodeRecord) -> int:

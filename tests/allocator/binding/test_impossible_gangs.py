@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.gangs.resting import MOST_OWED_S, SHARE
+from allocator.gangs.resting import SHARE
 from tests.allocator.binding.impossible import CPU, EXCLUDING, KINDS, Queue, good
 from tests.allocator.binding.simulation import CHIPS, LABELS
 from tests.allocator.builders import node
@@ -55,7 +55,7 @@ async def test_gangs_whose_pods_exclude_each_other_keep_few_chips_after_their_fi
         await queue.simulation.run(1)
         kept += queue.kept
     one_try = CHIPS * 15
-    assert kept <= SHARE * 2 * CHIPS * (900 + (MOST_OWED_S if ends_each_s else 0)) + one_try
+    assert kept <= SHARE * 2 * CHIPS * 900 + one_try
     await queue.simulation.close()
 
 

@@ -81,3 +81,14 @@ def test_pods_that_no_gang_waits_for_have_none() -> None:
 @pytest.mark.parametrize("ports", ["none", [None], {}])
 def test_fields_of_other_types_than_kubernetes_has_are_no_error(ports: object) -> None:
     assert changed(lambda spec: spec["containers"][0].update(ports=ports)) != requirements(SPEC)
+
+
+@pytest.mark.parametrize("key", ["app", "job-name"])
+def test_a_label_makes_a_difference_if_the_terms_of_the_pod_name_it(key: str) -> None:
+    term = {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "kubernetes.io/hostname"}
+    anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    body = {"metadata": {"labels": {"app": "train", "job-name": "a"}}, "spec": {**SPEC, "affinity": anti}}
+    other = copy.deepcopy(body)
+    other["metadata"]["labels"][key] = "b"
+    one, two = (read_object(json.dumps(each).encode(), Pod).spec.requirements for each in (body, other))
+    assert (one != two) == (key == "app")
