@@ -121,9 +121,8 @@ class AdmissionMatcher:
         offered, included = known_ids(available, self._device_type), known_ids(must_include, self._device_type)
         if len(included) < len(set(must_include)):
             return Preference(None)
-        pod, chips = await self._now(candidate.pod, offered)
-        candidate, snapshot = replace(candidate, pod=pod), self._snapshot
-        return self._devices.prefer(candidate, chips, snapshot, offered=offered, included=included)
+        candidate, chips = await self._now(candidate, offered)
+        return self._devices.prefer(candidate, chips, self._snapshot, offered=offered, included=included)
 
     async def allocate(self, device_ids: Sequence[str]) -> Answer:
         """Give a container its part of what is written on its pod.
@@ -163,9 +162,9 @@ class AdmissionMatcher:
         if known is not None and (earlier := self._repeated([known], kubelet_ids, kept=True)) is not None:
             return earlier
         try:
-            pod, chips = await self._now(candidate.pod, kubelet_ids)
-            answer = await self._devices.realize(replace(candidate, pod=pod), chips, kubelet_ids, until_s)
-            self._unoffered.check(pod, answer.part)
+            current, chips = await self._now(candidate, kubelet_ids)
+            answer = await self._devices.realize(current, chips, kubelet_ids, until_s)
+            self._unoffered.check(current.pod, answer.part)
         except (Refusal, asyncio.CancelledError):
             # A call that runs out of time is a refusal too: until the watch shows the rejection, the pod looks pending.
             self._handovers.refused.add(candidate.pod.uid)
@@ -179,8 +178,8 @@ class AdmissionMatcher:
         counted = self._device_type.join(kubelet_ids)
         log.info(
             "handed over",
-            pod=pod.key,
-            pod_uid=pod.uid,
+            pod=handover.pod,
+            pod_uid=handover.uid,
             container=part.container,
             chips=given,
             kubelet_ids=counted,
@@ -203,8 +202,8 @@ class AdmissionMatcher:
                     return Answer(handover, part, self._devices.edits(handover, part))
         return None
 
-    async def _now(self, pod: NodePod, wanted: Collection[int]) -> tuple[NodePod, tuple[int, ...]]:
-        """Return the pod as it gets its chips, and these; if the watch is behind, by the API server's present state.
+    async def _now(self, candidate: Candidate, wanted: Collection[int]) -> tuple[Candidate, tuple[int, ...]]:
+        """Return the container with its pod as it gets its chips, and these; if need be by a watch that has caught up.
 
         Chips are chosen here for a pod that no allocator has placed, if possible those that the kubelet has chosen or
         can allocate (``wanted``).
@@ -213,8 +212,9 @@ class AdmissionMatcher:
         allocator, which gave the chips to this pod, had seen that. If it has not shown the holder, that may have been
         created and deleted unseen.
         """
+        pod = candidate.pod
         try:
-            return await self._checked(pod, wanted)
+            return await self._checked(candidate, wanted)
         except Refusal as refusal:
             if not self._is_behind(pod, refusal):
                 raise
@@ -233,7 +233,7 @@ class AdmissionMatcher:
         if seen is None or self._pods.has_moved_on(pod.uid):
             self._pods.ended_unseen(pod)
             raise Refusal(Reason.NO_SUCH_POD, f"pod {pod.key} has ended before it got its chips")
-        return await self._checked(seen, wanted)
+        return await self._checked(replace(candidate, pod=seen), wanted)
 
     def _is_behind(self, pod: NodePod, refusal: Refusal) -> bool:
         """Return whether the watch has not shown this pod, or a holder of its chips, which is why it is refused."""
@@ -250,12 +250,13 @@ class AdmissionMatcher:
             raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
         return snapshot
 
-    async def _checked(self, pod: NodePod, wanted: Collection[int]) -> tuple[NodePod, tuple[int, ...]]:
-        snapshot = self._snapshot
+    async def _checked(self, candidate: Candidate, wanted: Collection[int]) -> tuple[Candidate, tuple[int, ...]]:
+        pod, snapshot = candidate.pod, self._snapshot
         known = self._handovers.get(pod.uid)
         if known is not None:  # whatever has been written on it between the calls for its containers
             grant, held = Grant(known.chips, None), known.chip_set
             pod = replace(pod, grant=grant, template=known.template, held=held, problem=None)
         elif self.chooser is not None and pod.grant is None and pod.problem is None:
             pod = self.chooser.placed(pod, snapshot, wanted)
-        return pod, await self._devices.check(pod, snapshot)
+        chips = await self._devices.check(pod, snapshot)
+        return candidate if pod is candidate.pod else replace(candidate, pod=pod), chips

@@ -162,6 +162,7 @@ class ChipDevices:
 
     def __init__(self, ledger: Ledger, inject: Inject) -> None:
         self.ledger = ledger
+        self._device_type = ledger.device_type
         self._inject = inject
 
     async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
@@ -189,7 +190,7 @@ class ChipDevices:
             return Preference(None)
         others = [each for each in self.ledger.handovers if each.uid != candidate.pod.uid]
         # A vNPU has its own id always: who reads the kubelet's ledger without our claims relies on that.
-        ids = stand_ins(own, offered, others) if not self.ledger.device_type.suffix else None
+        ids = stand_ins(own, offered, others) if not self._device_type.suffix else None
         return Preference(ids, {*own} - {*offered} - counted_for(others))
 
     async def realize(
@@ -200,7 +201,7 @@ class ChipDevices:
         until_s: float,  # noqa: ARG002 - it takes no time
     ) -> Answer:
         """Give a container its part of its pod's chips; see ``Devices``."""
-        pod, device_type = candidate.pod, self.ledger.device_type
+        pod = candidate.pod
         part = Part(
             candidate.ask.container, candidate.ask.keeps, self._slice(candidate, chips, kubelet_ids), kubelet_ids
         )
@@ -208,14 +209,14 @@ class ChipDevices:
         if known is not None:
             handover = known.plus(part)
         else:
-            handover = HandOver.of_parts(pod.uid, pod.key, chips, (part,), device_type)
+            handover = HandOver.of_parts(pod.uid, pod.key, chips, (part,), self._device_type)
         return Answer(handover, part, self.edits(handover, part))
 
     def _slice(self, candidate: Candidate, chips: Sequence[int], kubelet_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the kubelet's own choice if the pod may have it: it reuses an init container's chips in any order."""
         ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._kept(candidate.pod)
         given = choose(ask, requests, chips, kept=kept, must_include=kubelet_ids)
-        device_type = self.ledger.device_type
+        device_type = self._device_type
         if given is None and device_type.suffix:
             written, chosen = device_type.join(chips), device_type.join(kubelet_ids)
             raise Refusal(
