@@ -8,6 +8,7 @@ another host ends the command with status 1.
 import hashlib
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -50,6 +51,8 @@ def main() -> None:
         site = Path(folder, "site") if check else ROOT / "dist" / "site"
         _collect(source)
         if not check:
+            if shutil.which("npm") is None:
+                sys.exit("npm is missing: two scripts of the site come from its registry")
             for name in _SCRIPTS:
                 (source / name).write_bytes(_script(name, Path(folder)))
         config = load_config(str(ROOT / "docs/mkdocs.yml"), docs_dir=str(source), site_dir=str(site), strict=True)
@@ -107,7 +110,7 @@ def _script(name: str, folder: Path) -> bytes:
     packed = subprocess.run(  # noqa: S603 (a name of the table)
         ["npm", "pack", "--silent", package],  # noqa: S607 (the builder's npm)
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
