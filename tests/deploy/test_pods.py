@@ -625,7 +625,8 @@ def mindclusters_daemonset(built: image.Image, affinity: dict[str, Any]) -> dict
 @pytest.mark.shows("image", "910A")
 def test_the_commands_of_the_migration_guide(cluster: Cluster, built_image: image.Image, tmp_path: Path) -> None:
     forth, _, back = (helm.REPOSITORY / "docs" / "mindcluster-migration.md").read_text().partition("## Rollback")
-    halves, _, forth = forth.partition("## Steps")
+    _, _, forth = forth.partition("## Steps")
+    halves = (helm.REPOSITORY / "docs" / "mindcluster.md").read_text()
     affinity, values = blocks(forth, "yaml")
     _edit, find, end, start, forget, switch = blocks(forth, "sh")
     disable, rollback = blocks(back, "sh")
