@@ -1,12 +1,16 @@
-"""The rows of docs/failures.md, and the line of ``npuctl doctor --cluster`` that each of them names."""
+"""The rows of the pages of failures, and the line of ``npuctl doctor --cluster`` that each of them names."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "failures.md"
+ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = (ROOT / "docs" / "failures.md", ROOT / "docs" / "failures-programs.md")
+TESTS: Final = ROOT / "tests" / "failure_tests.md"
 
 _LINE: Final = re.compile(r"([✗!]) ([\w ]+): `([^`]+)`")
+_LINKED: Final = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _HEAD: Final = "| what breaks |"
 
 
@@ -19,17 +23,26 @@ class Line(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row; ``line`` is None for what doctor does not tell, and ``cells`` has why in the place of the line."""
+    """A row; ``line`` is None for what doctor does not tell, and ``cells`` has why in the place of the line.
+
+    ``tests`` names the tests of the row.
+    """
 
     what: str
     cells: tuple[str, ...]
     line: Line | None
+    tests: str
 
 
 def rows() -> tuple[Row, ...]:
-    """All rows of the page."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and not line.startswith(_HEAD)]
-    return tuple(_row(tuple(cell.strip() for cell in line.strip("|").split(" | "))) for line in lines)
+    """All rows of the pages."""
+    tests = dict(shown_by())
+    return tuple(_row(cells, tests.get(_LINKED.sub(r"\1", cells[0]), "")) for page in PAGES for cells in _cells(page))
+
+
+def shown_by() -> tuple[tuple[str, str], ...]:
+    """What breaks, and the tests of it, in the order of the file."""
+    return tuple((what, tests) for what, tests in _cells(TESTS))
 
 
 def row_of(what: str) -> Row:
@@ -45,7 +58,13 @@ def line_of(what: str) -> Line:
     return row.line
 
 
-def _row(cells: tuple[str, ...]) -> Row:
+def _cells(page: Path) -> Iterator[tuple[str, ...]]:
+    for line in page.read_text().splitlines():
+        if line.startswith("| ") and not line.startswith(_HEAD):
+            yield tuple(cell.strip() for cell in line.strip("|").split(" | "))
+
+
+def _row(cells: tuple[str, ...], tests: str) -> Row:
     found = _LINE.fullmatch(cells[2])
     severity = {"✗": "problem", "!": "warning"}
-    return Row(cells[0], cells, Line(severity[found[1]], found[2], found[3]) if found is not None else None)
+    return Row(cells[0], cells, Line(severity[found[1]], found[2], found[3]) if found is not None else None, tests)

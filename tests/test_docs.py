@@ -19,11 +19,14 @@ from docs.generate.site import indented
 from docs.generate.support import functions_table, marks
 from npuctl.doctor.told import ADVICE
 from tests.e2e.test_doctor_breaks import BREAKS
-from tests.failure_rows import row_of, rows
+from tests.failure_rows import row_of, rows, shown_by
 from tests.npuctl.test_failure_lines import LEFT
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "README.md", ROOT / "tests/failure_tests.md", *(ROOT / "docs").glob("*.md"))
+)
 
 _DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 _OF_ALLOCATOR = {"expires at"}
@@ -47,10 +50,11 @@ def test_every_test_that_is_named_exists(document: str, tests: set[str]) -> None
 
 def test_every_row_of_the_failure_table_names_a_test() -> None:
     assert len(rows()) > 100
+    assert len(shown_by()) == len(rows())
     for row in rows():
-        assert len(row.cells) == 6, row
+        assert len(row.cells) == 5, row
         assert all(row.cells), row
-        assert _NAMED.search(row.cells[5]), row
+        assert _NAMED.search(row.tests), row
 
 
 def test_every_row_of_the_failure_table_has_doctors_line_or_says_why_there_is_none() -> None:
@@ -72,9 +76,9 @@ def test_every_line_of_the_failure_table_is_asserted_where_its_row_says() -> Non
         "`test_what_a_break_leaves_has_the_line_of_its_row`": LEFT,
     }
     for test, table in tables.items():
-        named = {row.what for row in rows() if row.line is not None and test in row.cells[5]}
+        named = {row.what for row in rows() if row.line is not None and test in row.tests}
         assert named == {row_of(first).what for first in table}, f"rows that name {test}, and those that it has"
-    assert [row.what for row in rows() if row.line and not any(test in row.cells[5] for test in tables)] == []
+    assert [row.what for row in rows() if row.line and not any(test in row.tests for test in tables)] == []
 
 
 def test_the_table_of_events_has_every_event_of_the_device_plugin() -> None:
