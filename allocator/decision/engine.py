@@ -6,6 +6,7 @@ free. A pod's own reservation never counts against the pod.
 """
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
@@ -216,8 +217,9 @@ class DecisionEngine:
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
         if resolved.gang is not None:
-            fitting = self.filter(pod, candidates, seat).fitting
-            return [Tier(1, 0, fitting)] if fitting else []
+            with suppress(Refusal):
+                return [Tier(1, 0, [seat or self.gangs.preview(pod, resolved.chips, resolved.gang, candidates)])]
+            return []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.entitled(pod.uid, pod.priority):
             allowed = self._choice.without_peers(pod, resolved, candidates)
