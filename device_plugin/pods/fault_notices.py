@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from ascend.chips import chip_ids, chip_set
+from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.fault_codes import meaning_of
 from device_plugin.device_types import DeviceType
@@ -68,6 +68,8 @@ class FaultNotices:
         self._pods = pods
         self._handovers = handovers
         self._announce = announce
+        self._present: ChipSet = 0
+        """The devices that the driver has had."""
         self._told: set[tuple[str, int, int]] = set()
         """The uid of the pod, the number of the device, and the code of each fault that was told."""
 
@@ -86,7 +88,7 @@ class FaultNotices:
         if snapshot is None:
             return
         hits = [*faults_to_tell(snapshot)]
-        removed = chip_set(chip.chip_id for chip in snapshot.chips if chip.reason == REMOVED)
+        removed = self._removed(snapshot)
         for handover in self._handovers if hits or removed else ():
             pod = self._pods.get(handover.uid)
             own = [hit for hit in hits if handover.chip_set >> hit.chip & 1]
@@ -105,6 +107,20 @@ class FaultNotices:
                 log.warning("a device in use was removed", pod=pod.key, pod_uid=pod.uid, devices=names)
                 self._announce(pod, WITHOUT, f"it runs with {names}, which the driver no longer has: delete the pod")
             self._told |= lost
+
+    def _removed(self, snapshot: Snapshot) -> ChipSet:
+        """Return the vNPUs that the driver no longer has: it had them before, or lists others of the chip.
+
+        After a start, a chip without vNPUs may be one whose vNPUs can't be read.
+        """
+        gone = chip_set(chip.chip_id for chip in snapshot.chips if chip.reason == REMOVED)
+        self._present |= snapshot.all_chips & ~gone
+        cut = chip_set(
+            chip.phy_id for chip in snapshot.server.chips if chip.vnpus and all(each.vnpu for each in chip.vnpus)
+        )
+        return chip_set(
+            each for each in chip_ids(gone) if self._present >> each & 1 or cut >> self._device_type.chip(each) & 1
+        )
 
 
 def faults_to_tell(snapshot: Snapshot) -> Iterator[_Hit]:
