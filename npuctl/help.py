@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from typer.core import TyperCommand
 
-_EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
+EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "topo": ("npuctl topo", "npuctl topo --free 4 --sort fragmented", "npuctl topo node-a node-b -o json"),
     "explain": ("npuctl explain train-0 -n research", "npuctl explain job/train", "npuctl explain train-0 -f all.json"),
     "queue": ("npuctl queue", "npuctl queue -n research"),
@@ -49,7 +49,7 @@ class Verb(TyperCommand):
         arguments = [each for each in params.values() if each.param_type_name == "argument"]
         own = [each for each in params.values() if each.param_type_name != "argument"]
         with formatter.section("Examples"):
-            formatter.write("".join(f"  {each}\n" for each in _EXAMPLES[ctx.command.name]))
+            formatter.write("".join(f"  {each}\n" for each in EXAMPLES[ctx.command.name]))
         for title, some in (("Arguments", arguments), ("Options", own), ("Common options", shared.values())):
             records = filter(None, (each.get_help_record(ctx) for each in some))
             if written := [(_KIND.sub("", name), _DEFAULT.sub(r"[default: \1]", text)) for name, text in records]:

@@ -1,15 +1,19 @@
 """What all commands have in common: version, output streams, encodings, and the kubeconfig."""
 
 import os
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from npuctl.cli import app
+from npuctl.help import EXAMPLES
 
 CLUSTER = str(Path(__file__).parents[2] / "deploy" / "examples" / "cluster.yaml")
 OBJECTS = ("-f", CLUSTER, "--now", "2026-01-01T00:05:00Z")
@@ -128,6 +132,43 @@ def test_tables_are_in_ascii_where_that_is_asked_for(flag: tuple[str, ...], loca
 def test_every_verb_has_the_short_help_option() -> None:
     for verb in ((), ("topo",), ("plan",), ("explain",), ("doctor",), ("completion",)):
         assert printed(*verb, "-h") == printed(*verb, "--help") != ""
+
+
+def verbs(group: Any) -> dict[str, Any]:
+    """The verbs by name, those of ``chip`` by their own."""
+    found: dict[str, Any] = {}
+    for name, each in group.commands.items():
+        found |= verbs(each) if hasattr(each, "commands") else {name: each}
+    return found
+
+
+def test_every_verb_has_examples_in_its_help_with_options_that_it_has() -> None:
+    found = verbs(get_command(app))
+    assert found.keys() == EXAMPLES.keys()
+    for name, verb in found.items():
+        options = {option for each in verb.params for option in each.opts}
+        for example in EXAMPLES[name]:
+            words = shlex.split(example.partition(" npuctl ")[2] or example, comments=True)
+            assert {word for word in words if word.startswith("-")} <= options, example
+
+
+@pytest.mark.parametrize("verb", [("selftest",), ("chip", "cordon"), ("chip", "uncordon")])
+def test_a_verb_that_reads_no_objects_has_no_options_for_them(verb: tuple[str, ...]) -> None:
+    shown = printed(*verb, "-h")
+    assert "--kubeconfig" in shown
+    assert not [option for option in ("--filename", "--now", "--set", "--config ") if option in shown]
+
+
+@pytest.mark.parametrize("words", [("doctor", "--node", "a"), ("doctor", "a"), ("selftest", "a")])
+def test_a_verb_about_the_node_on_which_it_runs_says_so_in_one_line(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "is about the node on which it runs" in done.stderr
+
+
+def test_of_options_that_need_the_cluster_those_that_were_given_are_named() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--context", "a", "--set", "b=c"])
+    assert done.stderr == "npuctl: not without --cluster: --context, --set\n"
 
 
 def test_the_help_in_80_columns_is_not_cut_short() -> None:
