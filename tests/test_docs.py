@@ -18,6 +18,7 @@ from docs.generate.pictures import PICTURES
 from docs.generate.site import indented
 from docs.generate.support import functions_table, marks
 from npuctl.doctor.told import ADVICE
+from tests.e2e import breaks_of_cores
 from tests.e2e.test_doctor_breaks import BREAKS
 from tests.failure_rows import row_of, rows, shown_by
 from tests.npuctl.test_failure_lines import LEFT
@@ -72,7 +73,7 @@ def test_every_row_of_the_failure_table_has_doctors_line_or_says_why_there_is_no
 
 def test_every_line_of_the_failure_table_is_asserted_where_its_row_says() -> None:
     tables = {
-        "`test_a_break_has_the_line_of_its_row_until_it_is_mended`": BREAKS,
+        "`test_a_break_has_the_line_of_its_row_until_it_is_mended`": {**BREAKS, **breaks_of_cores.BREAKS},
         "`test_what_a_break_leaves_has_the_line_of_its_row`": LEFT,
     }
     for test, table in tables.items():

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 from tests.cluster.api import Server
 from tests.cluster.errors import ClusterError
 
-Manner: TypeAlias = Literal["as it is", "slow", "refused", "cut off", "huge", "endless"]
+Manner: TypeAlias = Literal["as it is", "slow", "refused", "cut off", "huge", "endless", "empty"]
 MANNERS: Final[tuple[Manner, ...]] = ("as it is", "slow", "refused", "cut off", "huge", "endless")
 SLOW_S: Final = 5.0
 """Longer than a call of the kubelet may wait for the plugin."""
@@ -75,7 +75,7 @@ class PodsList:
         if manner == "slow":
             time.sleep(SLOW_S)
         with contextlib.suppress(OSError, ClusterError):  # the kubelet restarts, or the plugin does not wait
-            body = self._kubelet.request("GET", request.path)
+            body = self._kubelet.request("GET", request.path) if manner != "empty" else b'{"items":[]}'
             if manner == "huge" and _ITEMS + b"]" not in body:
                 body = body.replace(
                     _ITEMS, _ITEMS + _HUGE, 1

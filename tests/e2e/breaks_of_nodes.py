@@ -1,10 +1,12 @@
 """Breaks of docs/failures.md that happen on a node: its chips, its kubelet, its device plugin."""
 
 import asyncio
+import resource
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from ascend.annotations import PREDICATE_TIME
@@ -17,9 +19,11 @@ from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.authority import Authority
+from tests.conformance.pods_list import PodsList
 from tests.dcmi.fake import FakeDcmi, ascend_910a
 from tests.device_plugin.node import SloppyKubelet
 from tests.e2e.lab import Break, Lab
+from tests.e2e.real import RealProgram
 from tests.mindcluster.device_plugin import MindClusterPlugin
 
 REPORT: Final = config_map_name("n1")
@@ -155,6 +159,39 @@ async def the_restarted_kubelet_counts_the_chip_of_an_ended_pod(lab: Lab) -> Asy
 
 
 @asynccontextmanager
+async def a_pod_starts_while_the_kubelet_does_not_know_the_resource(lab: Lab) -> AsyncIterator[None]:
+    kubelet = lab.cluster.node("n1")
+    await lab.node.plugin.kill()
+    await asyncio.to_thread(kubelet.kubelet.stop)
+    (lab.node.device_plugins / "kubelet_internal_checkpoint").unlink()
+    pod = await lab.world.create("without", 1, schedulerName="none")
+    await lab.world.bind(pod, "n1", 5, predicate_time=1)
+    await asyncio.to_thread(kubelet.start_kubelet)
+
+    async def runs() -> bool:
+        return (await lab.world.pod("without")).status.phase == "Running"
+
+    await lab.world.eventually(runs, "the pod runs")
+    await lab.node.plugin.start()
+    yield
+    await lab.world.delete("without")
+
+
+@asynccontextmanager
+async def the_kubelets_list_is_empty(lab: Lab) -> AsyncIterator[None]:
+    pods_list = PodsList(lab.cluster.node("n1").server)
+    pods_list.manner = "empty"
+    with pods_list.served():
+        async with lab.plugin_with("--kubelet-pods-url", pods_list.url):
+            await lab.world.eventually(lab.node.has_ready_plugin, "the plugin is ready")
+            pod = await lab.world.create("unlisted", 1, schedulerName="none")
+            await lab.world.bind(pod, "n1", 5, predicate_time=1)
+            await lab.world.failed("unlisted")
+            yield
+            await lab.world.delete("unlisted")
+
+
+@asynccontextmanager
 async def allocate_has_a_defect(lab: Lab) -> AsyncIterator[None]:
     folder = lab.world.folder / "defect"
     folder.mkdir()
@@ -205,6 +242,38 @@ async def switches_of_an_a3_server_fail(lab: Lab) -> AsyncIterator[None]:
     await lab.node.stop_plugin()
     await lab.forget_node()
     await lab.heal()
+
+
+@asynccontextmanager
+async def a_plugin_leaves_its_taint_to_mindclusters(lab: Lab) -> AsyncIterator[None]:
+    other = MindClusterPlugin(lab.node, lab.world.client)
+    async with lab.plugin_with("--taint-from", "SeparateNPU"):
+        lab.node.edit_chip(5, health="Unhealthy", fault_codes=["80E18402"])
+
+        async def is_tainted() -> bool:
+            return bool((await lab.world.node_object("n1")).spec.taints)
+
+        await lab.world.eventually(is_tainted, "the node is tainted")
+        await lab.node.plugin.kill()
+        await other.start()
+        await lab.world.create("waits", 1, nodeSelector={"kubernetes.io/hostname": "n1"})
+        yield
+        await lab.world.delete("waits")
+        await other.stop()
+        await lab.node.plugin.start()
+    await lab.heal()
+
+
+@asynccontextmanager
+async def the_plugin_has_no_descriptors(lab: Lab) -> AsyncIterator[None]:
+    assert isinstance(lab.node.plugin, RealProgram)
+    pid = lab.node.plugin.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    # Those that are open stay open, the connection to the API server among them.
+    lowest = min({*range(1024)} - {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()})
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest, before[1]))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 def with_reset(**how: Any) -> Break:
@@ -281,11 +350,15 @@ BREAKS: Final[Mapping[str, Break]] = {
     "a card is not ready when the plugin starts": a_card_is_not_ready_at_the_start,
     "the driver can't reach a chip": with_chip(reachable=False),
     "a reset fails": with_reset(error="dcmi_set_npu_device_reset: -8011"),
+    "the driver does not return from a reset": with_reset(delay_s=3600.0),
     "the board of a chip can't be read": no_board_can_be_read,
     "a network port loses its link": a_lost_link_is_announced_only,
     "a switch of an A3 server": switches_of_an_a3_server_fail,
     "it has restarted and still counts": the_restarted_kubelet_counts_the_chip_of_an_ended_pod,
+    "a pod runs without the chips": a_pod_starts_while_the_kubelet_does_not_know_the_resource,
+    "its `/pods` has no pod that a call fits": the_kubelets_list_is_empty,
     "an internal error in Allocate": allocate_has_a_defect,
+    "the plugin ends, or gives way": a_plugin_leaves_its_taint_to_mindclusters,
     "a chip flaps": a_chip_flaps,
     "an unknown fault code": with_chip(health="Unhealthy", fault_codes=["8EEEEEEE"]),
     "the calls for one chip hang": with_chip(delay_s=3600.0),
@@ -299,6 +372,7 @@ BREAKS: Final[Mapping[str, Break]] = {
     "the node's clock is set": the_clock_is_ahead,
     "it dies while a pod is admitted": the_plugin_dies_while_a_pod_is_admitted,
     "the disk of the kubelet's folder is full": the_disk_is_full,
+    "the plugin has no file descriptors": the_plugin_has_no_descriptors,
     "another plugin of the same resource registers": another_plugin_registers,
     "the CDI file can't be written": the_cdi_file_can_not_be_written,
 }

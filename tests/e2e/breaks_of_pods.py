@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.allocator.authority import ALLOWED, Authority
+from tests.cluster.manifests import extender
 from tests.e2e.lab import Break, Lab
 from tests.e2e.test_gang_barrier import of_gang
 
@@ -91,7 +92,22 @@ async def the_scheduler_presents_no_certificate(lab: Lab) -> AsyncIterator[None]
     await lab.world.running("waits")
 
 
+@asynccontextmanager
+async def the_leader_is_suspended(lab: Lab) -> AsyncIterator[None]:
+    world = lab.world
+    extenders = [extender(world.extender_url or "", httpTimeout="8s")]
+    await asyncio.to_thread(lab.cluster.restart_scheduler, extenders=extenders)
+    leader = await world.pause_leader()
+    await world.create("asked", 1)
+    yield
+    await leader.kill()
+    await leader.start()
+    await world.restart_scheduler()
+    await world.running("asked")
+
+
 BREAKS: Final[Mapping[str, Break]] = {
+    "its leader is suspended": the_leader_is_suspended,
     "a certificate is about to expire": a_certificate_is_about_to_expire,
     "a caller presents no certificate": the_scheduler_presents_no_certificate,
     "a pod that a gang needs can't start": a_pod_of_a_gang_can_not_start,

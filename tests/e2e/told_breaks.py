@@ -5,6 +5,7 @@ The line is read from docs/failures.md, so the page says what doctor says.
 
 from typing import Final
 
+from ascend.kube.objects import EVENTS
 from npuctl.doctor.finding import Finding
 from npuctl.doctor.plugins import OLD_S
 from tests.e2e.lab import Break, Lab
@@ -26,6 +27,8 @@ async def check_break(what: str, made: Break, lab: Lab, *, within_s: float = TIM
         assert diagnosis.exit_status == (1 if diagnosis.problems else 0)
         return next((each for each in found if line.says in each.sentence or line.says == each.reason), None)
 
+    # Those of breaks before say the same.
+    await world.client.request("DELETE", EVENTS.path(namespace="default"))
     async with made(lab):
         found = await world.eventually(told, f"doctor says {line.says!r}", within_s)
         assert found.advice

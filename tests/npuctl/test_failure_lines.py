@@ -11,18 +11,14 @@ from typing import Final, NamedTuple
 import pytest
 
 from allocator.settings import Settings
-from ascend.conditions import Lack
-from ascend.deviceinfo import DeviceReport, encode_report
-from ascend.faults import FaultTime, chip_fault
-from ascend.switches import SwitchReport
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.command import diagnosis_of
 from npuctl.doctor.details import Details
 from npuctl.doctor.told import ADVICE, Told
 from npuctl.reading.manifests import read_manifests
 from tests.failure_rows import line_of
-from tests.npuctl.manifests import Json, as_list, core_node, core_pod, node, report
-from tests.npuctl.test_doctor_breaks import NOW_S, faulty_report, rejected, unready, waiting
+from tests.npuctl.manifests import Json, as_list, node, report
+from tests.npuctl.test_doctor_breaks import NOW_S, rejected
 from tests.npuctl.test_doctor_cluster import claimed
 
 ROOT: Final = Path(__file__).parents[2]
@@ -48,67 +44,13 @@ def event(reason: str, kind: str = "Node") -> Left:
     return Left((node("n1"), report("n1"), pod), Details(told=(Told(reason, "why", kind, key, uid),)))
 
 
-def of_port() -> Left:
-    """A network port without a link, and a job that needs it."""
-    level = "PreSeparateNPU"
-    fault = chip_fault(chip_id=0, level=level, codes={"81078603": FaultTime(0, level)}, network=True)
-    broken = {**report("n1"), "data": encode_report(DeviceReport(0xFF, 0, 1, NOW_S, faults=(fault,)))}
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "job", "controller": True}
-    pods = [claimed(f"a-{number}", [0], [0], ownerReferences=[owner]) for number in (1, 2)]
-    pods[1]["spec"]["nodeName"] = "n2"
-    return Left((node("n1"), broken, node("n2"), report("n2"), *pods))
-
-
-def of_switches() -> Left:
-    """The switches of a server, which separate it."""
-    separate = SwitchReport((), "SeparateNPU", "UnHealthy", {})
-    return Left(
-        (node("n1"), {**report("n1"), "data": encode_report(DeviceReport(0xFF, 0, 0, NOW_S, switches=separate))})
-    )
-
-
-def refused(message: str, reason: str = "Unschedulable") -> Left:
-    """What kube-scheduler writes on a pod."""
-    return objects(waiting("a", {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}))
-
-
-def lacking(lack: Lack) -> Left:
-    """A device plugin that is not ready."""
-    return Left((unready("n1", lack.reason, f"{lack}: why"), report("n1")))
-
-
-FILTER: Final = "Post https://allocator/scheduler/filter:"
 LEFT: Final[Mapping[str, Left]] = {
-    "a chip in use fails, and its job": Left(
-        (node("n1"), faulty_report("n1"), claimed("a", [0], [0], labels={"fault-scheduling": "force"}))
-    ),
-    "many nodes report faults": event("NPUReschedulingHeld"),
     "the allocator's view is old": event("NPUReschedulingHeld"),
-    "the network of a zone is cut off": event("NPUReschedulingHeld"),
-    "with `dynamic_vnpus`, the driver refuses": objects(rejected("a", "NPUSegmentFailed")),
-    "with `dynamic_vnpus`, a chip fails": Left(
-        (
-            core_node("n1"),
-            faulty_report("n1"),
-            core_pod("a", 5, "0-vir05_1c_16g", real="Ascend910-5c.1cpu.16g-100-0_0", node="n1"),
-        )
-    ),
-    "a vNPU can't be given back": event("NPUSegmentInUse"),
-    "with `dynamic_vnpus`, a pod claims": event("NPUAllocationMismatch", "Pod"),
-    "a vNPU of a running pod is gone": event("NPURunsWithoutChips", "Pod"),
     "the Node can't be written while": event("NPUResetCancelled"),
-    "the driver does not return from a reset": event("NPUResetFailed"),
     "a chip does not start after a reset": event("NPUResetFailed"),
-    "its `/pods` has no pod that a call fits": objects(rejected("a", "NoSuchPod")),
     "it counts the id of a free chip": event("NPUAllocationMismatch", "Pod"),
-    "a pod runs without the chips": event("NPURunsWithoutChips", "Pod"),
-    "the plugin has no file descriptors": lacking(Lack.KUBELET),
     "a container uses chips": event("NPUForeignProcess"),
     "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
-    "its leader is suspended": refused(f"{FILTER} context deadline exceeded", "SchedulerError"),
-    "the plugin ends, or gives way": refused(
-        "1 node had untolerated taint {ascend-affinity.io/npu-fault: SeparateNPU}"
-    ),
 }
 """What the break of a row leaves, by the first words of the row."""
 
