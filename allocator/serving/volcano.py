@@ -156,7 +156,11 @@ class VolcanoExtender:
                 self._fit(pod, self._engine.resolved(pod), args.task, args.node)
         except Refusal as refusal:
             sentence = text(refusal, args.task.ref.namespace)
-            return PredicateAnswer(sentence, _CODES.get(refusal.reason.category, Code.UNRESOLVABLE))
+            code = _CODES.get(refusal.reason.category, Code.UNRESOLVABLE)
+            if code is Code.UNSCHEDULABLE and refusal.reason is not Reason.NOT_ENOUGH_CHIPS:
+                # Where enough chips are free by number, Volcano would let the pod wait, and evict nobody elsewhere.
+                code = code if args.node.lacks(args.task.requested) else Code.UNRESOLVABLE
+            return PredicateAnswer(sentence, code)
         except AscendError as error:
             return PredicateAnswer(text(error), Code.ERROR)
         return PredicateAnswer()

@@ -137,9 +137,11 @@ class Volcano:
 
     def _reclaim(self, each: Pod, victims: dict[str, str]) -> None:
         for name in self._candidates(each):
-            chosen = self._victims(each, name, lambda _one: True)
-            if not chosen or _size(each) > self._future_idle(name) + sum(_size(self._cache[uid]) for uid in chosen):
+            if (_RUNNING, name) not in self._session.values():
                 continue
+            chosen = self._victims(each, name, lambda _one: True)
+            if _size(each) > self._future_idle(name) + sum(_size(self._cache[uid]) for uid in chosen):
+                continue  # ValidateVictims: no victims are enough if what is idle is enough
             while chosen:  # one is evicted even if enough is idle
                 self._evict(chosen.pop(0), name, victims)
                 if _size(each) <= self._future_idle(name):
@@ -243,6 +245,16 @@ def test_pods_are_evicted_once_however_long_they_take_to_end(action: str) -> Non
     gone(volcano, volcano.evicted)
     assert volcano.session([high]).keys() == {"high"}
     assert len(volcano.evicted) == 4
+
+
+@pytest.mark.parametrize("action", ["preempt", "reclaim"])
+def test_nodes_whose_free_chips_are_not_linked_keep_no_pod_from_evicting_elsewhere(action: str) -> None:
+    volcano = Volcano(["n1", "n2"], action)
+    high = pod("high", 4, priority=10)
+    volcano.see(*(each for each in singles("n1") if each.name[-1] in "0145"), *singles("n2"), high)
+    volcano.session([high])
+    assert len(volcano.evicted) == 4
+    assert {name.partition("-")[0] for name in volcano.evicted} == {"n2"}
 
 
 @pytest.mark.parametrize("action", ["preempt", "reclaim"])
