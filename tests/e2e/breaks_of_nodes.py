@@ -351,6 +351,7 @@ BREAKS: Final[Mapping[str, Break]] = {
     "the driver can't reach a chip": with_chip(reachable=False),
     "a reset fails": with_reset(error="dcmi_set_npu_device_reset: -8011"),
     "the driver does not return from a reset": with_reset(delay_s=3600.0),
+    "a chip does not start after a reset": with_reset(start_s=3600.0),
     "the board of a chip can't be read": no_board_can_be_read,
     "a network port loses its link": a_lost_link_is_announced_only,
     "a switch of an A3 server": switches_of_an_a3_server_fail,

@@ -316,6 +316,7 @@ WITHIN_S: Final[Mapping[str, float]] = {
     "a vNPU is removed while a pod has it": SLOW_S,
     "a chip is cut anew while a pod runs": SLOW_S,
     "the driver does not return from a reset": 400.0,  # which it may take 300 s for
+    "a chip does not start after a reset": 300.0,  # which it may take 180 s for
 }
 """How long doctor may take to have the line of a break that takes its time."""
 UNREADY: Final = {**PLUGIN, "app.kubernetes.io/version": "1"}

@@ -47,7 +47,6 @@ def event(reason: str, kind: str = "Node") -> Left:
 LEFT: Final[Mapping[str, Left]] = {
     "the allocator's view is old": event("NPUReschedulingHeld"),
     "the Node can't be written while": event("NPUResetCancelled"),
-    "a chip does not start after a reset": event("NPUResetFailed"),
     "it counts the id of a free chip": event("NPUAllocationMismatch", "Pod"),
     "a container uses chips": event("NPUForeignProcess"),
     "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
