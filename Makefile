@@ -54,7 +54,7 @@ test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, a
 	done
 	@$(RUN) python -m tests.soak
 
-LINTS := ruff-check ruff-format mypy import-contracts protos-current docs-current site-strict commit-subjects
+LINTS := ruff-check ruff-format mypy import-contracts protos-current docs-current site-strict commit-subjects changelog-lengths
 .PHONY: $(LINTS)
 
 lint: setup ## ruff, mypy strict, import contracts, and whether generated files are current
@@ -81,6 +81,9 @@ docs-current:
 # Broken links and anchors, pages that the navigation lacks, anything that is loaded from another host.
 site-strict:
 	@$(RUN) python -m docs.generate.site --check
+
+changelog-lengths:
+	@if LC_ALL=C.UTF-8 grep -nE '^.{201,}' CHANGELOG.md; then echo "CHANGELOG.md: entries have at most 200 characters"; exit 1; fi
 
 # Of commits since the rule is kept; without a history there is nothing to check.
 commit-subjects:

@@ -92,13 +92,15 @@ def test_the_table_of_events_has_every_event_of_the_device_plugin() -> None:
     assert sorted(reason for row in rows for reason in re.findall(r"NPU\w+", row)) == sorted(posted)
 
 
-def test_the_changelog_has_short_entries_under_versions_with_a_date() -> None:
+def test_the_changelog_has_entries_of_one_line_under_versions_with_a_date() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     unreleased, *released = [line for line in lines if line.startswith("## ")]
     assert unreleased == "## [Unreleased]"
     assert released
     assert [line for line in released if not re.fullmatch(r"## \[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", line)] == []
-    assert [line for line in lines if line.startswith((" ", "* ")) or len(line) > 200] == []
+    assert [
+        line for line in lines if line.startswith((" ", "* "))
+    ] == []  # an entry is one line, which `make lint` measures
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:
