@@ -24,7 +24,7 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2
 # The device plugin is tested with their kubelets too (tests/cluster/binaries.py).
 OTHER_KUBERNETES := 1.32.9 1.37.1
 
-.PHONY: help setup demo test test-long lint format bench soak release docs site protos cluster-up cluster-down
+.PHONY: help setup demo test test-fast test-long lint format bench soak release docs site protos cluster-up cluster-down
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -43,6 +43,10 @@ demo: $(filter .tools/bin/uv,$(UV)) ## run a cluster in one process; PRODUCT=910
 test: setup lint ## lint, type checks and all tests; real-cluster tests if the machine can run them
 	@$(RUN) python -m tests.cluster prepare
 	@$(RUN) pytest --numprocesses=$(WORKERS)
+
+# They mostly wait and use no cluster: more of them than of the others run beside each other.
+test-fast: setup ## the tests that need no real cluster: what to run all day
+	@$(RUN) pytest --numprocesses=$$((2 * $(WORKERS))) -m 'not long and not real'
 
 test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, all benches, the soak
 	@$(RUN) python -m tests.cluster prepare --long
