@@ -76,7 +76,7 @@ async def test_filtering_many_nodes_yields_to_the_event_loop(
     assert list(filtered.nodes) == ["n1"]
     assert {each.reason for each in filtered.refused.values()} == {Reason.UNKNOWN_NODE}
     assert filtered.refused.keys() == set(names)
-    assert len(shared) == 200
+    assert len(shared) >= 200  # tasks beside the call count their turns too
 
 
 async def test_reserved_chips_can_be_released_but_not_bound_ones(allocator: Allocator) -> None:
