@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def kubeconfig(server: ApiServer, tmp_path: Path) -> Path:
 
 
 async def chip(kubeconfig: Path, *words: str) -> tuple[int, str]:
-    done = await asyncio.to_thread(CliRunner().invoke, app, ["chip", *words, "--kubeconfig", str(kubeconfig), *NOW])
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["chip", *words, "--kubeconfig", str(kubeconfig)])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.output
@@ -64,13 +65,15 @@ async def events(server: ApiServer) -> list[Json]:
 
 async def test_a_cordon_lists_the_chips_and_says_who_when_and_why(server: ApiServer, kubeconfig: Path) -> None:
     await server.create(ours(report("n1"), "Ascend910-6,nonsense"))
+    before = datetime.now(UTC).replace(microsecond=0)
     said = await chip(kubeconfig, "cordon", "n1", "2-3", "Ascend910-5", "--reason", "fan  noise\n")
     assert said == (0, "node n1: chips 2-3,5 cordoned: fan noise\n")
     after = await stored(server)
     assert after["data"][MANUALLY_SEPARATED] == "Ascend910-6,nonsense,Ascend910-2,Ascend910-3,Ascend910-5"
     cordons = json.loads(after["metadata"]["annotations"][CORDONED])
     assert cordons.keys() == {"Ascend910-2", "Ascend910-3", "Ascend910-5"}
-    assert (cordons["Ascend910-2"]["reason"], cordons["Ascend910-2"]["at"]) == ("fan noise", "2026-01-01T00:00:10Z")
+    assert cordons["Ascend910-2"]["reason"] == "fan noise"
+    assert before <= datetime.fromisoformat(cordons["Ascend910-2"]["at"]) <= datetime.now(UTC)
     (event,) = await events(server)
     assert (event["reason"], event["type"], event["regarding"]["kind"], event["regarding"]["name"]) == (
         "NPUCordoned",
@@ -84,7 +87,7 @@ async def test_a_cordon_lists_the_chips_and_says_who_when_and_why(server: ApiSer
 
 async def test_a_terminal_in_ascii_shows_what_was_done(server: ApiServer, kubeconfig: Path) -> None:
     await server.create(ours(report("n1")))
-    words = ("chip", "cordon", "n1", "2", "--reason", "风扇 → out", "--kubeconfig", str(kubeconfig), *NOW)
+    words = ("chip", "cordon", "n1", "2", "--reason", "风扇 → out", "--kubeconfig", str(kubeconfig))
     done = await asyncio.to_thread(CliRunner(charset="ascii").invoke, app, words)
     assert (done.exit_code, done.output) == (0, "node n1: chip 2 cordoned: ?? > out\n")
     assert (

@@ -332,7 +332,7 @@ async def test_odd_objects_and_failed_requests_cost_only_themselves(status: int,
         client = await stack.enter_async_context(await KubeClient.connect(str(path)))
         details = await read_details(client)
     assert (details.plugins, details.chooses_by_volcano) == ({"n1": ""}, None)
-    assert set(details.unread) == {"admission policies", "Volcano's configuration", "Events"}
+    assert set(details.unread) == {"admission policies", "Volcano's configuration", "fault rules", "Events"}
     assert "no" in details.unread["admission policies"]
     assert "`$.data`" in details.unread["Volcano's configuration"]
 
