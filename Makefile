@@ -19,7 +19,7 @@ export UV_PYTHON ?= $(DISTRIBUTION_PYTHON)
 endif
 
 # More test files run in parallel than there are cores, because those on a real cluster mostly wait.
-WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 3 * cores : 8)))
 
 # The device plugin is tested with their kubelets too (tests/cluster/binaries.py).
 OTHER_KUBERNETES := 1.32.9 1.37.1
@@ -44,9 +44,8 @@ test: setup lint ## lint, type checks and all tests; real-cluster tests if the m
 	@$(RUN) python -m tests.cluster prepare
 	@$(RUN) pytest --numprocesses=$(WORKERS)
 
-# They mostly wait and use no cluster: more of them than of the others run beside each other.
 test-fast: setup ## the tests that need no real cluster: what to run all day
-	@$(RUN) pytest --numprocesses=$$((2 * $(WORKERS))) -m 'not long and not real'
+	@$(RUN) pytest --numprocesses=$(WORKERS) -m 'not long and not real'
 
 test-long: setup ## long tests, an hour: 1,000 examples per property, fuzzers, all benches, the soak
 	@$(RUN) python -m tests.cluster prepare --long

@@ -12,7 +12,7 @@ import pytest
 from tests.deploy import image
 from tests.deploy.helm import REPOSITORY
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(900)]
 
 BUILD = REPOSITORY / "deploy" / "image" / "build.sh"
 MEGABYTE = 1_000_000
@@ -147,7 +147,6 @@ def test_all_modules_of_the_programs_can_be_imported(root: Path) -> None:
     run(root, "python", "-c", walk)
 
 
-@pytest.mark.long
 def test_the_tests_pass_on_the_images_python(built_image: image.Image, tmp_path: Path) -> None:
     # The image's own programs and packages are tested, not copies: beside them are only the tests and what they need.
     root = tmp_path
@@ -248,7 +247,6 @@ def test_a_release_of_a_commit_with_digests_of_its_bases_is_built(tmp_path: Path
     assert labels["org.opencontainers.image.base.digest"] == f"sha256:{64 * '0'}"
 
 
-@pytest.mark.long
 def test_the_programs_run_on_arm64_under_qemu(tmp_path: Path) -> None:
     emulator = shutil.which("qemu-aarch64-static")
     if emulator is None:

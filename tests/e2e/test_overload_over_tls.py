@@ -6,9 +6,9 @@ from tests.e2e.overload import jobs_start_while_attacked
 from tests.e2e.world import Setup, World
 
 SETUP = Setup(by_webhook=True, webhooks="bindings,pods")
-LONG = ("after-upgrades", "refused-sizes", "trickled-pods")
 
 
-@pytest.mark.parametrize("name", ["refused-values", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["refused-values", "after-upgrades", "refused-sizes", "trickled-pods"])
 async def test_jobs_start_while_many_strangers_send_nonsense(world: World, name: str) -> None:
     await jobs_start_while_attacked(world, "ascend-allocator", "allocator", world.service.backends[0], (name,))
