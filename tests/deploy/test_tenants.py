@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import pytest
@@ -13,7 +14,9 @@ from npuctl.cli import app
 from tests.cluster import binaries
 from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
+from tests.cluster.controller_manager import start_controller_manager
 from tests.cluster.manifests import pod
+from tests.cluster.processes import wait_until
 from tests.deploy.chart_programs import LEASE, Running
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
@@ -111,3 +114,36 @@ def test_a_tenant_is_told_why_a_pod_waits_and_nothing_of_others(
     finally:
         cluster.api.delete(f"/apis/{RBAC}/v1/namespaces/default/rolebindings/{LEASE}-explanations")
         cluster.api.delete("/api/v1/namespaces/default/pods/secret")
+
+
+@pytest.mark.usefixtures("running")
+def test_whoever_has_the_role_view_in_a_namespace_may_ask_there(cluster: Cluster, kube_namespace: str) -> None:
+    where = kube_namespace
+    cluster.api.create(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "viewer", "namespace": where}}
+    )
+    bind(cluster, where, "ClusterRole", "view", {"kind": "ServiceAccount", "name": "viewer", "namespace": where})
+    uid = cluster.api.create(pod("seen", 8, namespace=where, nodeSelector=NOWHERE))["metadata"]["uid"]
+    viewer = cluster.server(cluster.service_account_token("viewer", namespace=where))
+    assert refusal(lambda: ask(viewer, question(where, "seen", uid))).status == 403
+    # It adds the rules of the chart's role to those of the role view.
+    manager = start_controller_manager(cluster, ("clusterrole-aggregation",))
+    try:
+        cluster.api.wait_for(
+            f"/apis/{RBAC}/v1/clusterroles/view",
+            lambda role: any("podexplanations" in rule.get("resources", ()) for rule in role["rules"] or ()),
+            timeout_s=60.0,
+            what="the role view has the rules of the chart's",
+        )
+        answers: list[Json] = []
+
+        def is_answered() -> bool:
+            with suppress(HTTPError):  # until the authorizer has seen the role
+                answers.append(ask(viewer, question(where, "seen", uid)))
+            return bool(answers)
+
+        wait_until(is_answered, timeout_s=60.0, what="who may view the namespace is answered")
+        assert answers[0]["status"]["reason"] == "NodeSelectorMismatch"
+        assert refusal(lambda: ask(viewer, question("default", "seen", uid))).status == 403
+    finally:
+        manager.stop()
