@@ -20,6 +20,7 @@ from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.authority import Authority
 from tests.conformance.pods_list import PodsList
+from tests.conformance.test_foreign_containers import process_with
 from tests.dcmi.fake import FakeDcmi, ascend_910a
 from tests.device_plugin.node import SloppyKubelet
 from tests.e2e.lab import Break, Lab
@@ -192,6 +193,23 @@ async def the_kubelets_list_is_empty(lab: Lab) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_container_uses_a_chip_of_nobody(lab: Lab) -> AsyncIterator[None]:
+    (container,) = lab.world.pod_manifest("stranger", 0)["spec"]["containers"]
+    seconds = "1000077"
+    container["command"] = ["sh", "-c", f'trap "exit 0" TERM; sleep {seconds} & wait']
+    await lab.world.create("stranger", 0, containers=[container], nodeSelector={"kubernetes.io/hostname": "n1"})
+
+    async def runs() -> bool:
+        return process_with(seconds) > 0
+
+    await lab.world.eventually(runs, "the process runs")
+    lab.node.edit_chip(5, processes=[process_with(seconds)])
+    yield
+    await lab.world.delete("stranger")
+    await lab.heal()
+
+
+@asynccontextmanager
 async def allocate_has_a_defect(lab: Lab) -> AsyncIterator[None]:
     folder = lab.world.folder / "defect"
     folder.mkdir()
@@ -358,6 +376,7 @@ BREAKS: Final[Mapping[str, Break]] = {
     "it has restarted and still counts": the_restarted_kubelet_counts_the_chip_of_an_ended_pod,
     "a pod runs without the chips": a_pod_starts_while_the_kubelet_does_not_know_the_resource,
     "its `/pods` has no pod that a call fits": the_kubelets_list_is_empty,
+    "a container uses chips": a_container_uses_a_chip_of_nobody,
     "an internal error in Allocate": allocate_has_a_defect,
     "the plugin ends, or gives way": a_plugin_leaves_its_taint_to_mindclusters,
     "a chip flaps": a_chip_flaps,

@@ -315,6 +315,7 @@ async def mindclusters_writers_are_refused(lab: Lab) -> AsyncIterator[None]:
 WITHIN_S: Final[Mapping[str, float]] = {
     "a vNPU is removed while a pod has it": SLOW_S,
     "a chip is cut anew while a pod runs": SLOW_S,
+    "a container uses chips": 180.0,  # a process is told after a minute
     "the driver does not return from a reset": 400.0,  # which it may take 300 s for
     "a chip does not start after a reset": 300.0,  # which it may take 180 s for
 }

@@ -48,7 +48,6 @@ LEFT: Final[Mapping[str, Left]] = {
     "the allocator's view is old": event("NPUReschedulingHeld"),
     "the Node can't be written while": event("NPUResetCancelled"),
     "it counts the id of a free chip": event("NPUAllocationMismatch", "Pod"),
-    "a container uses chips": event("NPUForeignProcess"),
     "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
 }
 """What the break of a row leaves, by the first words of the row."""
