@@ -312,9 +312,20 @@ async def mindclusters_writers_are_refused(lab: Lab) -> AsyncIterator[None]:
     await asyncio.to_thread(lab.cluster.api.delete, path)
 
 
+@asynccontextmanager
+async def the_node_can_not_be_written_before_a_reset(lab: Lab) -> AsyncIterator[None]:
+    flags = ("--hot-reset", "on", "--hot-reset-idle-s", "1")
+    async with lab.plugin_with(*flags), without("patch nodes")(lab):
+        await lab.world.delete("waits")  # chips are reset while nobody uses those of their ring
+        lab.node.edit_chip(5, fault_codes=["80A18008"])
+        yield
+        await lab.heal()
+
+
 WITHIN_S: Final[Mapping[str, float]] = {
     "a vNPU is removed while a pod has it": SLOW_S,
     "a chip is cut anew while a pod runs": SLOW_S,
+    "the Node can't be written while": SLOW_S,  # it is tried for a minute
     "a container uses chips": 180.0,  # a process is told after a minute
     "the driver does not return from a reset": 400.0,  # which it may take 300 s for
     "a chip does not start after a reset": 300.0,  # which it may take 180 s for
@@ -356,6 +367,7 @@ BREAKS: Final[Mapping[str, Break]] = {
     "a node is lost": the_kubelet_does_not_run,
     "MindCluster's plugin runs on the same node": programs(UNREADY, THEIR_PLUGIN),
     "another plugin or scheduler": mindclusters_writers_are_refused,
+    "the Node can't be written while": the_node_can_not_be_written_before_a_reset,
     **breaks_of_nodes.BREAKS,
     **breaks_of_pods.BREAKS,
     **breaks_of_rescheduling.BREAKS,

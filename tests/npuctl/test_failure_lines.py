@@ -46,7 +46,6 @@ def event(reason: str, kind: str = "Node") -> Left:
 
 LEFT: Final[Mapping[str, Left]] = {
     "the allocator's view is old": event("NPUReschedulingHeld"),
-    "the Node can't be written while": event("NPUResetCancelled"),
     "it counts the id of a free chip": event("NPUAllocationMismatch", "Pod"),
     "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
 }
