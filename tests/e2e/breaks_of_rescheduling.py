@@ -1,5 +1,6 @@
 """Breaks of docs/failures.md that happen while the allocator reschedules jobs."""
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -7,7 +8,8 @@ from typing import Any, Final
 
 from allocator.rescheduling.fault_watch import ZONE_LABEL
 from ascend.annotations import MIN_AVAILABLE, RANK, Grant
-from ascend.deviceinfo import config_map_name
+from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
+from ascend.faults import FaultTime, chip_fault
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from tests.e2e.lab import Break, Lab
 
@@ -65,6 +67,28 @@ async def all_nodes_have_faults(lab: Lab) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def the_watch_shows_a_fault_that_has_ended(lab: Lab) -> AsyncIterator[None]:
+    await _run(lab, "force")
+    fault = chip_fault(chip_id=5, level="SeparateNPU", codes={"80E18402": FaultTime(0, "SeparateNPU")})
+    now_s = int(time.time())
+    async with lab.allocator_with("--reschedule", "on"):
+        await lab.node.plugin.kill()  # the test writes its report
+        faulty = DeviceReport(0, 1 << 5, 0, now_s + 1, faults=(fault,))
+        async with lab.world.api.gate("GET", f"fieldSelector=metadata.name%3D{REPORT}$") as gate:
+            await lab.mark(CONFIG_MAPS, REPORT, {"data": encode_report(faulty)}, NAMESPACE)
+            await gate.reached.wait()
+            async with lab.world.api.silence(r"/configmaps\?.*watch=true"):
+                healthy = DeviceReport(0, 0, 0, now_s + 2)
+                await lab.mark(CONFIG_MAPS, REPORT, {"data": encode_report(healthy)}, NAMESPACE)
+                gate.opened.set()
+                yield
+        assert not (await lab.world.pod("works")).is_terminating
+    await lab.world.delete("works")
+    await lab.world.client.delete(CONFIG_MAPS, REPORT, NAMESPACE)
+    await lab.node.plugin.start()
+
+
+@asynccontextmanager
 async def a_zone_is_cut_off(lab: Lab) -> AsyncIterator[None]:
     world = lab.world
     await world.add_fake_nodes("far-1", "far-2", labels={ZONE_LABEL: "far"})
@@ -91,5 +115,6 @@ BREAKS: Final[Mapping[str, Break]] = {
     "what a former leader has stored": what_is_stored_of_faults_can_not_be_read,
     "a chip in use fails, and its job": a_job_is_rescheduled,
     "many nodes report faults": all_nodes_have_faults,
+    "the allocator's view is old": the_watch_shows_a_fault_that_has_ended,
     "the network of a zone is cut off": a_zone_is_cut_off,
 }

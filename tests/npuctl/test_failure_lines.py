@@ -45,7 +45,6 @@ def event(reason: str, kind: str = "Node") -> Left:
 
 
 LEFT: Final[Mapping[str, Left]] = {
-    "the allocator's view is old": event("NPUReschedulingHeld"),
     "it counts the id of a free chip": event("NPUAllocationMismatch", "Pod"),
     "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
 }
