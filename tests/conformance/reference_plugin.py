@@ -28,34 +28,20 @@ SLOW_RESOURCE: Final = "example.com/slow"
 SLOW_S: Final = 60.0
 
 
-class ReferencePlugin(pb_grpc.DevicePluginServicer):
-    """The plugin of one node with eight chips; the test says which ids the kubelet chooses.
+class OtherPlugin(pb_grpc.DevicePluginServicer):
+    """A plugin of one node with eight devices.
 
     Args:
-        node: the node.
         endpoint: the name of its socket.
         resource: what it registers.
     """
 
-    def __init__(self, node: PluginNode, endpoint: str = ENDPOINT, resource: str = RESOURCE) -> None:
-        self._node = node
+    def __init__(self, endpoint: str, resource: str) -> None:
         self._endpoint = endpoint
         self._resource = resource
         self._next: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._ended = threading.Event()
         self.listed = threading.Event()
-
-    def place(self, name: str, chips: tuple[int, ...], ids: tuple[int, ...]) -> None:
-        """Run a pod with these chips, and these ids in the kubelet's ledger."""
-        self._next = (chips, ids)
-        self._node.place(name, *chips)
-        self._node.wait_until(lambda: self._node.phase(name) == "Running", f"pod {name} runs")
-        claim = {
-            PREDICATE_TIME: str(CLAIMED),
-            REAL: join_names_sorted(chips),
-            KUBELET_IDS: join_names_sorted(ids),
-        }
-        self._node.cluster.api.patch(f"{PODS}/{name}", {"metadata": {"annotations": claim}})
 
     def GetDevicePluginOptions(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
@@ -137,11 +123,36 @@ class _Info(registration_grpc.RegistrationServicer):
         return registration.RegistrationStatusResponse()
 
 
-class SlowPlugin(ReferencePlugin):
+class ReferencePlugin(OtherPlugin):
+    """MindCluster's; the test says which ids the kubelet chooses.
+
+    Args:
+        node: the node.
+        endpoint: the name of its socket.
+    """
+
+    def __init__(self, node: PluginNode, endpoint: str = ENDPOINT) -> None:
+        super().__init__(endpoint, RESOURCE)
+        self._node = node
+
+    def place(self, name: str, chips: tuple[int, ...], ids: tuple[int, ...]) -> None:
+        """Run a pod with these chips, and these ids in the kubelet's ledger."""
+        self._next = (chips, ids)
+        self._node.place(name, *chips)
+        self._node.wait_until(lambda: self._node.phase(name) == "Running", f"pod {name} runs")
+        claim = {
+            PREDICATE_TIME: str(CLAIMED),
+            REAL: join_names_sorted(chips),
+            KUBELET_IDS: join_names_sorted(ids),
+        }
+        self._node.cluster.api.patch(f"{PODS}/{name}", {"metadata": {"annotations": claim}})
+
+
+class SlowPlugin(OtherPlugin):
     """A plugin of another resource, which does not answer Allocate for a while: the kubelet does nothing meanwhile."""
 
-    def __init__(self, node: PluginNode) -> None:
-        super().__init__(node, "slow.sock", SLOW_RESOURCE)
+    def __init__(self) -> None:
+        super().__init__("slow.sock", SLOW_RESOURCE)
         self._next = ((0,), (0,))
         self.called = threading.Event()
         self.answers = threading.Event()

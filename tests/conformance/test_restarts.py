@@ -193,7 +193,7 @@ def test_a_pod_recreated_under_the_same_name_does_not_inherit_an_entry_of_the_le
     """The kubelet's ledger has names only, and the kubelet may not have seen yet that the pod is another one."""
     node.place("same", 0, 1)
     node.check("same", 0, 1)
-    slow = SlowPlugin(node)
+    slow = SlowPlugin()
     with slow.serving(node.node.device_plugin_dir):
         status = f"/api/v1/nodes/{node.node.name}"
         node.wait_until(

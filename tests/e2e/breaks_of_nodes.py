@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ascend.annotations import PREDICATE_TIME
-from ascend.chips import RESOURCE
+from ascend.annotations import KUBELET_IDS, PREDICATE_TIME
+from ascend.chips import RESOURCE, parse_chip_name
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.kube.objects import CONFIG_MAPS, PODS
 from ascend.products import ASCEND_A3_16
@@ -20,6 +20,7 @@ from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.authority import Authority
 from tests.conformance.pods_list import PodsList
+from tests.conformance.reference_plugin import SLOW_RESOURCE, SlowPlugin
 from tests.conformance.test_foreign_containers import process_with
 from tests.dcmi.fake import FakeDcmi, ascend_910a
 from tests.device_plugin.node import SloppyKubelet
@@ -210,6 +211,33 @@ async def a_container_uses_a_chip_of_nobody(lab: Lab) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def a_pod_is_created_again_while_the_kubelet_admits_another(lab: Lab) -> AsyncIterator[None]:
+    world, slow, pods_list = lab.world, SlowPlugin(), PodsList(lab.cluster.node("n1").server)
+    pods_list.manner = "refused"
+    with pods_list.served(), slow.serving(lab.node.device_plugins):
+        await lab.run("same", 1)
+        held = parse_chip_name((await world.pod("same")).metadata.annotations[KUBELET_IDS])
+        await world.create("slow", 1, resource=SLOW_RESOURCE)
+        await world.eventually(partial(asyncio.to_thread, slow.called.is_set), "the kubelet admits the slow pod")
+        await world.client.delete(PODS, "same", "default", grace_s=0)
+        pod = await world.create("same", 1, schedulerName="none")
+        await world.bind(pod, "n1", held, predicate_time=1)
+        async with lab.plugin_with("--kubelet-pods-url", pods_list.url):
+            # The kubelet, which is not told which chips to prefer, must not choose the same one by chance.
+            lab.node.edit_chip(held, health="Unhealthy", fault_codes=["80E18402"])
+
+            async def is_withheld() -> bool:
+                return await world.allocatable("n1") == world.setup.product.chips - 1
+
+            await world.eventually(is_withheld, "the kubelet withholds the chip")
+            slow.answers.set()
+            await world.failed("same")
+            yield
+        await world.delete("same", "slow")
+    await lab.heal()
+
+
+@asynccontextmanager
 async def allocate_has_a_defect(lab: Lab) -> AsyncIterator[None]:
     folder = lab.world.folder / "defect"
     folder.mkdir()
@@ -377,6 +405,7 @@ BREAKS: Final[Mapping[str, Break]] = {
     "a pod runs without the chips": a_pod_starts_while_the_kubelet_does_not_know_the_resource,
     "its `/pods` has no pod that a call fits": the_kubelets_list_is_empty,
     "a container uses chips": a_container_uses_a_chip_of_nobody,
+    "a pod is recreated under its name, and": a_pod_is_created_again_while_the_kubelet_admits_another,
     "an internal error in Allocate": allocate_has_a_defect,
     "the plugin ends, or gives way": a_plugin_leaves_its_taint_to_mindclusters,
     "a chip flaps": a_chip_flaps,

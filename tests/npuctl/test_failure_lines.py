@@ -18,7 +18,7 @@ from npuctl.doctor.told import ADVICE, Told
 from npuctl.reading.manifests import read_manifests
 from tests.failure_rows import line_of
 from tests.npuctl.manifests import Json, as_list, node, report
-from tests.npuctl.test_doctor_breaks import NOW_S, rejected
+from tests.npuctl.test_doctor_breaks import NOW_S
 from tests.npuctl.test_doctor_cluster import claimed
 
 ROOT: Final = Path(__file__).parents[2]
@@ -31,11 +31,6 @@ class Left(NamedTuple):
     details: Details = Details()
 
 
-def objects(*given: Json) -> Left:
-    """Objects beside a node without a fault."""
-    return Left((node("n1"), report("n1"), *given))
-
-
 def event(reason: str, kind: str = "Node") -> Left:
     """An Event on the node, or on a pod that runs there."""
     pod = claimed("a", [0], [0])
@@ -46,7 +41,6 @@ def event(reason: str, kind: str = "Node") -> Left:
 
 LEFT: Final[Mapping[str, Left]] = {
     "it counts the id of a free chip": event("NPUAllocationMismatch", "Pod"),
-    "a pod is recreated under its name, and": objects(rejected("a", "NoSuchPod")),
 }
 """What the break of a row leaves, by the first words of the row."""
 
