@@ -202,6 +202,8 @@ class ChipHealth:
         upgrades = raised(self._upgrades.reasons())
         own: list[FaultRecord] = []
         network: list[FaultRecord] = []
+        if not (upgrades or self._faults.codes):
+            return own, network
         for code in upgrades.keys() | (self._faults.codes.keys() - self._bus_errors.hidden):
             (network if code in NETWORK_CODES else own).append(self._record(code, upgrades.get(code), rules))
         for records in (own, network):

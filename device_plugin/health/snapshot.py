@@ -240,6 +240,8 @@ class Snapshot:
             chips: the chips; one that is unhealthy keeps its reason.
             annotations: of the Node, about resets.
         """
+        if not (chips or annotations):
+            return self
         judged = tuple(
             replace(chip, reason=RESETTING, sentence=RESETTING_SENTENCE)
             if chips >> chip.chip_id & 1 and (chip.healthy or chip.in_doubt)

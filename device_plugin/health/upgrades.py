@@ -130,6 +130,8 @@ class Upgrades:
 
     def reasons(self) -> tuple[UpgradeReason, ...]:
         """Return why each raised fault was raised, sorted."""
+        if not (self._debounces or self._counters):
+            return ()
         lasting = [
             UpgradeReason(rule.code, rule.level, "FaultDuration", debounce.alarm_ms)
             for rule, debounce in self._debounces.items()

@@ -30,15 +30,15 @@ class _File(msgspec.Struct):
     devices: list[_Device] = []
 
 
-def list_folder(folder: Path) -> list[Path]:
-    """Return the files in a folder, without subfolders; nothing if there is no such folder.
+def list_folder(folder: Path) -> list[str]:
+    """Return the names of the files in a folder, without subfolders; nothing if there is no such folder.
 
     Raises:
         Refusal: it can't be read; a container would lack device nodes that are there.
     """
     try:
         with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if not entry.is_dir()]
+            return [entry.name for entry in entries if not entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -74,7 +74,7 @@ class Injector:
         before = self._read()
         names = _names(before)
         ids, parts = {*chips, *_ids(names)}, {*vnpus, *_vnpus(names)}
-        shared = shared_nodes(self._device_root, list_folder)
+        shared = shared_nodes(list_folder(self._device_root), self._device_root, list_folder)
         content = msgspec.json.format(msgspec.json.encode(cdi_spec(ids, shared, self._device_root, parts))) + b"\n"
         if content != before:
             self._write(content)

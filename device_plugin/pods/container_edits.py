@@ -10,7 +10,7 @@ The kubelet stores the answer and uses it again at every restart of the containe
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -116,24 +116,22 @@ def _is_since(version: str, first: tuple[int, int]) -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= first
 
 
-def shared_nodes(device_root: Path, list_folder: Callable[[Path], Iterable[Path]]) -> tuple[str, ...]:
+def shared_nodes(
+    found: Collection[str], device_root: Path, list_folder: Callable[[Path], Iterable[str]]
+) -> tuple[str, ...]:
     """Return the device nodes that every container with chips gets, as paths below the root.
 
     Args:
+        found: the names of the files in the root.
         device_root: the folder of the device nodes on the node, normally ``/dev``.
-        list_folder: lists the files in a folder; nothing if there is no such folder.
+        list_folder: returns the names of the files in a folder; nothing if there is no such folder.
 
     Raises:
         Refusal: the required one is missing: the driver is not loaded.
     """
-    found = {path.name for path in list_folder(device_root)}
     if MANAGER_NODE not in found:
         raise Refusal(Reason.DEVICE_NODE_MISSING, f"{device_root / MANAGER_NODE} is missing: is the NPU driver loaded?")
-    fabric = [
-        f"{folder}/{path.name}"
-        for folder in FABRIC_FOLDERS
-        for path in sorted(list_folder(device_root / folder), key=lambda each: each.name)
-    ]
+    fabric = [f"{folder}/{name}" for folder in FABRIC_FOLDERS for name in sorted(list_folder(device_root / folder))]
     return (MANAGER_NODE, *(node for node in OPTIONAL_NODES if node in found), *fabric)
 
 
@@ -141,7 +139,7 @@ def make_edits(
     chips: Sequence[int],
     injection: Injection,
     device_root: Path,
-    list_folder: Callable[[Path], Iterable[Path]],
+    list_folder: Callable[[Path], Iterable[str]],
     *,
     device_type: DeviceType = WHOLE_CHIPS,
 ) -> ContainerEdits:
@@ -151,7 +149,7 @@ def make_edits(
         chips: their numbers in the order written on the pod, which is the order in the environment variable.
         injection: the way.
         device_root: the folder of the device nodes on the node, normally ``/dev``.
-        list_folder: lists the files in a folder; nothing if there is no such folder.
+        list_folder: returns the names of the files in a folder; nothing if there is no such folder.
         device_type: their type.
 
     Raises:
@@ -165,12 +163,12 @@ def make_edits(
         ids = (device_type.vnpu(each).vdev_id for each in chips) if device_type.suffix else chips
         envs = {VISIBLE_DEVICES: ",".join(map(str, ids)), RUNTIME_OPTIONS: VIRTUAL if device_type.suffix else ""}
     if injection in {"devices", "both"}:
-        found = {path.name for path in list_folder(device_root)}
+        found = {*list_folder(device_root)}
         if missing := [str(device_root / node.outside) for node in own if node.outside not in found]:
             raise Refusal(
                 Reason.DEVICE_NODE_MISSING, f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
-        shared = (_Node(node, node) for node in shared_nodes(device_root, list_folder))
+        shared = (_Node(node, node) for node in shared_nodes(found, device_root, list_folder))
         devices = {f"/dev/{node.inside}": str(device_root / node.outside) for node in (*shared, *own)}
     return ContainerEdits(envs, devices)
 

@@ -244,9 +244,9 @@ def device_list(snapshot: Snapshot, device_type: DeviceType = WHOLE_CHIPS) -> pb
     """
     nodes = {chip.facts.numa_node for chip in snapshot.chips}
     numa_node = nodes.pop() if len(nodes) == 1 else None
-    message = pb.ListAndWatchResponse()
+    message, healthy = pb.ListAndWatchResponse(), snapshot.sent_healthy
     for chip in snapshot.chips:
-        is_healthy = snapshot.sent_healthy >> chip.chip_id & 1
+        is_healthy = healthy >> chip.chip_id & 1
         name = device_type.device_name(chip.chip_id)
         device = message.devices.add(ID=name, health="Healthy" if is_healthy else "Unhealthy")
         if numa_node is not None:
