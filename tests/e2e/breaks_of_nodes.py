@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ascend.annotations import KUBELET_IDS, PREDICATE_TIME
+from ascend.annotations import KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, parse_chip_name
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
 from ascend.kube.objects import CONFIG_MAPS, PODS
@@ -17,6 +17,7 @@ from ascend.products import ASCEND_A3_16
 from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.driver.simulated_resets import SimulatedReset
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
+from device_plugin.kubelet.pod_resources import count_healthy
 from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.authority import Authority
 from tests.conformance.pods_list import PodsList
@@ -191,6 +192,34 @@ async def the_kubelets_list_is_empty(lab: Lab) -> AsyncIterator[None]:
             await lab.world.failed("unlisted")
             yield
             await lab.world.delete("unlisted")
+
+
+@asynccontextmanager
+async def a_pod_of_mindclusters_plugin_has_another_chip_than_the_kubelet_counts(lab: Lab) -> AsyncIterator[None]:
+    await lab.node.stop_plugin()
+    other = MindClusterPlugin(lab.node, lab.world.client)
+
+    async def offers(number: int) -> bool:
+        is_known = await count_healthy(lab.node.pod_resources_socket, RESOURCE) == number
+        return is_known and await lab.world.allocatable("n1") == number
+
+    await lab.world.eventually(partial(offers, 0), "the kubelet has noticed the end of the plugin")
+    await other.start()
+    await lab.world.eventually(partial(offers, lab.world.setup.product.chips), "the other plugin offers the chips")
+    counted = ""
+    for chip in range(8):  # until the kubelet, which chooses by itself, chooses another one
+        pod = await lab.world.create(f"theirs-{chip}", 1, schedulerName="none")
+        await lab.world.bind(pod, "n1", chip, predicate_time=chip + 1)
+        annotations = (await lab.world.running(pod.name)).metadata.annotations
+        if (counted := annotations[KUBELET_IDS]) != annotations[REAL]:
+            break
+    await other.stop()
+    await lab.node.plugin.start()
+    await lab.world.eventually(partial(offers, lab.world.setup.product.chips), "the plugin offers the chips")
+    pod = await lab.world.create("ours", 1, schedulerName="none")
+    await lab.world.bind(pod, "n1", parse_chip_name(counted), predicate_time=9)
+    await lab.world.running("ours")
+    yield
 
 
 @asynccontextmanager
@@ -404,6 +433,7 @@ BREAKS: Final[Mapping[str, Break]] = {
     "it has restarted and still counts": the_restarted_kubelet_counts_the_chip_of_an_ended_pod,
     "a pod runs without the chips": a_pod_starts_while_the_kubelet_does_not_know_the_resource,
     "its `/pods` has no pod that a call fits": the_kubelets_list_is_empty,
+    "it counts the id of a free chip": a_pod_of_mindclusters_plugin_has_another_chip_than_the_kubelet_counts,
     "a container uses chips": a_container_uses_a_chip_of_nobody,
     "a pod is recreated under its name, and": a_pod_is_created_again_while_the_kubelet_admits_another,
     "an internal error in Allocate": allocate_has_a_defect,

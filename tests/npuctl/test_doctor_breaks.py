@@ -21,9 +21,10 @@ from npuctl.cli import app
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.details import Details, read_details
 from npuctl.doctor.schedulers import check_schedulers
-from npuctl.doctor.told import Told, check_told
+from npuctl.doctor.told import ADVICE, Told, check_told
 from npuctl.reading.manifests import read_manifests
 from sandbox.apiserver import ApiServer
+from tests.failure_rows import ROOT
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 from tests.npuctl.test_doctor_cluster import NOW, claimed, doctor
 
@@ -420,3 +421,11 @@ def test_a_node_that_can_not_be_used_is_told_by_its_reason(
     assert (exit_status, found["severity"]) == (status, "problem" if status else "warning")
     assert (found["reason"], found["nodes"]) == (reason, ["n1"])
     assert found["advice"]
+
+
+@pytest.mark.parametrize("reason", ADVICE)
+def test_every_event_that_doctor_tells_is_posted_by_a_program(reason: str) -> None:
+    sources = (
+        path.read_text() for program in ("allocator", "device_plugin") for path in (ROOT / program).rglob("*.py")
+    )
+    assert any(f'"{reason}"' in source for source in sources)
