@@ -1,6 +1,6 @@
 """An upgrade of the plugin at the kubelet's default status period, with pods arriving all the time.
 
-``pytest -s tests/conformance/test_upgrade.py`` prints how many pods failed.
+``pytest -s -m long tests/conformance/test_upgrade.py`` prints how many pods failed.
 """
 
 import sys

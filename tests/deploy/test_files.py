@@ -135,6 +135,11 @@ def test_kube_scheduler_waits_for_longer_than_a_binding_is_held() -> None:
     assert float(extender["httpTimeout"].removesuffix("s")) > Settings().gang_hold_s + ANSWER_TIMEOUT_S
 
 
+def test_the_pods_of_the_first_hour_run_until_their_reader_deletes_them() -> None:
+    texts = [(REPOSITORY / path).read_text() for path in ("docs/first-hour.md", "deploy/examples/job.yaml")]
+    assert [int(seconds) for text in texts for seconds in re.findall(r"\bsleep (\d+)", text)] == [3600, 3600]
+
+
 def test_the_notes_need_no_file_that_the_chart_has_not() -> None:
     notes = (CHART / "templates" / "NOTES.txt").read_text()
     assert "deploy/" not in notes.replace("deploy/charts/ascend-affinity in the repository", "")

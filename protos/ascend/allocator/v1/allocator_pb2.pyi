@@ -188,7 +188,7 @@ class ValidateJobResponse(_message.Message):
 
     @_builtins.property
     def without_effect(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the job requests without effect, a sentence for each: docs/deviations.md."""
+        """What the job requests without effect, a sentence for each: docs/unsupported.md."""
 
     def __init__(
         self,
@@ -413,7 +413,7 @@ class ExplainResponse(_message.Message):
 
     @_builtins.property
     def without_effect(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the pod requests without effect, a sentence for each: docs/deviations.md."""
+        """What the pod requests without effect, a sentence for each: docs/unsupported.md."""
 
     def __init__(
         self,
