@@ -116,10 +116,16 @@ def test_lists_of_the_site_have_four_spaces_for_each_level() -> None:
         "",
         "      f",
         "    ```",
+        "",
         "2. g",
         "h",
     ]
     assert list(indented(page)) == site
+
+
+def test_an_item_of_the_site_begins_after_the_paragraphs_of_the_item_before_it() -> None:
+    page = ["1. a", "2. b", "", "   c", "3. d", "   * e", "4. f"]
+    assert list(indented(page)) == ["1. a", "2. b", "", "    c", "", "3. d", "    * e", "4. f"]
 
 
 def modules_named() -> Iterator[str]:

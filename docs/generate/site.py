@@ -84,19 +84,29 @@ def _collect(source: Path) -> None:
 def indented(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines of a page with four spaces for each level of its lists, as Python-Markdown needs them.
 
-    In the pages, as in CommonMark, what belongs to an item is below the first letter of its text.
+    In the pages, as in CommonMark, what belongs to an item is below the first letter of its text. Python-Markdown also
+    needs a blank line between the paragraphs of an item and the next item.
     """
     columns: list[int] = []
-    in_code = False
+    in_code = has_paragraphs = False
+    before = ""
     for line in lines:
         column = len(line) - len(line.lstrip())
         while line and not in_code and columns and column < columns[-1]:
             columns.pop()
         text = line[columns[-1] :] if columns else line
+        item = None if in_code else _ITEM.match(text)
+        if item is not None:
+            if before and has_paragraphs:
+                yield ""
+            has_paragraphs = False
+        elif not line:
+            has_paragraphs = bool(columns)
         yield " " * (4 * len(columns)) + text if text else ""
+        before = line
         if _FENCE.match(text):
             in_code = not in_code
-        elif not in_code and (item := _ITEM.match(text)) is not None:
+        elif item is not None:
             columns.append((columns[-1] if columns else 0) + item.end())
 
 
