@@ -35,6 +35,8 @@ _MAKERS: Final = tuple(
     f"/apis/{each.partition('/')[0]}/v1/namespaces/default/{each.partition('/')[2]}"
     for each in ("ray.io/rayclusters", "apps/deployments", "apps/replicasets", "apps/statefulsets", "batch/jobs")
 )
+KUEUE_WORKLOADS: Final = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/workloads"
+"""Kueue's Workloads, one of each job or group of pods that has a queue."""
 
 
 def example(name: str) -> list[dict[str, Any]]:
@@ -178,27 +180,38 @@ class Workloads:
             # What makes pods goes before them, such as the Jobs of a JobSet.
             left = [path for path in paths if await asyncio.to_thread(self.cluster.api.answers, path)]
             for path in (path for path in left if path.startswith("/apis/kueue.")):
-                with suppress(HTTPError):  # as for pods
-                    body = {"metadata": {"finalizers": None}}
-                    await asyncio.to_thread(self.cluster.api.patch, path, body)
+                await self._end(path)
             for path in _MAKERS:
-                if not await asyncio.to_thread(self.cluster.api.answers, path):
-                    continue  # a kind that is not served here
-                if (await asyncio.to_thread(self.cluster.api.get, path))["items"]:
+                if await self._names(path):
                     left.append(path)
                     await asyncio.to_thread(self.cluster.api.delete, f"{path}?propagationPolicy=Background")
             if left:
                 return False
-            for pod in await self.client.list_objects(PODS, "default"):
+            for pod in await self.client.list_objects(PODS):
                 with suppress(NotFound, Conflict):
                     await self._remove(pod)
-            return not await self.client.list_objects(PODS, "default")
+            workloads = await self._names(KUEUE_WORKLOADS)  # Kueue makes them again as long as there are pods
+            for name in workloads:
+                await self._end(f"{KUEUE_WORKLOADS}/{name}")
+            return not workloads and not await self.client.list_objects(PODS)
 
         await self.eventually(gone, "no object is left")
         for name in self._nodes:
             await self.client.delete(NODES, name)
         self._nodes.clear()
         self._tests += 1
+
+    async def _end(self, path: str) -> None:
+        """Delete an object of Kueue, which would keep it by a finalizer as long as its job is there."""
+        await asyncio.to_thread(self.cluster.api.delete, path)
+        with suppress(HTTPError):  # it is gone
+            await asyncio.to_thread(self.cluster.api.patch, path, {"metadata": {"finalizers": None}})
+
+    async def _names(self, path: str) -> list[str]:
+        """Return the names of all objects of a kind, which may not be served here."""
+        if not await asyncio.to_thread(self.cluster.api.answers, path):
+            return []
+        return [item["metadata"]["name"] for item in (await asyncio.to_thread(self.cluster.api.get, path))["items"]]
 
     async def eventually(self, check: Callable[[], Awaitable[R | None]], what: str) -> R:
         """Wait until a check returns a true value; return that value.
@@ -257,7 +270,7 @@ async def running(
         await asyncio.to_thread(cluster.start)
         for each in definitions:
             await asyncio.to_thread(controllers.apply, cluster.api, each)
-        await asyncio.to_thread(start_controller_manager, cluster, (*WORKLOADS, "disruption"))
+        await asyncio.to_thread(start_controller_manager, cluster, (*WORKLOADS, "disruption", "resourcequota"))
         for name in names:
             await asyncio.to_thread(controllers.start, cluster, name, folder, flags.get(name, ()))
         addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}
