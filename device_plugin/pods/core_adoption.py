@@ -68,8 +68,9 @@ class CoreAdoption:
     def is_its_own(self, pod: NodePod, held: Held, *, admitted: bool, is_known: bool) -> bool:
         """Return whether an entry of the kubelet's ledger belongs to this pod; see ``Devices``."""
         known = self.ledger.handovers.get(pod.uid)
-        has_own_ids = known is not None and bool(held) and _ids(held).issubset(known.kubelet_ids)
-        return is_as_requested(pod, held) and (admitted or is_known or has_own_ids)
+        has_own_ids = known is not None and _ids(held).issubset(known.kubelet_ids)
+        # A pod that the kubelet is about to ask for has an entry without ids already.
+        return is_as_requested(pod, held) and (admitted or (bool(held) and (is_known or has_own_ids)))
 
     def adopt(self, pod: NodePod, held: Held, *, admitted: bool) -> HandOver | None:  # noqa: ARG002 - it has one container
         """Return the hand-over that explains an entry; None if what the pod has is unknown.
@@ -80,7 +81,7 @@ class CoreAdoption:
         handovers = self.ledger.handovers
         known = handovers.answers.get(frozenset(ids))
         if known is None or self._is_given_again(known):
-            known = handovers.get(pod.uid) or handovers.kept.get(pod.uid)
+            known = {each.uid: each for each in self._certain}.get(pod.uid)
         if known is not None:
             return core_handover(pod, ids, known.chips, known.template, known.vnpu)
         claimed = self._standing_claim(pod)
@@ -91,7 +92,7 @@ class CoreAdoption:
     def _is_given_again(self, answer: HandOver) -> bool:
         """Return whether a pod has what was once answered for other device ids: the one that had it has ended."""
         ids = {*answer.kubelet_ids}
-        return any({*other.kubelet_ids} != ids and other.overlaps(answer) for other in self.ledger.holding)
+        return any({*other.kubelet_ids} != ids and other.overlaps(answer) for other in self._certain)
 
     def believe(self, pod: NodePod) -> HandOver | None:
         """Return the hand-over that a pod's claim describes; None if the driver does not have its vNPU."""
@@ -161,10 +162,14 @@ class CoreAdoption:
 
         return min(fits, key=order, default=None)
 
-    def _taken(self) -> list[VirtualNpu]:
-        """Return the vNPUs that pods have, and not by their claims only."""
+    @property
+    def _certain(self) -> list[HandOver]:
+        """What pods have, and not by their claims only."""
         believed = self.ledger.handovers.believed
-        return [each.vnpu for each in self.ledger.holding if each.vnpu is not None and each.uid not in believed]
+        return [each for each in self.ledger.holding if each.uid not in believed]
+
+    def _taken(self) -> list[VirtualNpu | None]:
+        return [each.vnpu for each in self._certain]
 
 
 def claimed_vnpu(pod: NodePod) -> VirtualNpu | None:

@@ -86,6 +86,7 @@ class Reconciler:
                     log.warning("believing a claim, the kubelet's ledger can't be read", pod=pod.key)
                     self._handovers.add(believed)
                     self._handovers.unconfirmed.add(pod.uid)
+                    self._handovers.believed.add(pod.uid)
 
     async def catch_up(self) -> None:
         """Add what another instance of the plugin gave to pods since this one rebuilt its ledger."""
@@ -109,7 +110,8 @@ class Reconciler:
 
     async def _follow_ledger(self) -> None:
         loop = asyncio.get_running_loop()
-        sources = (self._pods.changes, self._handovers.changes)
+        # Others let the ledger be settled too, and a reading of theirs can fail.
+        sources = (self._pods.changes, self._handovers.changes, self._ledger.is_settled)
         suspects: dict[str, HandOver] = {}
         tried: set[str] = set()
         wait_s, read_s = RETRY_S, -RETRY_S
@@ -206,7 +208,7 @@ class Reconciler:
         """
         async with self._one_at_a_time:
             is_settled = await self._settle(drop or {})
-        if is_settled != self._ledger.is_settled.value:
+        if bool(is_settled) != self._ledger.is_settled.value:
             self._ledger.is_settled.set(bool(is_settled))
         return is_settled is not None
 
@@ -320,6 +322,8 @@ class Reconciler:
         if handover is not None and not (admitted and held and not explains(handover, held)):
             if admitted:
                 self._handovers.unconfirmed.discard(pod.uid)
+            if admitted and held:
+                self._handovers.believed.discard(pod.uid)
             return None
         # Of a pod that is not seen admitted yet, the entry may be that of an earlier pod whose deletion has been seen.
         others = [*self._ledger.holding, *(() if admitted else self._handovers.answers.values())]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import Unreachable
-from device_plugin.device_types import DeviceType
+from device_plugin.device_types import CORES, DeviceType
 from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.pods import cut_vnpus
+from device_plugin.pods import core_keeper, cut_vnpus
 from tests.device_plugin.api import running, until
 from tests.device_plugin.books import TYPES, Books, serve, silent
 
@@ -261,6 +261,39 @@ async def test_a_waiting_pod_has_the_entry_of_its_name_only_if_the_kubelet_knows
     assert books.entries == ({"default/one": 0} if known == "again" else {})
 
 
+async def test_a_pod_that_the_kubelet_is_about_to_ask_for_goes_on_waiting(books: Books, monkeypatch: Patch) -> None:
+    # An entry that may be that of an earlier pod is why the kubelet is asked which pods it knows.
+    serve(monkeypatch, books.kubelet({"new": 0, "next": None}))
+    books.driver.vnpus.add(books.vnpu(1))
+    books.show(books.pod("new", 0), books.pod("next", 1))
+    books.kubelet_pods = [books.pod("next", 1)]
+    await books.reconciler.restore()
+    assert (books.entries, books.announced) == ({}, [])
+
+
+async def test_a_reading_of_the_kubelets_ledger_that_failed_once_leaves_no_vnpu(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(cut_vnpus, "HANDING_OVER_S", 0.0)
+    monkeypatch.setattr(core_keeper, "RETRY_LIMIT_S", 0.001)
+    books, failures = Books(CORES), 0
+    books.driver.vnpus.add(books.vnpu(7))  # of a pod that has ended, but not its container
+    books.driver.in_containers.add(books.vnpu(7))
+
+    def held() -> Mapping[str, int]:
+        nonlocal failures
+        failures -= 1
+        if failures == 0:
+            raise Unreachable("the kubelet restarts")
+        return {}
+
+    serve(monkeypatch, books.kubelet(held))
+    async with running(books.run()):
+        await until(lambda: books.devices.ledger.is_settled.value and books.devices.ledger.used)
+        failures = 1
+        await until(lambda: failures <= 0)
+        books.driver.in_containers.clear()
+        await until(lambda: not books.driver.vnpus)
+
+
 async def test_a_pod_that_runs_without_its_devices_is_told_once_and_counted_until_it_ends(
     books: Books, monkeypatch: Patch
 ) -> None:
@@ -351,6 +384,19 @@ async def test_a_believed_claim_gives_way_to_an_entry_of_the_kubelets_ledger(boo
     books.show(books.pod("owner", 0, started=True))
     await settled(books, monkeypatch, owner=0)
     assert books.entries == {"default/owner": 0}
+
+
+async def test_a_claim_that_was_believed_at_the_start_gives_way_to_the_kubelets_ledger(
+    books: Books, monkeypatch: Patch
+) -> None:
+    serve(monkeypatch, silent)
+    books.driver.vnpus.add(books.vnpu(1))
+    books.show(books.pod("owner", 0, claims=0, started=True), books.pod("forger", 1, claims=0, started=True))
+    await books.reconciler.restore()
+    assert books.entries == {"default/owner": 0, "default/forger": 0}
+    await settled(books, monkeypatch, owner=0, forger=1)
+    assert books.entries == books.counted == {"default/owner": 0, "default/forger": 1}
+    assert not books.handovers.believed
 
 
 async def test_of_two_claims_to_a_device_neither_is_entered(books: Books, monkeypatch: Patch) -> None:
