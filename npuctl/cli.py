@@ -460,7 +460,7 @@ def _plugin_flags(
     named = {_FLAGS.get(name, f"--{name.replace('_', '-')}"): value for name, value in options.items()}
     if given := [name for name, value in {**others, **named}.items() if value]:
         raise InvalidValue(f"not without {needed}: {', '.join(given)}")
-    if arguments.args and (arguments.args[0].partition("=")[0] == "--node" or arguments.args[0][0] != "-"):
+    if arguments.args and (arguments.args[0].partition("=")[0] == "--node" or not arguments.args[0].startswith("-")):
         raise InvalidValue(
             f"{arguments.args[0]}: {arguments.command_path} without {needed} is about the node on which it runs, for"
             " example by kubectl exec in the device plugin's pod there"

@@ -68,7 +68,11 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
     schedulers = named("schedulers", check_schedulers(objects.pods, served, details.kube_schedulers, now_ns / 1e9))
     refused = {each.name: each.offer.reason for each in nodes if isinstance(each.offer, Refusal)}
     unserved = {name for name, reason in refused.items() if reason in _UNSERVED}
-    unoffered = {name for name, reason in refused.items() if reason == Reason.RESOURCE_NOT_OFFERED}
+    unoffered = {
+        each.name
+        for each in nodes
+        if refused.get(each.name) == Reason.RESOURCE_NOT_OFFERED and not _has_unhealthy_chips_only(each)
+    }
     programs = check_programs(
         objects, (each.name for each in nodes), details, unserved=unserved, is_asked=not schedulers
     )
@@ -95,6 +99,13 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
     # Nothing green beside what is wrong with the same.
     wrong = {each.check for each in found if each.severity != "ok"} - {"programs"}
     return [each for each in found if each.severity != "ok" or each.check not in wrong]
+
+
+def _has_unhealthy_chips_only(record: NodeRecord) -> bool:
+    """Whether a kubelet offers no chip because its device plugin has none that is healthy."""
+    capacity = (record.node.capacity_chips if record.node is not None else None) or 0
+    reported = 0 if isinstance(record.own_report, Refusal) else record.own_report.unhealthy.bit_count()
+    return 0 < capacity <= reported
 
 
 def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:

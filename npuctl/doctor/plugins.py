@@ -55,7 +55,7 @@ def check_plugins(
     Args:
         nodes: all nodes.
         heartbeats: when the plugin of a node has written its condition last, Unix seconds, as far as that is known.
-        unoffered: the nodes whose kubelets offer no chips.
+        unoffered: the nodes whose kubelets offer no chips although some are healthy.
         now_s: the time, Unix seconds.
     """
     alike: dict[tuple[bool, str], list[tuple[str, str]]] = {}

@@ -159,7 +159,7 @@ def test_a_verb_that_reads_no_objects_has_no_options_for_them(verb: tuple[str, .
     assert not [option for option in ("--filename", "--now", "--set", "--config ") if option in shown]
 
 
-@pytest.mark.parametrize("words", [("doctor", "--node", "a"), ("doctor", "a"), ("selftest", "a")])
+@pytest.mark.parametrize("words", [("doctor", "--node", "a"), ("doctor", "a"), ("doctor", ""), ("selftest", "a")])
 def test_a_verb_about_the_node_on_which_it_runs_says_so_in_one_line(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -305,6 +305,14 @@ def test_a_plugin_that_was_killed_is_not_told_by_what_it_lacked_then(
     assert found["advice"].startswith("start it") == is_over
 
 
+@pytest.mark.parametrize("lack", REGISTERED)
+def test_a_plugin_without_a_healthy_chip_is_told_by_what_it_lacks(lack: Lack, tmp_path: Path) -> None:
+    broken = unready("n1", lack.reason, f"{lack}: why", chips=0)
+    broken["status"]["capacity"] = {RESOURCE: "8"}
+    found = finding(tmp_path, broken, report("n1", unhealthy=0xFF), check="plugins")
+    assert found["sentence"] == f"the device plugin of node n1 is not ready: {lack}: why"
+
+
 async def test_heartbeats_are_read_of_the_nodes_whose_plugins_are_not_ready(tmp_path: Path) -> None:
     broken = unready("n1", "Claims", "claims: why")
     broken["status"]["conditions"][-1]["lastHeartbeatTime"] = "2026-01-01T00:00:00Z"
