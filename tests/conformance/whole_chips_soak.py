@@ -283,6 +283,7 @@ class Soak:
             pods = {pod["metadata"]["uid"]: pod for pod in self._node.cluster.api.get(PODS)["items"]}
             answers, started, ledger = _answers(self._node.node), _started(self._node.node), self._node.ledger()
             report, counts = self._node.report(), self._node.counts()
+            listed = {pod["metadata"]["uid"]: pod["status"]["phase"] for pod in self._node.node.pods()}
         except (HTTPError, KeyError, OSError) as error:  # the Node or the report is being made
             return [f"can't be read: {error!r}"]
         problems: list[str] = []
@@ -293,6 +294,8 @@ class Soak:
                 self._dismiss(name, pod)
                 return [f"{name} has ended"]
             counted = _union(ids for (owner, _), ids in ledger.items() if owner == name)
+            if (phase := listed.get(placed.uid)) != pod["status"]["phase"]:  # a rejection may be on its way
+                problems.append(f"{name}: {phase} for the kubelet, {pod['status']['phase']} for the API server")
             given = answers.get(placed.uid, 0), started.get(placed.uid, 0)
             problems += [f"{name}: {problem}" for problem in _differences(pod, placed, counted, *given)]
             if taken & placed.chips:
