@@ -275,6 +275,7 @@ class Barrier:
         turn = Turn()
         self._gangs.prune()  # nobody may have called since a node became unusable
         self._gangs.pass_on()
+        await turn.share_between(self._gangs.make_room_for_waiting())
         self._gangs.release_without_prospects()
         stuck: list[tuple[_Assembly, str]] = []
         for assembly in tuple(self._assemblies.values()):

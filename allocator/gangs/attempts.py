@@ -17,19 +17,20 @@ for a turn like them, without a try in vain.
 """
 
 import math
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Final
 
 from allocator.gangs.obstacles import Obstacles
 from allocator.gangs.planning import Planner
 from allocator.gangs.progress import Progress
-from allocator.gangs.resting import Resting
+from allocator.gangs.resting import FIRST_REST_S, LONGEST_REST_S, Resting, kind_of
 from allocator.gangs.start_queue import StartQueue, Wait, priority_of
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
+from allocator.state.item_backoff import ItemBackoff
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
@@ -37,6 +38,7 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.turn import Steps
 
 _MANY: Final = 64
 """Of larger gangs a plan takes more than a few milliseconds."""
@@ -72,7 +74,10 @@ class Attempts:
     def __init__(
         self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner, obstacles: Obstacles
     ) -> None:
-        self._examined_s: dict[JobKey, float] = {}
+        # When it was examined whether a gang fits on what another one holds, and whether it does.
+        self._examined: dict[tuple[JobKey, JobKey], tuple[float, bool]] = {}
+        # The jobs for which gangs have released chips.
+        self._helped = ItemBackoff[JobKey](ledger.monotonic, FIRST_REST_S, LONGEST_REST_S)
         self.resting = Resting(cluster, ledger.monotonic)
         self.queue = StartQueue(
             cluster.jobs.by_key,
@@ -145,31 +150,67 @@ class Attempts:
         raise _waits(job, f"job {job.key}: {rest}")
 
     def _fits_without(self, holder: Job, pod: Pod, request: ChipRequest, job: Job) -> bool:
-        """Whether a gang would fit beside the pods that run; examined now and then, while another one has its turn."""
+        """Whether a gang would fit beside the pods that run, on what the holder has; examined now and then.
+
+        No for a large gang, and without some seats of a large holder: both would take long.
+        """
         seats = [*self._ledger.held(holder.key.plan), *(seat.uid for seat in self._ledger.seats(holder.key.plan))]
-        now_s = self._ledger.monotonic()
-        if not seats or job.size > _MANY or len(seats) > _MANY or now_s < self._examined_s.get(job.key, 0.0) + TRIED_S:
+        if not seats or job.size > _MANY:
             return False
-        self._examined_s = {key: at_s for key, at_s in self._examined_s.items() if now_s < at_s + TRIED_S}
-        self._examined_s[job.key] = now_s
-        with ExitStack() as stack:
-            for uid in seats:
-                stack.enter_context(self._ledger.suspended(uid))
-            return self._planner.fits(pod, request, job)
+        now_s, known = self._ledger.monotonic(), self._examined
+        self._examined = known = {key: (at_s, fits) for key, (at_s, fits) in known.items() if now_s < at_s + TRIED_S}
+        if (job.key, holder.key) not in known:
+            with ExitStack() as stack:
+                for uid in seats[:_MANY]:
+                    stack.enter_context(self._ledger.suspended(uid))
+                known[job.key, holder.key] = now_s, self._planner.fits(pod, request, job)
+        return known[job.key, holder.key][1]
 
     def make_room(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
-        """Let a gang that yields release its chips, if a pod fits with them; returns whether one did."""
-        if not self.resting.is_owed or self.resting.has_tried(job):
+        """Let a yielding gang release its chips for a pod that does not fit without these; returns whether a gang did.
+
+        Not soon again for the same job: its scheduler may refuse the nodes for other reasons than chips.
+        """
+        if not self.resting.is_owed or not self._may_have_room(job):
             return False
+        holder = next((gang for gang in self._yielding() if self._fits_without(gang, pod, request, job)), None)
+        if holder is None:
+            return False
+        self._helped.failed(job.key)
+        self.resting.begin(holder)
+        self.step_back(holder, (), f"pod {pod.key} fits on them, and gangs like it have kept chips in vain")
+        return True
+
+    def make_room_for_waiting(self) -> Steps[None]:
+        """Do the same for pods that are refused because their scheduler counts the chips of a yielding gang.
+
+        Thousands may wait, so of pods and gangs that are alike one is examined.
+        """
+        if not self.resting.is_owed or next(self._yielding(), None) is None:
+            return
+        examined = set[object]()
+        for pod, job in self._obstacles.short_of_chips():
+            if job.size <= _MANY and self._may_have_room(job):
+                with suppress(Refusal):
+                    request = self._planner.request_of(pod)
+                    kind = kind_of(job) if job.is_gang else (request, frozenset(pod.spec.node_selector.items()))
+                    is_new = kind not in examined
+                    examined.add(kind)
+                    if is_new and not self._planner.fits(pod, request, job) and self.make_room(pod, request, job):
+                        return
+            yield
+
+    def _may_have_room(self, job: Job) -> bool:
+        """Whether a gang may release chips for a job, which lacks nothing but chips."""
+        is_ruled_out = self._helped.is_waiting(job.key) or self.resting.has_tried(job)
+        return not is_ruled_out and self._obstacles.of(job) is None
+
+    def _yielding(self) -> Iterator[Job]:
+        """The gangs that hold chips and may not keep them from others."""
         for plan in self._ledger.plans:
             holder = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
-            if holder is None or not self.resting.yields(holder) or self._progress.find_started(holder) is not None:
-                continue
-            if self._fits_without(holder, pod, request, job):
-                self.resting.begin(holder)
-                self.step_back(holder, (), f"pod {pod.key} fits on them, and gangs like it have kept chips in vain")
-                return True
-        return False
+            if holder is not None and self.resting.yields(holder) and self._progress.find_started(holder) is None:
+                yield holder
 
     def _nodes(self, plan: str) -> frozenset[str]:
         held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
@@ -187,13 +228,6 @@ class Attempts:
         if first is not None and not self._progress.holds(first) and not self._may_fit(first):
             self.does_not_fit(first)
         self.queue.pass_on()
-        for pod, job in self._obstacles.short_of_chips() if self.resting.is_owed else ():
-            try:
-                request = self._planner.request_of(pod)
-            except Refusal:
-                continue
-            if self.make_room(pod, request, job):
-                break
 
     def _may_fit(self, job: Job, *, limits: Mapping[str, int] = MappingProxyType({})) -> bool:
         """Whether a gang fits, has seats or gets chips whose holders end; it is unknown of a large one.

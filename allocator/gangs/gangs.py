@@ -84,8 +84,8 @@ class Gangs:
         self.obstacles = Obstacles(cluster, ledger, self._awaits_victims)
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
         self.queue, self.resting = self._attempts.queue, self._attempts.resting
-        self.pass_on = self._attempts.pass_on
-        self.left_to_others, self.make_room = self._attempts.left_to_others, self._attempts.make_room
+        self.pass_on, self.left_to_others = self._attempts.pass_on, self._attempts.left_to_others
+        self.make_room, self.make_room_for_waiting = self._attempts.make_room, self._attempts.make_room_for_waiting
         self.gang_request = self.planner.gang_request
         self._pruned = self._losses = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
@@ -109,11 +109,9 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and not self._is_valid(held, request, job):
             self._ledger.release(pod.uid)
-        if self._ledger.get(pod.uid) is None:
-            self.make_room(pod, request, job)
         self._attempts.note_offer(pod, job, candidates)
         try:
-            found = self._find(pod, request, job, candidates)
+            found = self._find_making_room(pod, request, job, candidates)
         except Refusal as refusal:
             if refusal.reason is Reason.GANG_DOES_NOT_FIT:
                 self._ledger.refuse(job.key.plan, pod.uid)
@@ -282,6 +280,18 @@ class Gangs:
             job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
             if job is not None and self._cluster.jobs.lacks_group(job) and self._progress.find_started(job) is None:
                 self._ledger.drop_plan(plan)
+
+    def _find_making_room(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+    ) -> Reservation | list[Seat]:
+        """Do the same as ``_find``; without a seat, let a yielding gang release chips for the pod."""
+        try:
+            return self._find(pod, request, job, candidates)
+        except Refusal:
+            if self._ledger.get(pod.uid) is not None or not self.make_room(pod, request, job):
+                raise
+        self._attempts.note_offer(pod, job, candidates)  # it may be the turn of its gang now
+        return self._find(pod, request, job, candidates)
 
     def _find(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None

@@ -116,9 +116,9 @@ class Obstacles:
     def short_of_chips(self) -> Iterator[tuple[Pod, Job]]:
         """A pod of each job that its scheduler refuses for nothing but chips, as it counts them."""
         for key, verdicts in tuple(self._refused.items()):
-            job = self._cluster.jobs.by_key[key]
             uid = next((uid for uid, (_, what) in verdicts.items() if what is Refused.CHIPS), None)
-            if uid is not None and self.of(job) is None:
+            if uid is not None:
+                job = self._cluster.jobs.by_key[key]
                 yield job.pods[uid], job
 
     def refusal(self, job: Job, *, for_ever: bool = False) -> str | None:

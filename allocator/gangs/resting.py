@@ -52,7 +52,7 @@ class Resting:
 
     def begin(self, job: Job) -> None:
         """A gang has tried in vain, although it has chips."""
-        kind = _kind_of(job)
+        kind = kind_of(job)
         # Pods that are bound have no requirements any more, so the kind of a gang that starts is no longer known then.
         self._tried = {key: known for key, known in self._tried.items() if key in self._cluster.jobs.by_key}
         self._tried[job.key] = kind
@@ -82,15 +82,16 @@ class Resting:
 
     def has_tried(self, job: Job) -> bool:
         """Whether a gang like this one has tried in vain."""
-        return _kind_of(job) in self._backoff
+        return kind_of(job) in self._backoff
 
     def __contains__(self, job: Job) -> bool:
-        kind = _kind_of(job)
+        kind = kind_of(job)
         is_unchanged = self._openings.get(kind) == self._cluster.openings
         return self._backoff.since_s(kind) < FIRST_REST_S or (is_unchanged and self._backoff.is_waiting(kind))
 
 
-def _kind_of(job: Job) -> _Kind:
+def kind_of(job: Job) -> _Kind:
+    """The kind of a gang: gangs of one kind are alike."""
     settings = frozenset[tuple[str, str]]().union(
         *(deciding(place.labels) | deciding(place.annotations) for place in job.settings)
     )

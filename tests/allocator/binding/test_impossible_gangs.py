@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.gangs.resting import SHARE
-from tests.allocator.binding.impossible import CPU, EXCLUDING, KINDS, Queue, good
+from tests.allocator.binding.impossible import CPU, EXCLUDING, KINDS, Queue, demand, good
 from tests.allocator.binding.simulation import CHIPS, LABELS
 from tests.allocator.builders import node
 
@@ -72,6 +72,25 @@ async def test_a_gang_starts_in_time_once_a_node_comes_that_it_lacked(count: int
     await simulation.run(BOUND_S)
     assert max(map(simulation.started, simulation.case.gangs)) == 3
     assert sum(map(simulation.started, simulation.case.gangs)) == 3
+    await simulation.close()
+
+
+async def test_a_gang_starts_in_time_once_it_can_although_a_pod_waits_for_a_node_that_is_full() -> None:
+    queue = Queue(["exclusive"], nodes=2)
+    simulation, full = queue.simulation, frozenset(["full"])
+    for each in simulation.demands.values():
+        each.tolerated = frozenset(["n0", "n1", "n2"])
+    simulation.case.cpu["full"] = CPU
+    simulation.rig.world.add(node("full", labels=LABELS))
+    simulation.add([demand("runs", 0, 1, CHIPS, full)])
+    await simulation.run(1)
+    simulation.add([demand("waits", 0, 1, CHIPS, full)])
+    await simulation.run(300)
+    simulation.case.cpu["n2"] = CPU
+    simulation.rig.world.add(node("n2", labels=LABELS))
+    simulation.wake()
+    await simulation.run(BOUND_S)
+    assert simulation.started(simulation.case.gangs[0]) == 3
     await simulation.close()
 
 
