@@ -1,6 +1,7 @@
 """The exceptions of the project: every error has a stable ``reason`` for programs and a sentence for people."""
 
 from collections.abc import Iterable
+from typing import Self
 
 from ascend.printable import printable
 from ascend.reasons import Reason
@@ -27,6 +28,15 @@ class AscendError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def without_frames(self) -> Self:
+        """Return the error without the frames of its callers, to keep it.
+
+        Frames of the errors from which it was raised count as well: an object that the garbage collector does not track
+        (``gc=False``) and that keeps the error may be in one of their variables, so nothing would ever free them.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
 
 class InvalidValue(AscendError):

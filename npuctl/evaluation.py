@@ -129,7 +129,7 @@ class Evaluation:
         try:
             held = self.allocator.place(pod)
         except Refusal as refusal:
-            refused = refusal.with_traceback(None)
+            refused = refusal.without_frames()
         else:
             return Verdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
         gone = await self._preempt(pod, job)

@@ -400,7 +400,7 @@ class DecisionEngine:
             except Refusal as refusal:
                 if refusal.reason is Reason.GANG_DOES_NOT_FIT and resolved.chips.is_for_chips:
                     self.earmarks.note(pod)
-                return resolved, refusal.with_traceback(None)
+                return resolved, refusal.without_frames()
         return resolved, self._place_alone(pod, resolved, held, candidates)
 
     def _place_alone(
@@ -460,7 +460,7 @@ class DecisionEngine:
         try:
             node = seat or self.gangs.preview(pod, resolved.chips, gang, candidates)
         except Refusal as refusal:
-            return (yield from self._explain(pod, resolved, names, refusal.with_traceback(None)))
+            return (yield from self._explain(pod, resolved, names, refusal.without_frames()))
         elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
         others = yield from self._explain(pod, resolved, [name for name in names if name != node], elsewhere)
         return Filtered([node], others.refused)

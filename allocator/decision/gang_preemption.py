@@ -174,7 +174,7 @@ class GangPreemption:
             if self._state(job) != state:
                 raise ChangedError from refusal
             self._useless = {key: each for key, each in self._useless.items() if self._now_s < each[1] + _AGAIN_S}
-            self._useless[job.key.plan] = state, self._now_s, refusal.with_traceback(None)
+            self._useless[job.key.plan] = state, self._now_s, refusal.without_frames()
             raise
         self._plans[job.key.plan] = plan
         self._note_eviction(plan, job)

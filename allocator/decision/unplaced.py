@@ -26,7 +26,7 @@ async def judge(cluster: Cluster, engine: DecisionEngine, pod: Pod) -> Filtered 
         await turn.share()  # thousands of refusals are counted next
         return filtered
     except Refusal as refusal:
-        return refusal.with_traceback(None)
+        return refusal.without_frames()
 
 
 def why_unplaced(engine: DecisionEngine, pod: Pod, judged: Filtered | Refusal) -> Refusal | None:

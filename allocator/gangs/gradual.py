@@ -141,7 +141,7 @@ class GradualPlans:
             request = self._gangs.request_of(pod)
             gang, needed = await turn.share_between(planner.gang_request(pod, request, job, candidates))
         except Refusal as refusal:
-            return refusal.with_traceback(None)
+            return refusal.without_frames()
         left = frozenset[str]().union(*self._gangs.left_to_others(job).values())
         names: Collection[str] = self._cluster.nodes
         is_common = gang.policy.level is None and all(member.candidates is None for member in gang.members)

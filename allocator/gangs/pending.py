@@ -112,4 +112,4 @@ class PendingMembers:
         try:
             return self._request_of(pod)
         except Refusal as refusal:
-            return refusal.with_traceback(None)
+            return refusal.without_frames()

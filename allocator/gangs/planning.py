@@ -190,7 +190,7 @@ class Planner:
         try:
             return self._plan_lifting(pod, request, job, scope, lower)
         except Refusal as refusal:
-            self._refused[key] = refusal.with_traceback(None)
+            self._refused[key] = refusal.without_frames()
             raise
         finally:
             self._refused_version = self._cluster.index.version
@@ -218,7 +218,7 @@ class Planner:
         try:
             seats = self._plan(pod, request, job, scope)
         except Refusal as refusal:
-            outcomes[key] = refusal.with_traceback(None)
+            outcomes[key] = refusal.without_frames()
             raise
         outcomes[key] = None
         return seats

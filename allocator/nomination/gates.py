@@ -223,7 +223,7 @@ class Gates:
                 try:
                     written = self._nominate(pod)
                 except Refusal as refusal:
-                    self._refused(group, pod, refusal.with_traceback(None))
+                    self._refused(group, pod, refusal.without_frames())
                     wasted_s += self._monotonic() - started_s
                     break
                 group.line.remove(pod.uid)

@@ -177,7 +177,7 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         chips = _read_allocatable(node, has_vnpus=bool(sizes) or kind is not None)
         return Server(product, reported, chips, health, vnpus, sizes, kind, cores)
     except Refusal as refusal:
-        return refusal.with_traceback(None)  # the refusal is stored
+        return refusal.without_frames()  # the refusal is stored
 
 
 def _read_kind(node: Node) -> Divisible:

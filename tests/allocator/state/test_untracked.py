@@ -12,9 +12,10 @@ from allocator.observe.unasked import UnaskedPods
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
 from ascend.kube.objects import Node, Pod
 from ascend.turn import at_once
-from tests.allocator.builders import GROUP, World, node, pod, report
+from tests.allocator.builders import GROUP, World, container, node, pod, report
 from tests.allocator.harness import node_manifest, pod_manifest
 
 _OWNER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "t", "controller": True}
@@ -135,3 +136,18 @@ def test_what_is_known_of_pods_without_an_answer_is_not_tracked() -> None:
 
     before = tracked(range(100))
     assert tracked(range(100, 600)) - before < 100
+
+
+def test_pods_whose_requests_are_invalid_leave_nothing_behind() -> None:
+    world, marks = World(), {GROUP: "train", MIN_AVAILABLE: "2"}
+    world.add(node("n1"), report("n1"), pod("invalid", containers=[container("main", "x1")], annotations=marks))
+
+    def tracked(times: int) -> int:
+        for number in range(times):
+            world.add(changed := pod("valid", 8, annotations=marks, labels={"change": str(number)}))
+            assert isinstance(world.refusal(changed), Refusal)
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = tracked(200)  # fills the caches
+    assert tracked(200) - before < 20
