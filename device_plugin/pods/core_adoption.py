@@ -81,7 +81,7 @@ class CoreAdoption:
         handovers = self.ledger.handovers
         known = handovers.answers.get(frozenset(ids))
         if known is None or self._is_given_again(known):
-            known = {each.uid: each for each in self._certain}.get(pod.uid)
+            known = {handover.uid: handover for handover in self._certain}.get(pod.uid)
         if known is not None:
             return core_handover(pod, ids, known.chips, known.template, known.vnpu)
         claimed = self._standing_claim(pod)
@@ -164,12 +164,12 @@ class CoreAdoption:
 
     @property
     def _certain(self) -> list[HandOver]:
-        """What pods have, and not by their claims only."""
+        """The hand-overs that rest on more than the claim of a pod."""
         believed = self.ledger.handovers.believed
-        return [each for each in self.ledger.holding if each.uid not in believed]
+        return [handover for handover in self.ledger.holding if handover.uid not in believed]
 
     def _taken(self) -> list[VirtualNpu | None]:
-        return [each.vnpu for each in self._certain]
+        return [handover.vnpu for handover in self._certain]
 
 
 def claimed_vnpu(pod: NodePod) -> VirtualNpu | None:

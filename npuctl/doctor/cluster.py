@@ -66,15 +66,15 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
     ]
     served = details.served or settings.scheduler_names
     schedulers = named("schedulers", check_schedulers(objects.pods, served, details.kube_schedulers, now_ns / 1e9))
-    refused = {each.name: each.offer.reason for each in nodes if isinstance(each.offer, Refusal)}
+    refused = {node.name: node.offer.reason for node in nodes if isinstance(node.offer, Refusal)}
     unserved = {name for name, reason in refused.items() if reason in _UNSERVED}
     unoffered = {
-        each.name
-        for each in nodes
-        if refused.get(each.name) == Reason.RESOURCE_NOT_OFFERED and not _has_unhealthy_chips_only(each)
+        node.name
+        for node in nodes
+        if refused.get(node.name) == Reason.RESOURCE_NOT_OFFERED and not _has_unhealthy_chips_only(node)
     }
     programs = check_programs(
-        objects, (each.name for each in nodes), details, unserved=unserved, is_asked=not schedulers
+        objects, (node.name for node in nodes), details, unserved=unserved, is_asked=not schedulers
     )
     found = [
         *named("nodes", _check_nodes(nodes)),
@@ -97,8 +97,8 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
     verdicts = [await evaluation.decide(pod) for pod in evaluation.waiting()]
     found += named("waiting", _check_waiting(verdicts))
     # Nothing green beside what is wrong with the same.
-    wrong = {each.check for each in found if each.severity != "ok"} - {"programs"}
-    return [each for each in found if each.severity != "ok" or each.check not in wrong]
+    wrong = {finding.check for finding in found if finding.severity != "ok"} - {"programs"}
+    return [finding for finding in found if finding.severity != "ok" or finding.check not in wrong]
 
 
 def _has_unhealthy_chips_only(record: NodeRecord) -> bool:
