@@ -338,7 +338,10 @@ def test_the_documented_proxy_leads_from_volcano_to_the_port_of_calls() -> None:
     assert any(host in each["spec"].get("dnsNames", ()) for each in rendered if each["kind"] == "Certificate")
     folders = {mount["name"]: mount["mountPath"] for mount in proxy["volumeMounts"]}
     certificates, configuration = pod["volumes"]
-    assert f"create secret generic {certificates['secret']['secretName']} " in page
+    (manifest,) = re.findall(r"kubectl apply --server-side -f - <<END\n(.*?)END", page, re.DOTALL)
+    secret = yaml.safe_load(textwrap.dedent(re.sub(r"\$\(part [^)]*\)", "Zm9v", manifest)))
+    assert (secret["kind"], secret["metadata"]["name"]) == ("Secret", certificates["secret"]["secretName"])
+    assert secret["data"].keys() == {"ca.crt", "tls.crt", "tls.key"}
     assert f"ca-file {folders[certificates['name']]}/ca.crt crt {folders[certificates['name']]}/tls.crt" in options
     assert f"create configmap {configuration['configMap']['name']} --from-file=haproxy.cfg" in page
     assert proxy["args"] == ["-f", f"{folders[configuration['name']]}/haproxy.cfg"]
