@@ -18,8 +18,9 @@ ifneq ($(DISTRIBUTION_PYTHON),)
 export UV_PYTHON ?= $(DISTRIBUTION_PYTHON)
 endif
 
-# More test files run in parallel than there are cores, because those on a real cluster mostly wait.
-WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 3 * cores : 8)))
+# More test files run in parallel than there are cores, because those on a real cluster mostly wait. Six clusters of kubelets and container runtimes need
+# more inotify instances than a user has by default (128).
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
 
 # The device plugin is tested with their kubelets too (tests/cluster/binaries.py).
 OTHER_KUBERNETES := 1.32.9 1.37.1
