@@ -336,7 +336,7 @@ def _read_entries(entries: Mapping[str, msgspec.Raw]) -> BaseDeviceInfos:
             vnpus.append(parse_vnpu(name))
         except InvalidValue:
             ignored.append(name)
-    whole = {chip: each for chip, each in addresses.items() if not withheld >> chip & 1}
+    whole = {chip: chip_address for chip, chip_address in addresses.items() if not withheld >> chip & 1}
     return BaseDeviceInfos(whole, withheld, tuple(ignored), tuple(sorted(vnpus)))
 
 
@@ -361,7 +361,7 @@ def write_configuration(
         "server_id": pod_uid,
         "host_ip": host_ip,
         "super_pod_id": super_pod_id,
-        "devices": [_configured_device(*each, virtual=virtual) for each in sorted(devices.items())],
+        "devices": [_configured_device(*chip_address, virtual=virtual) for chip_address in sorted(devices.items())],
         "rack_id": 0,
         "server_index": str(server_index),
         "server_ip": host_ip,

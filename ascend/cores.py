@@ -25,7 +25,7 @@ _GROUP: Final = re.compile(r"_(0|[1-9][0-9]{0,9})\Z")
 _CHIP: Final = re.compile(r"0|[1-9][0-9]{0,2}")
 _MOST_DIGITS: Final = 4
 _MOST_CHIPS: Final = 100
-_BY_SUFFIX: Final = {each.suffix: each for each in TEMPLATES.values()}
+_BY_SUFFIX: Final = {template.suffix: template for template in TEMPLATES.values()}
 
 CUT_PATTERN: Final = rf"^{_ID}-({'|'.join(TEMPLATES)})\Z"
 """What the names of vNPUs to be cut match."""

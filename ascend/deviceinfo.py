@@ -172,7 +172,7 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
     data = {
         DEVICE_INFO: _go_json(cfg),
         MANUALLY_SEPARATED: join_names(chip_ids(report.manually_separated)),
-        UPGRADE_REASONS: _go_json({chip_name(phy_id): each for phy_id, each in report.upgrades.items()}),
+        UPGRADE_REASONS: _go_json({chip_name(phy_id): upgrade for phy_id, upgrade in report.upgrades.items()}),
         DESCRIPTION: _DESCRIPTION_TEXT,
     }
     if report.switches is not None:
@@ -274,7 +274,7 @@ def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
     """
     try:
         upgrades = msgspec.json.decode(data.get(UPGRADE_REASONS) or "{}", type=dict[str, tuple[Upgrade, ...]])
-        return {parse_chip_name(name): each for name, each in upgrades.items()}
+        return {parse_chip_name(name): upgrade for name, upgrade in upgrades.items()}
     except (*UNREADABLE, InvalidValue) as error:
         raise InvalidReport(f"{UPGRADE_REASONS}: {error}") from error
 

@@ -67,7 +67,7 @@ class FairRate:
         own = self._own.get(namespace)
         if own is None:
             if len(self._own) >= _REMEMBERED:
-                self._own = {name: each for name, each in self._own.items() if each.fill(now_s) < each.burst}
+                self._own = {name: bucket for name, bucket in self._own.items() if bucket.fill(now_s) < bucket.burst}
             own = _Bucket(max(self._all.burst * _OWN, 1), self._all.refill_s / _OWN, now_s)
             self._own[namespace] = own
         return own

@@ -95,9 +95,9 @@ def read_pre_separate(faults: Iterable[Fault]) -> ChipSet:
     Raises:
         InvalidReport: a fault of that level names no chip.
     """
-    relevant = (each for each in faults if _PRE_SEPARATE in {each.fault_level, each.fault_handling})
+    relevant = (fault for fault in faults if _PRE_SEPARATE in {fault.fault_level, fault.fault_handling})
     try:
-        return chip_set(parse_chip_or_vnpu(each.npu_name) for each in relevant if not each.of_network)
+        return chip_set(parse_chip_or_vnpu(fault.npu_name) for fault in relevant if not fault.of_network)
     except InvalidValue as error:
         raise InvalidReport(f"{FAULT_LIST}: {error}") from error
 

@@ -30,7 +30,7 @@ def read_vnpu_grant(annotations: Mapping[str, str]) -> Grant | None:
     """
     written = _written_vnpus(annotations)
     if len(written) > 1:
-        raise InvalidValue(f"annotations name several vNPUs: {', '.join(each.name for each in written)}")
+        raise InvalidValue(f"annotations name several vNPUs: {', '.join(vnpu.name for vnpu in written)}")
     return Grant((), read_predicate_time(annotations), written[0]) if written else None
 
 
@@ -72,7 +72,7 @@ class Held(NamedTuple):
     @property
     def occupied(self) -> ChipSet:
         """The chips that it holds, or parts of which it holds."""
-        return self.chips | chip_set(each.chip for each in self.parts)
+        return self.chips | chip_set(part.chip for part in self.parts)
 
 
 def read_held(annotations: Mapping[str, str]) -> Held:

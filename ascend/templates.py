@@ -61,7 +61,7 @@ _10_16_NONE = Template("vir10_3c_16g_nm", 10, 3, 16, Media.NONE)
 _10_16_ALL = Template("vir10_4c_16g_m", 10, 4, 16, Media.ALL)
 
 TEMPLATES: Final[Mapping[str, Template]] = MappingProxyType(
-    {each.name: each for each in (_05_8, _05_16, _06_16, _10_16, _10_32, _12_32, _10_16_NONE, _10_16_ALL)}
+    {template.name: template for template in (_05_8, _05_16, _06_16, _10_16, _10_32, _12_32, _10_16_NONE, _10_16_ALL)}
 )
 """By the driver's name."""
 
@@ -92,7 +92,7 @@ class Divisible(msgspec.Struct, frozen=True, gc=False):
     @property
     def parts(self) -> tuple[int, ...]:
         """The numbers of AI cores less than a chip that a pod may request, ascending."""
-        return tuple(sorted({each.cores for each in self.templates}))
+        return tuple(sorted({template.cores for template in self.templates}))
 
 
 _CPUS: Final = 6

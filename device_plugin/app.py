@@ -273,7 +273,7 @@ class Plugin:
         await self.order.advertised.newer_than(0)
         folder, node = self._settings.device_plugin_dir, self._node_status
         withdrawal = Withdrawal(folder, self._instance, node, lambda: self._read_node_status(client))
-        await withdrawal.run(lambda: {each.device_type for each in pods.offers}, lambda: pods.other_plugin)
+        await withdrawal.run(lambda: {offer.device_type for offer in pods.offers}, lambda: pods.other_plugin)
 
     def _process_watch(self, chips: ChipSide, pods: PodSide) -> ProcessWatch:
         return ProcessWatch(
@@ -396,7 +396,11 @@ class Plugin:
         try:
             injector.prepare(
                 (chip.chip_id for chip in whole if not chip.facts.vnpus),
-                (device_type.vnpu(each) for device_type, found in vnpus.items() for each in chip_ids(found.present)),
+                (
+                    device_type.vnpu(chip_id)
+                    for device_type, found in vnpus.items()
+                    for chip_id in chip_ids(found.present)
+                ),
             )
         except Refusal as refusal:
             log.warning("containers can't get chips this way yet", reason=refusal.reason, error=refusal.message)
@@ -511,7 +515,7 @@ class Plugin:
 
     def _inject(self, chips: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
         edits = self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector
-        return self._topology.add(edits, [device_type.chip(each) for each in chips] if device_type.suffix else chips)
+        return self._topology.add(edits, [device_type.chip(chip) for chip in chips] if device_type.suffix else chips)
 
 
 def _stood_still(still_s: float) -> None:

@@ -113,7 +113,7 @@ class Surroundings:
         snapshot = self.snapshots.value
         chips = snapshot.chips if snapshot is not None else ()
         resetting = snapshot.recovering if snapshot is not None else 0
-        return [each.chip_id for each in chips if each.facts.is_listed and not resetting >> each.chip_id & 1]
+        return [chip.chip_id for chip in chips if chip.facts.is_listed and not resetting >> chip.chip_id & 1]
 
     def static_vnpus(self) -> set[tuple[int, int]]:
         """Return the vNPUs of pods that do not request AI cores, as pairs of chip and id."""

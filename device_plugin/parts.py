@@ -105,13 +105,13 @@ class PodSide:
         first, *others = self.offers
         if (problem := first.registration.problem) is not None:
             return problem
-        problems = ((each, each.registration.problem) for each in others)
+        problems = ((offer, offer.registration.problem) for offer in others)
         return next((f"{each.device_type.resource}: {why}" for each, why in problems if why is not None), None)
 
     @property
     def other_plugin(self) -> str | None:
         """The sentence about another plugin of the same resource; None if none is known."""
-        return next((why for each in self.offers if (why := each.registration.others.problem) is not None), None)
+        return next((why for offer in self.offers if (why := offer.registration.others.problem) is not None), None)
 
 
 class Probes:

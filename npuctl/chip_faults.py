@@ -100,7 +100,7 @@ def _facts(
     record: NodeRecord, report: DeviceReport, chip: int, *, of_network: bool
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """The level and the codes of a chip, or of its port, and its pods."""
-    own = [each for each in report.faults if each.npu_name == chip_name(chip) and each.of_network == of_network]
-    codes = tuple(code for each in own for code in each.fault_code.split(",") if code)
-    pods = tuple(sorted(each.pod for each in record.holdings.values() if each.occupied >> chip & 1))
+    own = [fault for fault in report.faults if fault.npu_name == chip_name(chip) and fault.of_network == of_network]
+    codes = tuple(code for fault in own for code in fault.fault_code.split(",") if code)
+    pods = tuple(sorted(holding.pod for holding in record.holdings.values() if holding.occupied >> chip & 1))
     return own[0].fault_level if own else "", codes, pods

@@ -43,7 +43,9 @@ class _Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options without those of typer for completion, for which there is a verb."""
-        return [each for each in super().get_params(ctx) if each.name not in {"install_completion", "show_completion"}]
+        return [
+            param for param in super().get_params(ctx) if param.name not in {"install_completion", "show_completion"}
+        ]
 
     def invoke(self, ctx: Any) -> None:
         """Run the command."""
@@ -173,7 +175,7 @@ def _reading(verb: Callable[..., int], without: Collection[str] = ()) -> Callabl
     """
     own = inspect.signature(verb)
     parameters = inspect.signature(_source_options).parameters
-    added = {name: each for name, each in parameters.items() if name not in without}
+    added = {name: parameter for name, parameter in parameters.items() if name not in without}
     if "cluster" in own.parameters:
         del added["kubeconfig_cluster"]
 
@@ -184,9 +186,9 @@ def _reading(verb: Callable[..., int], without: Collection[str] = ()) -> Callabl
             use_ascii()
         return verb(*arguments, options=options, **given)
 
-    kept = [each for each in own.parameters.values() if each.name != "options"]
+    kept = [parameter for parameter in own.parameters.values() if parameter.name != "options"]
     run.__signature__ = own.replace(parameters=[*kept, *added.values()])  # type: ignore[attr-defined]  # typer reads it
-    hints = {**verb.__annotations__, **{name: each.annotation for name, each in added.items()}, "return": int}
+    hints = {**verb.__annotations__, **{name: parameter.annotation for name, parameter in added.items()}, "return": int}
     run.__annotations__ = {name: hint for name, hint in hints.items() if name != "options"}
     return run
 

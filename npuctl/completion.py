@@ -93,7 +93,7 @@ def _namespaces(_typed: str, _namespace: str | None, source: Source) -> Iterator
     if source.files:
         yield from (pod.metadata.namespace for pod in asyncio.run(_list(PODS, source)))
     else:
-        yield from (each.name for each in asyncio.run(_list(_NAMESPACES, source)))
+        yield from (obj.name for obj in asyncio.run(_list(_NAMESPACES, source)))
 
 
 _NAMESPACES: Final = Resource(KubeObject, "Namespace", "api/v1", "namespaces", namespaced=False)
@@ -134,7 +134,7 @@ def complete_for_kubectl(command: Any, words: Sequence[str]) -> list[str]:
         command = chosen
         del before[0]
     if typed.startswith("-"):
-        names = [option for each in command.params for option in each.opts if option.startswith("--")]
+        names = [option for param in command.params for option in param.opts if option.startswith("--")]
     else:
         names = list(getattr(command, "commands", {})) or _values(command, before, typed)
     return [*sorted(name for name in names if name.startswith(typed)), _NO_FILES]
@@ -144,7 +144,7 @@ def _values(command: Any, before: list[str], typed: str) -> list[str]:
     """The values of the last option, or of the next argument."""
     context = command.make_context(command.name, list(before), resilient_parsing=True)
     arguments = [
-        each for each in command.params if each.param_type_name == "argument" and not context.params[each.name]
+        param for param in command.params if param.param_type_name == "argument" and not context.params[param.name]
     ]
-    options = [each for each in command.params if before and before[-1] in each.opts and not each.is_flag]
+    options = [param for param in command.params if before and before[-1] in param.opts and not param.is_flag]
     return [item.value for each in (*options, *arguments)[:1] for item in each.shell_complete(context, typed)]

@@ -202,12 +202,12 @@ class Evaluation:
             waiting = [each for _, each in job.ranked() if each.waits_for_chips and each.uid != pod.uid]
             preemptors = [pod, *waiting] * 2
         ended = defaultdict[str, dict[str, None]](dict)
-        for each in preemptors:
-            suggested, passed = self._by_number(each)
+        for preemptor in preemptors:
+            suggested, passed = self._by_number(preemptor)
             if passed:
-                preemption.offered(each, passed)
+                preemption.offered(preemptor, passed)
             with suppress(Refusal):
-                if suggested and (chosen := await preemption.improve(each, suggested)) is not None:
+                if suggested and (chosen := await preemption.improve(preemptor, suggested)) is not None:
                     ended[chosen.node] |= dict.fromkeys(victim.uid for victim in chosen.victims)
         self._in_vain = None if ended else state
         gone = {node: [self._pods[uid] for uid in uids if uid in self._pods] for node, uids in ended.items()}

@@ -40,18 +40,18 @@ class Verb(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The usage without the braces of arguments."""
-        return [re.sub("[{}]", "", each) for each in super().collect_usage_pieces(ctx)]
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, the arguments, and the options in two groups."""
-        params = {each.name: each for each in self.get_params(ctx)}
+        params = {param.name: param for param in self.get_params(ctx)}
         shared = {name: params.pop(name) for name in SHARED if name in params}
-        arguments = [each for each in params.values() if each.param_type_name == "argument"]
-        own = [each for each in params.values() if each.param_type_name != "argument"]
+        arguments = [param for param in params.values() if param.param_type_name == "argument"]
+        own = [param for param in params.values() if param.param_type_name != "argument"]
         with formatter.section("Examples"):
             formatter.write("".join(f"  {each}\n" for each in EXAMPLES[ctx.command.name]))
         for title, some in (("Arguments", arguments), ("Options", own), ("Common options", shared.values())):
-            records = filter(None, (each.get_help_record(ctx) for each in some))
+            records = filter(None, (parameter.get_help_record(ctx) for parameter in some))
             if written := [(_KIND.sub("", name), _DEFAULT.sub(r"[default: \1]", text)) for name, text in records]:
                 with formatter.section(title):
                     formatter.write_dl(written)

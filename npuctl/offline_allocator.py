@@ -137,7 +137,7 @@ class OfflineAllocator:
         try:
             return self.engine.place(pod, self.selected(pod))
         except Refusal:
-            reasons = Counter(each.reason for each in self.refusals(pod).values())
+            reasons = Counter(refusal.reason for refusal in self.refusals(pod).values())
             raise sum_up(pod.key, request.what, reasons) from None
 
     def refusals(self, pod: Pod) -> dict[str, Refusal]:
@@ -155,16 +155,18 @@ class OfflineAllocator:
             Refusal: the pod's request is invalid.
         """
         selected = self.selected(pod)
-        return [each for each in self.engine.fits(pod) if each[0] in selected]
+        return [fit for fit in self.engine.fits(pod) if fit[0] in selected]
 
     def kept_for(self, pod: Pod) -> list[Promise]:
         """What is kept for others without which a pod that waits would fit, each by itself or else all of it."""
         job, promises = self.job_of(pod), self.ledger.promises
         others = [
-            each for each in promises if each.owner not in {pod.uid, job.key.plan} and each.priority >= pod.priority
+            promise
+            for promise in promises
+            if promise.owner not in {pod.uid, job.key.plan} and promise.priority >= pod.priority
         ]
-        found = [each for each in others if self._fits_without(pod, [each.owner])]
-        if not found and self._fits_without(pod, [each.owner for each in others]):
+        found = [promise for promise in others if self._fits_without(pod, [promise.owner])]
+        if not found and self._fits_without(pod, [promise.owner for promise in others]):
             return others
         return found
 

@@ -189,7 +189,7 @@ class Demo:
 
 
 def _unschedulable_message(pod: Pod) -> str:
-    return next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
+    return next((condition.message for condition in pod.status.conditions if condition.type == "PodScheduled"), "")
 
 
 @asynccontextmanager

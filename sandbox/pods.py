@@ -132,15 +132,15 @@ class FullPod(KubeObject, frozen=True, gc=True, kw_only=True, dict=True):
         """
         beside: Counter[str] = Counter()
         peak: Counter[str] = Counter()
-        for each in self.init_containers:
-            requested = Counter(each.extended_resources)
-            if each.is_sidecar:
+        for container in self.init_containers:
+            requested = Counter(container.extended_resources)
+            if container.is_sidecar:
                 beside += requested
                 peak |= beside
             else:
                 peak |= beside + requested
-        for each in self.containers:
-            beside += Counter(each.extended_resources)
+        for container in self.containers:
+            beside += Counter(container.extended_resources)
         return {name: count for name, count in (peak | beside).items() if count}
 
     @cached_property
@@ -150,7 +150,7 @@ class FullPod(KubeObject, frozen=True, gc=True, kw_only=True, dict=True):
         Raises:
             InvalidValue: a quantity is malformed.
         """
-        cpu = sum(millicores(each.resources.requests.get(CPU, "0")) for each in self.containers)
+        cpu = sum(millicores(container.resources.requests.get(CPU, "0")) for container in self.containers)
         return {CPU: cpu, **self.requests} if cpu else self.requests
 
     def _containers(self, field: str) -> list[ContainerSpec]:

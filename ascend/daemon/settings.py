@@ -138,13 +138,13 @@ class SettingsSource(Generic[S]):
         parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
         parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
         settings = settings_of(self._kind)
-        for name, each in settings.items():
+        for name, option in settings.items():
             parser.add_argument(
                 _flag(name),
                 dest=name,
-                action="append" if each.is_list else "store",
-                metavar=each.shown_kind,
-                help=each.help.replace("%", "%%"),
+                action="append" if option.is_list else "store",
+                metavar=option.shown_kind,
+                help=option.help.replace("%", "%%"),
             )
         found = vars(parser.parse_args(self._flags))
         given = {name: found[name] for name in settings if found[name] is not None}
@@ -180,10 +180,10 @@ def _flag(name: str) -> str:
 
 def _read_environment(kind: type[ProgramSettings]) -> dict[str, object]:
     given: dict[str, object] = {}
-    for name, each in settings_of(kind).items():
+    for name, option in settings_of(kind).items():
         variable = f"{kind.prefix}{name}".upper()
         if (text := os.environ.get(variable)) is not None:
-            given[name] = _decoded(text, f"the variable {variable}") if each.is_list else text
+            given[name] = _decoded(text, f"the variable {variable}") if option.is_list else text
     return given
 
 
@@ -210,13 +210,13 @@ def _checked(kind: type[S], given: Mapping[str, object]) -> S:
     settings = settings_of(kind)
     values: dict[str, Any] = {}
     wrong: list[str] = []
-    for name, each in settings.items():
+    for name, option in settings.items():
         if name in given:
             try:
-                values[name] = each.convert(given[name])
+                values[name] = option.convert(given[name])
             except InvalidValue as error:
                 wrong.append(f"{error.message}{_hint(given[name], error.message)}")
-        elif each.default is MISSING:
+        elif option.default is MISSING:
             wrong.append(f"{name}: must be given")
     if not kind.ignores_unknown:
         wrong += (

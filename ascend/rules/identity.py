@@ -93,7 +93,7 @@ def _chip(labels: Mapping[str, str]) -> str:
 
 
 def _of_size(name: str, servers: list[Product], reported: ChipSet) -> Product:
-    product = next((each for each in servers if not reported & ~each.all_chips), None)
+    product = next((server for server in servers if not reported & ~server.all_chips), None)
     if product is None:
         largest = servers[-1]
         names = join_names(chip_ids(reported & ~largest.all_chips))

@@ -279,7 +279,7 @@ class SimulatedDriver:
         content = self._answer()
         given = next(each.vnpus for each in content.inventory.chips if each.phy_id == chip.phy_id)
         cut = self._cuts.of(chip.phy_id, content.cuts.in_containers)
-        free = free_of([each.template for each in cut], given, content.inventory.ai_cores)
+        free = free_of([vnpu.template for vnpu in cut], given, content.inventory.ai_cores)
         return Division((*given, *cut), *free)
 
     def create_vnpu(self, chip: ChipFacts, template: str) -> VirtualNpu:
@@ -396,7 +396,7 @@ def _facts(chip: SimulatedChip, kind: _Kind) -> ChipFacts:
         address=ChipAddress(chip.ip, chip.super_device_id),
         numa_node=chip.numa_node,
         hbm_mb=kind.hbm_mb if chip.hbm_mb is None else chip.hbm_mb,
-        vnpus=tuple(VirtualNpu(each.id, chip.id, each.template, in_container=each.in_container) for each in chip.vnpus),
+        vnpus=tuple(VirtualNpu(vnpu.id, chip.id, vnpu.template, in_container=vnpu.in_container) for vnpu in chip.vnpus),
     )
 
 

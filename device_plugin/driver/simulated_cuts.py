@@ -81,12 +81,12 @@ class CutFile:
             raise DriverError(f"simulated chip {chip}: there is no template {template!r}")
         with self._lock:
             cuts = self._read()
-            free = free_of([each.template for each in cuts if each.chip == chip], others.get(chip, ()), cores)
+            free = free_of([cut.template for cut in cuts if cut.chip == chip], others.get(chip, ()), cores)
             if TEMPLATES[template].cores > free[0] or TEMPLATES[template].cpus > free[1]:
                 raise DriverError(f"simulated chip {chip}: too little is left of it for {template}")
-            ids = {each.id for each in cuts} | {each.vdev_id for found in others.values() for each in found}
+            ids = {cut.id for cut in cuts} | {each.vdev_id for found in others.values() for each in found}
             vdev_id = next(each for each in range(FIRST_ID, FIRST_ID + len(ids) + 1) if each not in ids)
-            groups = {each.group for each in cuts if each.chip == chip}
+            groups = {cut.group for cut in cuts if cut.chip == chip}
             group = next(each for each in range(len(groups) + 1) if each not in groups)
             self._write([*cuts, _Cut(vdev_id, chip, template, group)])
         return VirtualNpu(vdev_id, chip, template, vfg_id=group)
@@ -99,7 +99,7 @@ class CutFile:
         """
         with self._lock:
             cuts = self._read()
-            rest = [each for each in cuts if (each.chip, each.id) != (chip, vdev_id)]
+            rest = [cut for cut in cuts if (cut.chip, cut.id) != (chip, vdev_id)]
             if len(rest) == len(cuts):
                 raise DriverError(f"simulated chip {chip} has no vNPU {vdev_id} that could be destroyed")
             self._write(rest)
@@ -124,4 +124,4 @@ class CutFile:
 def free_of(templates: Iterable[str], others: Iterable[VirtualNpu], cores: int) -> tuple[int, int]:
     """Return the AI cores and the AI CPUs of a chip that no vNPU has."""
     taken = [TEMPLATES[each] for each in (*templates, *(each.template for each in others)) if each in TEMPLATES]
-    return cores - sum(each.cores for each in taken), _CPUS - sum(each.cpus for each in taken)
+    return cores - sum(template.cores for template in taken), _CPUS - sum(template.cpus for template in taken)

@@ -63,7 +63,7 @@ class SimulatedSwitches:
             raise DriverError(f"{self._path}: {error}") from error
         if faults is None:
             raise DriverError(f"{self._path} has no switch_faults", reason="LibraryNotFound")
-        return tuple(_fault_of(each) for each in faults)
+        return tuple(_fault_of(fault) for fault in faults)
 
     def subscribe(self, on_event: Callable[[SwitchFault], None]) -> None:  # noqa: ARG002 - a driver's signature
         """Refuse: a file announces nothing.

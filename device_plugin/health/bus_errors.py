@@ -28,24 +28,24 @@ class BusErrorFilter:
     @property
     def hidden(self) -> AbstractSet[int]:
         """The codes that do not count as faults, or not yet."""
-        return self._dropped | {each.code for each in self._held}
+        return self._dropped | {transition.code for transition in self._held}
 
     def filter(self, transitions: Iterable[FaultTransition], rules: FaultRules) -> Iterator[FaultTransition]:
         """Return the transitions that count now."""
         # The order of what one reading finds is unknown, so the memory error goes first.
-        for each in sorted(transitions, key=lambda each: each.code != HBM_DOUBLE_BIT):
-            if each.code == HBM_DOUBLE_BIT and each.present:
-                self._memory_s = each.at.mono_s
+        for transition in sorted(transitions, key=lambda each: each.code != HBM_DOUBLE_BIT):
+            if transition.code == HBM_DOUBLE_BIT and transition.present:
+                self._memory_s = transition.at.mono_s
                 self._drop()
-            if each.code not in BUS_ERRORS:
-                yield each
-            elif each.present:
-                if self._passes(each, rules):
-                    yield each
-            elif each.code in self._passed:
-                yield each
-            elif each.code not in self._dropped:
-                self._held.append(each)
+            if transition.code not in BUS_ERRORS:
+                yield transition
+            elif transition.present:
+                if self._passes(transition, rules):
+                    yield transition
+            elif transition.code in self._passed:
+                yield transition
+            elif transition.code not in self._dropped:
+                self._held.append(transition)
 
     def _passes(self, occurred: FaultTransition, rules: FaultRules) -> bool:
         """Return whether an occurrence is passed on at once."""
@@ -58,7 +58,7 @@ class BusErrorFilter:
             # It was announced as over, or as occurring once, and is still present: it never cleared.
             if code in self._dropped:
                 return False
-            if any(each.code == code for each in self._held):
+            if any(transition.code == code for transition in self._held):
                 cleared = max(number for number, each in enumerate(self._held) if each.code == code)
                 del self._held[cleared]
                 return False
@@ -76,11 +76,11 @@ class BusErrorFilter:
         """Drop occurrences close to the memory error, together with their ends."""
         near: dict[int, bool] = {}
         held, self._held = self._held, []
-        for each in held:
-            if each.present:
-                near[each.code] = self._is_near(each)
-            if not near[each.code]:
-                self._held.append(each)
+        for transition in held:
+            if transition.present:
+                near[transition.code] = self._is_near(transition)
+            if not near[transition.code]:
+                self._held.append(transition)
         self._dropped |= {code for code, is_near in near.items() if is_near}
 
     def _is_near(self, occurred: FaultTransition) -> bool:
@@ -90,16 +90,18 @@ class BusErrorFilter:
         """Let time pass; return what was held long enough, with its original times."""
         due: list[FaultTransition] = []
         held, self._held = self._held, []
-        for each in held:
-            early = each.present and now_s <= each.at.mono_s + HOLD_S
-            (self._held if early or each.code in {other.code for other in self._held} else due).append(each)
-        self._passed |= {each.code for each in due} - self.hidden
+        for transition in held:
+            early = transition.present and now_s <= transition.at.mono_s + HOLD_S
+            (self._held if early or transition.code in {other.code for other in self._held} else due).append(transition)
+        self._passed |= {transition.code for transition in due} - self.hidden
         return due
 
     def next_s(self) -> float | None:
         """Return the earliest time at which something held is passed on."""
         # Occurrences of one code are passed on in order, so the first counts even if a later one arrived late.
-        firsts = {each.code: each.at.mono_s + HOLD_S for each in reversed(self._held) if each.present}
+        firsts = {
+            transition.code: transition.at.mono_s + HOLD_S for transition in reversed(self._held) if transition.present
+        }
         return math.nextafter(min(firsts.values()), math.inf) if firsts else None
 
     def configure(self, rules: FaultRules) -> list[FaultTransition]:

@@ -136,7 +136,7 @@ def scan_entry(scan: Scan, *, dynamic_vnpus: bool = False) -> ScanEntry:
         super_pod_id=server.super_pod_id,
         server_index=server.server_index,
         chips=tuple(_chip_entry(chip, scan.problems.get(chip.chip_id, "")) for chip in scan.snapshot.chips),
-        vnpus=tuple(_virtual_entry(each, is_offered=not dynamic_vnpus) for chip in server.chips for each in chip.vnpus),
+        vnpus=tuple(_virtual_entry(vnpu, is_offered=not dynamic_vnpus) for chip in server.chips for vnpu in chip.vnpus),
         problems=server.problems,
         unidentified=server.unidentified,
     )

@@ -98,8 +98,8 @@ class Inspector:
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Report what a reading finds and no event announced."""
-        for each in self._apply(phy_id, state, at):
-            self._add(phy_id, each.code, "occur" if each.present else "recover", at)
+        for transition in self._apply(phy_id, state, at):
+            self._add(phy_id, transition.code, "occur" if transition.present else "recover", at)
 
     def announced(self, event: FaultEvent, at: Moment) -> None:
         """Report an event, unless a reading found the same before."""
@@ -111,8 +111,8 @@ class Inspector:
         if event.assertion == "once":
             self._add(phy_id, event.code, "once", at, event)
             return
-        for each in transitions:
-            self._add(phy_id, each.code, "occur" if each.present else "recover", at, event)
+        for transition in transitions:
+            self._add(phy_id, transition.code, "occur" if transition.present else "recover", at, event)
 
     def events_lost(self) -> None:
         """Report what readings find, because too many events came."""

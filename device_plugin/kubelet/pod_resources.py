@@ -65,7 +65,7 @@ async def count_holders(socket: Path) -> int:
     holders = 0
     try:
         for pod in await _list(socket):
-            served = {type_of(devices.resource_name) for each in pod.containers for devices in each.devices}
+            served = {type_of(devices.resource_name) for container in pod.containers for devices in container.devices}
             holders += any(_containers(pod, device_type) for device_type in served if device_type is not None)
     except InvalidValue as error:
         raise Unreachable(f"pod-resources on {socket}: {error}") from error
@@ -80,7 +80,7 @@ async def count_healthy(socket: Path, resource: str) -> int:
     """
     async with _connected(socket) as stub:
         answer = await stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=DEADLINE_S)
-    return sum(len(each.device_ids) for each in answer.devices if each.resource_name == resource)
+    return sum(len(device.device_ids) for device in answer.devices if device.resource_name == resource)
 
 
 async def _list(socket: Path) -> Iterable[pb.PodResources]:

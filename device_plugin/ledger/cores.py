@@ -88,25 +88,25 @@ class CoreLedger(Ledger):
 
     @property
     def _kept(self) -> ChipSet:
-        return chip_set(chip for each in self.handovers.kept.values() for chip in each.chips)
+        return chip_set(chip for handover in self.handovers.kept.values() for chip in handover.chips)
 
     @property
     def claimed_vnpus(self) -> list[Vnpu]:
         """The vNPUs that the claims of live pods name of which it is not known what they have."""
-        known = {each.uid for each in self.holding}
+        known = {handover.uid for handover in self.holding}
         claimed = (pod.claimed_vnpu for pod in self.pods if pod.uid not in known)
         return [vnpu for vnpu in claimed if vnpu is not None]
 
     @property
     def vnpus(self) -> list[Vnpu]:
         """The vNPUs that pods have, and those that the claims of others name."""
-        own = (each.vnpu.vnpu for each in self.handovers if each.vnpu is not None)
+        own = (handover.vnpu.vnpu for handover in self.handovers if handover.vnpu is not None)
         return [*(vnpu for vnpu in own if vnpu is not None), *self.claimed_vnpus]
 
     @property
     def cut(self) -> ChipSet:
         """The chips that have vNPUs."""
-        held = (chip for each in self.holding if each.template for chip in each.chips)
+        held = (chip for handover in self.holding if handover.template for chip in handover.chips)
         claimed = (vnpu.chip for vnpu in self.claimed_vnpus)
         return chip_set((*held, *claimed)) | self._undestroyed
 
@@ -145,11 +145,11 @@ def taken(ledger: CoreLedger, pod: NodePod | None = None) -> dict[int, list[Take
     """
     found: dict[int, list[Taken]] = {}
     known = set()
-    for each in ledger.holding:
-        known.add(each.uid)
-        if pod is None or each.uid != pod.uid:
-            for chip in each.chips:
-                found.setdefault(chip, []).append(Taken(each.pod, each.template))
+    for handover in ledger.holding:
+        known.add(handover.uid)
+        if pod is None or handover.uid != pod.uid:
+            for chip in handover.chips:
+                found.setdefault(chip, []).append(Taken(handover.pod, handover.template))
     for other in ledger.pods:
         if other.uid in known or not (other.live and other.count) or (pod is not None and other.uid == pod.uid):
             continue
@@ -176,5 +176,5 @@ def free_cores(kind: Divisible, of_chip: list[Taken], left: int = 0) -> int:
 
 def cores_left(ledger: CoreLedger, kind: Divisible, chip: int) -> int:
     """Return the AI cores of a chip that vNPUs have which could not be destroyed."""
-    own = [each for (phy_id, _), each in ledger.left.items() if phy_id == chip]
-    return sum(TEMPLATES[each.template].cores if each.template in TEMPLATES else kind.cores for each in own)
+    own = [vnpu for (phy_id, _), vnpu in ledger.left.items() if phy_id == chip]
+    return sum(TEMPLATES[vnpu.template].cores if vnpu.template in TEMPLATES else kind.cores for vnpu in own)

@@ -156,7 +156,7 @@ class HandOvers:
     @property
     def granted(self) -> dict[str, frozenset[str]]:
         """The names of the containers that were given chips, by uid of their pod."""
-        return {each.uid: frozenset(part.container for part in each.parts) for each in self}
+        return {handover.uid: frozenset(part.container for part in handover.parts) for handover in self}
 
     def give(self, handover: HandOver, kubelet_ids: Iterable[int]) -> None:
         """Add or replace a hand-over by which a call for these device ids is answered."""

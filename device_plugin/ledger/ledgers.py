@@ -139,7 +139,7 @@ def _on_chips(handover: HandOver, device_type: DeviceType) -> HandOver:
 
 def _requested(pod: Pod) -> set[DeviceType]:
     """Return the types of vNPUs that the containers of a pod request."""
-    return {each for each in requested_types(pod) if each.suffix}
+    return {device_type for device_type in requested_types(pod) if device_type.suffix}
 
 
 def _may_have_one(pod: Pod, device_type: DeviceType) -> bool:

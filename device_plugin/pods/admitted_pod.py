@@ -90,7 +90,7 @@ class AdmittedPodFinder:
         if pod is None and not self._pods.has_moved_on(earlier.pod.uid):
             pod = earlier.pod  # listed by the kubelet, not shown by the watch yet
         waiting = self._candidates([pod] if pod is not None else [], earlier.ask.count, skips=True)
-        return next((each for each in waiting if each.ask == earlier.ask), None)
+        return next((candidate for candidate in waiting if candidate.ask == earlier.ask), None)
 
     async def _by_kubelet(self, count: int, until_s: float) -> Candidate | None:
         """Find it by the kubelet's list; None if that has no such container until then.
@@ -130,7 +130,7 @@ class AdmittedPodFinder:
         except TimeoutError:
             waiting = await self._waiting_by_list(count)
         # A refused pod looks pending until the watch shows its rejection.
-        fresh = [each for each in waiting if each.pod.uid not in self._handovers.refused] or waiting
+        fresh = [candidate for candidate in waiting if candidate.pod.uid not in self._handovers.refused] or waiting
         if not fresh:
             raise self._no_such_pod(count)
         return Found(oldest_decision(fresh), is_guess=True)

@@ -136,7 +136,7 @@ class AnnotationRepairs:
 
     def _is_given_here(self, handover: HandOver) -> bool:
         answers = self._handovers.answers.values()
-        return any((each.uid, each.chips) == (handover.uid, handover.chips) for each in answers)
+        return any((answer.uid, answer.chips) == (handover.uid, handover.chips) for answer in answers)
 
     def _repair(self, pod: NodePod, handover: HandOver, seen: _Seen, changed: tuple[str, ...], now_s: float) -> None:
         if now_s - seen.last_s > FORGET_S:

@@ -116,7 +116,7 @@ class Injector:
 
 def _names(content: bytes) -> list[str]:
     try:
-        return [each.name for each in msgspec.json.decode(content, type=_File).devices]
+        return [device.name for device in msgspec.json.decode(content, type=_File).devices]
     except UNREADABLE:
         return []
 
@@ -128,4 +128,4 @@ def _vnpus(names: Iterable[str]) -> Iterator[Vnpu]:
 
 
 def _ids(names: Iterable[str]) -> set[int]:
-    return {int(each) for each in names if each.isascii() and each.isdigit() and len(each) < 4}  # noqa: PLR2004 - the driver's ids have three digits at most
+    return {int(name) for name in names if name.isascii() and name.isdigit() and len(name) < 4}  # noqa: PLR2004 - the driver's ids have three digits at most

@@ -156,11 +156,11 @@ def make_edits(
         Refusal: a device node is missing, so the container could not be created.
     """
     if injection == "cdi":
-        return ContainerEdits({}, {}, tuple(f"{CDI_KIND}={_cdi_name(device_type, each)}" for each in chips))
-    own = [_device_node(device_type, each) for each in chips]
+        return ContainerEdits({}, {}, tuple(f"{CDI_KIND}={_cdi_name(device_type, chip)}" for chip in chips))
+    own = [_device_node(device_type, chip) for chip in chips]
     envs, devices = {}, {}
     if injection in {"runtime", "both"}:
-        ids = (device_type.vnpu(each).vdev_id for each in chips) if device_type.suffix else chips
+        ids = (device_type.vnpu(chip).vdev_id for chip in chips) if device_type.suffix else chips
         envs = {VISIBLE_DEVICES: ",".join(map(str, ids)), RUNTIME_OPTIONS: VIRTUAL if device_type.suffix else ""}
     if injection in {"devices", "both"}:
         found = {*list_folder(device_root)}

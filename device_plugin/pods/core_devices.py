@@ -64,7 +64,7 @@ class CoreDevices(CoreAdoption):
     async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
         """Return the chips that are written on a pod, if it may have them, or a part; see ``check_cores``."""
         kind = _kind(snapshot)
-        kept = chip_set(chip for each in self.ledger.handovers.kept.values() for chip in each.chips)
+        kept = chip_set(chip for handover in self.ledger.handovers.kept.values() for chip in handover.chips)
         if pod.grant is not None and kept & pod.grant.chip_set:
             await self._keeper.settle()  # the pod that had it may have ended since the kubelet's ledger was read
         return check_cores(pod, snapshot, kind, self.ledger, self._whole())
@@ -151,7 +151,11 @@ class CoreDevices(CoreAdoption):
             raise Refusal(
                 Reason.SEGMENT_FAILED, f"no vNPU of {pod.template} on {chip_name(chip)}: {error.message}"
             ) from error
-        holders = (each for each in self.ledger.holding if each.vnpu is not None and each.vnpu.vdev_id == vnpu.vdev_id)
+        holders = (
+            handover
+            for handover in self.ledger.holding
+            if handover.vnpu is not None and handover.vnpu.vdev_id == vnpu.vdev_id
+        )
         if (holder := next(holders, None)) is not None:
             self._vnpus.not_given(vnpu)
             raise Refusal(

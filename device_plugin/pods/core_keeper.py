@@ -150,7 +150,7 @@ class CoreKeeper:
             if not gone and not self._belongs(vnpu) and vnpu in self._vnpus:
                 left[chip, vnpu.vdev_id] = vnpu
         self._told &= left.keys()
-        self._retries = {key: each for key, each in self._retries.items() if key in left}
+        self._retries = {key: backoff for key, backoff in self._retries.items() if key in left}
         self._ledger.swept(left, {vnpu.phy_id for vnpu in self._vnpus if not self._belongs(vnpu)})
         return bool(left) or self._vnpus.has_not_given
 

@@ -114,7 +114,7 @@ class CutVnpus:
         """Ask the driver how a chip is cut, or raise DriverError."""
         division = await self._cutter.division(chip, within_s)
         self._listed[chip] = division.vnpus
-        now_s, keys = asyncio.get_running_loop().time(), [(chip, each.vdev_id) for each in division.vnpus]
+        now_s, keys = asyncio.get_running_loop().time(), [(chip, vnpu.vdev_id) for vnpu in division.vnpus]
         others = {key: seen_s for key, seen_s in self._first_seen_s.items() if key[0] != chip}
         self._first_seen_s = others | {key: self._first_seen_s.get(key, now_s) for key in keys}
         self._not_given = {key for key in self._not_given if key[0] != chip or key in keys}

@@ -168,7 +168,7 @@ class ChipDevices:
     async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
         """Return the chips that are written on a pod, if it may have them; see ``chips_for``."""
         known = self.ledger.handovers.get(pod.uid)
-        others = {each.pod: each.chip_set for each in self.ledger.handovers if each.uid != pod.uid}
+        others = {handover.pod: handover.chip_set for handover in self.ledger.handovers if handover.uid != pod.uid}
         return chips_for(pod, snapshot, others, self.ledger.pods, own=known.chip_set if known is not None else 0)
 
     def prefer(
@@ -188,7 +188,7 @@ class ChipDevices:
         own = choose(ask, requests, chips, kept=kept, must_include=included)
         if own is None:
             return Preference(None)
-        others = [each for each in self.ledger.handovers if each.uid != candidate.pod.uid]
+        others = [handover for handover in self.ledger.handovers if handover.uid != candidate.pod.uid]
         # A vNPU has its own id always: who reads the kubelet's ledger without our claims relies on that.
         ids = stand_ins(own, offered, others) if not self._device_type.suffix else None
         return Preference(ids, {*own} - {*offered} - counted_for(others))

@@ -101,7 +101,7 @@ class FaultNotices:
                 log.warning("a chip in use has a fault", pod=pod.key, pod_uid=pod.uid, error=sentence)
                 self._announce(pod, FAULT, sentence)
             self._told |= {(handover.uid, hit.chip, hit.fault.code) for hit in new}
-            lost = {(handover.uid, each, _NO_CODE) for each in chip_ids(handover.chip_set & removed)} - self._told
+            lost = {(handover.uid, chip_id, _NO_CODE) for chip_id in chip_ids(handover.chip_set & removed)} - self._told
             if lost:
                 names = self._device_type.join(sorted(number for _, number, _ in lost))
                 log.warning("a device in use was removed", pod=pod.key, pod_uid=pod.uid, devices=names)
@@ -116,10 +116,12 @@ class FaultNotices:
         gone = chip_set(chip.chip_id for chip in snapshot.chips if chip.reason == REMOVED)
         self._present |= snapshot.all_chips & ~gone
         cut = chip_set(
-            chip.phy_id for chip in snapshot.server.chips if chip.vnpus and all(each.vnpu for each in chip.vnpus)
+            chip.phy_id for chip in snapshot.server.chips if chip.vnpus and all(vnpu.vnpu for vnpu in chip.vnpus)
         )
         return chip_set(
-            each for each in chip_ids(gone) if self._present >> each & 1 or cut >> self._device_type.chip(each) & 1
+            chip_id
+            for chip_id in chip_ids(gone)
+            if self._present >> chip_id & 1 or cut >> self._device_type.chip(chip_id) & 1
         )
 
 

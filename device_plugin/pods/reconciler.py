@@ -128,7 +128,7 @@ class Reconciler:
                 await wait_for_change(sources, versions, within_s=due_s - loop.time())
                 continue
             # An orphan may be a new hand-over to a pod that the watch is about to show: it is dropped the second time.
-            await self.settle({uid: each for uid, each in orphans.items() if suspects.get(uid) is each})
+            await self.settle({uid: handover for uid, handover in orphans.items() if suspects.get(uid) is handover})
             wait_s = min(2 * wait_s, RETRY_LIMIT_S) if unresolved == tried else RETRY_S
             suspects, tried, read_s = orphans, unresolved, loop.time()
 
@@ -188,7 +188,7 @@ class Reconciler:
 
     def _orphans(self) -> dict[str, HandOver]:
         """Return hand-overs to pods that the watch has not shown, or no longer shows, by uid."""
-        return {each.uid: each for each in self._handovers if self._pods.get(each.uid) is None}
+        return {handover.uid: handover for handover in self._handovers if self._pods.get(handover.uid) is None}
 
     async def _read(self) -> KubeletLedger | None:
         try:
@@ -342,7 +342,7 @@ class Reconciler:
         # A kubelet that lost its checkpoint may give ids again: only the pod of the last answer for them was mistaken.
         answers, ids = self._handovers.answers, {frozenset(own) for own in held.values()}
         spared = {*settled, *self._handovers.believed}
-        for other in [each for each in self._ledger.holding if each.uid not in spared]:
+        for other in [handover for handover in self._ledger.holding if handover.uid not in spared]:
             same = (frozenset(part.kubelet_ids) for part in other.parts)
             if any(each in ids and answers.get(each, other).uid == other.uid for each in same):
                 self._take_away(other, pod)
@@ -359,7 +359,7 @@ class Reconciler:
             truth: what it was given.
             mistaken: whether a call for it was taken for another pod's.
         """
-        for other in [each for each in self._handovers if each.uid in self._handovers.believed - {pod.uid}]:
+        for other in [handover for handover in self._handovers if handover.uid in self._handovers.believed - {pod.uid}]:
             if other.overlaps(truth):
                 self._take_away(other, pod)  # it was only believed
         self._handovers.add(truth)

@@ -57,7 +57,9 @@ class Accounting:
                 known = before.get(process)
                 now[process] = _Sighting(known.since_s, known.looks + 1) if known else _Sighting(now_s)
         self._seen[chip] = now
-        lasting = (key for key, each in now.items() if each.looks >= LOOKS and now_s - each.since_s >= GRACE_S)
+        lasting = (
+            key for key, sighting in now.items() if sighting.looks >= LOOKS and now_s - sighting.since_s >= GRACE_S
+        )
         return tuple(sorted(lasting))
 
     def forget(self, chip: int) -> None:

@@ -34,7 +34,7 @@ Owners = Callable[[tuple[int, ...]], Mapping[int, Owner]]
 
 def read_owners(processes: tuple[int, ...]) -> Mapping[int, Owner]:
     """Return whose processes are; nothing where the node's processes can't be seen."""
-    return {each: owner_of(each) for each in processes} if processes and sees_node() else {}
+    return {process: owner_of(process) for process in processes} if processes and sees_node() else {}
 
 
 class ProcessWatch:

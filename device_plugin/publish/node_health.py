@@ -148,7 +148,7 @@ class NodeHealth:
         """Write what the Node has not; return the last error: a missing right for one does not withhold the other."""
         refused: ApiError | Unreachable | None = None
         shown = _shown(node)
-        if is_due or any(shown.get(each.type) != each for each in conditions):
+        if is_due or any(shown.get(condition.type) != condition for condition in conditions):
             try:
                 await self._write_conditions(shown, conditions)
             except (ApiError, Unreachable) as error:
@@ -162,9 +162,10 @@ class NodeHealth:
 
     async def _write_conditions(self, shown: Mapping[str, Condition], conditions: Sequence[Condition]) -> None:
         self.applied(await patch_conditions(self._client, self._node, conditions, shown, self._now()))
-        if any(shown.get(each.type) != each for each in conditions):
+        if any(shown.get(condition.type) != condition for condition in conditions):
             log.info(
-                "conditions written", conditions={each.type: f"{each.status}, {each.reason}" for each in conditions}
+                "conditions written",
+                conditions={condition.type: f"{condition.status}, {condition.reason}" for condition in conditions},
             )
 
     async def _write_taint(self, taint: Taint | None) -> None:
@@ -194,9 +195,9 @@ async def patch_conditions(
     """
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     written: list[JsonObject] = []
-    for each in conditions:
-        body = {**msgspec.to_builtins(each), "lastHeartbeatTime": stamp}
-        if each.type not in shown or shown[each.type].status != each.status:
+    for condition in conditions:
+        body = {**msgspec.to_builtins(condition), "lastHeartbeatTime": stamp}
+        if condition.type not in shown or shown[condition.type].status != condition.status:
             body["lastTransitionTime"] = stamp
         written.append(body)
     body = {"status": {"conditions": written}}
@@ -204,4 +205,4 @@ async def patch_conditions(
 
 
 def _shown(node: Node) -> dict[str, Condition]:
-    return {each.type: each for each in node.status.conditions if each.type in CONDITIONS}
+    return {condition.type: condition for condition in node.status.conditions if condition.type in CONDITIONS}

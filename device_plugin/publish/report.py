@@ -103,7 +103,9 @@ def read_harmless(faults: Iterable[Fault]) -> dict[int, frozenset[int]]:
     """Read the codes that an earlier report calls NotHandleFault, by physical id; unreadable ones are left out."""
     harmless: dict[int, frozenset[int]] = {}
     for fault in faults:
-        names = [name for name, each in fault.fault_time_and_level_map.items() if each.fault_level == _HARMLESS]
+        names = [
+            name for name, fault_time in fault.fault_time_and_level_map.items() if fault_time.fault_level == _HARMLESS
+        ]
         try:
             phy_id = parse_chip_name(fault.npu_name)
             codes = frozenset(int(name[:MAX_CODE_DIGITS], 16) for name in names)
@@ -123,7 +125,7 @@ def read_faulty(report: DeviceReport) -> tuple[ChipSet, ChipSet]:
     for fault in report.faults:
         try:
             chip = chip_set((parse_chip_name(fault.npu_name),))
-            levels = [Level.of_wire(each.fault_level) for each in fault.fault_time_and_level_map.values()]
+            levels = [Level.of_wire(fault_time.fault_level) for fault_time in fault.fault_time_and_level_map.values()]
         except InvalidValue:
             continue
         if fault.of_network:

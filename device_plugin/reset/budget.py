@@ -28,7 +28,7 @@ class Budget:
 
     def spend(self, now_s: float) -> None:
         """Count a reset."""
-        self._resets = [each for each in self._resets if each > now_s - HOUR_S]
+        self._resets = [reset for reset in self._resets if reset > now_s - HOUR_S]
         self._resets.append(now_s)
 
     def give_back(self) -> None:
@@ -45,7 +45,7 @@ class Budget:
 
     def is_spent(self, now_s: float) -> bool:
         """Return whether the limit is reached."""
-        return sum(each > now_s - HOUR_S for each in self._resets) >= self._per_hour
+        return sum(reset > now_s - HOUR_S for reset in self._resets) >= self._per_hour
 
     def due_s(self, now_s: float) -> float:
         """Return when the next reset may be, at the earliest now."""
@@ -53,6 +53,6 @@ class Budget:
         if self._failures:
             due_s = max(due_s, self._failed_s + min(FIRST_S * 2.0 ** min(self._failures - 1, 16), HOUR_S))
         if self.is_spent(now_s):
-            recent = [each for each in self._resets if each > now_s - HOUR_S]
+            recent = [reset for reset in self._resets if reset > now_s - HOUR_S]
             due_s = max(due_s, recent[-self._per_hour] + HOUR_S)
         return due_s

@@ -276,11 +276,13 @@ class HotReset:
         self._metrics.manual_resets.set(manual.bit_count())
         now = self._moment()
         times_s = {
-            min(chip_ids(group.chips)): [now.wall_ms / 1000 - (now.mono_s - each) for each in group.budget.resets]
+            min(chip_ids(group.chips)): [now.wall_ms / 1000 - (now.mono_s - reset) for reset in group.budget.resets]
             for group in groups
             if group.budget.resets
         }
-        third_party = [each for each in self._earlier.third_party if not snapshot.healthy >> max(each.PhyID, 0) & 1]
+        third_party = [
+            device for device in self._earlier.third_party if not snapshot.healthy >> max(device.PhyID, 0) & 1
+        ]
         if not (manual or times_s or self._earlier.written):
             return {}
         self._earlier = EarlierResets(tuple(third_party), 0, self._earlier.times_s, written=True)

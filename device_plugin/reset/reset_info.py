@@ -58,7 +58,7 @@ def read_resets(annotations: Mapping[str, str]) -> EarlierResets:
             times = msgspec.json.decode(annotations[RESETS], type=dict[int, tuple[float, ...]])
     except ValueError as error:
         log.warning("what an earlier plugin wrote about resets is lost", error=str(error))
-    manual = (each.PhyID for each in info.ManualResetDevs or () if 0 <= each.PhyID <= MAX_CHIP_ID)
+    manual = (device.PhyID for device in info.ManualResetDevs or () if 0 <= device.PhyID <= MAX_CHIP_ID)
     return EarlierResets(tuple(info.ThirdPartyResetDevs or ()), chip_set(manual), times, RESET_INFO in annotations)
 
 

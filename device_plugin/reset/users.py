@@ -58,7 +58,7 @@ class Users:
                     found.append(f"pod {key} holds {join_names(chip_ids(ids))} by the kubelet's ledger")
             for chip in chips:
                 processes = await self.call(lambda chip=chip: self._driver.users(chip))  # type: ignore[misc]
-                found += [f"process {each} uses {chip_name(chip.phy_id)}" for each in processes[:3]]
+                found += [f"process {process} uses {chip_name(chip.phy_id)}" for process in processes[:3]]
         except (DriverError, Unreachable) as error:
             log.warning("it is unknown who uses chips that should be reset", error=str(error))
             return None

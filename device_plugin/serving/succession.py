@@ -166,8 +166,8 @@ class Succession:
         finally:
             if self._registered:
                 async with AsyncExitStack() as servers:
-                    for each in self._registered:
-                        await servers.enter_async_context(each.server)
+                    for plugin in self._registered:
+                        await servers.enter_async_context(plugin.server)
                     # In a task of its own: calls in one that is cancelled end as cancelled.
                     await asyncio.create_task(self._wait())
                     await asyncio.create_task(self._finish_calls())
@@ -176,8 +176,8 @@ class Succession:
         """Answer the calls that came before the successor was registered: the end of the stream would cut them off."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CAP_S):
-                for each in self._registered:
-                    await each.servicer.idle.wait()
+                for plugin in self._registered:
+                    await plugin.servicer.idle.wait()
 
     async def _wait(self) -> None:
         try:
@@ -193,9 +193,9 @@ class Succession:
             with self._lock.if_free() as is_free:
                 if is_free:
                     log.warning("the other instance has ended")
-                    for each in self._registered:
-                        if each.register_again is not None:
-                            await each.register_again()
+                    for plugin in self._registered:
+                        if plugin.register_again is not None:
+                            await plugin.register_again()
                 else:
                     log.info("another instance has taken over")
         except AscendError as error:

@@ -151,7 +151,7 @@ class UnknownPlugin:
         if not self._has_another(found):
             return
         sockets = await self._sockets()
-        if any(served_on(each) is not None for each in sockets):
+        if any(served_on(socket) is not None for socket in sockets):
             return  # OtherPlugin sees it
         self._say(f"{_named(sockets)} in {self._directory}")
 

@@ -92,4 +92,4 @@ def leftovers(capacity: Mapping[str, str], offered: Collection[DeviceType]) -> l
         offered: the types that are offered.
     """
     found = (type_of(resource) for resource, quantity in capacity.items() if quantity != "0")
-    return [each for each in found if each is not None and each not in offered]
+    return [device_type for device_type in found if device_type is not None and device_type not in offered]

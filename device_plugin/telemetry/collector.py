@@ -97,12 +97,12 @@ class ChipMetrics(Collector):
                 self._add(families, chip, found.get(chip.facts.phy_id, NOBODY))
         if chips:
             self._add_machine(families.machine, chips)
-        yield from (each for each in families if each.samples)
+        yield from (family for family in families if family.samples)
 
     def _add(self, families: _Families, chip: MeasuredChip, holder: Holder) -> None:
         labels = [
             str(chip.facts.phy_id),
-            *(chip.label(each) for each in Label),
+            *(chip.label(label) for label in Label),
             holder.namespace,
             holder.pod_name,
             holder.container_name,

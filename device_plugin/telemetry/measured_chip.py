@@ -113,7 +113,7 @@ class MeasuredChip:
     @property
     def is_identified(self) -> bool:
         """Whether each label was read, or could not be."""
-        return all(each in self._labels or each in self._failing or each in self._missing for each in Label)
+        return all(label in self._labels or label in self._failing or label in self._missing for label in Label)
 
     def label(self, label: Label) -> str:
         """Return a label; empty if it could not be read."""

@@ -109,5 +109,5 @@ class Meter:
         chip = self._chips.get(facts.phy_id)
         if chip is None:
             chip = self._chips[facts.phy_id] = MeasuredChip(self._driver, facts, self, self._now_s)
-        readings = () if is_off_limits else [each for each in Reading if kind not in NOT_ON.get(each, ())]
+        readings = () if is_off_limits else [reading for reading in Reading if kind not in NOT_ON.get(reading, ())]
         chip.begin(facts, readings)

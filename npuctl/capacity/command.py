@@ -66,16 +66,16 @@ def _render(products: Sequence[ProductRoom], chips: int | None) -> RenderableTyp
     numbers = ("CHIPS", "PODS", "ONE JOB")
     table = FittingTable(("PRODUCT", *numbers), numeric=numbers)
     parts: list[RenderableType] = []
-    for each in products:
-        servers = f"{count(each.servers, 'server')} of {count(each.nodes, 'usable node')}"
-        parts.append(Text(f"{each.product}: {count(each.chips, 'chip')} free, {servers} with all chips free"))
-        for room in each.sizes:
+    for product in products:
+        servers = f"{count(product.servers, 'server')} of {count(product.nodes, 'usable node')}"
+        parts.append(Text(f"{product.product}: {count(product.chips, 'chip')} free, {servers} with all chips free"))
+        for room in product.sizes:
             if room.chips in _SHOWN or chips is not None:
                 table.add_row(
-                    each.product, str(room.chips), str(room.pods), "-" if room.gang is None else str(room.gang)
+                    product.product, str(room.chips), str(room.pods), "-" if room.gang is None else str(room.gang)
                 )
     parts.append(table)
-    blocks = [(each.product, block) for each in products for block in each.blocks if block.blocks]
+    blocks = [(product.product, block) for product in products for block in product.blocks if block.blocks]
     if blocks:
         grid = FittingTable(("PRODUCT", "SERVERS", "BLOCKS"), numeric=("SERVERS", "BLOCKS"))
         for name, block in blocks:

@@ -56,7 +56,7 @@ async def check_allocator(address: str, authority: Path | None = None, *, now_s:
                 ready, page = answer.status == HTTPStatus.OK, (await answer.text()).strip()
             async with http.get(f"{base}/metrics") as answer:
                 metrics = await answer.text()
-        samples = [sample for each in text_string_to_metric_families(metrics) for sample in each.samples]
+        samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
         values = {sample.name: sample.value for sample in samples if not sample.labels}
     except aiohttp.ClientConnectorCertificateError as error:
         return [problem(f"the certificate of {base} is not trusted: {error.certificate_error}", _TRUST)]
@@ -76,7 +76,11 @@ async def check_allocator(address: str, authority: Path | None = None, *, now_s:
 def _check_certificates(samples: Iterable[Sample], now_s: float | None) -> list[Finding]:
     """Certificates that have expired, or should have been renewed by now."""
     now_s = time.time() if now_s is None else now_s
-    times = {(each.name, each.labels["certificate"]): each.value for each in samples if "certificate" in each.labels}
+    times = {
+        (sample.name, sample.labels["certificate"]): sample.value
+        for sample in samples
+        if "certificate" in sample.labels
+    }
     findings = []
     for (name, what), ends_s in sorted(times.items()):
         if name != _EXPIRY or now_s < times.get((_RENEWAL, what), ends_s):

@@ -127,7 +127,7 @@ class ApiServerChecks:
             advice = "grant get on nodes/pods (nodes/proxy before Kubernetes 1.33), and let the node reach its own port"
             sentence = f"{error}; pods of the same size can only be told apart by the order of their Bindings"
             return [warning(sentence, advice)]
-        self._pods = [each for each in pods if each.is_live]
+        self._pods = [pod for pod in pods if pod.is_live]
         if settings.kubelet_insecure_skip_tls_verify:
             sentence = f"{url} lists {count(len(pods), 'pod')}; nothing proves that it is the kubelet"
             return [warning(sentence, "unset kubelet_insecure_skip_tls_verify: who listens there gets the token")]

@@ -33,7 +33,7 @@ def checks(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
 
     def library() -> Sequence[Finding]:
         found = check_library(settings, environment)
-        libraries.append(not any(each.severity == "problem" for each in found))
+        libraries.append(not any(finding.severity == "problem" for finding in found))
         return found
 
     async def chips() -> Sequence[Finding]:

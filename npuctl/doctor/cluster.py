@@ -109,7 +109,7 @@ def _has_unhealthy_chips_only(record: NodeRecord) -> bool:
 
 
 def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
-    refusals = {each.name: each.offer for each in npu_nodes if isinstance(each.offer, Refusal)}
+    refusals = {node.name: node.offer for node in npu_nodes if isinstance(node.offer, Refusal)}
     if not npu_nodes:
         yield problem("no node reports chips", "run the device plugin on the nodes with NPUs")
         return
@@ -148,7 +148,7 @@ def _check_orders(
         if record.name not in reports or not isinstance(record.server, Server):
             continue
         separated, names = read_manually_separated(reports[record.name].data)
-        there = record.server.reported | chip_set(each.chip for each in record.server.vnpus)
+        there = record.server.reported | chip_set(vnpu.chip for vnpu in record.server.vnpus)
         if unknown := [*map(chip_name, chip_ids(separated & ~there)), *map(printable, names)]:
             sentence = f"ManuallySeparateNPU of node {record.name} names what is no chip of it: {some(unknown)}"
             yield warning(sentence, "correct the entry: it has no effect", nodes=(record.name,))
@@ -215,7 +215,7 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
                 sentence = f"the kubelet of node {record.name} offers {offered}, but {are}{more}"
                 advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
                 different.append(warning(sentence, advice, nodes=(record.name,)))
-    if different or any(isinstance(each.offer, Refusal) and each.offer.reason in _OF_KUBELETS for each in npu_nodes):
+    if different or any(isinstance(node.offer, Refusal) and node.offer.reason in _OF_KUBELETS for node in npu_nodes):
         return different
     return [ok("each offers as many chips as are healthy")]
 
@@ -227,8 +227,8 @@ def _offered(server: Server, unhealthy: ChipSet, kept: Kept) -> Iterator[tuple[s
         yield "AI core", "AI cores", server.allocatable_cores, chips * server.kind.cores, kept.cores
         return
     yield "chip", "chips", server.allocatable, chips, kept.chips
-    healthy = Counter(each.suffix for each in server.vnpus if not unhealthy >> each.chip & 1)
-    for suffix in sorted({each.suffix for each in server.vnpus}):
+    healthy = Counter(vnpu.suffix for vnpu in server.vnpus if not unhealthy >> vnpu.chip & 1)
+    for suffix in sorted({vnpu.suffix for vnpu in server.vnpus}):
         name, offered = device_type(suffix), server.allocatable_vnpus.get(suffix, 0)
         yield f"vNPU {name}", f"vNPUs {name}", offered, healthy[suffix], kept.vnpus.get(suffix, 0)
 
@@ -247,7 +247,7 @@ def _spread(pods: Iterable[Pod]) -> frozenset[str]:
 
 
 def _names(held: Held) -> tuple[str, ...]:
-    return (*map(chip_name, chip_ids(held.chips)), *(each.name for each in held.parts))
+    return (*map(chip_name, chip_ids(held.chips)), *(part.name for part in held.parts))
 
 
 def _conflicts(first: Holding, second: Holding) -> tuple[str, ...]:
@@ -281,9 +281,9 @@ def _check_cuts(record: NodeRecord) -> Iterator[Finding]:
     if not isinstance(record.server, Server) or record.server.kind is None:
         return
     kind, cuts = record.server.kind, defaultdict[int, list[tuple[str, Template]]](list)
-    for each in record.holdings.values():
-        for cut in each.cuts:
-            cuts[cut.chip].append((each.pod, cut.size))
+    for holding in record.holdings.values():
+        for cut in holding.cuts:
+            cuts[cut.chip].append((holding.pod, cut.size))
     for chip, held in sorted(cuts.items()):
         cores, cpus = sum(size.cores for _, size in held), sum(size.cpus for _, size in held)
         if cores > kind.cores or cpus > kind.cpus:
@@ -367,12 +367,14 @@ _WAITS_FOR: Final = {
 
 
 def _check_waiting(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
-    refused = [(each.pod, says) for each in verdicts if each.held is not None and (says := _refusal_of(each.pod))]
-    preempting = [each for each in verdicts if each.victims]
+    refused = [
+        (verdict.pod, says) for verdict in verdicts if verdict.held is not None and (says := _refusal_of(verdict.pod))
+    ]
+    preempting = [verdict for verdict in verdicts if verdict.victims]
     alike: dict[tuple[Reason, WaitingFor], list[str]] = {}
-    for each in verdicts:
-        if each.refusal is not None and each.waits_for is not None:
-            alike.setdefault((each.refusal.reason, each.waits_for), []).append(each.pod.key)
+    for verdict in verdicts:
+        if verdict.refusal is not None and verdict.waits_for is not None:
+            alike.setdefault((verdict.refusal.reason, verdict.waits_for), []).append(verdict.pod.key)
     if not alike and not refused:
         yield ok("every pod that requests chips has a place, or one is free")
     if refused:
@@ -383,7 +385,10 @@ def _check_waiting(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
             f"{pod.key}{more}, though there are chips: {says}", advice, pods=tuple(each.key for each, _ in refused)
         )
     if preempting:
-        above, victims = [each.pod.key for each in preempting], [key for each in preempting for key in each.victims]
+        above, victims = (
+            [verdict.pod.key for verdict in preempting],
+            [key for verdict in preempting for key in verdict.victims],
+        )
         yield ok(f"for {some(above)} of higher priority, {some(victims)} would end", pods=tuple(above))
     for (reason, waits_for), keys in sorted(alike.items(), key=lambda each: (-len(each[1]), each[0])):
         more = f" and {len(keys) - 1} more wait" if len(keys) > 1 else " waits"
@@ -393,5 +398,9 @@ def _check_waiting(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
 
 def _refusal_of(pod: Pod) -> str:
     """Why its scheduler could not place a pod when it tried last; empty if it did not try."""
-    conditions = (each for each in pod.status.conditions if each.type == "PodScheduled" and each.status == "False")
-    return next((each.message for each in conditions if each.reason == "Unschedulable"), "")
+    conditions = (
+        condition
+        for condition in pod.status.conditions
+        if condition.type == "PodScheduled" and condition.status == "False"
+    )
+    return next((condition.message for condition in conditions if condition.reason == "Unschedulable"), "")

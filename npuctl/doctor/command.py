@@ -37,7 +37,9 @@ class Diagnosis(msgspec.Struct, tag_field="schema", tag="npuctl/doctor/v1"):
 
 def diagnosis_of(node: str, findings: Sequence[Finding]) -> Diagnosis:
     """Return the diagnosis of a node, or of the cluster."""
-    problems, warnings = (sum(each.severity == severity for each in findings) for severity in ("problem", "warning"))
+    problems, warnings = (
+        sum(finding.severity == severity for finding in findings) for severity in ("problem", "warning")
+    )
     return Diagnosis(node, problems, warnings, findings)
 
 

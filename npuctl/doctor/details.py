@@ -66,7 +66,11 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 
     @property
     def command_line(self) -> str:
-        return " ".join(word for each in self.containers or () for word in (*(each.command or ()), *(each.args or ())))
+        return " ".join(
+            word
+            for container in self.containers or ()
+            for word in (*(container.command or ()), *(container.args or ()))
+        )
 
 
 class _Metadata(msgspec.Struct):
@@ -93,7 +97,7 @@ class _Pod(msgspec.Struct):
     @property
     def scheduler_names(self) -> list[str]:
         """The schedulers that an allocator serves by its flag; none without it."""
-        words = [word for each in self.spec.containers or () for word in each.args or ()]
+        words = [word for container in self.spec.containers or () for word in container.args or ()]
         given = [word.removeprefix(_SERVED) for word in words if word.startswith(_SERVED)]
         try:
             return msgspec.json.decode(given[-1], type=list[str]) if given else []
@@ -150,7 +154,9 @@ class _Node(msgspec.Struct):
     @property
     def heartbeat_s(self) -> float | None:
         """When its device plugin has written last whether it is ready, Unix seconds; None if that is not known."""
-        own = (each.last_heartbeat_time for each in self.status.conditions or () if each.type == NOT_READY)
+        own = (
+            condition.last_heartbeat_time for condition in self.status.conditions or () if condition.type == NOT_READY
+        )
         return next((each.timestamp() for each in own if each is not None), None)
 
 
@@ -309,24 +315,24 @@ def find_details(manifests: Iterable[Manifest], nodes: Iterable[Node] = ()) -> D
     rules: _ConfigMap | None = None
     shown = dict[str, _Node | None]()
     given, doubtful = list(manifests), unready(nodes)
-    for each in given:
-        match each.origin.kind:
-            case "Pod" if _has(each, THEIR_PLUGIN):
-                plugins.append(each.convert(_Pod))
-            case "Pod" if _has(each, VOLCANO):
-                volcanos.append(each.convert(_Pod))
-            case "Pod" if _has(each, OURS):
-                ours.append(each.convert(_Pod))
-            case "Pod" if _has(each, KUBE_SCHEDULER):
-                kube_schedulers.append(each.convert(_Pod))
-            case "ConfigMap" if each.origin.key == "/".join(_VOLCANOS_CONFIG):
-                config = each.convert(_ConfigMap)
-            case "ConfigMap" if each.origin.key == "/".join(_FAULT_RULES):
-                rules = each.convert(_ConfigMap)
-            case "Node" if each.origin.key in doubtful:
-                shown[each.origin.key] = each.part(_Node)
-            case kind if kind == _POLICY and _has(each, OURS):
-                policies.append(each.convert(_Policy))
+    for manifest in given:
+        match manifest.origin.kind:
+            case "Pod" if _has(manifest, THEIR_PLUGIN):
+                plugins.append(manifest.convert(_Pod))
+            case "Pod" if _has(manifest, VOLCANO):
+                volcanos.append(manifest.convert(_Pod))
+            case "Pod" if _has(manifest, OURS):
+                ours.append(manifest.convert(_Pod))
+            case "Pod" if _has(manifest, KUBE_SCHEDULER):
+                kube_schedulers.append(manifest.convert(_Pod))
+            case "ConfigMap" if manifest.origin.key == "/".join(_VOLCANOS_CONFIG):
+                config = manifest.convert(_ConfigMap)
+            case "ConfigMap" if manifest.origin.key == "/".join(_FAULT_RULES):
+                rules = manifest.convert(_ConfigMap)
+            case "Node" if manifest.origin.key in doubtful:
+                shown[manifest.origin.key] = manifest.part(_Node)
+            case kind if kind == _POLICY and _has(manifest, OURS):
+                policies.append(manifest.convert(_Policy))
     details = _details(plugins, volcanos, config, policies, {})
     return replace(
         details,
@@ -362,7 +368,9 @@ def _programs(ours: Iterable[_Pod], kube_schedulers: Iterable[_Pod]) -> dict[str
     return {
         "served": tuple(dict.fromkeys(served)) or None,
         "versions": {component: frozenset(found) for component, found in versions.items()},
-        "kube_schedulers": tuple(each.spec.command_line for each in kube_schedulers if each.runs and not has_own),
+        "kube_schedulers": tuple(
+            scheduler.spec.command_line for scheduler in kube_schedulers if scheduler.runs and not has_own
+        ),
     }
 
 
@@ -385,14 +393,23 @@ def _details(
     policies: Iterable[_Policy],
     unread: Mapping[str, str],
 ) -> Details:
-    running = [each for each in plugins if each.runs]
+    running = [plugin for plugin in plugins if plugin.runs]
     configured = _volcano_plugins(config) if config is not None else None
     return Details(
-        {each.spec.node_name: each.spec.command_line for each in running},
-        frozenset(each.user for each in running),
-        frozenset(each.user for each in volcanos if each.runs),
-        None if configured is None else any(each.name.startswith(_THEIR_PLUGIN_IN_VOLCANO) for each in configured),
-        next((each.arguments or {} for each in configured or () if each.name == "extender"), None),
+        {pod.spec.node_name: pod.spec.command_line for pod in running},
+        frozenset(pod.user for pod in running),
+        frozenset(volcano.user for volcano in volcanos if volcano.runs),
+        None
+        if configured is None
+        else any(volcano_plugin.name.startswith(_THEIR_PLUGIN_IN_VOLCANO) for volcano_plugin in configured),
+        next(
+            (
+                volcano_plugin.arguments or {}
+                for volcano_plugin in configured or ()
+                if volcano_plugin.name == "extender"
+            ),
+            None,
+        ),
         tuple(_writers_conditions(policies)),
         unread=unread,
     )
@@ -414,9 +431,9 @@ def _volcano_plugins(config: _ConfigMap) -> list[_VolcanoPlugin] | None:
 
 def _writers_conditions(policies: Iterable[_Policy]) -> Iterator[str]:
     for policy in policies:
-        for each in policy.spec.match_conditions or ():
-            if each.name == WRITERS_CONDITION:
-                yield each.expression
+        for match_condition in policy.spec.match_conditions or ():
+            if match_condition.name == WRITERS_CONDITION:
+                yield match_condition.expression
 
 
 def _items(found: _List[T] | None) -> list[T]:

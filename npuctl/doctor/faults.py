@@ -45,8 +45,8 @@ def check_faults(
         )
         yield problem(sentence, "npuctl doctor there says more; dmesg; restart the server", nodes=tuple(silent))
     alike: dict[tuple[bool, bool, tuple[str, ...], str, str], list[ChipFault]] = {}
-    for each in faults:
-        alike.setdefault((not each.pods, each.may_go_on, each.codes, each.cause, each.what), []).append(each)
+    for fault in faults:
+        alike.setdefault((not fault.pods, fault.may_go_on, fault.codes, fault.cause, fault.what), []).append(fault)
     yield from (_finding(same, spread) for _, same in sorted(alike.items()))
     if not silent and not faults:
         yield ok(f"none of {count(chips, 'chip')} has a fault that bars its use")
@@ -54,9 +54,9 @@ def check_faults(
 
 def _finding(same: list[ChipFault], spread: Collection[str]) -> Finding:
     """What is said of chips with the same codes, all of which are in use, or none."""
-    first, names = same[0], [each.name for each in same]
-    pods = tuple(dict.fromkeys(pod for each in same for pod in each.pods))
-    nodes = tuple(dict.fromkeys(each.node for each in same))
+    first, names = same[0], [fault.name for fault in same]
+    pods = tuple(dict.fromkeys(pod for fault in same for pod in fault.pods))
+    nodes = tuple(dict.fromkeys(fault.node for fault in same))
     have = f"{'has' if len(same) == 1 else 'have'} a fault" + (" of its network port" if first.cause == "port" else "")
     if not pods:
         sentence = f"{_chips(names)} {have}: {first.what}" if first.codes else f"{_chips(names)}: {first.what}"
@@ -74,9 +74,9 @@ def _is_silent(record: NodeRecord, faults: list[ChipFault]) -> bool:
     if not isinstance(record.server, Server):
         return False
     held = 0
-    for each in record.holdings.values():
-        held |= each.occupied
-    chips, silent = record.server.reported, chip_set(each.chip for each in faults if each.cause == "silent")
+    for holding in record.holdings.values():
+        held |= holding.occupied
+    chips, silent = record.server.reported, chip_set(fault.chip for fault in faults if fault.cause == "silent")
     idle = chips & ~held
     # A single chip may be held back after a fault of its own.
     return idle.bit_count() > 1 and not idle & ~silent

@@ -59,7 +59,7 @@ def problem(sentence: str, advice: str = "", **facts: Unpack[Facts]) -> Finding:
 
 def named(check: str, findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with the name of their check."""
-    return [structs.replace(each, check=check) for each in findings]
+    return [structs.replace(finding, check=check) for finding in findings]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ class Kept(NamedTuple):
     def of(cls, holdings: Iterable[Holding], unhealthy: ChipSet, kind: Divisible | None) -> "Kept":
         """What pods with these holdings have of unhealthy chips; the kind of the chips, if they are cut for pods."""
         chips, cut, vnpus = 0, 0, Counter[str]()
-        for each in holdings:
-            chips += (each.chips & unhealthy).bit_count()
-            cut += sum(part.size.cores for part in each.cuts if unhealthy >> part.chip & 1)
-            vnpus.update(part.suffix for part in each.vnpus if unhealthy >> part.chip & 1)
+        for holding in holdings:
+            chips += (holding.chips & unhealthy).bit_count()
+            cut += sum(part.size.cores for part in holding.cuts if unhealthy >> part.chip & 1)
+            vnpus.update(part.suffix for part in holding.vnpus if unhealthy >> part.chip & 1)
         return cls(chips, cut + chips * kind.cores if kind is not None else 0, vnpus)

@@ -43,7 +43,7 @@ _ENDED: Final = "start it; the log of its pod there says why it ended, or why it
 
 def unready(nodes: Iterable[Node]) -> dict[str, Condition]:
     """The conditions of the plugins that are not ready, or were not when they wrote last, by node."""
-    conditions = ((node.name, each) for node in nodes for each in node.status.conditions)
+    conditions = ((node.name, condition) for node in nodes for condition in node.status.conditions)
     return {name: each for name, each in conditions if each.type == NOT_READY and each.status == "True"}
 
 
@@ -59,10 +59,10 @@ def check_plugins(
         now_s: the time, Unix seconds.
     """
     alike: dict[tuple[bool, str], list[tuple[str, str]]] = {}
-    for name, each in unready(nodes).items():
-        contradicted = name in unoffered and set(each.reason.split(",")) <= _WHILE_REGISTERED
+    for name, condition in unready(nodes).items():
+        contradicted = name in unoffered and set(condition.reason.split(",")) <= _WHILE_REGISTERED
         is_over = contradicted or now_s - heartbeats.get(name, now_s) > OLD_S
-        alike.setdefault((is_over, each.reason), []).append((name, printable(each.message)))
+        alike.setdefault((is_over, condition.reason), []).append((name, printable(condition.message)))
     for (is_over, reason), told in sorted(alike.items()):
         names = tuple(sorted(name for name, _ in told))
         where = f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes ({some(names)})"

@@ -72,12 +72,12 @@ async def _foreign(
     for chip in chips:
         processes = await users.call(lambda chip=chip: driver.users(chip))  # type: ignore[misc]  # bound in a loop
         owners, own = read_owners(processes), holders.get(chip.phy_id, frozenset())
-        if foreign := frozenset(each for each in processes if is_nobodys(owners.get(each, UNKNOWN), own)):
+        if foreign := frozenset(process for process in processes if is_nobodys(owners.get(process, UNKNOWN), own)):
             found[chip.phy_id] = foreign
     return found
 
 
 def _which(processes: frozenset[int]) -> str:
     several = len(processes) > 1
-    names = some([str(each) for each in sorted(processes)])
+    names = some([str(process) for process in sorted(processes)])
     return f"process{'es' if several else ''} {names} use{'' if several else 's'}"

@@ -208,7 +208,7 @@ def _check_writers(details: Details, *, volcano: bool) -> Iterator[Finding]:
     if volcano:
         writers |= dict.fromkeys(details.volcano_users, "Volcano's scheduler")
     for user, program in sorted(writers.items()):
-        if details.policies and not any(f'"{user}"' in each for each in details.policies):
+        if details.policies and not any(f'"{user}"' in policy for policy in details.policies):
             advice = f"add {user} to allocator.policies.writers ({PAGE})"
             yield problem(f"the admission policy refuses what {program} writes on pods", advice)
 
@@ -263,7 +263,7 @@ def _is_plugin(pod: Pod) -> bool:
 
 def _is_unready(pod: Pod) -> bool:
     """Whether its condition says so; files may have none."""
-    return any(each.type == "Ready" and each.status != "True" for each in pod.status.conditions)
+    return any(condition.type == "Ready" and condition.status != "True" for condition in pod.status.conditions)
 
 
 def nodes_of_mindclusters_plugin(pods: Iterable[Pod]) -> frozenset[str]:

@@ -61,7 +61,7 @@ async def read_denied(client: KubeClient, accounts: Iterable[Account]) -> tuple[
         Unreachable: it did not answer.
     """
     found = await asyncio.gather(*(_denied(client, account) for account in accounts))
-    return tuple(each for some in found for each in some)
+    return tuple(denied for some in found for denied in some)
 
 
 async def _denied(client: KubeClient, account: Account) -> list[Denied]:

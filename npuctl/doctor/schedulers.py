@@ -49,7 +49,7 @@ def check_schedulers(
     yield from _check_failed(asking, served)
     yield from _check_errors(asking)
     yield from _check_untried(asking, now_s)
-    if command_lines and not any("--config" in each for each in command_lines):
+    if command_lines and not any("--config" in line for line in command_lines):
         yield from _check_unconfigured(asking, served)
 
 
@@ -87,11 +87,11 @@ def _check_errors(pods: Iterable[Pod]) -> Iterator[Finding]:
     for pod in pods:
         if not pod.waits_for_chips:
             continue
-        for each in pod.status.conditions:
-            if each.type != "PodScheduled" or each.status != "False" or _ANSWERED.match(each.message):
+        for condition in pod.status.conditions:
+            if condition.type != "PodScheduled" or condition.status != "False" or _ANSWERED.match(condition.message):
                 continue
-            if each.reason == "SchedulerError":
-                errors[pod.spec.scheduler_name, printable(each.message)].append(pod.key)
+            if condition.reason == "SchedulerError":
+                errors[pod.spec.scheduler_name, printable(condition.message)].append(pod.key)
     for (scheduler, message), keys in sorted(errors.items()):
         sentence = f"scheduler {printable(scheduler)} can't schedule {_pods(keys)}: {message}"
         advice = "check that an allocator leads (kubectl get lease), and the address and certificates of the extender"
@@ -103,7 +103,7 @@ def _check_untried(pods: Iterable[Pod], now_s: float) -> Iterator[Finding]:
     untried, last_s = defaultdict[str, list[Pod]](list), defaultdict[str, float](float)
     for pod in pods:
         scheduler, created_s = pod.spec.scheduler_name, _created_s(pod)
-        if any(each.type == "PodScheduled" for each in pod.status.conditions):
+        if any(condition.type == "PodScheduled" for condition in pod.status.conditions):
             last_s[scheduler] = max(last_s[scheduler], created_s)
             continue
         waits = pod.waits_for_chips and pod.status.phase and not pod.is_terminating and not pod.spec.scheduling_gates

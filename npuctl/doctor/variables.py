@@ -78,8 +78,8 @@ def wanted(pods: Iterable[PodVariables]) -> dict[tuple[str, str], str]:
     """The ConfigMaps that pods name, each with the first of these pods."""
     found: dict[tuple[str, str], str] = {}
     for pod in pods:
-        for each in pod.config_maps:
-            found.setdefault(each, f"{pod.metadata.namespace}/{pod.metadata.name}")
+        for config_map in pod.config_maps:
+            found.setdefault(config_map, f"{pod.metadata.namespace}/{pod.metadata.name}")
     return found
 
 
@@ -96,8 +96,8 @@ def taken_in(manifests: Iterable[Manifest]) -> Iterator[Taken]:
         InvalidValue: one of them is invalid.
     """
     given = list(manifests)
-    pods = [each.part(PodVariables) for each in given if each.origin.kind == "Pod"]
-    maps = {each.origin.key: each for each in given if each.origin.kind == "ConfigMap"}
+    pods = [manifest.part(PodVariables) for manifest in given if manifest.origin.kind == "Pod"]
+    maps = {manifest.origin.key: manifest for manifest in given if manifest.origin.kind == "ConfigMap"}
     for where, pod in wanted(pods).items():
         if (named := maps.get("/".join(where))) is not None:
             yield from taken(where, pod, named.part(_ConfigMap).data or {})

@@ -117,7 +117,7 @@ def _render_job(job: JobExplanation) -> RenderableType:
     for answer in job.pods:
         # The pods of a gang that fits are placed on different nodes.
         groups = tuple((group.reason, group.nodes) for group in answer.groups) if answer.state == "waits" else ()
-        nodes = tuple(each.node for each in answer.candidates) if answer.block is not None else ()
+        nodes = tuple(candidate.node for candidate in answer.candidates) if answer.block is not None else ()
         key = (
             answer.state,
             answer.reason,
@@ -162,7 +162,7 @@ def render(answer: Explanation) -> RenderableType:
             parts.append(Text(f"\n{says if answer.scheduler else look}"))
     if answer.broken:
         parts.append(Text("\nbroken:", style="bold red"))
-        parts += [Text(f"  {each.chip}: {each.what}\n    → {each.advice}", style="red") for each in answer.broken]
+        parts += [Text(f"  {chip.chip}: {chip.what}\n    → {chip.advice}", style="red") for chip in answer.broken]
     parts += [*_queue(answer), *_holdups(answer), *_gates(answer)]
     if answer.without_effect:
         parts.append(Text("\nwithout effect here:", style="bold"))
@@ -251,8 +251,8 @@ def _devices(answer: Explanation | Candidate) -> str:
 
 def _obstacles(answer: Explanation) -> Iterator[RenderableType]:
     told = answer.told.obstacles if answer.told is not None else ()
-    rows = [(each.nodes, each.reason, printable(each.message), "") for each in told]
-    rows += [(len(each.nodes), each.reason, each.message, each.names()) for each in answer.groups]
+    rows = [(obstacle.nodes, obstacle.reason, printable(obstacle.message), "") for obstacle in told]
+    rows += [(len(group.nodes), group.reason, group.message, group.names()) for group in answer.groups]
     if all(message == answer.message for _, _, message, _ in rows):
         return
     yield Text("\nwhy not:", style="bold")
@@ -269,7 +269,9 @@ def _obstacles(answer: Explanation) -> Iterator[RenderableType]:
 def _remedies(answer: Explanation) -> RenderableType:
     if not answer.remedies:
         return Stack(*(Text(f"  {sentence}") for sentence in _without_remedy(answer)))
-    lines = [Text(f"  on node {each.node}, once {each}", style="green") for each in answer.remedies[:_MOST_REMEDIES]]
+    lines = [
+        Text(f"  on node {remedy.node}, once {remedy}", style="green") for remedy in answer.remedies[:_MOST_REMEDIES]
+    ]
     more = len(answer.remedies) - _MOST_REMEDIES
     if more > 0:
         lines.append(Text(f"  and {count(more, 'other way')} (-o json has all)", style="dim"))
@@ -290,6 +292,6 @@ def _candidates(answer: Explanation) -> Iterator[RenderableType]:
         return
     yield Text("\nbest nodes:", style="bold")
     table = Table.grid(padding=(0, 2))
-    for each in answer.candidates[:_MOST_CANDIDATES]:
-        table.add_row(f"  {each.rank}.", each.node, _devices(each))
+    for candidate in answer.candidates[:_MOST_CANDIDATES]:
+        table.add_row(f"  {candidate.rank}.", candidate.node, _devices(candidate))
     yield table

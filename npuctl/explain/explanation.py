@@ -239,7 +239,7 @@ class _Judging:
         )
 
     def _describe(self, pod: Pod) -> Explanation:
-        says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
+        says = next((condition.message for condition in pod.status.conditions if condition.type == "PodScheduled"), "")
         explanation = Explanation(
             pod.metadata.namespace,
             pod.name,
@@ -276,9 +276,9 @@ class _Judging:
             return ()
         faults = chip_faults(record, self._given.valid_reports.get(name), self._given.cordons.get(name, {}))
         return tuple(
-            BrokenChip(chip_name(each.chip), each.codes, each.level, each.what, each.advice)
-            for each in faults
-            if pod.key in each.pods
+            BrokenChip(chip_name(fault.chip), fault.codes, fault.level, fault.what, fault.advice)
+            for fault in faults
+            if pod.key in fault.pods
         )
 
     def _begin(self, pod: Pod) -> Explanation:
@@ -346,7 +346,7 @@ class _Judging:
         peers, objects = frozenset(self._allocator.job_of(pod).pods), self._evaluation.objects
         tried = {node: refused[node] for node in examined}
         found = tuple(_search(objects, self._settings, self._now_ns, request, tried, peers=peers))
-        return found, len(examined), self._fits_alone(pod) if any(each.placed for each in waiting.ahead) else 0
+        return found, len(examined), self._fits_alone(pod) if any(ahead.placed for ahead in waiting.ahead) else 0
 
     def _fits_alone(self, pod: Pod) -> int:
         """The number of nodes on which a pod fits, or one of its gang, if nobody is before it in the queue."""
@@ -410,7 +410,7 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
         held = read_held(pod.metadata.annotations)
     except InvalidValue as error:
         return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=str(error))
-    chips, vnpus = tuple(map(chip_name, chip_ids(held.chips))), tuple(each.name for each in held.parts)
+    chips, vnpus = tuple(map(chip_name, chip_ids(held.chips))), tuple(part.name for part in held.parts)
     if not chips and not vnpus:
         what = "chips it holds" if placed.request or placed.cores else "vNPU it has"
         message = f"pod {pod.key} is on node {pod.spec.node_name}, but no annotation says which {what}"
@@ -452,7 +452,7 @@ def _search(
     ]
     # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
     scenes = [scene for scene in scenes if not fits(scene)]
-    found = [each for scene in scenes for each in remedies(scene, fits, now_ns // 10**9)]
+    found = [remedy for scene in scenes for remedy in remedies(scene, fits, now_ns // 10**9)]
     if not found:
         found = [each for scene in scenes if (each := pods_to_end(scene, fits)) is not None]
     return sorted(found, key=lambda each: (len(each.targets), each.node, each.kind, each.targets))
@@ -461,9 +461,11 @@ def _search(
 def _kept(pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
     """For what chips are kept that the pod could use."""
     found = []
-    for each in allocator.kept_for(pod):
-        waits = "which waits for these nodes to drain" if each.drains else "which has preempted other pods for them"
-        found.append(f"chips on {count(len(each.chips), 'node')} are kept for {each.what}, {waits}: it comes first")
+    for promise in allocator.kept_for(pod):
+        waits = "which waits for these nodes to drain" if promise.drains else "which has preempted other pods for them"
+        found.append(
+            f"chips on {count(len(promise.chips), 'node')} are kept for {promise.what}, {waits}: it comes first"
+        )
     return tuple(found)
 
 
@@ -488,5 +490,5 @@ def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tupl
         ),
         Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
     }
-    found = {waiting.reason, *(each.reason for each in waiting.groups)}
+    found = {waiting.reason, *(group.reason for group in waiting.groups)}
     return tuple(cure for reason, cure in cures.items() if reason in found)

@@ -25,7 +25,7 @@ def cordoned(node: Node, *, is_cordoned: bool) -> Node:
 
 def ready(node: Node, *, is_ready: bool) -> Node:
     """The node, Ready or not."""
-    others = (each for each in node.status.conditions if each.type != "Ready")
+    others = (condition for condition in node.status.conditions if condition.type != "Ready")
     conditions = (*others, Condition("Ready", "True" if is_ready else "False"))
     return replace(node, status=replace(node.status, conditions=conditions))
 
@@ -83,4 +83,4 @@ def _devices(node: Node, chips: ChipSet) -> Counter[str]:
     number, kind = (infos.chips & chips).bit_count(), read_kind(node.metadata.labels)
     if kind is not None and node.allocatable_cores is not None and not node.allocatable_chips:
         return Counter({RESOURCE_CORES: number * kind.cores})
-    return Counter({RESOURCE: number, **Counter(each.resource for each in infos.vnpus if chips >> each.chip & 1)})
+    return Counter({RESOURCE: number, **Counter(vnpu.resource for vnpu in infos.vnpus if chips >> vnpu.chip & 1)})

@@ -115,4 +115,4 @@ async def _is_served(client: KubeClient, kind: WatchedKind) -> bool:
         return False
     except ApiError:
         return True  # the error of the list request says more
-    return any(each.name == kind.resource.plural for each in kinds.resources)
+    return any(resource.name == kind.resource.plural for resource in kinds.resources)

@@ -192,8 +192,8 @@ def _has_plain_quantities(read: KubeObject) -> bool:
     """Whether the quantities that are kept of an object are as the API server writes them, those of chips in digits."""
     if isinstance(read, Pod):
         spec = read.spec
-        resources = [each.resources for each in (*spec.containers, *spec.init_containers)]
-        given = [quantities for each in resources for quantities in (each.limits, each.requests)]
+        resources = [container.resources for container in (*spec.containers, *spec.init_containers)]
+        given = [quantities for resource in resources for quantities in (resource.limits, resource.requests)]
     elif isinstance(read, Node):
         given = [read.status.allocatable, read.status.capacity]
     else:
@@ -283,7 +283,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
                 found[resource][read.key] = read
     optional = {name: list(found[resource].values()) for name, resource in _OPTIONAL.items()}
     # Pods may be given without the object of their operator, but not without their pod group.
-    served = {name: each for name, each in optional.items() if each or name in _GROUPS}
+    served = {name: obj for name, obj in optional.items() if obj or name in _GROUPS}
     objects = ClusterObjects.of(chain.from_iterable(map(dict.values, found.values())), served)
     return Reading(objects, manifests, list(unsubmitted.values()), ignored, list(warnings.values()))
 
@@ -357,7 +357,7 @@ def _mapping(origin: Origin, value: object) -> Json:
 def _normalized(origin: Origin, manifest: Json) -> tuple[Origin, Json]:
     kind, metadata = manifest.get("kind"), manifest.get("metadata")
     names = (metadata.get("namespace"), metadata.get("name")) if isinstance(metadata, dict) else ()
-    key = "/".join(each for each in names if isinstance(each, str) and each)
+    key = "/".join(name for name in names if isinstance(name, str) and name)
     named = replace(origin, kind=kind if isinstance(kind, str) else "", key=key)
     if not key.isprintable():
         raise named.error("metadata.name", f"{shown(key)} is not a name: it has control characters")

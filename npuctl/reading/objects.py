@@ -48,7 +48,7 @@ class ClusterObjects:
         """
         ordered = sorted(objects, key=_key)
         fixed = {
-            kind.name: tuple(each for each in ordered if isinstance(each, kind.resource.type))
+            kind.name: tuple(obj for obj in ordered if isinstance(obj, kind.resource.type))
             for kind in KINDS
             if not kind.is_optional
         }
@@ -130,28 +130,30 @@ class ClusterObjects:
     def reports(self) -> dict[str, ConfigMap]:
         """The ConfigMaps with device reports, by node."""
         return {
-            name: each
-            for each in self.config_maps
-            if each.metadata.namespace == NAMESPACE and (name := node_name(each.name)) is not None
+            name: config_map
+            for config_map in self.config_maps
+            if config_map.metadata.namespace == NAMESPACE and (name := node_name(config_map.name)) is not None
         }
 
     @property
     def valid_reports(self) -> dict[str, DeviceReport]:
         """The device reports that are valid, by node."""
         reports = {}
-        for name, each in self.reports.items():
+        for name, config_map in self.reports.items():
             with contextlib.suppress(InvalidReport):
-                reports[name] = decode_report(each.data)
+                reports[name] = decode_report(config_map.data)
         return reports
 
     @property
     def cordons(self) -> dict[str, dict[int, Cordon]]:
         """The chips that operators have taken out of use, by node and physical id."""
-        return {name: found for name, each in self.reports.items() if (found := read_cordons(each))}
+        return {name: found for name, config_map in self.reports.items() if (found := read_cordons(config_map))}
 
     def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
         """The names of MindCluster's ConfigMaps that are used here, but not by an allocator with these settings."""
         if settings.node_health_namespace:
             return ()
-        health = (each.name for each in self.config_maps if each.metadata.namespace == HEALTH_NAMESPACE)
+        health = (
+            config_map.name for config_map in self.config_maps if config_map.metadata.namespace == HEALTH_NAMESPACE
+        )
         return tuple(name for name in health if node_of_health(name) is not None or is_cluster_info(name))

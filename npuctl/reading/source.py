@@ -175,7 +175,7 @@ class Source:
         return reading
 
     def _warn_of_the_clock(self, objects: ClusterObjects) -> None:
-        newest_s = max((each.update_time_s for each in objects.valid_reports.values()), default=0)
+        newest_s = max((report.update_time_s for report in objects.valid_reports.values()), default=0)
         age_s = self.now_ns // 10**9 - newest_s
         are_stale = age_s > self.settings.max_report_age_s
         if not newest_s or not (are_stale or (age_s >= _OLD_S and not self.now_given)):

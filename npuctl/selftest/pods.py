@@ -215,7 +215,7 @@ async def _poll(check: Callable[[], Awaitable[T | None]]) -> T | None:
 def seen_chips(printed: str) -> Sequence[int]:
     """The chips that a container sees: its device nodes; without any, what its environment names."""
     ids = _SEEN.findall(printed) or "".join(_VISIBLE.findall(printed)[:1]).split(",")
-    return sorted(int(each) for each in ids if each)
+    return sorted(int(chip_id) for chip_id in ids if chip_id)
 
 
 def _why(status: Mapping[str, Any]) -> str:
@@ -223,4 +223,4 @@ def _why(status: Mapping[str, Any]) -> str:
     conditions = (each.get("reason") for each in status.get("conditions") or () if each.get("status") == "False")
     waiting = (each.get("state", {}).get("waiting", {}).get("reason") for each in status.get("containerStatuses") or ())
     reasons = (status.get("reason"), *conditions, *waiting)
-    return f"{status.get('phase', 'Unknown')}: {', '.join(str(each) for each in reasons if each) or 'no reason'}"
+    return f"{status.get('phase', 'Unknown')}: {', '.join(str(reason) for reason in reasons if reason) or 'no reason'}"

@@ -54,7 +54,7 @@ def surprises(calls: Iterable[Call], chip_type: ChipType | None, chips: int) -> 
 
 
 def _sizes(chip_type: ChipType) -> set[int]:
-    return {each.chips for each in PRODUCTS.values() if each.chip in {"", CHIP_OF_SERVER_TYPE[chip_type]}}
+    return {product.chips for product in PRODUCTS.values() if product.chip in {"", CHIP_OF_SERVER_TYPE[chip_type]}}
 
 
 def _asked(call: Call) -> str:

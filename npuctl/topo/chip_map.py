@@ -39,7 +39,9 @@ MARKS: Final = {
 
 def node_map(views: Sequence[NodeView]) -> RenderableType:
     """Lay out nodes side by side; a chip shows its number and the pod that holds it."""
-    pods = sorted({holder for view in views for chip in view.chips for each in chip.devices for holder in each.holders})
+    pods = sorted(
+        {holder for view in views for chip in view.chips for device in chip.devices for holder in device.holders}
+    )
     colours = {pod: COLOURS[number % len(COLOURS)] for number, pod in enumerate(pods)}
     panels = [_NodePanel(view, colours) for view in views]
     totals = Text("; ".join([str(Totals.of(views)), *_marks(views)]))
@@ -83,10 +85,10 @@ class _NodePanel:
             if chip.faults
         ]
         body += [
-            Text(f"{each.name} is held by {' and '.join(each.holders)}", style="red")
+            Text(f"{device.name} is held by {' and '.join(device.holders)}", style="red")
             for chip in view.chips
-            for each in chip.devices
-            if len(each.holders) > 1
+            for device in chip.devices
+            if len(device.holders) > 1
         ]
         body += [
             Text(f"{chip.name} is held by {' and '.join(chip.holders)}, and {part.name} of it by {holder}", style="red")

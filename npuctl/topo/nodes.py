@@ -106,7 +106,7 @@ class ChipView:
     def free_vnpus(self) -> int:
         """The number of its vNPUs that can be allocated and that no pod holds."""
         usable = self.healthy and not self.holders
-        return sum(not each.holders and not each.unknown for each in self.vnpus) if usable else 0
+        return sum(not vnpu.holders and not vnpu.unknown for vnpu in self.vnpus) if usable else 0
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -214,7 +214,7 @@ def _view(
     unusable = reported.unhealthy | reported.pre_separate
     chips = []
     sizes = offer.vnpus.sizes if isinstance(offer, Vacancy) and offer.vnpus is not None else ()
-    unknown = {each.suffix: each.unknown for each in sizes}
+    unknown = {size.suffix: size.unknown for size in sizes}
     parts: dict[int, list[VnpuView]] = {}
     for vnpu in server.vnpus:
         # By vdev id, which is the device: the driver uses it again after a chip was cut anew.
@@ -261,11 +261,11 @@ def _free_cores(record: NodeRecord, server: Server, unusable: ChipSet) -> dict[i
     if server.kind is None:
         return {}
     holdings = record.holdings.values()
-    cuts = [cut for each in holdings for cut in each.cuts]
+    cuts = [cut for holding in holdings for cut in holding.cuts]
     left = cores_left(server.kind, cuts, excluded=unusable | record.held, counted=0, allocatable=0)
     free = server.reported & ~unusable & ~chip_set(cut.chip for cut in cuts) & ~record.held
     found = {chip: left.left_of(chip, free) for chip in chip_ids(server.reported)}
-    return {chip: each.cores if each is not None else 0 for chip, each in found.items()}
+    return {chip: chip_left.cores if chip_left is not None else 0 for chip, chip_left in found.items()}
 
 
 def _health(chip: ChipSet, report: DeviceReport | None, separating: ChipSet, known: str) -> str:

@@ -134,9 +134,9 @@ def product_table(views: Sequence[NodeView]) -> RenderableType:
     """Lay out a line per product, and the unusable nodes by reason."""
     numbers = ("NODES", "USABLE", "EMPTY", "CHIPS", "FREE", "UNHEALTHY", "LARGEST")
     table = FittingTable(("PRODUCT", *numbers), numeric=numbers, drop=("LARGEST", "CHIPS", "EMPTY", "UNHEALTHY"))
-    for each in by_product(views):
-        cells = (each.nodes, each.usable, each.empty, each.chips, each.free, each.unhealthy, each.largest)
-        table.add_row(each.product or "-", *map(str, cells))
+    for totals in by_product(views):
+        cells = (totals.nodes, totals.usable, totals.empty, totals.chips, totals.free, totals.unhealthy, totals.largest)
+        table.add_row(totals.product or "-", *map(str, cells))
     lines: list[RenderableType] = [table]
     unusable = {view.node: NodeRefusal(view.reason, view.message or "") for view in views if view.reason is not None}
     lines += [Text(f"{count(len(each.nodes), 'node')} {each.reason}: {each.names()}") for each in group(unusable)]

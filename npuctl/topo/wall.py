@@ -81,10 +81,10 @@ class Wall:
     def _lay_out(self, width: int) -> Iterator[tuple[str, Sequence[NodeView], int]]:
         """Yield the lines: a label, the nodes, and the columns of each; the head of a product has no nodes."""
         named = f", {self._before}*{self._after}" if self._before or self._after else ""
-        for each in by_product(self._views):
-            views = [view for view in self._views if view.product == each.product]
-            free = f"{each.free} of {count(each.chips, 'chip')} free"
-            yield f"{each.product or '-'}: {count(each.nodes, 'node')}{named}, {free}", (), 0
+        for totals in by_product(self._views):
+            views = [view for view in self._views if view.product == totals.product]
+            free = f"{totals.free} of {count(totals.chips, 'chip')} free"
+            yield f"{totals.product or '-'}: {count(totals.nodes, 'node')}{named}, {free}", (), 0
             labels = [view.node.removeprefix(self._before).removesuffix(self._after) for view in views]
             longest, tile = max(map(len, labels)), max(sum(map(len, _groups(view))) for view in views)
             # A blank between groups of linked chips, and then two between nodes.

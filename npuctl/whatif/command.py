@@ -67,7 +67,7 @@ async def run_whatif(source: Source, changes: Changes, form: Form) -> int:
     jobs = tuple(changed_jobs(before, after))
     answer = WhatIf(rfc3339(now_ns), tuple(cluster.made), before.state, after.state, jobs, cluster.successors)
     if form == "svg":
-        views = [node_views(each.evaluation.objects, settings, now_ns) for each in (before, after)]
+        views = [node_views(outcome.evaluation.objects, settings, now_ns) for outcome in (before, after)]
         print_utf8(draw(*views, title=answer.changes, lines=list(_sentences(answer))))
         return 0
     show(answer, Output(form), lambda: _render(answer))
@@ -93,7 +93,7 @@ def _render(answer: WhatIf) -> RenderableType:
 
 
 def _numbers(answer: WhatIf) -> Iterator[tuple[str, int, int]]:
-    before, after = ({each.product: each for each in state.free} for state in (answer.before, answer.after))
+    before, after = ({free.product: free for free in state.free} for state in (answer.before, answer.after))
     for product in dict.fromkeys([*before, *after]):
         now, then = before.get(product, Free(product)), after.get(product, Free(product))
         yield f"{product}: nodes that can be used", now.nodes, then.nodes

@@ -77,15 +77,15 @@ class DeviceManager:
         reusable: dict[str, set[str]] = {}
         for container in pod.init_containers:
             await self._allocate(pod, container, reusable)
-            for each in self._ledger.of_container(pod.uid, container.name):
-                kept = reusable.setdefault(each.resource, set())
+            for allocation in self._ledger.of_container(pod.uid, container.name):
+                kept = reusable.setdefault(allocation.resource, set())
                 # Later containers reuse the devices of a finished init container; a sidecar keeps its own
                 # (docs/spec/kubelet.md#containers-of-a-pod).
-                (kept.difference_update if container.is_sidecar else kept.update)(each.ids)
+                (kept.difference_update if container.is_sidecar else kept.update)(allocation.ids)
         for container in pod.containers:
             await self._allocate(pod, container, reusable)
-            for each in self._ledger.of_container(pod.uid, container.name):
-                reusable.setdefault(each.resource, set()).difference_update(each.ids)
+            for allocation in self._ledger.of_container(pod.uid, container.name):
+                reusable.setdefault(allocation.resource, set()).difference_update(allocation.ids)
 
     async def container_options(self, pod: FullPod, container: ContainerSpec) -> list[pb.ContainerAllocateResponse]:
         """Return the cached Allocate responses of a container; called at each of its starts.
@@ -111,7 +111,7 @@ class DeviceManager:
             missing = missing or held is None
         if missing and pod.uid in self._active():
             await self._allocate(pod, container, {})
-        return [each.response for each in self._ledger.of_container(pod.uid, container.name)]
+        return [allocation.response for allocation in self._ledger.of_container(pod.uid, container.name)]
 
     def free_inactive(self) -> None:
         """Free the devices of inactive pods; the kubelet does it only here, lazily.

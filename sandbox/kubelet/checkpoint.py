@@ -73,7 +73,7 @@ def read_checkpoint(directory: Path, into: Ledger) -> bool:
         checkpoint = msgspec.json.decode(raw, type=_Checkpoint)
         if checkpoint.Checksum != _checksum(json.loads(raw)["Data"]):
             raise InvalidValue(f"{path}: checkpoint is corrupted: the checksum does not match")
-        allocations = [_allocation(each) for each in checkpoint.Data.PodDeviceEntries or ()]
+        allocations = [_allocation(entry) for entry in checkpoint.Data.PodDeviceEntries or ()]
     except (msgspec.DecodeError, DecodeError, binascii.Error, ValueError) as error:
         raise InvalidValue(f"{path}: checkpoint is corrupted: {error}") from error
     into.restore(checkpoint.Data.RegisteredDevices or (), allocations)
@@ -83,13 +83,13 @@ def read_checkpoint(directory: Path, into: Ledger) -> bool:
 def _data(ledger: Ledger) -> JsonObject:
     entries = [
         {
-            "PodUID": each.pod_uid,
-            "ContainerName": each.container,
-            "ResourceName": each.resource,
-            "DeviceIDs": {str(node): list(ids) for node, ids in each.devices.items()},
-            "AllocResp": base64.b64encode(each.response.SerializeToString()).decode(),
+            "PodUID": allocation.pod_uid,
+            "ContainerName": allocation.container,
+            "ResourceName": allocation.resource,
+            "DeviceIDs": {str(node): list(ids) for node, ids in allocation.devices.items()},
+            "AllocResp": base64.b64encode(allocation.response.SerializeToString()).decode(),
         }
-        for each in ledger.allocations
+        for allocation in ledger.allocations
     ]
     registered = {resource: sorted(devices) for resource, devices in ledger.healthy.items()}
     return {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}

@@ -163,8 +163,8 @@ class Kubelet:
     def has_container(self, pod_key: str, name: str, *, running: bool = True) -> bool:
         """Whether a container exists and, unless ``running`` is False, runs."""
         return any(
-            (each.pod_key, each.name) == (pod_key, name) and (each.running or not running)
-            for each in self._runtime.containers
+            (container.pod_key, container.name) == (pod_key, name) and (container.running or not running)
+            for container in self._runtime.containers
         )
 
     async def restart_container(self, pod_key: str, name: str) -> None:
@@ -187,9 +187,9 @@ class Kubelet:
     def ledger(self) -> dict[tuple[str, str], frozenset[str]]:
         """Return device ids by pod (``namespace/name``) and container, including allocations that are not yet freed."""
         held: dict[tuple[str, str], frozenset[str]] = {}
-        for each in self._running.ledger.allocations:
-            key = (self._running.pod_store.key(each.pod_uid), each.container)
-            held[key] = held.get(key, frozenset()) | each.ids
+        for allocation in self._running.ledger.allocations:
+            key = (self._running.pod_store.key(allocation.pod_uid), allocation.container)
+            held[key] = held.get(key, frozenset()) | allocation.ids
         return held
 
     def devices(self, resource: str) -> dict[str, str]:
@@ -203,7 +203,7 @@ class Kubelet:
 
     def listed(self) -> list[str]:
         """Return ``namespace/name`` of the pods on the kubelet's own list, in the order in which they came."""
-        return [each.key for each in self._running.pod_store.pods.values()]
+        return [pod.key for pod in self._running.pod_store.pods.values()]
 
     def status(self, pod_key: str) -> JsonObject:
         """Return the status that the kubelet determined for a pod, whether or not it is written."""
@@ -224,7 +224,7 @@ class Kubelet:
         return self._process
 
     def _find(self, pod_key: str) -> FullPod:
-        for each in reversed(list(self._running.pod_store.pods.values())):
-            if each.key == pod_key:
-                return each
+        for pod in reversed(list(self._running.pod_store.pods.values())):
+            if pod.key == pod_key:
+                return pod
         raise NotFound(f"the kubelet of {self.node_name} has no pod {pod_key}", status=404)

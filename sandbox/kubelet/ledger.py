@@ -31,7 +31,7 @@ class Allocation:
     @property
     def ids(self) -> frozenset[str]:
         """All device ids."""
-        return frozenset(each for ids in self.devices.values() for each in ids)
+        return frozenset(chip_id for ids in self.devices.values() for chip_id in ids)
 
 
 class Ledger:
@@ -60,9 +60,9 @@ class Ledger:
         See docs/spec/kubelet.md#listandwatch.
         """
         devices = list(devices)
-        self._devices[resource] = {each.ID: each for each in devices}
-        self.healthy[resource] = {each.ID for each in devices if each.health == HEALTHY}
-        self.unhealthy[resource] = {each.ID for each in devices if each.health != HEALTHY}
+        self._devices[resource] = {device.ID: device for device in devices}
+        self.healthy[resource] = {device.ID for device in devices if device.health == HEALTHY}
+        self.unhealthy[resource] = {device.ID for device in devices if device.health != HEALTHY}
 
     def restore(self, resources: Iterable[str], allocations: Iterable[Allocation]) -> None:
         """Restore a checkpoint; the resources have no devices until their plugins register again.
@@ -72,8 +72,8 @@ class Ledger:
         for resource in resources:
             self.healthy[resource] = set()
             self.unhealthy[resource] = set()
-        for each in allocations:
-            self._allocations[each.pod_uid, each.container, each.resource] = each
+        for allocation in allocations:
+            self._allocations[allocation.pod_uid, allocation.container, allocation.resource] = allocation
         self.rebuild_in_use()
 
     def disconnect(self, resource: str) -> None:
@@ -107,8 +107,11 @@ class Ledger:
     def capacities(self) -> dict[str, tuple[int, int]]:
         """Return capacity and allocatable of every resource, as in the Node's status."""
         resources = self.healthy.keys() | self.unhealthy.keys()
-        healthy = {each: len(self.healthy.get(each, ())) for each in resources}
-        return {each: (healthy[each] + len(self.unhealthy.get(each, ())), healthy[each]) for each in sorted(resources)}
+        healthy = {resource: len(self.healthy.get(resource, ())) for resource in resources}
+        return {
+            resource: (healthy[resource] + len(self.unhealthy.get(resource, ())), healthy[resource])
+            for resource in sorted(resources)
+        }
 
     def health(self) -> dict[str, dict[str, str]]:
         """Return the health of every device by resource and id."""
@@ -138,11 +141,15 @@ class Ledger:
 
     def of_container(self, pod_uid: str, container: str) -> Iterator[Allocation]:
         """Return all allocations of a container."""
-        return (each for each in self.allocations if each.pod_uid == pod_uid and each.container == container)
+        return (
+            allocation
+            for allocation in self.allocations
+            if allocation.pod_uid == pod_uid and allocation.container == container
+        )
 
     def holds_any(self, pod_uid: str) -> bool:
         """Whether a container of the pod has an allocation."""
-        return any(each.pod_uid == pod_uid for each in self.allocations)
+        return any(allocation.pod_uid == pod_uid for allocation in self.allocations)
 
     def record(self, allocation: Allocation) -> None:
         """Add an allocation."""
@@ -161,5 +168,5 @@ class Ledger:
     def rebuild_in_use(self) -> None:
         """Set ``in_use`` to the devices of the allocations."""
         self.in_use = {}
-        for each in self.allocations:
-            self.in_use.setdefault(each.resource, set()).update(each.ids)
+        for allocation in self.allocations:
+            self.in_use.setdefault(allocation.resource, set()).update(allocation.ids)

@@ -44,7 +44,7 @@ class PodResources(services.PodResourcesListerServicer):
         await self._limit(context)
         pods = self._pod_store.active()
         self._devices.free_inactive()
-        return pb.ListPodResourcesResponse(pod_resources=[self._pod(each) for each in pods])
+        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in pods])
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: "_ServicerContext") -> pb.GetPodResourcesResponse:  # noqa: N802 - name of the RPC
         """Return the devices of one pod; an unknown pod is an error UNKNOWN, not NOT_FOUND."""

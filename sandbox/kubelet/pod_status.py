@@ -25,11 +25,17 @@ _PERMANENT: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}
 def derive_status(pod: FullPod, runtime: Runtime, failures: Failures) -> JsonObject:
     """Return the status of an admitted pod; its phase follows from its containers."""
     now = timestamp_now()
-    init = [_container_status(each, runtime.find(pod.uid, each.name), failures, now) for each in pod.init_containers]
-    apps = [_container_status(each, runtime.find(pod.uid, each.name), failures, now) for each in pod.containers]
+    init = [
+        _container_status(container, runtime.find(pod.uid, container.name), failures, now)
+        for container in pod.init_containers
+    ]
+    apps = [
+        _container_status(container, runtime.find(pod.uid, container.name), failures, now)
+        for container in pod.containers
+    ]
     phase = _phase(apps)
-    ready = "True" if all(each["ready"] for each in apps) else "False"
-    initialized = "True" if any("containerID" in each for each in apps) or not init else "False"
+    ready = "True" if all(app["ready"] for app in apps) else "False"
+    initialized = "True" if any("containerID" in app for app in apps) or not init else "False"
     conditions = [
         {"type": kind, "status": value, "lastTransitionTime": now}
         for kind, value in (("Initialized", initialized), ("Ready", ready), ("ContainersReady", ready))
@@ -46,7 +52,7 @@ def derive_status(pod: FullPod, runtime: Runtime, failures: Failures) -> JsonObj
 
 
 def _phase(apps: list[JsonObject]) -> str:
-    states = [each["state"] for each in apps]
+    states = [app["state"] for app in apps]
     if any("waiting" in state for state in states):
         return "Pending"
     if any("running" in state for state in states):

@@ -47,7 +47,7 @@ class PodWorkers:
         """Restart a container that crashed or could not be created, with the cached Allocate response."""
         await self._settle(pod.uid)
         self._runtime.end(pod.uid, name, exit_code=1)
-        spec = next(each for each in (*pod.init_containers, *pod.containers) if each.name == name)
+        spec = next(container for container in (*pod.init_containers, *pod.containers) if container.name == name)
         await self._create(pod, spec)
         self._update_status(pod)
 
@@ -118,7 +118,7 @@ class PodWorkers:
         self._changed()
 
     def _has_containers(self, pod: FullPod) -> bool:
-        return any(self._runtime.find(pod.uid, each.name) is not None for each in pod.containers)
+        return any(self._runtime.find(pod.uid, container.name) is not None for container in pod.containers)
 
     async def _settle(self, uid: str) -> None:
         task = self._tasks.get(uid)

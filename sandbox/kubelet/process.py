@@ -91,13 +91,15 @@ class KubeletProcess:
             stop_grace_s=dependencies.stop_grace_s,
         )
         # Containers that already run need no devices again (manager.go, isContainerAlreadyRunning).
-        running = {(each.pod_uid, each.name) for each in dependencies.runtime.containers if each.running}
+        running = {
+            (container.pod_uid, container.name) for container in dependencies.runtime.containers if container.running
+        }
         self.devices = DeviceManager(
             self.ledger,
             self.plugins,
             directory,
             rng=dependencies.rng,
-            active=lambda: {each.uid for each in self.pod_store.active()},
+            active=lambda: {pod.uid for pod in self.pod_store.active()},
             already_running=lambda uid, name: (uid, name) in running,
             topology_policy=dependencies.topology_policy,
             changed=self._devices_changed,
@@ -186,7 +188,7 @@ class KubeletProcess:
             await server.stop(grace=None)
         await self._pod_server.close()
         await self.plugins.close()
-        failures = [each for each in outcomes if isinstance(each, Exception)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures:
             raise ExceptionGroup("the kubelet failed", failures)
 

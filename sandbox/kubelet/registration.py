@@ -130,7 +130,7 @@ class Plugins(services.RegistrationServicer):
     def _forget(self, endpoint: Endpoint) -> None:
         clients = self._clients[endpoint.resource]
         self._clients[endpoint.resource] = (
-            [] if self._reregistration_race else [each for each in clients if each is not endpoint]
+            [] if self._reregistration_race else [client for client in clients if client is not endpoint]
         )
 
     async def _stream_ended(self, ended: Endpoint) -> None:

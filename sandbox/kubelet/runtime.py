@@ -94,12 +94,15 @@ class Runtime:
             # If several resources set the same thing, the first one wins (docs/spec/kubelet.md#using-the-response).
             env = {**response.envs, **env}
             devices = {
-                **{each.container_path: (each.host_path, each.permissions) for each in response.devices},
+                **{device.container_path: (device.host_path, device.permissions) for device in response.devices},
                 **devices,
             }
-            mounts = {**{each.container_path: (each.host_path, each.read_only) for each in response.mounts}, **mounts}
+            mounts = {
+                **{mount.container_path: (mount.host_path, mount.read_only) for mount in response.mounts},
+                **mounts,
+            }
             annotations = {**response.annotations, **annotations}
-            cdi_devices.update(dict.fromkeys(each.name for each in response.cdi_devices))
+            cdi_devices.update(dict.fromkeys(device.name for device in response.cdi_devices))
         for host_path in (*(path for path, _ in devices.values()), *(path for path, _ in mounts.values())):
             if not (self._host_root / host_path.lstrip("/")).exists():
                 raise CreateFailure(
@@ -111,7 +114,7 @@ class Runtime:
             pod_key=pod.key,
             name=spec.name,
             # The pod's own variables take precedence.
-            env=env | {each.name: self._value(pod, each.value, each.value_from) for each in spec.env},
+            env=env | {env_var.name: self._value(pod, env_var.value, env_var.value_from) for env_var in spec.env},
             devices=devices,
             mounts=mounts,
             annotations=annotations,
@@ -129,9 +132,9 @@ class Runtime:
 
     def end_all(self, pod_uid: str | None = None, exit_code: int = 137) -> None:
         """End all containers of a pod, or of the node."""
-        for each in list(self.containers):
-            if pod_uid in (None, each.pod_uid):
-                self.end(each.pod_uid, each.name, exit_code)
+        for container in list(self.containers):
+            if pod_uid in (None, container.pod_uid):
+                self.end(container.pod_uid, container.name, exit_code)
 
     def remove(self, pod_uid: str) -> None:
         """Remove the containers of a deleted pod."""

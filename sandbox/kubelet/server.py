@@ -125,7 +125,7 @@ class PodServer:
         await answer.wait()
         pods = list(self._pod_store.pods.values())
         self._rng.shuffle(pods)
-        items = [each.as_json(self._pod_store.status(each.uid) if answer.status_overlay else None) for each in pods]
+        items = [pod.as_json(self._pod_store.status(pod.uid) if answer.status_overlay else None) for pod in pods]
         if answer.rewrite is not None:
             items = answer.rewrite(items)
         return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})

@@ -77,7 +77,7 @@ class Extender:
         """
         answer = await self._send("prioritize", _args(pod, nodes))
         scores = [_lower_keys(each) for each in answer or ()]
-        return {str(each.get("host", "")): int(each.get("score", 0)) for each in scores}
+        return {str(score.get("host", "")): int(score.get("score", 0)) for score in scores}
 
     async def bind(self, pod: FullPod, node: str) -> None:
         """Let the extender bind the pod.

@@ -24,7 +24,7 @@ def filter_node(pod: FullPod, node: Node, requested: Mapping[str, int]) -> list[
     if pod.node_name and pod.node_name != node.name:
         return ["node(s) didn't match the requested node name"]
     # There is no node controller to taint a node that is not ready, so readiness itself is checked.
-    taints = [(each.key, each.effect) for each in node.spec.taints]
+    taints = [(taint.key, taint.effect) for taint in node.spec.taints]
     if not node.is_ready:
         taints.append(("node.kubernetes.io/not-ready", "NoSchedule"))
     for key, effect in taints:
@@ -56,6 +56,6 @@ def fit_error(nodes: int, reasons: Iterable[str]) -> str:
 
 def _tolerates(tolerations: Iterable[Mapping[str, Any]], key: str, effect: str) -> bool:
     return any(
-        each.get("key", key) == key and each.get("effect", effect) == effect and not each.get("value")
-        for each in tolerations
+        toleration.get("key", key) == key and toleration.get("effect", effect) == effect and not toleration.get("value")
+        for toleration in tolerations
     )

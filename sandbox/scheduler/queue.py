@@ -96,7 +96,7 @@ class SchedulingQueue:
 
     async def close(self) -> None:
         """Cancel all backoffs."""
-        timers = [each.timer for each in self._pods.values() if each.timer is not None]
+        timers = [pod.timer for pod in self._pods.values() if pod.timer is not None]
         for timer in timers:
             timer.cancel()
         await asyncio.gather(*timers, return_exceptions=True)

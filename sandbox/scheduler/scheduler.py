@@ -97,7 +97,7 @@ class Scheduler:
         await self._queue.close()
         if self._extender is not None:
             await self._extender.close()
-        failures = [each for each in outcomes if isinstance(each, Exception)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures:
             raise ExceptionGroup("the scheduler failed", failures)
 
@@ -199,7 +199,7 @@ class Scheduler:
         extender: Extender | None,
     ) -> tuple[list[str], dict[str, list[str]]]:
         """Return the nodes that fit, and the reasons of the others."""
-        rejected = {each.name: filter_node(pod, each, requested[each.name]) for each in nodes}
+        rejected = {node.name: filter_node(pod, node, requested[node.name]) for node in nodes}
         feasible = [name for name, reasons in rejected.items() if not reasons]
         if extender is not None and feasible:
             filtered = await extender.filter(pod, feasible)
@@ -294,7 +294,7 @@ class _NodeHandler:
 def _is_managed(pod: FullPod) -> bool:
     """Whether the pod names a resource that the extender manages (``managedResources``)."""
     containers = (*pod.init_containers, *pod.containers)
-    names = {name for each in containers for name in (*each.resources.limits, *each.resources.requests)}
+    names = {name for container in containers for name in (*container.resources.limits, *container.resources.requests)}
     return any(name in {RESOURCE, RESOURCE_CORES} or suffix_of(name) is not None for name in names)
 
 

@@ -276,7 +276,7 @@ class Calls:
         """Return the ids of the processes that use the chip, on the host and in all containers."""
         found, count = (ProcessInfo * _MAX_PROCESSES)(), c_int()
         self._call("dcmi_get_device_resource_info", *chip, byref(found), byref(count), target=chip)
-        return tuple(int(each.proc_id) for each in found[: _within(count.value, _MAX_PROCESSES)])
+        return tuple(int(process_info.proc_id) for process_info in found[: _within(count.value, _MAX_PROCESSES)])
 
     def boot_status(self, chip: Place) -> int:
         """Return how far the chip has started: ``STARTED`` once it has."""

@@ -27,7 +27,7 @@ class DividingCalls(MeasuringCalls):
     def division(self, chip: Place, phy_id: int) -> Division:
         """Return how a chip is cut; ``phy_id`` is its physical id."""
         _, ids = self.resources(chip)
-        vnpus = tuple(self.virtual_npu(chip, each, phy_id) for each in ids)
+        vnpus = tuple(self.virtual_npu(chip, chip_id, phy_id) for chip_id in ids)
         free = FreeResource()
         try:
             self._device_info(chip, VIRTUAL_COMMAND, _FREE, free)

@@ -245,7 +245,7 @@ class DcmiDriver:
     def _heeded(self, event: FaultEvent) -> FaultEvent:
         """Return the event, after having the link of its chip read if that is concerned."""
         if event.code == LINK_DOWN:
-            for phy_id in [phy_id for phy_id, each in self._known.items() if each.facts.logic_id == event.logic_id]:
+            for phy_id in [phy_id for phy_id, chip in self._known.items() if chip.facts.logic_id == event.logic_id]:
                 self._links.suspect(phy_id)
         return event
 
@@ -299,18 +299,18 @@ class DcmiDriver:
             raise DriverError(_why_no_chip(problems, found))
         per_card = max(len(self._surveyed.get(card, ())) for card in cards)
         unlisted, unidentified = survey_unlisted(calls, found, self._known, per_card * (len(cards) + not_ready))
-        chips |= {each.facts.phy_id: each for each in unlisted if each.facts.phy_id not in chips}
+        chips |= {chip.facts.phy_id: chip for chip in unlisted if chip.facts.phy_id not in chips}
         missing = survey_missing(self._known, chips)
         chips |= missing
         self._known |= chips
-        self._missed.note((each.facts for each in chips.values()), self._initializations)
-        super_pod = next((each.super_pod for each in found if each.super_pod is not None), None)
+        self._missed.note((chip.facts for chip in chips.values()), self._initializations)
+        super_pod = next((chip.super_pod for chip in found if chip.super_pod is not None), None)
         return Inventory(
             chip_type=kind,
             chips=tuple(chips[phy_id].facts for phy_id in sorted(chips)),
             driver_version=version,
-            ai_cores=next((each.ai_cores for each in found if each.ai_cores), 0),
-            board_id=next((each.board_id for each in found if each.board_id), 0),
+            ai_cores=next((chip.ai_cores for chip in found if chip.ai_cores), 0),
+            board_id=next((chip.board_id for chip in found if chip.board_id), 0),
             super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
             server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
             # In the table, a die that was not ready beside a ready one has the id of the first chip.
@@ -380,7 +380,7 @@ def _problems(not_ready: int, cards: int, of_cards: Iterable[str]) -> tuple[str,
 
 def _why_no_chip(problems: Iterable[str], found: Sequence[Surveyed]) -> str:
     if found:
-        names = sorted({f"{each.facts.chip_name!r} on board {each.board_id or 0:#x}" for each in found})
+        names = sorted({f"{chip.facts.chip_name!r} on board {chip.board_id or 0:#x}" for chip in found})
         return f"no chip of the 910 family: {', '.join(names)}"
     sentences = "; ".join(problems)
     return f"no card can be read: {sentences}" if sentences else "the driver lists no card"

@@ -98,7 +98,7 @@ class RecordingLingqu(LingquDriver):
 
 def recorded(record: list[Call], name: str, arguments: Sequence[Any], call: Callable[[], int]) -> int:
     """Make a call and record it, also while it has not returned; return its code."""
-    given = [each.value if isinstance(each, ctypes.c_uint) else each for each in arguments]
+    given = [argument.value if isinstance(argument, ctypes.c_uint) else argument for argument in arguments]
     inputs = (each if isinstance(each, int) else _plain(each) for each in given if not _is_output(each))
     made = Call(name, [each for each in inputs if each not in ({}, {"ip_type": 0})])
     record.append(made)

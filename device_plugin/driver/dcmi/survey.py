@@ -154,12 +154,12 @@ def server_type(found: Sequence[Surveyed]) -> ChipType | None:
     Raises:
         DriverError: the board of no chip can be read at present. Without it, chips of an A3 server look like a 910A.
     """
-    surveyed = [each for each in found if each.board_id is not None]
+    surveyed = [chip for chip in found if chip.board_id is not None]
     if not surveyed:
         raise DriverError("the type of the server is unknown: the board of no chip can be read")
     # A chip without a board counts only if the driver has no boards at all.
-    with_board = [each for each in surveyed if each.board_id] or surveyed
-    kinds = [kind for each in with_board if (kind := chip_type(each.board_id or 0, each.facts.chip_name)) is not None]
+    with_board = [chip for chip in surveyed if chip.board_id] or surveyed
+    kinds = [kind for chip in with_board if (kind := chip_type(chip.board_id or 0, chip.facts.chip_name)) is not None]
     if len(set(kinds)) > 1:
         log.error("chips of several types, the first is reported", types=sorted(set(kinds)))
     return kinds[0] if kinds else None
@@ -180,7 +180,7 @@ def survey_unlisted(
         expected: the number of all chips.
     """
     missing = expected - len(listed)
-    surveyed = {each.facts.logic_id for each in listed}
+    surveyed = {chip.facts.logic_id for chip in listed}
     found: dict[int, Surveyed] = {}
     for logic_id in range(_MAX_CHIPS):  # the ids have gaps if a chip is off the bus
         if missing <= 0:
@@ -225,7 +225,7 @@ def survey_card(
     Raises:
         DriverError: the number of chips on the card can't be read.
     """
-    before = {each.facts.device_id: each for each in known}
+    before = {chip.facts.device_id: chip for chip in known}
     chips, problem = [], ""
     for device in calls.devices(card):
         try:
