@@ -27,7 +27,7 @@ from ascend.kube.objects import KubeObject, Node, Pod, Resource, T
 from ascend.kube.workloads import BATCH_JOBS, STATEFUL_SETS, PodGroup
 from ascend.printable import shown
 from npuctl.reading.files import RawList, read_documents
-from npuctl.reading.normalizing import is_plain, normalize
+from npuctl.reading.normalizing import Normalized, is_plain, normalize
 from npuctl.reading.objects import ClusterObjects
 
 Json: TypeAlias = dict[str, Any]
@@ -138,19 +138,24 @@ class Manifest:
     uid: object
     labels: Mapping[str, object]
     _raw: msgspec.Raw | None = None
-    _body: Json | None = None
+    _normalized: Normalized | None = None
+
+    def _normalize(self) -> Normalized:
+        if self._normalized is None:
+            loaded = _mapping(self.origin, _loaded(self.origin, self._raw))
+            whole = {**loaded, "kind": self.origin.kind, "apiVersion": self.version}
+            self._normalized = _normalized(self.origin, whole)[1]
+        return self._normalized
 
     @property
     def body(self) -> Json:
-        """Its fields, normalized.
+        """Its fields, normalized; wrong fields are as they are written.
 
         Raises:
-            InvalidValue: a field is wrong.
+            InvalidValue: it is not valid JSON.
         """
-        if self._body is None:
-            loaded = _mapping(self.origin, _loaded(self.origin, self._raw))
-            self._body = _normalized(self.origin, {**loaded, "kind": self.origin.kind, "apiVersion": self.version})[1]
-        return self._body
+        body: Json = self._normalize().body
+        return body
 
     def convert(self, kind: type[Any]) -> Any:
         """Convert it to a type.
@@ -158,7 +163,14 @@ class Manifest:
         Raises:
             InvalidValue: a field is wrong.
         """
-        return self.origin.convert(self.body, kind)
+        return self.origin.convert(self._judged(), kind)
+
+    def _judged(self) -> Json:
+        normalized = self._normalize()
+        if normalized.wrong is not None:
+            raise normalized.wrong
+        body: Json = normalized.body
+        return body
 
     def part(self, kind: type[D]) -> D:
         """The same for a type without quantities and without defaults for null: it needs no normalizing.
@@ -183,8 +195,9 @@ class Manifest:
                 read = msgspec.json.decode(self._raw, type=resource.type)
                 if _has_plain_quantities(read):
                     return _identified(read, resource)
-        self.origin.convert({"metadata": {}, **self.body}, Named)
-        converted: T = self.origin.convert(self.body, resource.type)
+        body = self._judged()
+        self.origin.convert({"metadata": {}, **body}, Named)
+        converted: T = self.origin.convert(body, resource.type)
         return _identified(converted, resource)
 
 
@@ -340,12 +353,15 @@ def _loaded(origin: Origin, raw: msgspec.Raw | None) -> object:
 
 def _judged(origin: Origin, manifest: Json, generated: Counter[tuple[str, str]]) -> Manifest:
     """An object that anybody has written, normalized."""
-    origin, body = _normalized(origin, manifest)
-    version = origin.convert(body, _Kind).api_version
-    origin, body = _named(origin, body, generated)
-    metadata = body.get("metadata")
+    origin, normalized = _normalized(origin, manifest)
+    try:
+        version = origin.convert(normalized.body, _Kind).api_version
+    except InvalidValue as error:
+        raise normalized.wrong or error from None
+    origin, normalized = _named(origin, normalized, generated)
+    metadata = normalized.body.get("metadata")
     uid, labels = (metadata.get("uid"), metadata.get("labels")) if isinstance(metadata, dict) else (None, None)
-    return Manifest(origin, version, uid, labels if isinstance(labels, dict) else {}, _body=body)
+    return Manifest(origin, version, uid, labels if isinstance(labels, dict) else {}, _normalized=normalized)
 
 
 def _mapping(origin: Origin, value: object) -> Json:
@@ -354,25 +370,24 @@ def _mapping(origin: Origin, value: object) -> Json:
     return value
 
 
-def _normalized(origin: Origin, manifest: Json) -> tuple[Origin, Json]:
+def _normalized(origin: Origin, manifest: Json) -> tuple[Origin, Normalized]:
     kind, metadata = manifest.get("kind"), manifest.get("metadata")
     names = (metadata.get("namespace"), metadata.get("name")) if isinstance(metadata, dict) else ()
     key = "/".join(name for name in names if isinstance(name, str) and name)
     named = replace(origin, kind=kind if isinstance(kind, str) else "", key=key)
     if not key.isprintable():
         raise named.error("metadata.name", f"{shown(key)} is not a name: it has control characters")
-    try:
-        return named, normalize(manifest, named.error)
-    except UNREADABLE as error:
-        raise named.error("", str(error)) from error
+    return named, normalize(manifest, named.error)
 
 
-def _named(origin: Origin, manifest: Json, generated: Counter[tuple[str, str]]) -> tuple[Origin, Json]:
+def _named(origin: Origin, normalized: Normalized, generated: Counter[tuple[str, str]]) -> tuple[Origin, Normalized]:
     """An object with a name: one that has only ``generateName`` gets a number after it."""
-    metadata = manifest.get("metadata")
+    metadata = normalized.body.get("metadata")
     if not isinstance(metadata, dict) or metadata.get("name") or not isinstance(metadata.get("generateName"), str):
-        return origin, manifest
+        return origin, normalized
     prefix = metadata["generateName"]
     number = generated[origin.kind, prefix]
     generated[origin.kind, prefix] += 1
-    return _normalized(origin, {**manifest, "metadata": {**metadata, "name": f"{prefix}{number}"}})
+    named = {**normalized.body, "metadata": {**metadata, "name": f"{prefix}{number}"}}
+    origin, again = _normalized(origin, named)
+    return origin, Normalized(again.body, normalized.wrong or again.wrong)

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ascend.chips import RESOURCE
-from ascend.errors import InvalidValue
+from ascend.errors import UNREADABLE, InvalidValue
 from ascend.printable import shown
 
 _QUANTITIES: Final = frozenset({"limits", "requests", "allocatable", "capacity"})
@@ -31,18 +31,28 @@ _MOST_BITS: Final = 64
 """The API server has no larger integers."""
 
 
-def normalize(manifest: dict[str, Any], error: Callable[[str, str], InvalidValue]) -> Any:
+class Normalized(NamedTuple):
+    """An object without nulls and with quantities as strings.
+
+    Attributes:
+        body: its fields. A wrong field is left as it is written, or left out where nothing can read it.
+        wrong: the error of the first wrong field: objects of kinds that nobody reads may have fields of these names
+            with other meanings, so only a reader of the object raises it.
+    """
+
+    body: Any
+    wrong: InvalidValue | None
+
+
+def normalize(manifest: dict[str, Any], error: Callable[[str, str], InvalidValue]) -> Normalized:
     """Return an object without nulls, and with quantities as strings. A whole quantity of chips is in digits.
 
     Args:
         manifest: the object.
         error: makes the error of a field, given its path and a sentence.
-
-    Raises:
-        InvalidValue: a value is invalid.
-        UnicodeEncodeError: a string is half of a surrogate pair, which JSON can express and nothing can print.
     """
-    return _Normalizer(error).normalize(manifest, "", 0)
+    normalizer = _Normalizer(error)
+    return Normalized(normalizer.normalize(manifest, "", 0), normalizer.wrong)
 
 
 def is_plain(resource: str, text: str) -> bool:
@@ -53,6 +63,7 @@ def is_plain(resource: str, text: str) -> bool:
 
 class _Normalizer:
     def __init__(self, error: Callable[[str, str], InvalidValue]) -> None:
+        self.wrong: InvalidValue | None = None
         self._error = error
         # By identity: aliases of YAML can make billions of references to a few objects.
         self._done: dict[int, Any] = {}
@@ -60,16 +71,24 @@ class _Normalizer:
     def normalize(self, value: Any, path: str, level: int) -> Any:
         """Return a part of the object normalized; ``level`` is the number of objects and lists around it."""
         if isinstance(value, str) and not value.isascii():
-            value.encode()
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can express
+                self._refuse(path, str(error))
+                return ""
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-            raise self._error(path, f"an integer has at most {_MOST_BITS} bits, not {value.bit_length()}")
+            self._refuse(path, f"an integer has at most {_MOST_BITS} bits, not {value.bit_length()}")
         if not isinstance(value, dict | list):
             return value
         if id(value) not in self._done:
             if level > _MOST_LEVELS:
-                raise self._error(path, f"nested more than {_MOST_LEVELS} levels deep, or contains itself")
+                self._refuse(path, f"nested more than {_MOST_LEVELS} levels deep, or contains itself")
+                return type(value)()
             self._done[id(value)] = self._collection(value, path, level + 1)
         return self._done[id(value)]
+
+    def _refuse(self, path: str, what: str) -> None:
+        self.wrong = self.wrong or self._error(path, what)
 
     def _collection(self, value: dict[str, Any] | list[Any], path: str, level: int) -> dict[str, Any] | list[Any]:
         if isinstance(value, list):
@@ -92,17 +111,21 @@ class _Normalizer:
         for resource, quantity in quantities.items():
             if quantity is None:
                 continue
-            text = _read_quantity(resource, quantity)
+            try:
+                text = _read_quantity(resource, quantity)
+                wrong = f"{shown(quantity)} is not a quantity"
+            except UNREADABLE as error:  # an integer of thousands of digits
+                text, wrong = None, str(error)
             if text is None:
-                raise self._error(f'{path}["{resource}"]', f"{shown(quantity)} is not a quantity")
-            entries[resource] = text
+                self._refuse(f'{path}["{resource}"]', wrong)
+            entries[resource] = quantity if text is None else text
         return entries
 
     def _check_strings(self, entries: dict[Any, Any], path: str) -> None:
         for key, value in entries.items():
             if not (isinstance(key, str) and isinstance(value, str)):
                 wrong = value if isinstance(key, str) else key
-                raise self._error(f'{path}["{key}"]', f"a string is expected, not {type(wrong).__name__}")
+                self._refuse(f'{path}["{key}"]', f"a string is expected, not {type(wrong).__name__}")
 
 
 def _read_quantity(resource: str, written: object) -> str | None:

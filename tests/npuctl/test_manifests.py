@@ -19,6 +19,12 @@ from npuctl.reading.manifests import Reading, read_manifests
 from npuctl.reading.source import Source
 from tests.npuctl.manifests import as_list, node, pod, pod_group, report
 
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -110,6 +116,26 @@ def test_other_kinds_are_counted_and_skipped(folder: Path) -> None:
     assert dict(reading.ignored) == {"Service": 2, "Node": 1}
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    field=st.sampled_from(["limits", "requests", "capacity", "allocatable", "labels", "data", "nodeSelector", "any"]),
+    value=_ANYTHING,
+)
+def test_nothing_in_an_object_of_a_kind_that_nobody_reads_stops_the_reading(
+    tmp_path_factory: pytest.TempPathFactory, field: str, value: object
+) -> None:
+    schema = {"properties": {"resources": {"properties": {field: {"type": "object", "x": value}}}, field: value}}
+    spec = {"versions": [{"schema": {"openAPIV3Schema": schema}}], field: {"n": 1 << 80}}
+    other = {"kind": "CustomResourceDefinition", "apiVersion": "apiextensions.k8s.io/v1", "spec": spec}
+    reading = read(
+        tmp_path_factory.mktemp("kinds"),
+        yaml.safe_dump_all([{**other, "metadata": {"name": "things"}}, pod("p"), as_list(other, pod("q"))]),
+    )
+    assert [waiting.key for waiting in reading.objects.pods] == ["default/p", "default/q"]
+    assert dict(reading.ignored) == {"CustomResourceDefinition": 2}
+    assert not expand(reading.unsubmitted, reading.objects).unplanned
+
+
 def test_defaults_and_conversions_are_those_of_the_api_server(folder: Path) -> None:
     text = f"""
 apiVersion: v1
@@ -154,7 +180,7 @@ def test_a_name_of_thousands_of_characters_is_not_repeated(folder: Path) -> None
 
 def test_a_string_that_can_not_be_printed_is_refused(folder: Path) -> None:
     sentence = refusal(folder, json.dumps(pod("a") | {"spec": {"nodeName": "\ud800"}}), "a.json")
-    assert sentence.startswith("document 1 (Pod default/a): 'utf-8' codec can't encode")
+    assert sentence.startswith("document 1 (Pod default/a): spec.nodeName: 'utf-8' codec can't encode")
     assert read(folder, json.dumps(pod("a") | {"spec": {"nodeName": "ü"}})).objects.pods[0].spec.node_name == "ü"
 
 
@@ -285,7 +311,7 @@ def _pod(**changes: Any) -> str:
         ),
         (
             f"kind: Node\nmetadata: {{name: n}}\nstatus: {{capacity: {{cpu: 0x{'f' * 5000}}}}}",
-            "document 1 (Node n): Exceeds the limit",
+            'document 1 (Node n): status.capacity["cpu"]: Exceeds the limit',
         ),
     ],
 )
@@ -319,12 +345,6 @@ _JOBS: list[Any] = [
         "spec": {"tasks": [{"template": pod("p"), "replicas": 2}], "minAvailable": 1, "runPolicy": {}},
     },
 ]
-
-_ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 def changed(data: st.DataObject, whole: Any) -> Any:
