@@ -22,21 +22,27 @@ from allocator.binding.annotations import Stamper
 from allocator.decision.backlog import WaitingFor, waiting_for
 from allocator.decision.victim_set import NEVER, Suggestion
 from allocator.rules.job import JobKey, own_rank
+from allocator.rules.own_devices import named_devices
 from allocator.rules.request import counted_chips, counted_cores, counted_vnpus
 from allocator.rules.vacancy import Vacancy
 from allocator.settings import Settings
 from allocator.state.job import Job
 from allocator.state.node import NodeRecord, Server
 from allocator.state.reservation import Reservation, Stage
+from ascend.annotations import ALLOCATED
 from ascend.errors import Refusal
+from ascend.grammar import some
 from ascend.kube.objects import Pod
-from ascend.reasons import Category
+from ascend.printable import printable
+from ascend.reasons import Category, Reason
 from ascend.turn import at_once
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 
 VOLCANO: Final = "volcano"
 """The name of Volcano's scheduler."""
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
+"""The name that the API server writes where a pod has none."""
 
 _NUMBERS: Final = re.compile(r"(\d+)")
 _NO_PRIORITY: Final = 1 << 31
@@ -83,6 +89,9 @@ class Evaluation:
         self._pods = {pod.uid: pod for pod in objects.pods}
         self._stamper = Stamper(self.allocator.cluster, self.allocator.ledger, lambda: now_ns)
         at_once(self._stamper.resume())
+        placed = (pod.spec.scheduler_name for pod in objects.pods if ALLOCATED in pod.metadata.annotations)
+        # Volcano's plugin asks for pods of any scheduler, so pods that were placed show schedulers that ask.
+        self._schedulers = frozenset({*settings.scheduler_names, *placed})
         self._ended: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._in_vain: tuple[object, int] | None = None
         running = (pod for pod in self._pods.values() if pod.spec.node_name and pod.is_live and pod.requests_chips)
@@ -116,6 +125,11 @@ class Evaluation:
         ordered = sorted(units.items(), key=lambda unit: (*_precedence(unit[1]), unit[0][0]))
         return [sorted(members, key=position) for _, members in ordered]
 
+    def warnings(self, pod: Pod) -> tuple[str, ...]:
+        """What no refusal says of a pod: who gives it chips beside the allocator, and that nobody asks for it."""
+        unserved = _unserved_scheduler(pod, self._schedulers)
+        return (*named_devices(pod), *([unserved] if unserved is not None and pod.waits_for_chips else []))
+
     async def decide(self, pod: Pod) -> Verdict:
         """Decide on a pod, and bind it to the node it gets."""
         verdict = await self.judge(pod)
@@ -127,6 +141,7 @@ class Evaluation:
         """Decide on a pod, without binding it: what it gets is reserved, and the pods that it preempts are gone."""
         job = self.allocator.job_of(pod)
         try:
+            _require_equal_limits(pod)
             held = self.allocator.place(pod)
         except Refusal as refusal:
             refused = refusal.without_frames()
@@ -237,6 +252,36 @@ class Evaluation:
             if lower and all(free[resource] >= number for resource, number in wanted.items()):
                 suggested[name] = Suggestion(tuple(each.uid for each in lower))
         return suggested, passed
+
+
+def _unserved_scheduler(pod: Pod, serving: frozenset[str]) -> str | None:
+    """A sentence about a pod whose scheduler is not known to ask the allocator; None if it is."""
+    name = pod.spec.scheduler_name or _DEFAULT_SCHEDULER
+    if name in serving:
+        return None
+    return (
+        f"no scheduler {printable(name)} is known to ask the allocator, which serves {some(sorted(serving))} (setting "
+        "scheduler_names): name one of these in spec.schedulerName, or connect that scheduler (docs/kube-scheduler.md, "
+        "docs/volcano.md)"
+    )
+
+
+def _require_equal_limits(pod: Pod) -> None:
+    """Accept a pod that the API server accepts: of devices, requests and limits are equal, and limits are given.
+
+    Raises:
+        Refusal: it would refuse the pod.
+    """
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        limits, requests = container.resources.limits, container.resources.requests
+        for device, number in requests.items():
+            if limits.get(device, "") != number:
+                limit = f"its limit is {printable(limits[device])}" if device in limits else "it has no limit"
+                raise Refusal(
+                    Reason.INVALID_REQUEST,
+                    f"pod {pod.key}: container {printable(container.name)} requests {printable(number)} {device}, and "
+                    f"{limit}: the API server accepts a device only with equal limits; write it under limits alone",
+                )
 
 
 def position(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:

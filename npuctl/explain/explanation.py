@@ -11,7 +11,7 @@ from msgspec import structs
 
 from allocator.decision.explained import Explained
 from allocator.rules.job import JobKey, find_job
-from allocator.rules.own_devices import NODE_CURE, named_devices, named_node
+from allocator.rules.own_devices import NODE_CURE, named_node
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
 from allocator.settings import Settings
 from allocator.state.job import Job
@@ -72,7 +72,7 @@ class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/e
         examined: the number of nodes on which remedies were searched.
         advice: what to do if there is no remedy, and for what chips are kept that it could use: sentences for people.
         without_effect: what it requests without effect, a sentence for each.
-        warnings: by what its containers get chips of others, a sentence for each.
+        warnings: by what its containers get chips of others, and that nobody asks for the pod, a sentence for each.
         block: the id of its block, if it fits and its job has blocks.
         blocks: the SuperPods of the blocks of its job, or what room there is for them; a sentence for each.
         switches: which pods of its job are below which leaf switch, a sentence for each; none without switch affinity.
@@ -254,7 +254,7 @@ class _Judging:
         if not pod.is_live:
             return explanation
         told = self._allocator.engine.without_effect(pod)
-        return structs.replace(explanation, without_effect=told, warnings=tuple(named_devices(pod)))
+        return structs.replace(explanation, without_effect=told, warnings=self._evaluation.warnings(pod))
 
     def _without_turn(self, pod: Pod) -> Explanation:
         """Explain a pod that no scheduler looks at any more, or of which the allocator does not decide."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from allocator.rules.own_devices import named_devices, named_node
+from allocator.rules.own_devices import named_node
 from allocator.settings import Settings
 from allocator.state.location import Level
 from allocator.superpods.choice import advise, describe
@@ -142,7 +142,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl
         rescheduled: the jobs of which pods are deleted.
         unplanned: what is not known.
         without_effect: what jobs request without effect.
-        warnings: by what containers get chips of others.
+        warnings: by what containers get chips of others, and which pods nobody places.
     """
 
     pods: tuple[Placement, ...]
@@ -242,8 +242,8 @@ class Planning(Evaluation):
 
     def _warnings(self) -> tuple[Told, ...]:
         found: dict[tuple[str, str], Told] = {}
-        for pod in self._pods.values():
-            for sentence in named_devices(pod) if pod.is_live else ():
+        for pod in (pod for pod in self._objects.pods if pod.is_live):
+            for sentence in self.warnings(pod):
                 job = str(self.allocator.job_of(pod).key)
                 found.setdefault((job, sentence), Told(pod.metadata.namespace, pod.name, job, sentence))
         return tuple(found.values())
