@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ascend.errors import UNREADABLE, InvalidValue
-from device_plugin.health.levels import NETWORK_CODES, Level, level_of_unknown
+from device_plugin.driver import LINK_DOWN
+from device_plugin.health.levels import HBM_DOUBLE_BIT, NETWORK_CODES, Level, level_of_unknown
 from device_plugin.health.switch_faults import SwitchLevel, read_switch_levels
 
 
@@ -137,6 +138,11 @@ _RELEASE_S = (60, 1 << 32)
 _FAULT_S = (0, 600)
 _RECOVER_S = (0, 86_400)
 _POLL_S = (30, 3600)
+
+_DEFAULT_FAULT_S = {LINK_DOWN: 20, HBM_DOUBLE_BIT: 30}
+"""``FaultTimeout`` of rules without one, by code; 0 for other codes. See docs/spec/faults.md#fault-rules."""
+_DEFAULT_RECOVER_S = {LINK_DOWN: 60}
+"""``RecoverTimeout`` likewise."""
 
 _SHOWN = 60
 """How many characters of a refused value messages show."""
@@ -272,9 +278,17 @@ def _duration_rules(entry: Any) -> Iterator[DurationRule]:
     codes, level = _subject(entry)
     if level is Level.MANUALLY_SEPARATE:
         raise InvalidValue(f"FaultHandling is {level.wire}, which only an operator could undo")
-    fault_s = _whole(entry, "FaultTimeout", _FAULT_S)
-    recover_s = _whole(entry, "RecoverTimeout", _RECOVER_S)
-    return (DurationRule(code, fault_s, recover_s, level) for code in codes)
+    fault_s = _optional(entry, "FaultTimeout", _FAULT_S)
+    recover_s = _optional(entry, "RecoverTimeout", _RECOVER_S)
+    return (
+        DurationRule(
+            code,
+            _DEFAULT_FAULT_S.get(code, 0) if fault_s is None else fault_s,
+            _DEFAULT_RECOVER_S.get(code, 0) if recover_s is None else recover_s,
+            level,
+        )
+        for code in codes
+    )
 
 
 def _subject(entry: Any) -> tuple[dict[int, None], Level]:
@@ -308,6 +322,10 @@ def _whole(entry: Mapping[str, Any], field: str, bounds: tuple[int, int]) -> int
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidValue(f"{field} is {_shown(value)}, not a whole number from {low} to {high}")
     return value
+
+
+def _optional(entry: Mapping[str, Any], field: str, bounds: tuple[int, int]) -> int | None:
+    return _whole(entry, field, bounds) if entry.get(field) is not None else None
 
 
 def _check_poll_interval(text: str, refused: list[str]) -> None:

@@ -220,6 +220,20 @@ def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_apply(change: d
     assert refused[1] == 'faultCustomization.json: FaultDuration[2]: "x" is not an object'
 
 
+@pytest.mark.parametrize(
+    ("code", "fault_s", "recover_s"), [("81078603", 20, 60), ("80E01801", 30, 0), ("80C98008", 0, 0)]
+)
+def test_a_duration_rule_without_a_timeout_has_the_documented_default(code: str, fault_s: int, recover_s: int) -> None:
+    for field in ("FaultTimeout", "RecoverTimeout"):
+        entry = {"EventId": [code], "FaultTimeout": 5, "RecoverTimeout": 7, "FaultHandling": "SeparateNPU"}
+        for given in ({key: value for key, value in entry.items() if key != field}, {**entry, field: None}):
+            rules, refused = read_custom(FaultDuration=[given])
+            assert refused == ()
+            ((rule,),) = rules.duration.values()
+            expected = (fault_s, 7) if field == "FaultTimeout" else (5, recover_s)
+            assert (rule.fault_s, rule.recover_s) == expected
+
+
 def test_rules_that_are_not_a_list_leave_the_default() -> None:
     rules, refused = read_custom(FaultFrequency={}, FaultDuration=[], Other=1)
     assert (rules.frequency, rules.duration) == (default_rules().frequency, {})
