@@ -31,6 +31,7 @@ CHIP_OF_SERVER_TYPE = {"Ascend910": "910A", "Ascend910B": "910B", "Ascend910A3":
 
 _FAMILY_910 = "huawei-Ascend910"
 _B = re.compile(r"(Ascend)?(910B\d|A2G\d)")
+_A3 = re.compile(r"(Ascend)?910(_93|C)")
 _A = re.compile(r"(Ascend)?910")
 _BY_NODE_TYPE: Final = {node_type: product for product in PRODUCTS.values() for node_type in product.node_types}
 
@@ -65,7 +66,7 @@ def identify(name: str, labels: Mapping[str, str], annotations: Mapping[str, str
     chip = "A3" if annotations.get(SERVER_TYPE_ANNOTATION) == "A3" else _chip(labels)
     node_type = labels.get(ACCELERATOR_TYPE)
     if node_type is None:
-        return _of_size(name, _servers(labels, chip), reported)
+        return _of_size(name, labels, _servers(labels, chip), reported)
     product = product_of_type(node_type)
     if product is None:
         raise _unknown(name, ACCELERATOR_TYPE, node_type, KNOWN_TYPES)
@@ -89,16 +90,23 @@ def _chip(labels: Mapping[str, str]) -> str:
     name = labels.get(CHIP_NAME, "")
     if _B.match(name):
         return "910B"
+    if _A3.match(name):
+        return "A3"
     return "910A" if _A.match(name) else ""
 
 
-def _of_size(name: str, servers: list[Product], reported: ChipSet) -> Product:
+def _of_size(name: str, labels: Mapping[str, str], servers: list[Product], reported: ChipSet) -> Product:
     product = next((server for server in servers if not reported & ~server.all_chips), None)
     if product is None:
         largest = servers[-1]
         names = join_names(chip_ids(reported & ~largest.all_chips))
+        sentence = f"node {name} reports {names}, which {a(f'{largest.name} server')} does not have"
+        if labels.get(SERVER_TYPE):
+            raise Refusal(Reason.INVALID_REPORT, sentence)
         raise Refusal(
-            Reason.INVALID_REPORT, f"node {name} reports {names}, which {a(f'{largest.name} server')} does not have"
+            Reason.UNKNOWN_PRODUCT,
+            f"{sentence}, and no label says what the node is: set {ACCELERATOR_TYPE} to one of {KNOWN_TYPES}, or let "
+            f"the device plugin write {SERVER_TYPE}",
         )
     return product
 
