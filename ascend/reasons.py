@@ -210,9 +210,9 @@ class Reason(StrEnum):
         "another pod of the job is on the node, and its product takes one pod of a job of several pods (910A, A3)",
         "nothing to do, if other nodes have room; the setting `sharing_products` allows several")
     NODE_SELECTOR_MISMATCH = ("NodeSelectorMismatch", Category.MISMATCH, Actor.NOBODY,
-        "(`npuctl` only: schedulers filter such nodes out before) the node lacks a label of the pod's node selector; "
-        "the sentence names it",
-        "label the node, or correct the selector")
+        "(`npuctl` only: schedulers filter such nodes out before) the pod's node selector or required node affinity "
+        "excludes the node; the sentence names the labels of a selector",
+        "label the node, or correct selector or affinity")
 
     NOT_AN_NPU_NODE = ("NotAnNpuNode", Category.NOT_NPU, Actor.NOBODY,
         "the node reports no chips: it has neither the annotation `baseDeviceInfos` nor a device report",

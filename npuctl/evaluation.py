@@ -192,7 +192,7 @@ class Evaluation:
             request = engine.request_of(pod)
         except Refusal:
             return WaitingFor.CHANGE
-        nodes = self.allocator.selected(pod) if pod.spec.node_selector else None
+        nodes = self.allocator.selected(pod) if pod.spec.restricts_nodes else None
         return waiting_for(index.reasons(request, nodes) if gang is None else index.reasons_when_full(request, nodes))
 
     def _victims_on(self, node: str, pod: Pod, job: Job) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ class Evaluation:
         allocator, preemption = self.allocator, self.allocator.preemption
         kind: object = job.key.plan
         if not job.is_gang:
-            kind = tuple(sorted(_resources(pod).items())), frozenset(spec.node_selector.items()), pod.priority
+            kind = tuple(sorted(_resources(pod).items())), spec.node_requirements, pod.priority
         state = kind, allocator.cluster.changes.revision
         if state == self._in_vain:
             return []  # as for the last one like it

@@ -1,8 +1,8 @@
 """The allocator's state and decision engine on a set of objects, without its servers, watches and clock.
 
-The engine answers as it answers kube-scheduler: a pod with a node selector is only offered the nodes that match it.
-(The engine itself applies the node selectors of a gang.) Nothing else by which kube-scheduler filters is considered:
-no taints, affinity, CPU or memory.
+The engine answers as it answers kube-scheduler: a pod with a node selector or a required node affinity is only offered
+the nodes that match it. (The engine itself applies the node selectors of a gang.) Nothing else by which kube-scheduler
+filters is considered: no taints, affinity between pods, CPU or memory.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class OfflineAllocator:
     """
 
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
-        self._selected: dict[tuple[tuple[str, str], ...], tuple[int, frozenset[str]]] = {}
+        self._selected: dict[object, tuple[int, frozenset[str]]] = {}
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
         self.cluster = Cluster(
             self.ledger,
@@ -131,7 +131,7 @@ class OfflineAllocator:
             Refusal: it fits on no node.
         """
         self.engine.earmarks.choose()
-        if not pod.spec.node_selector or self.engine.is_of_gang(pod):
+        if not pod.spec.restricts_nodes or self.engine.is_of_gang(pod):
             return self.engine.place(pod)
         request = self.engine.request_of(pod)
         try:
@@ -187,10 +187,9 @@ class OfflineAllocator:
         return True
 
     def selected(self, pod: Pod) -> frozenset[str]:
-        """The names of the nodes that match the node selector of a pod."""
-        selector, version = tuple(sorted(pod.spec.node_selector.items())), self.cluster.labels.version
-        known = self._selected.get(selector)
+        """The names of the nodes that match the node selector and the required node affinity of a pod."""
+        key, version = pod.spec.node_requirements, self.cluster.labels.version
+        known = self._selected.get(key)
         if known is None or known[0] != version:
-            names = frozenset(self.cluster.labels.selected(pod.spec.node_selector))
-            known = self._selected[selector] = version, names
+            known = self._selected[key] = version, frozenset(self.cluster.labels.admitting(pod.spec))
         return known[1]

@@ -1,4 +1,7 @@
-"""Where a pod fits of all nodes, as kube-scheduler filters them: those outside its node selector refuse it, too."""
+"""Where a pod fits of all nodes, as kube-scheduler filters them.
+
+Nodes that its node selector or its required node affinity excludes refuse it, too.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -33,9 +36,9 @@ def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | N
     """
     filtered = yield from engine.filtering(pod, None, seat)
     selector = pod.spec.node_selector
-    if not selector:
+    if not pod.spec.restricts_nodes:
         return filtered
-    selected, refused = frozenset(cluster.labels.selected(selector)), dict(filtered.refused)
+    selected, refused = frozenset(cluster.labels.admitting(pod.spec)), dict(filtered.refused)
     mismatches = dict[tuple[str | None, ...], Refusal]()  # thousands of nodes have the same labels of the selector
     for number, name in enumerate(list(cluster.nodes), start=1):
         if not number % _STEP:
@@ -53,9 +56,11 @@ def filter_all(cluster: Cluster, engine: DecisionEngine, pod: Pod, seat: str | N
 
 
 def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal:
-    differences = (
+    differences = [
         f"{key}={value}, but the node has {f'{key}={labels[key]}' if key in labels else 'no such label'}"
         for key, value in sorted(selector.items())
         if labels.get(key) != value
-    )
+    ]
+    if not differences:
+        return Refusal(Reason.NODE_SELECTOR_MISMATCH, "the pod's required node affinity excludes the node")
     return Refusal(Reason.NODE_SELECTOR_MISMATCH, f"the pod's node selector requires {'; '.join(differences)}")

@@ -110,7 +110,7 @@ class DecisionEngine:
         if not self.handles(pod):
             return
         request = self.request_of(pod)
-        there = self._cluster.labels.products({})
+        there = self._cluster.labels.products()
         suited = there if request.products is None else there & request.products
         if suited and request.is_for_chips:
             shape = JobShape(f"pod {pod.key}", frozenset({request.chips}), 1 + request.distributed, suited)
@@ -147,7 +147,7 @@ class DecisionEngine:
             wanted = self.request_of(pod).products
         except Refusal:
             return ()
-        there = self._cluster.labels.products({})
+        there = self._cluster.labels.products()
         if wanted is None or not there or there & wanted:
             return ()
         names = " or ".join(sorted(wanted))

@@ -113,7 +113,7 @@ class RequestReader:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
         stated = with_settings(pod, job.settings)
         if cores is not None:
-            return self._read_cores(pod, stated, job, cores)
+            return self._read_cores(pod, stated, job, cores, candidates)
         if size:
             return self._read_vnpu(stated, job, size)
         return self._read_chips(pod, stated, job, candidates)
@@ -141,7 +141,7 @@ class RequestReader:
             subject = f"job {job.key}" if several else f"pod {pod.key}"
             raise not_allowed(JobShape(subject, sizes, 1 + several, request.products), (stated,))
         if together.known != 1:
-            request = self._of_several(pod, job, request)
+            request = self._of_several(pod, job, request, candidates)
         policy, request = self._by_policy(stated, job, request, together)
         if together.known is None and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
@@ -166,7 +166,9 @@ class RequestReader:
         )
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
 
-    def _read_cores(self, pod: Pod, stated: Pod, job: Job, request: ChipRequest) -> ResolvedRequest:
+    def _read_cores(
+        self, pod: Pod, stated: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None
+    ) -> ResolvedRequest:
         """What a pod requests that requests AI cores; whole chips are linked, so the rules of several pods count.
 
         Raises:
@@ -179,16 +181,16 @@ class RequestReader:
         together = job.cooperation_with(pod)
         several = together.known is not None and together.known > 1
         if is_for_chips(request.cores) and (several or (together.known is None and not job.may_be_alone(pod))):
-            request = self._of_several(pod, job, replace(request, distributed=several, needs_network=True))
+            request = self._of_several(pod, job, replace(request, distributed=several, needs_network=True), candidates)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
 
-    def _of_several(self, pod: Pod, job: Job, request: ChipRequest) -> ChipRequest:
+    def _of_several(self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None) -> ChipRequest:
         """The request of a pod of a job of several pods: for one product, and for servers of their own if it says so.
 
         Raises:
             Refusal: several products are possible.
         """
-        products = self._one_product(pod, job, request.products)
+        products = self._one_product(pod, job, request.products, candidates)
         is_spread = self._is_spread(products)
         if products != request.products or is_spread:
             return replace(request, products=products, is_spread=is_spread)
@@ -224,19 +226,27 @@ class RequestReader:
             request = replace(request, needs_network=policy.needs_network)
         return policy, request
 
-    def _one_product(self, pod: Pod, job: Job, named: frozenset[str] | None) -> frozenset[str] | None:
+    def _one_product(
+        self, pod: Pod, job: Job, named: frozenset[str] | None, candidates: Collection[str] | None
+    ) -> frozenset[str] | None:
         """The one product for all pods of a job of several pods.
+
+        The candidate nodes of one pod say nothing of the others of its gang, which is placed as a whole; the pods of
+        other jobs follow the pod that was placed first.
 
         Raises:
             Refusal: several are possible.
         """
-        there = self._cluster.labels.products(pod.spec.node_selector)
+        there = self._cluster.labels.products(pod.spec)
         try:
             return one_product(f"job {job.key}", named, there, self._preferred_products(pod, job))
         except Refusal:
             if self._cluster.jobs.lacks_group(job):
                 raise group_missing(pod, job) from None  # which may name it
-            raise
+            offered = self._cluster.labels.only_product(candidates) if candidates and not job.is_gang else None
+            if offered is None:
+                raise
+            return one_product(f"job {job.key}", named, (offered,), ())
 
     def _is_spread(self, products: frozenset[str] | None) -> bool:
         """Whether each pod of a job of several pods needs a server of its own, if its servers are of one product."""

@@ -305,6 +305,16 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
             msgspec.structs.force_setattr(self, "containers", _first(self.containers))
             msgspec.structs.force_setattr(self, "init_containers", _first(self.init_containers))
 
+    @property
+    def restricts_nodes(self) -> bool:
+        """Whether its node selector or its node affinity may exclude nodes; an affinity may name pods only."""
+        return bool(self.node_selector) or self.affinity is not None
+
+    @property
+    def node_requirements(self) -> tuple[frozenset[tuple[str, str]], str | None]:
+        """Its node selector and its affinity: equal for pods for which the same nodes are eligible."""
+        return frozenset(self.node_selector.items()), self.affinity
+
 
 def _first(containers: tuple[Container, ...]) -> tuple[Container, ...]:
     """Of too many containers the first ones, and as many others that request chips or name devices: the largest."""

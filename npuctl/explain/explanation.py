@@ -327,7 +327,7 @@ class _Judging:
         invalid = ""
         if request is not None:
             # The pods of a gang that request the same are told the same.
-            alike = self._unit_of(pod), request, tuple(sorted(pod.spec.node_selector.items()))
+            alike = self._unit_of(pod), request, pod.spec.node_requirements
             if alike not in self._searched:
                 self._searched[alike] = self._search(waiting, pod, request)
             found, examined, fits_alone = self._searched[alike]

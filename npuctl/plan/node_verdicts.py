@@ -81,7 +81,7 @@ class NodeVerdicts:
             return refusal.reason, refusal.message
         own = job.key if gang is not None or request.is_spread else None
         promised = pod.uid if self._allocator.ledger.promises.get(pod.uid) is not None else ""
-        return request, own, promised, pod.priority, tuple(sorted(pod.spec.node_selector.items()))
+        return request, own, promised, pod.priority, pod.spec.node_requirements
 
 
 def _number_in(known: dict[T, int], value: T) -> int:

@@ -226,8 +226,8 @@ def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_apply(change: d
 def test_a_duration_rule_without_a_timeout_has_the_documented_default(code: str, fault_s: int, recover_s: int) -> None:
     for field in ("FaultTimeout", "RecoverTimeout"):
         entry = {"EventId": [code], "FaultTimeout": 5, "RecoverTimeout": 7, "FaultHandling": "SeparateNPU"}
-        for given in ({key: value for key, value in entry.items() if key != field}, {**entry, field: None}):
-            rules, refused = read_custom(FaultDuration=[given])
+        for written in ({key: value for key, value in entry.items() if key != field}, {**entry, field: None}):
+            rules, refused = read_custom(FaultDuration=[written])
             assert refused == ()
             ((rule,),) = rules.duration.values()
             expected = (fault_s, 7) if field == "FaultTimeout" else (5, recover_s)

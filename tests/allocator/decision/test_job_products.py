@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from allocator.rules.job_products import SCHEDULE_POLICY, one_product
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Pod, Taint
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, selecting
@@ -43,8 +44,11 @@ def placed(world: World, *pods: Pod) -> list[str]:
     return [world.engine.place(each).node for each in pods]
 
 
-@pytest.mark.parametrize("candidates", [None, ["a"], ["b1", "b2"]], ids=["all", "one", "of one product"])
-@pytest.mark.parametrize("minimum", [1, 2])
+@pytest.mark.parametrize(
+    ("minimum", "candidates"),
+    [(1, None), (1, ["a", "b1"]), (2, None), (2, ["a"]), (2, ["b1", "b2"])],
+    ids=["all", "two products", "gang", "gang, one node", "gang, one product"],
+)
 def test_a_job_that_names_no_product_is_refused_on_a_mixed_cluster(minimum: int, candidates: list[str] | None) -> None:
     world = world_of(a=A, b1=B, b2=B)
     world.add(*(peer(number, minimum=minimum) for number in range(2)))
@@ -68,6 +72,51 @@ def test_a_selector_whose_nodes_are_of_one_product_names_it(minimum: int) -> Non
     world = world_of(a=A | X, b1=B | Y, b2=B | Y)
     pods = [selecting(peer(number, minimum=minimum), Y) for number in range(2)]
     assert placed(world, *pods) == ["b1", "b2"]
+
+
+def requiring(made: Pod, *expressions: dict[str, object]) -> Pod:
+    """A pod with a required node affinity of one term."""
+    required = {"nodeSelectorTerms": [{"matchExpressions": list(expressions)}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return structs.replace(made, spec=structs.replace(made.spec, affinity=affinity))
+
+
+@pytest.mark.parametrize("minimum", [1, 2])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        {"key": TYPE, "operator": "In", "values": ["module-910b-8"]},
+        {"key": "pool", "operator": "In", "values": ["y", "z"]},
+        {"key": "pool", "operator": "NotIn", "values": ["x"]},
+        {"key": "fast", "operator": "Exists"},
+        {"key": "slow", "operator": "DoesNotExist"},
+        {"key": "year", "operator": "Gt", "values": ["2023"]},
+    ],
+    ids=lambda expression: f"{expression['key']} {expression['operator']}",
+)
+def test_a_required_node_affinity_names_the_product_of_its_nodes(minimum: int, expression: dict[str, object]) -> None:
+    a, b = A | X | {"slow": "", "year": "2020"}, B | Y | {"fast": "", "year": "2024"}
+    world = world_of(a=a, b1=b, b2=b)
+    pods = [requiring(peer(number, minimum=minimum), expression) for number in range(2)]
+    assert placed(world, *pods) == ["b1", "b2"]
+
+
+def test_taints_that_leave_one_product_name_it_until_they_are_gone() -> None:
+    world = world_of(b1=B, b2=B)
+    tainted = node("a", labels=A)
+    taint = Taint(key="reserved", value="team-a", effect="NoSchedule")
+    world.add(structs.replace(tainted, spec=structs.replace(tainted.spec, taints=(taint,))))
+    world.add(peer(0), peer(1))
+    assert world.engine.request_of(peer(0)).products == frozenset({"910B-8"})
+    world.add(tainted)
+    assert world.refusal(peer(0)).reason is Reason.PRODUCT_NOT_NAMED
+
+
+def test_the_candidates_of_a_scheduler_name_a_product_and_the_others_of_the_job_follow() -> None:
+    world = world_of(a=A, b1=B, b2=B)
+    world.add(peer(0), peer(1))
+    assert world.engine.place(peer(0), ["b1", "b2"]).node == "b1"
+    assert world.engine.place(peer(1), ["a", "b1", "b2"]).node == "b2"
 
 
 def test_a_selector_whose_nodes_are_of_two_products_names_none() -> None:

@@ -304,7 +304,7 @@ async def test_a_pod_that_another_server_of_this_cluster_could_take_is_created(a
     other = node_manifest("n2")
     other["metadata"]["labels"] = {"accelerator-type": "module-910b-8"}
     await allocator.server.create(other)
-    await until(lambda: len(allocator.app.cluster.labels.products({})) == 2)
+    await until(lambda: len(allocator.app.cluster.labels.products()) == 2)
     assert (await review(allocator, "pods", pod_manifest("odd", 3)))["allowed"]
     manifest = pod_manifest("named", 3)
     manifest["spec"]["nodeSelector"] = {"accelerator-type": "module"}

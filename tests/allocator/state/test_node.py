@@ -122,7 +122,7 @@ def test_room_is_limited_by_the_kubelets_allocatable_chips() -> None:
         (Node(metadata=Metadata(name="n1")), Reason.NOT_AN_NPU_NODE, "baseDeviceInfos"),
         (node("n1", infos="{"), Reason.INVALID_REPORT, "baseDeviceInfos"),
         (node("n1", infos='{"Ascend310P-0":{}}'), Reason.NOT_AN_NPU_NODE, "names no Ascend910 chip: Ascend310P-0"),
-        (node("n1", chips=range(9)), Reason.INVALID_REPORT, "Ascend910-8"),
+        (node("n1", chips=range(9)), Reason.UNKNOWN_PRODUCT, "Ascend910-8"),
         (node("n1", labels={"accelerator": "huawei-Ascend310"}), Reason.UNKNOWN_PRODUCT, "huawei-Ascend310"),
         (node("n1", ready=False), Reason.NODE_NOT_READY, "n1"),
         (node("n1", cordoned=True), Reason.NODE_CORDONED, "n1"),

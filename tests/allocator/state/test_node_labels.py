@@ -5,6 +5,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascend.kube.objects import PodSpec
 from ascend.rules.identity import ACCELERATOR_TYPE
 from tests.allocator.builders import World, node
 
@@ -63,7 +64,7 @@ def test_whatever_was_asked_before_the_answer_is_that_of_the_present_nodes(
             world.add(node(name, labels=given_labels, chips=range(4 if "half" in given_labels.values() else 8)))
         if selector is not None:
             found.selected(selector)
-            found.products(selector)
+            found.products(PodSpec(node_selector=selector))
     fresh = {name: record for name, record in world.cluster.nodes.items() if record.node is not None}
     for asked in SELECTORS:
         names = {
@@ -73,4 +74,4 @@ def test_whatever_was_asked_before_the_answer_is_that_of_the_present_nodes(
         }
         products = {product.name for name in names if (product := fresh[name].product) is not None}
         assert found.selected(asked) == names
-        assert found.products(asked) == products
+        assert found.products(PodSpec(node_selector=asked)) == products
