@@ -350,7 +350,9 @@ class DecisionEngine:
 
     def settled_node(self, pod: Pod) -> str | None:
         """The node to which a pod is bound as far as the informers know, or that its Binding in flight names."""
-        held = self._ledger.get(pod.uid)
+        return self._settled_node(pod, self._ledger.get(pod.uid))
+
+    def _settled_node(self, pod: Pod, held: Reservation | None) -> str | None:
         if held is not None and held.stage not in (Stage.RESERVED, Stage.PLANNED):
             return held.node
         return self._cluster.pods.get(pod.uid, pod).spec.node_name or None
@@ -389,7 +391,8 @@ class DecisionEngine:
             raise Refusal(Reason.POD_GATED, f"pod {pod.key} has scheduling gates, so it can't be bound")
         if not pod.is_live:
             raise _finished(pod)
-        held, settled = self._ledger.get(pod.uid), self.settled_node(pod)
+        held = self._ledger.get(pod.uid)
+        settled = self._settled_node(pod, held)
         if settled is not None:
             if held is None or (candidates is not None and settled not in candidates):
                 return resolved, settled_refusal(pod, settled)

@@ -25,7 +25,7 @@ from allocator.rules.job_products import (
     one_product,
     wanted_products,
 )
-from allocator.rules.job_settings import with_settings
+from allocator.rules.job_settings import has_settings, with_settings
 from allocator.rules.request import ChipRequest, requested_chips, requested_size
 from allocator.rules.unsupported import refused_demand
 from allocator.rules.validity import (
@@ -125,16 +125,16 @@ class RequestReader:
             Refusal: the request is invalid on every node.
         """
         together = job.cooperation_with(pod)
-        is_job = together.known == 1 and (job.kind == SINGLE or job.is_gang or not works_alone(pod, job.key))
-        chips = requested_chips(pod)
+        is_job = together.known == 1 and (job.key.kind == SINGLE or job.is_gang or not works_alone(pod, job.key))
+        chips, is_plain = requested_chips(pod), not has_settings(stated)
         if (unsupported := refused_demand(stated, chips if is_job else None)) is not None:
             raise unsupported
         request = ChipRequest(
             chips,
             distributed=together.known is not None and together.known > 1,
             needs_network=together.known != 1,
-            products=wanted_products(stated),
-            avoids_sub_healthy=avoids_sub_healthy(stated),
+            products=None if is_plain else wanted_products(stated),
+            avoids_sub_healthy=not is_plain and avoids_sub_healthy(stated),
         )
         sizes, several = frozenset({chips}), together.least > 1
         if not is_allowed(sizes, request.products, several=several):
@@ -142,7 +142,9 @@ class RequestReader:
             raise not_allowed(JobShape(subject, sizes, 1 + several, request.products), (stated,))
         if together.known != 1:
             request = self._of_several(pod, job, request, candidates)
-        policy, request = self._by_policy(stated, job, request, together)
+        policy: Policy = PACKING
+        if not is_plain:
+            policy, request = self._by_policy(stated, job, request, together)
         if together.known is None and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
                 if self._cluster.index.best(request, candidates) is None:

@@ -24,6 +24,7 @@ from ascend.kube.job_objects import JobFacts
 from ascend.kube.kept import NETWORK_TOPOLOGY
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.rules.identity import ACCELERATOR_TYPE
 
 DECIDING: Final = frozenset({
     SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
@@ -33,6 +34,17 @@ DECIDING: Final = frozenset({
 
 _EMPTY: Final = "''"
 """What sentences show for an empty value."""
+
+
+def has_settings(pod: Pod) -> bool:
+    """Whether the placement of a job depends on more than the numbers of its pods and of their chips.
+
+    Args:
+        pod: one of its pods, with the settings of the job.
+    """
+    labels, annotations = pod.metadata.labels, pod.metadata.annotations
+    is_plain = DECIDING.isdisjoint(labels) and DECIDING.isdisjoint(annotations)
+    return not is_plain or ACCELERATOR_TYPE in pod.spec.node_selector
 
 
 class Place(NamedTuple):

@@ -62,6 +62,8 @@ class Cluster:
         ignored: called with a node and the names in its annotation that are neither chips nor vNPUs, when these change.
 
     Attributes:
+        nodes: every node, by name.
+        pods: every pod except the plain ones, by uid.
         nominated: called with a pod after it was nominated for a node.
         reports: what is reported of the nodes.
         openings: how often nodes may have become eligible for reasons that only schedulers know: a pod has come to a
@@ -87,6 +89,8 @@ class Cluster:
         self._ignored = ignored
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
+        self.nodes: Mapping[str, NodeRecord] = self._records
+        self.pods: Mapping[str, Pod] = self._pods
         self._gone: dict[str, None] = {}
         self.plain = PlainPods()
         self.plain.lost = self._opened
@@ -162,16 +166,6 @@ class Cluster:
         if record is not None and uid not in self._pods:
             self._opened()
             self._end(record, uid)
-
-    @property
-    def nodes(self) -> Mapping[str, NodeRecord]:
-        """Every node, by name."""
-        return self._records
-
-    @property
-    def pods(self) -> Mapping[str, Pod]:
-        """Every pod except the plain ones, by uid."""
-        return self._pods
 
     def suits(self, held: Reservation, request: ChipRequest) -> bool:
         """Whether reserved chips still suit a request."""

@@ -34,11 +34,13 @@ class NodeIndex:
 
     Attributes:
         topology: where the nodes are, and the usable ones of each SuperPod and rack.
+        entries: by node name: the bucket of a usable node, the refusal of an unusable one.
     """
 
     def __init__(self, topology: Topology | None = None) -> None:
         self.topology = topology if topology is not None else Topology()
         self._entries: dict[str, Bucket | Refusal] = {}
+        self.entries: Mapping[str, Bucket | Refusal] = self._entries
         self._buckets: dict[Vacancy, Bucket] = {}
         self._refusals: Counter[Reason] = Counter()
         self._rankings: dict[ChipRequest, Ranking] = {}
@@ -54,14 +56,10 @@ class NodeIndex:
         """The buckets that have nodes."""
         return [bucket for bucket in self._buckets.values() if bucket.names]
 
-    @property
-    def entries(self) -> Mapping[str, Bucket | Refusal]:
-        """By node name: the bucket of a usable node, the refusal of an unusable one."""
-        return self._entries
-
     def put(self, name: str, offer: Offer) -> None:
         """Add a node, or move it to the bucket of its offer."""
-        self.drop(name)
+        self.version += 1
+        self._leave(name, self._entries.get(name))
         if isinstance(offer, Refusal):
             self._refusals[offer.reason] += 1
             self._entries[name] = offer
@@ -79,7 +77,9 @@ class NodeIndex:
     def drop(self, name: str) -> None:
         """Remove a node."""
         self.version += 1
-        old = self._entries.pop(name, None)
+        self._leave(name, self._entries.pop(name, None))
+
+    def _leave(self, name: str, old: Bucket | Refusal | None) -> None:
         if isinstance(old, Bucket):
             old.discard(name)
             if self.topology.locations:
@@ -100,12 +100,19 @@ class NodeIndex:
             request: what the pod requests.
             candidates: names of nodes; None for every node.
         """
-        best = self._best(request)
+        ranking = self.ranking(request)
+        if ranking.read_to < 0:
+            ranking.clear()
+            ranking.add(self.buckets)
+        else:
+            ranking.add(dict.fromkeys(self._journal[ranking.read_to :]))  # the same ones change again and again
+        ranking.read_to = len(self._journal)
+        best = ranking.best()
         # A scheduler that names every node with enough chips has named the best of all; the other names are not
         # examined.
         if best is None or candidates is None or best[0] in candidates:
             return best
-        entries, ranking = self._entries, self.ranking(request)
+        entries = self._entries
         found = set(map(entries.get, candidates))
         judged = ((entry, ranking.verdict(entry)) for entry in found if isinstance(entry, Bucket))
         fits = {entry: fit for entry, fit in judged if not isinstance(fit, Refusal)}
@@ -213,16 +220,6 @@ class NodeIndex:
             if isinstance(candidates, frozenset):  # asked for again by every step of a plan
                 self._counts = candidates, self.version, counts
         return counts.items()
-
-    def _best(self, request: ChipRequest) -> tuple[str, Fit] | None:
-        ranking = self.ranking(request)
-        if ranking.read_to < 0:
-            ranking.clear()
-            ranking.add(self.buckets)
-        else:
-            ranking.add(dict.fromkeys(self._journal[ranking.read_to :]))  # the same ones change again and again
-        ranking.read_to = len(self._journal)
-        return ranking.best()
 
     def _sweep(self) -> None:
         # An empty bucket is kept for its cached verdicts, since another node often gets the same vacancy; not forever.

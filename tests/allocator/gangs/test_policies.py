@@ -7,6 +7,7 @@ import pytest
 
 from allocator.gangs import policies
 from allocator.gangs.policy import GangRequest, Member
+from allocator.rules import job_settings
 from allocator.rules.asked import Asked
 from allocator.state.index import NodeIndex
 from allocator.state.location import Level
@@ -77,6 +78,7 @@ def read(asked: Asked) -> RackBlocks | None:
 @pytest.fixture(autouse=True)
 def rack_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(kept, "POD_KEYS", kept.POD_KEYS | {SIZE})
+    monkeypatch.setattr(job_settings, "DECIDING", job_settings.DECIDING | {SIZE})
     policies.POLICIES.insert(0, read)
     yield
     policies.POLICIES.remove(read)
