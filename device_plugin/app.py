@@ -194,7 +194,7 @@ class Plugin:
                 start("hang detection", chips.hangs.run())
             await self.snapshots.newer_than(0)
             self._check_kind()
-            async with pods.succession.completed(), pods.lock.held():
+            async with pods.succession.ending(), pods.lock.held():
                 try:
                     await self._serve(client, chips, pods, node)
                 finally:
@@ -244,7 +244,7 @@ class Plugin:
             start("processes", self._process_watch(chips, pods).run())
             start("report watch", chips.config_map.watch().run())
             chips.node_object.readers.append(chips.node_health)
-            chips.node_health.applied(node)  # without the right to watch it, the Node is known from here on
+            chips.node_health.on_apply(node)  # without the right to watch it, the Node is known from here on
             start("node watch", chips.node_object.watch().run())
             start("node health", chips.node_health.run(lambda: pods.other_plugin))
             for offer in pods.kept:
@@ -434,7 +434,9 @@ class Plugin:
 
         manual = settings.readmission == "manual"
         node_object = NodeWriter(client, settings.node_name, () if manual else (CHIPS, PORTS), announce)
-        config_map = DeviceInfoConfigMap(client, settings.node_name, health.edited, health.misnamed)
+        config_map = DeviceInfoConfigMap(
+            client, settings.node_name, health.on_separation_edited, health.warn_unknown_entries
+        )
         reporter = Reporter(
             config_map,
             node_object,

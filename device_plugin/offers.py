@@ -266,7 +266,7 @@ class OfferMaker:
                 matcher=matcher,
                 order=order,
                 metrics=node.metrics,
-                on_watched=lambda: self._watched(device_type),
+                on_watched=lambda: self._watch_succession(device_type),
                 before_first_call=reconciler.catch_up,
                 device_type=device_type,
             )
@@ -296,7 +296,7 @@ class OfferMaker:
             instance=node.instance,
         )
 
-    def _watched(self, device_type: DeviceType) -> None:
+    def _watch_succession(self, device_type: DeviceType) -> None:
         """Let the instance before this one end once the kubelet has the devices of all types from this one."""
         self._unwatched.discard(device_type)
         if not self._unwatched:

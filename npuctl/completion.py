@@ -102,9 +102,9 @@ _FINDERS: Final[dict[str, Callable[[str, str | None, Source], Iterable[str]]]] =
     "jobs": _jobs,
     "nodes": _nodes,
     "namespaces": _namespaces,
-    "contexts": lambda _typed, _namespace, source: source.named("contexts"),
-    "clusters": lambda _typed, _namespace, source: source.named("clusters"),
-    "users": lambda _typed, _namespace, source: source.named("users"),
+    "contexts": lambda _typed, _namespace, source: source.names_in("contexts"),
+    "clusters": lambda _typed, _namespace, source: source.names_in("clusters"),
+    "users": lambda _typed, _namespace, source: source.names_in("users"),
 }
 
 

@@ -192,7 +192,7 @@ class Evaluation:
             request = engine.request_of(pod)
         except Refusal:
             return WaitingFor.CHANGE
-        nodes = self.allocator.selected(pod) if pod.spec.restricts_nodes else None
+        nodes = self.allocator.selected_nodes(pod) if pod.spec.restricts_nodes else None
         return waiting_for(index.reasons(request, nodes) if gang is None else index.reasons_when_full(request, nodes))
 
     def _victims_on(self, node: str, pod: Pod, job: Job) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ class Evaluation:
         """By number alone, as kube-scheduler counts: the nodes where others have to end, and those where none has."""
         wanted = _resources(pod)
         suggested, passed = dict[str, Suggestion](), list[str]()
-        for name in sorted(self.allocator.selected(pod)):
+        for name in sorted(self.allocator.selected_nodes(pod)):
             record = self.allocator.cluster.nodes[name]
             if not isinstance(record.offer, Vacancy) or not isinstance(record.server, Server):
                 continue

@@ -65,7 +65,7 @@ class OfflineAllocator:
             loans=0,  # how many the allocator has made is not in the cluster
             now_s=lambda: now_ns / 1e9,
         )
-        fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))
+        fill(self.cluster, objects.watched_objects(settings.node_health_namespace or HEALTH_NAMESPACE))
         # What the nominated pods were promised, as another leader reads it.
         self.preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=settings.preemption_keep_s)
         self.preemption.resume()
@@ -135,7 +135,7 @@ class OfflineAllocator:
             return self.engine.place(pod)
         request = self.engine.request_of(pod)
         try:
-            return self.engine.place(pod, self.selected(pod))
+            return self.engine.place(pod, self.selected_nodes(pod))
         except Refusal:
             reasons = Counter(refusal.reason for refusal in self.refusals(pod).values())
             raise sum_up(pod.key, request.what, reasons) from None
@@ -154,7 +154,7 @@ class OfflineAllocator:
         Raises:
             Refusal: the pod's request is invalid.
         """
-        selected = self.selected(pod)
+        selected = self.selected_nodes(pod)
         return [fit for fit in self.engine.fits(pod) if fit[0] in selected]
 
     def kept_for(self, pod: Pod) -> list[Promise]:
@@ -180,13 +180,13 @@ class OfflineAllocator:
         try:
             request = self.engine.request_of(pod)
             if gang is None:
-                return self.cluster.index.best(request, self.selected(pod)) is not None
+                return self.cluster.index.best(request, self.selected_nodes(pod)) is not None
             self.engine.gangs.preview(pod, request, gang, None)
         except Refusal:
             return False
         return True
 
-    def selected(self, pod: Pod) -> frozenset[str]:
+    def selected_nodes(self, pod: Pod) -> frozenset[str]:
         """The names of the nodes that match the node selector and the required node affinity of a pod."""
         key, version = pod.spec.node_requirements, self.cluster.labels.version
         known = self._selected.get(key)

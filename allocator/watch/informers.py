@@ -217,10 +217,10 @@ class _Handler:
     cluster: Cluster
     kind: WatchedKind
 
-    def applied(self, obj: Any) -> None:
+    def on_apply(self, obj: Any) -> None:
         """Add or update an object."""
         self.kind.apply(self.cluster, obj)
 
-    def deleted(self, obj: Any) -> None:
+    def on_delete(self, obj: Any) -> None:
         """Remove an object."""
         self.kind.delete(self.cluster, obj)

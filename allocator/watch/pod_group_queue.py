@@ -165,7 +165,7 @@ class PodGroupQueue:
         self._waiting: dict[str, QueuedPodGroup] = {}
         self._wake = asyncio.Event()
 
-    def applied(self, obj: QueuedPodGroup) -> None:
+    def on_apply(self, obj: QueuedPodGroup) -> None:
         """Add or update a pod group."""
         if obj.waits and _job_of(obj) is not None:
             self._waiting[obj.uid] = obj
@@ -173,7 +173,7 @@ class PodGroupQueue:
         else:
             self._waiting.pop(obj.uid, None)
 
-    def deleted(self, obj: QueuedPodGroup) -> None:
+    def on_delete(self, obj: QueuedPodGroup) -> None:
         """Remove a pod group."""
         self._waiting.pop(obj.uid, None)
 

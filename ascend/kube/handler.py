@@ -10,10 +10,10 @@ T_contra = TypeVar("T_contra", bound=KubeObject, contravariant=True)
 class Handler(Protocol[T_contra]):
     """Called by a reflector with every change."""
 
-    def applied(self, obj: T_contra) -> None:
+    def on_apply(self, obj: T_contra) -> None:
         """The object was added or has changed."""
 
-    def deleted(self, obj: T_contra) -> None:
+    def on_delete(self, obj: T_contra) -> None:
         """The object was deleted; ``obj`` is its last known state."""
 
 

@@ -312,7 +312,7 @@ class Reflector(Generic[T]):
         else:
             self._objects[obj.key] = obj
         if self._handler is not None:
-            self._handler.applied(obj)
+            self._handler.on_apply(obj)
 
     def _delete(self, obj: T) -> None:
         old = self._objects.get(obj.key)
@@ -321,7 +321,7 @@ class Reflector(Generic[T]):
         elif not self._is_unkept(obj):
             return
         if self._handler is not None:
-            self._handler.deleted(obj)
+            self._handler.on_delete(obj)
 
     def _has(self, obj: T) -> bool:
         """Whether the copy has an object in the same version; a version is unique among all objects of a kind."""

@@ -47,11 +47,11 @@ class FaultConfig:
             Unreachable: it does not answer.
         """
         try:
-            self.applied(await client.get(CONFIG_MAPS, NAME, NAMESPACE))
+            self.on_apply(await client.get(CONFIG_MAPS, NAME, NAMESPACE))
         except NotFound:
             return
 
-    def applied(self, obj: ConfigMap) -> None:
+    def on_apply(self, obj: ConfigMap) -> None:
         """Apply the ConfigMap; invalid entries are left out, the others apply."""
         if obj.metadata.resource_version == self._version:
             return
@@ -64,7 +64,7 @@ class FaultConfig:
         log.info("fault rules as configured", config_map=obj.key, version=obj.metadata.resource_version)
         self._configure(rules)
 
-    def deleted(self, obj: ConfigMap) -> None:
+    def on_delete(self, obj: ConfigMap) -> None:
         """Apply the defaults, because the ConfigMap is gone."""
         self._use_defaults(obj.key)
 

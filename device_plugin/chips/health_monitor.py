@@ -71,11 +71,11 @@ class HealthMonitor:
         self._next_s: float | None = None
         self._withheld: tuple[ChipSet, Mapping[str, str]] = (0, {})
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         """Take over a discovery."""
         if self._by_cores:
             server = replace(server, chips=tuple(replace(chip, vnpus=()) for chip in server.chips))
-        self._book.discovered(server, at)
+        self._book.on_discovery(server, at)
         self._known = self._book.discovered_chips
         self._announce_vnpus(server)
         self._changed.set(None)
@@ -94,18 +94,18 @@ class HealthMonitor:
             if before is not None:
                 self._announce("NPUCut", sentence, False)  # noqa: FBT003 - a callback's plain word
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Take over a reading; an unchanged state of a healthy chip does not cause a new judgement."""
         if not self._known >> phy_id & 1:
             return
-        self._book.polled(phy_id, state, at)
+        self._book.on_reading(phy_id, state, at)
         snapshot = self._snapshots.value
         is_healthy = snapshot is not None and snapshot.healthy >> phy_id & 1
         if self._states.get(phy_id) != state or not is_healthy:
             self._states[phy_id] = state
             self._changed.set(None)
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         """Take over a fault event."""
         log.info(
             "the driver announces a fault",
@@ -114,7 +114,7 @@ class HealthMonitor:
             assertion=event.assertion,
             severity=event.severity,
         )
-        self._book.announced(event, at)
+        self._book.on_event(event, at)
         self._changed.set(None)
 
     def events_lost(self) -> None:
@@ -150,7 +150,7 @@ class HealthMonitor:
         self._withheld = (chips, annotations)
         self._judge_now()
 
-    def edited(self, added: ChipSet, removed: ChipSet) -> None:
+    def on_separation_edited(self, added: ChipSet, removed: ChipSet) -> None:
         """Separate and release chips, by an operator's edit of ManuallySeparateNPU."""
         if added:
             log.warning("separated by an operator", chips=join_names(chip_ids(added)))
@@ -160,7 +160,7 @@ class HealthMonitor:
             self._book.release(removed, self._moment())
         self._judge_now()
 
-    def misnamed(self, entries: Sequence[str]) -> None:
+    def warn_unknown_entries(self, entries: Sequence[str]) -> None:
         """Announce entries of ManuallySeparateNPU that do not name a chip of this node."""
         shown = ", ".join(
             repr(entry if len(entry) <= _SHOWN else f"{entry[:_SHOWN]}…") for entry in entries[:_MAX_SHOWN]
@@ -240,7 +240,7 @@ class HealthMonitor:
         self._next_s = self._book.next_s(at)
         unknown = snapshot.manually_separated & ~snapshot.all_chips
         if new := unknown & ~self._unknown:
-            self.misnamed([chip_name(phy_id) for phy_id in chip_ids(new)])
+            self.warn_unknown_entries([chip_name(phy_id) for phy_id in chip_ids(new)])
         self._unknown = unknown
         if snapshot != before:
             self._snapshots.set(snapshot)

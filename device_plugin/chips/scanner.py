@@ -50,13 +50,13 @@ def present_moment() -> Moment:
 class Listener(Protocol):
     """Receives what the driver reports; ``at`` is the time a call started or an event arrived."""
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         """Receive the list of chips."""
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Receive the state of a chip."""
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         """Receive a fault event."""
 
     def events_lost(self) -> None:
@@ -129,7 +129,7 @@ class Scanner:
                         await begin.wait()
             if self._server is not None:
                 self._plan_discovery(self._server)  # by now it is known which chips there were before
-            subscription = asyncio.create_task(self._subscription.run(self._announced))
+            subscription = asyncio.create_task(self._subscription.run(self._on_event))
             while True:
                 self.turned_s = now_s = loop.time()
                 if self._subscription.limit.take_lost():
@@ -137,7 +137,7 @@ class Scanner:
                 self._poll()
                 if now_s >= min(self._discover_at_s, self._renew_at_s) and self._discovering is None:
                     anew = now_s >= self._renew_at_s and not self.keeps_table
-                    self._discover(anew=anew).add_done_callback(self._rediscovered)
+                    self._discover(anew=anew).add_done_callback(self._on_rediscovery)
                 await asyncio.sleep(self.period_s)
         finally:
             if subscription is not None:
@@ -174,8 +174,8 @@ class Scanner:
                 anew = True
             await asyncio.sleep(backoff.next_s())
 
-    def _announced(self, event: FaultEvent, at: Moment) -> None:
-        self._listener.announced(event, at)
+    def _on_event(self, event: FaultEvent, at: Moment) -> None:
+        self._listener.on_event(event, at)
         if event.code == RESET_FINISHED:
             self._read(event.logic_id)  # no event announces the end of the faults from before the reset
         if event.assertion == "recover":
@@ -189,13 +189,13 @@ class Scanner:
     def _read(self, logic_id: int) -> None:
         for reader in self._readers.values():
             if reader.chip.logic_id == logic_id:
-                reader.poll(self._listener.polled, self._moment(), self._deadline_s)
+                reader.poll(self._listener.on_reading, self._moment(), self._deadline_s)
 
     def _discover(self, *, anew: bool) -> "asyncio.Future[Inventory]":
         self._discovering = self._thread.call(lambda: self._driver.discover(anew=anew))
         return self._discovering
 
-    def _rediscovered(self, call: "asyncio.Future[Inventory]") -> None:
+    def _on_rediscovery(self, call: "asyncio.Future[Inventory]") -> None:
         self._discovering = None
         if call.cancelled():
             return
@@ -228,7 +228,7 @@ class Scanner:
                 self._readers[phy_id] = back
             else:
                 self._readers[phy_id] = ChipReader(self._driver, chip)
-        self._listener.discovered(server, self._moment())
+        self._listener.on_discovery(server, self._moment())
 
     async def initialize(self) -> None:
         """Initialize the driver again, and take over what it lists.
@@ -239,7 +239,7 @@ class Scanner:
         while self._discovering is not None:
             await asyncio.wait((self._discovering,))
         call = self._discover(anew=True)
-        call.add_done_callback(self._rediscovered)
+        call.add_done_callback(self._on_rediscovery)
         await asyncio.wait((call,))
         call.result()
 
@@ -272,7 +272,7 @@ class Scanner:
         at = self._moment()
         readers = [reader for phy_id, reader in self._readers.items() if not self.muted >> phy_id & 1]
         for reader in readers:
-            reader.poll(self._listener.polled, at, self._deadline_s)
+            reader.poll(self._listener.on_reading, at, self._deadline_s)
         problems = [reader.problem for reader in readers]
         self._note(problems[0] if problems and None not in problems else None)
 

@@ -47,7 +47,7 @@ class VirtualNpu:
     vfg_id: int = field(default=0, compare=False)
 
     @classmethod
-    def named(cls, vnpu: Vnpu) -> "VirtualNpu":
+    def of_vnpu(cls, vnpu: Vnpu) -> "VirtualNpu":
         """Return the one that a name stands for."""
         return cls(vnpu.vdev_id, vnpu.chip, _TEMPLATES.get(vnpu.suffix, ""))
 

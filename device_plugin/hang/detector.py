@@ -69,24 +69,24 @@ class HangDetector:
         self._calls: dict[int, asyncio.Future[Activity | None]] = {}
         self._said_unseen = False
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         """Pass on the list of chips. Those that are cut are not watched: the activity of vNPUs can't be told apart."""
         self._chips = tuple(chip for chip in server.chips if chip.is_listed and not chip.vnpus)
         for chip in server.chips:
             if chip.vnpus:
                 self._watches.pop(chip.phy_id, None)
-        self._listener.discovered(server, at)
+        self._listener.on_discovery(server, at)
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Pass on a reading; that of a chip that hangs has one more fault code."""
         watch = self._watches.get(phy_id)
         if watch is not None and watch.hangs and state.codes is not None:
             state = replace(state, codes=(*state.codes, HANG))
-        self._listener.polled(phy_id, state, at)
+        self._listener.on_reading(phy_id, state, at)
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         """Pass on an event."""
-        self._listener.announced(event, at)
+        self._listener.on_event(event, at)
 
     def events_lost(self) -> None:
         """Pass on that events were lost."""

@@ -78,12 +78,12 @@ class ChipHealth:
 
     def _apply(self, transitions: Iterator[FaultTransition], policy: Policy) -> None:
         for transition in self._bus_errors.filter(transitions, policy.rules):
-            self._upgrades.feed(transition, policy.rules)
+            self._upgrades.update(transition, policy.rules)
 
     def configure(self, rules: FaultRules, at: Moment) -> None:
         """Apply other rules."""
         for transition in self._bus_errors.configure(rules):
-            self._upgrades.feed(transition, rules)
+            self._upgrades.update(transition, rules)
         self._upgrades.configure(rules, self._faults, at, hidden=self._bus_errors.hidden)
 
     @property
@@ -139,21 +139,21 @@ class ChipHealth:
     # Consequences.
 
     def settle(self, now_s: float, policy: Policy) -> None:
-        """Let time pass, and feed the dampers."""
+        """Let time pass, and update the dampers."""
         for transition in self._bus_errors.advance(now_s):
-            self._upgrades.feed(transition, policy.rules)
+            self._upgrades.update(transition, policy.rules)
         self._upgrades.advance(now_s, policy.rules)
         own, network = self._records(policy.rules)
         silent = self._is_silent(now_s, policy)
         damping = policy.damping
         # While the chip can't be read, nothing shows that its network port has recovered.
         network_bad = _most_serious(network).bars_network or (silent and self._network.bad)
-        self._network.feed(bad=network_bad, now_s=now_s, damping=damping)
+        self._network.update(bad=network_bad, now_s=now_s, damping=damping)
         if self.was_read:
             # Before the first reading it is unhealthy anyway; a chip found healthy then is healthy at once.
-            self._barred.feed(bad=self._bars_use(own), now_s=now_s, damping=damping)
-            self._barred_new.feed(bad=self._level(own).bars_new_use, now_s=now_s, damping=damping)
-            self._silence.feed(bad=silent or self._contact.in_doubt, now_s=now_s, damping=damping)
+            self._barred.update(bad=self._bars_use(own), now_s=now_s, damping=damping)
+            self._barred_new.update(bad=self._level(own).bars_new_use, now_s=now_s, damping=damping)
+            self._silence.update(bad=silent or self._contact.in_doubt, now_s=now_s, damping=damping)
         self._awaits = policy.manual and (self._awaits or self._barred.bad)
         self._network_awaits = policy.manual and (self._network_awaits or self._network.bad)
 

@@ -42,7 +42,7 @@ class Damper:
         self._recovered_s: float | None = None  # while damped good: since when
         self._relapses = 0
 
-    def feed(self, *, bad: bool, now_s: float, damping: Damping) -> None:
+    def update(self, *, bad: bool, now_s: float, damping: Damping) -> None:
         """Apply the present condition; time must not run backwards."""
         if bad:
             if not self.bad and self._recovered_s is not None:

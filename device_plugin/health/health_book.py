@@ -86,7 +86,7 @@ class HealthBook:
         for phy_id in sorted({*chip_ids(listed | earlier.faulty), *earlier.reasons, *earlier.harmless, *known}):
             self._chips.setdefault(phy_id, ChipHealth()).restore(phy_id, earlier, at, self._policy)
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, as unhealthy.
 
         Args:
@@ -119,7 +119,7 @@ class HealthBook:
                     found[device_type] = found.get(device_type, 0) | 1 << number_of(vnpu)
         return found
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         """Apply a fault event; the event of an unknown chip is ignored."""
         now = self._turn_to(at)
         phy_id = self._phy_ids.get(event.logic_id)
@@ -142,7 +142,7 @@ class HealthBook:
         for chip in self._chips.values():
             chip.lose_events()
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Apply a reading; that of a chip never discovered is ignored.
 
         Args:

@@ -32,13 +32,13 @@ class Debounce:
         """Whether the fault counts as a new occurrence."""
 
     @classmethod
-    def restored(cls, rule: DurationRule, alarm_ms: int) -> "Debounce":
+    def faulty_before_restart(cls, rule: DurationRule, alarm_ms: int) -> "Debounce":
         """Return one that was faulty before a restart; the fault counts as present until a reading finds it cleared."""
         debounce = cls(rule)
         debounce.faulty, debounce._present, debounce.alarm_ms = True, True, alarm_ms
         return debounce
 
-    def feed(self, *, present: bool, at: Moment, counts: bool = True) -> None:
+    def update(self, *, present: bool, at: Moment, counts: bool = True) -> None:
         """Apply a transition of the fault; ``advance`` up to this moment comes first.
 
         Args:
@@ -86,12 +86,12 @@ class Upgrades:
         self._debounces: dict[DurationRule, Debounce] = {}
         self._counters: dict[int, Counter] = {}
 
-    def feed(self, transition: FaultTransition, rules: FaultRules) -> None:
+    def update(self, transition: FaultTransition, rules: FaultRules) -> None:
         """Apply a transition; ``advance`` up to now comes first."""
         lasting = rules.duration.get(transition.code, ())
         for rule in lasting:
             debounce = self._debounces.setdefault(rule, Debounce(rule))
-            debounce.feed(present=transition.present, at=transition.at, counts=transition.counts)
+            debounce.update(present=transition.present, at=transition.at, counts=transition.counts)
         if lasting:
             return
         if transition.present:
@@ -151,7 +151,7 @@ class Upgrades:
             if why.kind == "FaultDuration":
                 for rule in rules.duration.get(why.code, ()):
                     if rule.level is why.level:
-                        self._debounces[rule] = Debounce.restored(rule, why.time_ms)
+                        self._debounces[rule] = Debounce.faulty_before_restart(rule, why.time_ms)
             elif why.kind == "FaultFrequency":
                 counter = self._counters.setdefault(why.code, Counter())
                 counter.restore(why.level, why.time_ms, at)
@@ -160,7 +160,7 @@ class Upgrades:
     def agree(self, faults: ActiveFaults, at: Moment) -> None:
         """Compare restored faults with the first reading: they may have cleared."""
         for rule, debounce in self._debounces.items():
-            debounce.feed(present=faults.is_present(rule.code), at=at, counts=False)
+            debounce.update(present=faults.is_present(rule.code), at=at, counts=False)
 
     def configure(
         self, rules: FaultRules, faults: ActiveFaults, at: Moment, *, hidden: AbstractSet[int] = frozenset()
@@ -172,7 +172,7 @@ class Upgrades:
             for rule in rules.duration.get(code, ()):
                 if rule not in self._debounces and faults.is_present(code) and code not in hidden:
                     self._debounces[rule] = Debounce(rule)
-                    self._debounces[rule].feed(present=True, at=since, counts=False)
+                    self._debounces[rule].update(present=True, at=since, counts=False)
         for code, counter in list(self._counters.items()):
             counter.keep(rules.frequency.get(code, ()))
             if code not in rules.frequency and not counter.upgrades:

@@ -56,7 +56,7 @@ class Inspector:
             server = await _call("driver", self._driver.discover, self._discover_s)
         except TimeoutError:
             raise DriverError(f"the driver does not answer within {self._discover_s:g} s") from None
-        self._book.discovered(server, present_moment())
+        self._book.on_discovery(server, present_moment())
         answers = await asyncio.gather(*map(self._read, server.chips))
         snapshot = self._book.judge(present_moment())
         problems = {chip.chip_id: chip.sentence for chip in snapshot.chips if chip.in_doubt}
@@ -86,27 +86,27 @@ class Inspector:
 
     def _apply(self, phy_id: int, state: ChipState, at: Moment) -> Iterator[FaultTransition]:
         """Apply a reading; yield what it finds and no event announced."""
-        self._book.polled(phy_id, state, at)
+        self._book.on_reading(phy_id, state, at)
         faults = self._faults.setdefault(phy_id, ActiveFaults())
         contact = self._contacts.setdefault(phy_id, LostContact())
         return faults.read(contact.confirm(state, faults.codes, self._rules, at), at)
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         """Follow a discovery."""
         self._phy_ids = {chip.logic_id: chip.phy_id for chip in server.chips}
-        self._book.discovered(server, at)
+        self._book.on_discovery(server, at)
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Report what a reading finds and no event announced."""
         for transition in self._apply(phy_id, state, at):
             self._add(phy_id, transition.code, "occur" if transition.present else "recover", at)
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         """Report an event, unless a reading found the same before."""
         phy_id = self._phy_ids.get(event.logic_id)
         if phy_id is None:
             return
-        self._book.announced(event, at)
+        self._book.on_event(event, at)
         transitions = list(self._faults.setdefault(phy_id, ActiveFaults()).announce(event, at))
         if event.assertion == "once":
             self._add(phy_id, event.code, "once", at, event)

@@ -79,10 +79,10 @@ class _Source:
         self._folder = folder
         self._wanted = wanted
 
-    def applied(self, obj: ConfigMap) -> None:
+    def on_apply(self, obj: ConfigMap) -> None:
         self._wanted.put(self._folder, obj.data)
 
-    def deleted(self, obj: ConfigMap) -> None:  # noqa: ARG002 - a handler's signature
+    def on_delete(self, obj: ConfigMap) -> None:  # noqa: ARG002 - a handler's signature
         self._wanted.put(self._folder, {})
 
 

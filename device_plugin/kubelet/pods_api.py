@@ -141,13 +141,13 @@ class KubeletPods:
             raise Unreachable("the session is not open")
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._verified(self._session, url)
+                return await self._read_verified(self._session, url)
         except TimeoutError as error:
             raise TimedOut(f"{url} has not answered within {deadline_s} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
 
-    async def _verified(self, session: aiohttp.ClientSession, url: str) -> bytes:
+    async def _read_verified(self, session: aiohttp.ClientSession, url: str) -> bytes:
         """Read from the kubelet, if it proves who it is.
 
         Raises:

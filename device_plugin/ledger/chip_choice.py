@@ -26,7 +26,7 @@ from device_plugin.ledger.stand_ins import counted_for
 class Chooser(Protocol):
     """Chooses what a pod gets that no allocator has placed."""
 
-    def placed(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
+    def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
         """Return a pod as if an allocator had written on it what it gets here, or raise Refusal.
 
         Args:
@@ -48,7 +48,7 @@ class VnpuChooser:
         self._pods = pods
         self._handovers = handovers
 
-    def placed(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
+    def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
         """Return a pod as if an allocator had written on it the vNPU that it gets here; see ``Chooser``.
 
         Raises:
@@ -87,7 +87,7 @@ class ChipChooser:
         self._last: tuple[str, tuple[int, ...]] = ("", ())
         self._offered: tuple[str, ChipSet] = ("", 0)
 
-    def placed(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
+    def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
         """Return a pod as if an allocator had written the chips on it that it gets here.
 
         Args:

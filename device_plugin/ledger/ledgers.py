@@ -49,32 +49,32 @@ class Ledgers:
         ledger = self.vnpus[device_type] = Ledger(NodePods(handovers.drop, device_type, self.vnpu_changes), handovers)
         for pod in self._pods.values():
             if device_type in _requested(pod):
-                ledger.pods.applied(pod)
+                ledger.pods.on_apply(pod)
         self.types.set((*self.types.value, device_type))
         return ledger
 
-    def applied(self, obj: Pod) -> None:
+    def on_apply(self, obj: Pod) -> None:
         """Take over a pod that is new or has changed."""
-        self.whole.pods.applied(obj)
+        self.whole.pods.on_apply(obj)
         if CORES in requested_types(obj):
-            self.cores.pods.applied(obj)
+            self.cores.pods.on_apply(obj)
         for device_type in (requested := _requested(obj)):
             self._pods[obj.uid] = obj
             if (ledger := self.vnpus.get(device_type)) is not None:
-                ledger.pods.applied(obj)
+                ledger.pods.on_apply(obj)
         for device_type in sorted(requested - self.vnpus.keys()):
             if _may_have_one(obj, device_type):
                 self.serve(device_type)
 
-    def deleted(self, obj: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         """Remove a pod."""
-        self.whole.pods.deleted(obj)
+        self.whole.pods.on_delete(obj)
         if CORES in requested_types(obj):
-            self.cores.pods.deleted(obj)
+            self.cores.pods.on_delete(obj)
         self._pods.pop(obj.uid, None)
         for device_type in _requested(obj):
             if (ledger := self.vnpus.get(device_type)) is not None:
-                ledger.pods.deleted(obj)
+                ledger.pods.on_delete(obj)
 
     @property
     def with_cores(self) -> dict[DeviceType, ChipSet]:
@@ -97,7 +97,7 @@ class Ledgers:
     def holders(self) -> dict[int, frozenset[str]]:
         """The uids of the pods that hold each chip, or parts of it, by physical id; also those that may have ended."""
         found: dict[int, set[str]] = {}
-        for uid, _, chips in self._held():
+        for uid, _, chips in self._held_chips():
             for chip in chip_ids(chips):
                 found.setdefault(chip, set()).add(uid)
         return {chip: frozenset(uids) for chip, uids in found.items()}
@@ -106,11 +106,11 @@ class Ledgers:
     def held(self) -> dict[str, ChipSet]:
         """The chips that each pod holds, or parts of them, by ``namespace/name``; also those that may have ended."""
         found: dict[str, ChipSet] = {}
-        for _, key, chips in self._held():
+        for _, key, chips in self._held_chips():
             found[key] = found.get(key, 0) | chips
         return found
 
-    def _held(self) -> Iterator[tuple[str, str, ChipSet]]:
+    def _held_chips(self) -> Iterator[tuple[str, str, ChipSet]]:
         """Iterate over the pods' uids, their names, and what they were given, or what is written on those that wait."""
         for handover in (*self, *self.cores.handovers.kept.values()):
             yield handover.uid, handover.pod, handover.chip_set

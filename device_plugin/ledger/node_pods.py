@@ -267,7 +267,7 @@ class NodePods:
         if pod.uid not in self._pods:
             self._note_deleted(pod.uid, pod)
 
-    def applied(self, obj: Pod) -> None:
+    def on_apply(self, obj: Pod) -> None:
         """Take over a pod that is new or has changed."""
         known = self._pods.get(obj.uid)
         if known is None:
@@ -277,7 +277,7 @@ class NodePods:
             self._on_gone(obj.uid)
         self.changes.set(None)
 
-    def deleted(self, obj: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         """Remove a pod."""
         known = self._pods.pop(obj.uid, None)
         self._note_deleted(obj.uid, known if known is not None and known.live and not known.past_admission else None)

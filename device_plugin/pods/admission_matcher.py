@@ -153,13 +153,13 @@ class AdmissionMatcher:
                 candidate, _ = await self._finder.find(len(kubelet_ids), LIST_AFTER_S)
             except Refusal:
                 # Only now: while a pod may be waiting, the ids can be its own, left over from a pod that has ended.
-                if (earlier := self._repeated(self._handovers, kubelet_ids)) is not None:
+                if (earlier := self._repeat_answer(self._handovers, kubelet_ids)) is not None:
                     return earlier
                 raise
         self._preferred = None
         known = self._handovers.get(candidate.pod.uid)
         # The kubelet never gives a container the chips that another one of its pod keeps, so the call is repeated.
-        if known is not None and (earlier := self._repeated([known], kubelet_ids, kept=True)) is not None:
+        if known is not None and (earlier := self._repeat_answer([known], kubelet_ids, kept=True)) is not None:
             return earlier
         try:
             current, chips = await self._now(candidate, kubelet_ids)
@@ -192,7 +192,7 @@ class AdmissionMatcher:
             return None
         return self._finder.still(self._preferred[0])
 
-    def _repeated(
+    def _repeat_answer(
         self, handovers: Iterable[HandOver], kubelet_ids: Sequence[int], *, kept: bool = False
     ) -> Answer | None:
         """Return the answer given before, if the kubelet repeats the call of a container because it lost the answer."""
@@ -214,7 +214,7 @@ class AdmissionMatcher:
         """
         pod = candidate.pod
         try:
-            return await self._checked(candidate, wanted)
+            return await self._check(candidate, wanted)
         except Refusal as refusal:
             if not self._is_behind(pod, refusal):
                 raise
@@ -233,7 +233,7 @@ class AdmissionMatcher:
         if seen is None or self._pods.has_moved_on(pod.uid):
             self._pods.ended_unseen(pod)
             raise Refusal(Reason.NO_SUCH_POD, f"pod {pod.key} has ended before it got its chips")
-        return await self._checked(replace(candidate, pod=seen), wanted)
+        return await self._check(replace(candidate, pod=seen), wanted)
 
     def _is_behind(self, pod: NodePod, refusal: Refusal) -> bool:
         """Return whether the watch has not shown this pod, or a holder of its chips, which is why it is refused."""
@@ -250,13 +250,13 @@ class AdmissionMatcher:
             raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
         return snapshot
 
-    async def _checked(self, candidate: Candidate, wanted: Collection[int]) -> tuple[Candidate, tuple[int, ...]]:
+    async def _check(self, candidate: Candidate, wanted: Collection[int]) -> tuple[Candidate, tuple[int, ...]]:
         pod, snapshot = candidate.pod, self._snapshot
         known = self._handovers.get(pod.uid)
         if known is not None:  # whatever has been written on it between the calls for its containers
             grant, held = Grant(known.chips, None), known.chip_set
             pod = replace(pod, grant=grant, template=known.template, held=held, problem=None)
         elif self.chooser is not None and pod.grant is None and pod.problem is None:
-            pod = self.chooser.placed(pod, snapshot, wanted)
+            pod = self.chooser.place(pod, snapshot, wanted)
         chips = await self._devices.check(pod, snapshot)
         return candidate if pod is candidate.pod else replace(candidate, pod=pod), chips

@@ -102,7 +102,7 @@ class AnnotationRepairs:
             if not _is_same(seen.handover, handover):
                 seen.right.clear()  # it is about to be claimed anew
             seen.handover, seen.foreign = handover, seen.foreign & pod.foreign
-            changed = tuple(self._changed(pod, handover, seen))
+            changed = tuple(self._foreign_annotations(pod, handover, seen))
             if not changed:
                 continue
             if now_s >= seen.next_s:
@@ -110,7 +110,7 @@ class AnnotationRepairs:
             waits_s.append(seen.next_s - now_s)
         return min(waits_s, default=None)
 
-    def _changed(self, pod: NodePod, handover: HandOver, seen: _Seen) -> Iterator[str]:
+    def _foreign_annotations(self, pod: NodePod, handover: HandOver, seen: _Seen) -> Iterator[str]:
         """Yield the annotations that somebody has changed or added since the hand-over."""
         claim_is_right = has_claim(pod, handover)
         aspects: dict[_Aspect, bool] = {

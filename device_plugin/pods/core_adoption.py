@@ -85,9 +85,9 @@ class CoreAdoption:
         if known is not None:
             return core_handover(pod, ids, known.chips, known.template, known.vnpu)
         claimed = self._standing_claim(pod)
-        if claimed is not None and claimed not in self._taken():
+        if claimed is not None and claimed not in self._assigned_vnpus():
             return core_handover(pod, ids, (claimed.phy_id,), claimed.template, claimed)
-        return self._granted(pod, ids)
+        return self._allocation_as_written(pod, ids)
 
     def _is_given_again(self, answer: HandOver) -> bool:
         """Return whether a pod has what was once answered for other device ids: the one that had it has ended."""
@@ -126,7 +126,7 @@ class CoreAdoption:
         self._notices.tell(pod, MISMATCH, what)
         return claimed
 
-    def _granted(self, pod: NodePod, ids: tuple[int, ...]) -> HandOver | None:
+    def _allocation_as_written(self, pod: NodePod, ids: tuple[int, ...]) -> HandOver | None:
         """Return what a pod without a claim has by what the allocator wrote; None if that is unknown."""
         if pod.grant is None or pod.problem is not None:
             return None
@@ -150,7 +150,7 @@ class CoreAdoption:
             each
             for each in self._vnpus.on(chip)
             if each.template == pod.template
-            and each not in self._taken()
+            and each not in self._assigned_vnpus()
             and (each.phy_id, each.vdev_id) not in self._others()
             and not self._vnpus.is_not_given(each)
         ]
@@ -168,7 +168,7 @@ class CoreAdoption:
         believed = self.ledger.handovers.believed
         return [handover for handover in self.ledger.holding if handover.uid not in believed]
 
-    def _taken(self) -> list[VirtualNpu | None]:
+    def _assigned_vnpus(self) -> list[VirtualNpu | None]:
         return [handover.vnpu for handover in self._certain]
 
 
@@ -176,7 +176,7 @@ def claimed_vnpu(pod: NodePod) -> VirtualNpu | None:
     """Return the vNPU that a live pod's claim names, as the driver has it; None if it names none."""
     if pod.given is None or pod.claimed_vnpu is None:
         return None
-    return replace(VirtualNpu.named(pod.claimed_vnpu), vfg_id=pod.given.group)
+    return replace(VirtualNpu.of_vnpu(pod.claimed_vnpu), vfg_id=pod.given.group)
 
 
 def _ids(held: Held) -> set[int]:

@@ -146,7 +146,7 @@ class CoreKeeper:
             if self._belongs(vnpu) or self._cutting[chip] > 0:
                 continue
             # Judged right before it is given back: a call of the kubelet may have come meanwhile.
-            gone = chip in usable and self._is_unused(vnpu) and await self._tried(vnpu)
+            gone = chip in usable and self._is_unused(vnpu) and await self._try_removal(vnpu)
             if not gone and not self._belongs(vnpu) and vnpu in self._vnpus:
                 left[chip, vnpu.vdev_id] = vnpu
         self._told &= left.keys()
@@ -159,7 +159,7 @@ class CoreKeeper:
         _, at_s = self._retries.get((vnpu.phy_id, vnpu.vdev_id), (None, -math.inf))
         return at_s
 
-    async def _tried(self, vnpu: VirtualNpu) -> bool:
+    async def _try_removal(self, vnpu: VirtualNpu) -> bool:
         key, now_s = (vnpu.phy_id, vnpu.vdev_id), asyncio.get_running_loop().time()
         if now_s < self._retry_at_s(vnpu):
             return False

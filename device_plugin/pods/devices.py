@@ -181,7 +181,7 @@ class ChipDevices:
         included: Collection[int],
     ) -> Preference:
         """Return the ids of the container's own chips, or of others that stand in for them; see ``Devices``."""
-        ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._kept(candidate.pod)
+        ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._reserved_chips(candidate.pod)
         ids = choose(ask, requests, chips, kept=kept, among=offered, must_include=included)
         if ids is not None:
             return Preference(ids)
@@ -214,7 +214,7 @@ class ChipDevices:
 
     def _slice(self, candidate: Candidate, chips: Sequence[int], kubelet_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the kubelet's own choice if the pod may have it: it reuses an init container's chips in any order."""
-        ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._kept(candidate.pod)
+        ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._reserved_chips(candidate.pod)
         given = choose(ask, requests, chips, kept=kept, must_include=kubelet_ids)
         device_type = self._device_type
         if given is None and device_type.suffix:
@@ -230,7 +230,7 @@ class ChipDevices:
             )
         return given
 
-    def _kept(self, pod: NodePod) -> Mapping[str, tuple[int, ...]]:
+    def _reserved_chips(self, pod: NodePod) -> Mapping[str, tuple[int, ...]]:
         known = self.ledger.handovers.get(pod.uid)
         return known.kept if known is not None else {}
 

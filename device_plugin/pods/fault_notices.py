@@ -88,7 +88,7 @@ class FaultNotices:
         if snapshot is None:
             return
         hits = [*faults_to_tell(snapshot)]
-        removed = self._removed(snapshot)
+        removed = self._removed_vnpus(snapshot)
         for handover in self._handovers if hits or removed else ():
             pod = self._pods.get(handover.uid)
             own = [hit for hit in hits if handover.chip_set >> hit.chip & 1]
@@ -108,7 +108,7 @@ class FaultNotices:
                 self._announce(pod, WITHOUT, f"it runs with {names}, which the driver no longer has: delete the pod")
             self._told |= lost
 
-    def _removed(self, snapshot: Snapshot) -> ChipSet:
+    def _removed_vnpus(self, snapshot: Snapshot) -> ChipSet:
         """Return the vNPUs that the driver no longer has: it had them before, or lists others of the chip.
 
         After a start, a chip without vNPUs may be one whose vNPUs can't be read.

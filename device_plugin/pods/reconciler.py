@@ -81,7 +81,7 @@ class Reconciler:
             if not any(pod.live and pod.count for pod in self._pods) or await self.settle():
                 break
         else:
-            for pod in self._unexplained():
+            for pod in self._pods_without_allocation():
                 if (believed := self._devices.believe(pod)) is not None:
                     log.warning("believing a claim, the kubelet's ledger can't be read", pod=pod.key)
                     self._handovers.add(believed)
@@ -118,7 +118,7 @@ class Reconciler:
         while True:
             versions = [source.version for source in sources]
             orphans = self._orphans()
-            unresolved = orphans.keys() | self._unresolved()
+            unresolved = orphans.keys() | self._unresolved_uids()
             if not unresolved:
                 suspects, tried = {}, set()
                 await wait_for_change(sources, versions)
@@ -167,13 +167,13 @@ class Reconciler:
                     f"it was given {given} as the allocator decided, but the kubelet's ledger has {counted}",
                 )
 
-    def _unresolved(self) -> set[str]:
+    def _unresolved_uids(self) -> set[str]:
         """Return the uids of pods of which the kubelet's ledger has to tell what they have; "" for unknown ones."""
         unconfirmed = {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.unconfirmed}
         others = {""} if self._devices.must_be_settled and not self._ledger.is_settled.value else set()
-        return unconfirmed | {pod.uid for pod in self._unexplained()} | self._handovers.kept.keys() | others
+        return unconfirmed | {pod.uid for pod in self._pods_without_allocation()} | self._handovers.kept.keys() | others
 
-    def _unexplained(self) -> list[NodePod]:
+    def _pods_without_allocation(self) -> list[NodePod]:
         """Return live pods that request chips and have containers or a claim, but no hand-over."""
         return [
             pod
@@ -244,7 +244,7 @@ class Reconciler:
         entries = ((key, {number for ids in held.values() for number in ids}) for key, held in ledger.pods.items())
         return (
             not newer
-            and not self._unexplained()
+            and not self._pods_without_allocation()
             and all(self._ledger.explains(key, ids) for key, ids in entries if ids)
         )
 
@@ -256,7 +256,7 @@ class Reconciler:
         self._disputed &= {pod.uid for pod in self._pods}
         claims = [
             (pod, believed)
-            for pod in self._unexplained()
+            for pod in self._pods_without_allocation()
             if pod.uid in admitted
             and ledger.pods.get(pod.key) == {}
             and (believed := self._devices.believe(pod)) is not None

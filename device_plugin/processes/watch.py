@@ -134,7 +134,7 @@ class ProcessWatch:
             self._found[phy_id] = found
 
     def _tell(self, phy_id: int, found: tuple[int, ...], owners: Mapping[int, Owner], *, is_held: bool) -> None:
-        of = sorted({who for each in found if (who := self._named(owners.get(each, UNKNOWN)))})
+        of = sorted({who for each in found if (who := self._owner_name(owners.get(each, UNKNOWN)))})
         whose = f" ({some(of)})" if of else ""
         sentence = (
             f"{chip_name(phy_id)}: process{'es' if len(found) > 1 else ''} {some([str(each) for each in found])}"
@@ -145,7 +145,7 @@ class ProcessWatch:
         log.warning("processes use a chip that they were not given", chip=chip_name(phy_id), processes=found, of=of)
         self._announce(FOREIGN, sentence, True)  # noqa: FBT003 - a callback's plain word
 
-    def _named(self, owner: Owner) -> str:
+    def _owner_name(self, owner: Owner) -> str:
         match owner.kind:
             case "pod":
                 pod = self._ledgers.whole.pods.get(owner.uid)

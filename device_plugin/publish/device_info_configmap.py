@@ -117,7 +117,7 @@ class DeviceInfoConfigMap:
         self.was_signed = SIGNATURE.items() <= found.metadata.annotations.items()
         return found.data
 
-    def applied(self, obj: ConfigMap) -> None:
+    def on_apply(self, obj: ConfigMap) -> None:
         """Take over a change; the watch shows our own writes too, later."""
         if self._version is None or not is_newer(obj.metadata.resource_version, self._version):
             return
@@ -126,7 +126,7 @@ class DeviceInfoConfigMap:
             log.warning("somebody else overwrote the report", config_map=obj.key)
             self.lost.set(None)
 
-    def deleted(self, obj: ConfigMap) -> None:
+    def on_delete(self, obj: ConfigMap) -> None:
         """Note the deletion; it changes nothing about any chip."""
         if self._version is not None:
             log.warning("somebody else deleted the report", config_map=obj.key)

@@ -65,13 +65,13 @@ class NodeHealth:
         self._now = now
         self._seen: Observable[Node | None] = Observable(None)
 
-    def applied(self, obj: Node) -> None:
+    def on_apply(self, obj: Node) -> None:
         """Take over a change of the Node; the watch shows this program's own writes too, later."""
         before = self._seen.value
         if before is None or is_newer(obj.metadata.resource_version, before.metadata.resource_version):
             self._seen.set(obj)
 
-    def deleted(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
+    def on_delete(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
         """Take over that the Node is gone."""
         self._seen.set(None)
 
@@ -161,7 +161,7 @@ class NodeHealth:
         return refused
 
     async def _write_conditions(self, shown: Mapping[str, Condition], conditions: Sequence[Condition]) -> None:
-        self.applied(await patch_conditions(self._client, self._node, conditions, shown, self._now()))
+        self.on_apply(await patch_conditions(self._client, self._node, conditions, shown, self._now()))
         if any(shown.get(condition.type) != condition for condition in conditions):
             log.info(
                 "conditions written",
@@ -177,7 +177,7 @@ class NodeHealth:
         others = [each for each in present if each.get("key") != TAINT]
         taints = [*others, *([msgspec.to_builtins(taint)] if taint is not None else [])]
         body = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"taints": taints}}
-        self.applied(await self._client.patch(NODES, self._node, body))
+        self.on_apply(await self._client.patch(NODES, self._node, body))
         if taint is not None:
             log.warning("the Node is tainted", taint=f"{taint.key}={taint.value}:{taint.effect}")
         elif len(others) < len(present):

@@ -141,10 +141,10 @@ class NodeWriter:
         """Return the watch that feeds it."""
         return Reflector(self._client, NODES, self, field_selector=f"metadata.name={self._node}")
 
-    def applied(self, obj: Node) -> None:
+    def on_apply(self, obj: Node) -> None:
         """Note whether what was written is still there; the watch shows older versions of the Node, too."""
         for reader in self.readers:
-            reader.applied(obj)
+            reader.on_apply(obj)
         if not self._uid or not is_newer(obj.metadata.resource_version, self._version):
             return
         if self._uid != obj.uid:
@@ -156,10 +156,10 @@ class NodeWriter:
             if missing:
                 self._lose(f"somebody removed {', '.join(sorted(missing))} from the Node {self._node}")
 
-    def deleted(self, obj: Node) -> None:
+    def on_delete(self, obj: Node) -> None:
         """Note that the Node is gone until its kubelet makes it again."""
         for reader in self.readers:
-            reader.deleted(obj)
+            reader.on_delete(obj)
         if self._uid:
             self._lose(f"the Node {self._node} was deleted")
 

@@ -67,7 +67,7 @@ class ReadmissionLabels:
         self._listed: tuple[ChipSet, ChipSet] | None = _listed_on(node)
         self._seen: Observable[None] = Observable(None)
 
-    def applied(self, obj: Node) -> None:
+    def on_apply(self, obj: Node) -> None:
         """Take over a change of the Node: ids that are no longer listed are readmitted."""
         if not is_newer(obj.metadata.resource_version, self._version):
             return  # the watch shows our own writes too, later
@@ -78,7 +78,7 @@ class ReadmissionLabels:
             self._on_readmit(before[0] & ~now[0], before[1] & ~now[1])
         self._seen.set(None)
 
-    def deleted(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
+    def on_delete(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
         """Note that the Node is gone, which readmits no chip."""
         self._listed = None
 

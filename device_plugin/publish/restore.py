@@ -99,7 +99,7 @@ def read_known(node: Node) -> tuple[dict[int, ChipAddress], dict[int, tuple[Virt
     for name in names:
         with contextlib.suppress(InvalidValue):
             vnpu = parse_vnpu(name)
-            vnpus[vnpu.chip] = (*vnpus.get(vnpu.chip, ()), VirtualNpu.named(vnpu))
+            vnpus[vnpu.chip] = (*vnpus.get(vnpu.chip, ()), VirtualNpu.of_vnpu(vnpu))
     return addresses, vnpus
 
 

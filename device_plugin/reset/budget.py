@@ -35,11 +35,11 @@ class Budget:
         """Forget the last reset that was counted: the driver was not called for it."""
         self._resets.pop()
 
-    def failed(self, now_s: float) -> None:
+    def on_failure(self, now_s: float) -> None:
         """Count a failure: the last reset did not end the fault."""
         self._failures, self._failed_s = self._failures + 1, now_s
 
-    def succeeded(self) -> None:
+    def on_success(self) -> None:
         """Forget the failures."""
         self._failures = 0
 

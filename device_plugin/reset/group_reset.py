@@ -141,7 +141,7 @@ class GroupReset:
             return self._ask(Command.POLL, now_s)
         if not view.wanting:
             self._idle_s, self.waits_for = None, ""
-            self.budget.succeeded()
+            self.budget.on_success()
             return None
         self._next_s = self._due_s(view, now_s)
         if self._next_s > now_s:
@@ -219,7 +219,7 @@ class GroupReset:
         if unread:
             self.manual |= unread
             self._failure = self._failure or f"{join_names(chip_ids(unread))} can't be read after it"
-        if self.attempted and self._left(view):
+        if self.attempted and self._untried_chips(view):
             self._enter(Phase.CONFIRMING, now_s)
             return self._ask(Command.CHECK, now_s)
         self._end(view, now_s)
@@ -227,7 +227,7 @@ class GroupReset:
 
     # What came of the commands.
 
-    def checked(self, found: Sequence[str] | None, view: View, now_s: float) -> Command | None:
+    def on_check(self, found: Sequence[str] | None, view: View, now_s: float) -> Command | None:
         """Take over what others say: the kubelet's ledger, and the processes that the driver lists.
 
         Args:
@@ -254,7 +254,7 @@ class GroupReset:
             case Phase.CONFIRMING:
                 if not why and not (view.closed and view.listed and not view.busy):
                     why = "it was not withheld all the time"
-                if not why and self._left(view):
+                if not why and self._untried_chips(view):
                     return self._begin(view, now_s)
                 if not self.attempted:
                     self._release(why, now_s)
@@ -269,7 +269,7 @@ class GroupReset:
         self.missing = self.chips
         self._enter(Phase.STARTING, now_s)
 
-    def polled(self, started: ChipSet, now_s: float) -> None:
+    def on_reading(self, started: ChipSet, now_s: float) -> None:
         """Take over which chips of the group have started."""
         self._asked = False
         back, self.missing = self.missing & started, self.missing & ~started
@@ -285,7 +285,7 @@ class GroupReset:
             if not self.missing or late:
                 self._enter(Phase.INITIALIZING, now_s)
 
-    def initialized(self, error: str, now_s: float) -> None:
+    def on_initialization(self, error: str, now_s: float) -> None:
         """Take over that the driver was initialized again; ``error`` is empty if that succeeded."""
         self._asked, self._ask_s = False, now_s + POLL_S
         if not error:
@@ -316,7 +316,7 @@ class GroupReset:
         self._enter(Phase.WITHHELD, now_s)
 
     def _begin(self, view: View, now_s: float) -> Command:
-        self.target = min(self._left(view))
+        self.target = min(self._untried_chips(view))
         if self.attempted:
             self._earlier_failure, self._failure = self._earlier_failure or self._failure, ""
             faults = _wanting({self.target: view.wanting[self.target]})
@@ -330,7 +330,7 @@ class GroupReset:
         self.attempted = self._asked = True
         return Command.RESET
 
-    def _left(self, view: View) -> list[int]:
+    def _untried_chips(self, view: View) -> list[int]:
         """Return the chips for which the driver has not been called in this attempt."""
         return [chip for chip in view.wanting if not self.called >> chip & 1]
 
@@ -338,7 +338,7 @@ class GroupReset:
         """Finish; ``why`` says what prevents the reset of those that are left."""
         self._failure = self._earlier_failure or self._failure
         if view.wanting and not self._failure:
-            left = join_names(self._left(view))
+            left = join_names(self._untried_chips(view))
             self._failure = f"{left} is not reset, {why}" if why else f"after it there is {_wanting(view.wanting)}"
         self._finish(chip_set(view.wanting), now_s)
 
@@ -354,12 +354,12 @@ class GroupReset:
         named = join_names(chip_ids(self._scope))
         if self._failure or self.missing:
             if self.attempted:
-                self.budget.failed(now_s)
+                self.budget.on_failure(now_s)
             self.manual |= wanting | self.missing
             rest = f"; {join_names(chip_ids(self.missing))} stays withheld until it has started" if self.missing else ""
             self._say("NPUResetFailed", f"{named}: {self._failure or 'not all have started'}{rest}", warning=True)
         else:
-            self.budget.succeeded()
+            self.budget.on_success()
             self.manual &= ~self._scope
             self._say("NPUReset", f"{named}: started again, and without the fault")
         self._idle_s, self._failure, self._earlier_failure = None, "", ""

@@ -145,7 +145,7 @@ class HotReset:
         """Find the chips that have not started, before a pod can get one: this program was restarted during a reset."""
         await self._regroup()
         if self._server is not None and not self._options.dry_run:
-            started = await self._users.started(self._server.chips)
+            started = await self._users.started_chips(self._server.chips)
             self._hold(chip_set(chip.phy_id for chip in self._server.chips) & ~started)
         self._apply()
 
@@ -311,7 +311,7 @@ class HotReset:
         found = await self._users.of(self._facts(group.chips), known)
         view = self._view(group)
         if view is not None:
-            self._carry_out(tasks, group, group.checked(found, view, self._moment().mono_s))
+            self._carry_out(tasks, group, group.on_check(found, view, self._moment().mono_s))
 
     async def _reset(self, group: GroupReset, chip: ChipFacts) -> None:
         try:
@@ -322,8 +322,8 @@ class HotReset:
             group.was_reset("", self._moment().mono_s)
 
     async def _poll(self, group: GroupReset) -> None:
-        started = await self._users.started(self._facts(group.withheld))
-        group.polled(started, self._moment().mono_s)
+        started = await self._users.started_chips(self._facts(group.withheld))
+        group.on_reading(started, self._moment().mono_s)
 
     async def _initialize(self, group: GroupReset) -> None:
         error = "another reset is under way" if self._scanner.keeps_table else ""
@@ -337,7 +337,7 @@ class HotReset:
             error = str(refused)
         if group.attempted:
             self._health.was_reset(group.called)
-        group.initialized(error, self._moment().mono_s)
+        group.on_initialization(error, self._moment().mono_s)
 
     def _facts(self, chips: ChipSet) -> list[ChipFacts]:
         server = self._server

@@ -27,23 +27,23 @@ class Muting:
         """Return the chips whose last reading that was passed on began at this time or later."""
         return chip_set(phy_id for phy_id, read_s in self._read_s.items() if read_s >= since_s)
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         """Pass on the list of chips."""
         self._phy_ids = {chip.logic_id: chip.phy_id for chip in server.chips if chip.is_listed}
-        self._listener.discovered(server, at)
+        self._listener.on_discovery(server, at)
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Pass on a reading, unless the chip is being reset."""
         if not self.muted >> phy_id & 1:
             self._read_s[phy_id] = at.mono_s
-            self._listener.polled(phy_id, state, at)
+            self._listener.on_reading(phy_id, state, at)
 
     def events_lost(self) -> None:
         """Pass on that events were lost."""
         self._listener.events_lost()
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         """Pass on an event, unless it is of a fault of a chip that is being reset."""
         phy_id = self._phy_ids.get(event.logic_id)
         if event.assertion == "recover" or phy_id is None or not self.muted >> phy_id & 1:
-            self._listener.announced(event, at)
+            self._listener.on_event(event, at)

@@ -64,7 +64,7 @@ class Users:
             return None
         return found
 
-    async def started(self, chips: Iterable[ChipFacts]) -> ChipSet:
+    async def started_chips(self, chips: Iterable[ChipFacts]) -> ChipSet:
         """Return the chips that have started; one that does not answer has not."""
         found = 0
         for chip in chips:

@@ -89,7 +89,7 @@ class OtherPlugin:
             return self.problem is not None or not self._has_looked
         self._looked_s = now_s
         try:
-            served = await self._served()
+            served = await self._served_type()
         except OSError as error:
             if self.unknown is None:
                 log.warning("can't look for other plugins, trying again", error=str(error))
@@ -111,7 +111,7 @@ class OtherPlugin:
             self.problem = None
         return self.problem is not None
 
-    async def _served(self) -> DeviceType | None:
+    async def _served_type(self) -> DeviceType | None:
         """Return a type of devices that the other plugin serves, our own if possible; None if it serves none.
 
         Raises:

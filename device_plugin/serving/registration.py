@@ -173,7 +173,7 @@ class Registration:
             log.info("registered", socket=path.name)
             self._servicer = servicer
             try:
-                self._problem = await self._lost(servicer, kubelet, path, own)
+                self._problem = await self._wait_until_lost(servicer, kubelet, path, own)
             except asyncio.CancelledError:
                 # In a task of its own: calls in one that is cancelled end as cancelled.
                 begin = self._succession.begin(
@@ -185,7 +185,9 @@ class Registration:
                 self._servicer = None
             return self._problem
 
-    async def _lost(self, servicer: DevicePluginServicer, kubelet: Identity, path: Path, own: Identity | None) -> str:
+    async def _wait_until_lost(
+        self, servicer: DevicePluginServicer, kubelet: Identity, path: Path, own: Identity | None
+    ) -> str:
         """Wait until the registration no longer works; return why."""
         loop = asyncio.get_running_loop()
         open_by_s = loop.time() + self._watch_deadline_s

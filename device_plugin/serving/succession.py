@@ -156,7 +156,7 @@ class Succession:
         return True
 
     @asynccontextmanager
-    async def completed(self) -> AsyncIterator[None]:
+    async def ending(self) -> AsyncIterator[None]:
         """Answer the kubelet after the block, if there is a successor, until that one is registered.
 
         The instance lock is released within the block.

@@ -25,7 +25,7 @@ _Outcome: TypeAlias = str | Values | AscendError
 class Witness(Protocol):
     """Is told of values that a chip does not give."""
 
-    def failed(self, chip: ChipFacts, item: Item, error: str, *, is_first: bool) -> None:
+    def on_failure(self, chip: ChipFacts, item: Item, error: str, *, is_first: bool) -> None:
         """Note that a value can't be read now; ``is_first`` unless it could not be read before either."""
 
     def not_measured(self, chip: ChipFacts, item: Item, error: str) -> None:
@@ -107,7 +107,7 @@ class MeasuredChip:
             self._failing.discard(item)
 
     def _fail(self, item: Item, problem: str) -> None:
-        self._witness.failed(self.facts, item, problem, is_first=item not in self._failing)
+        self._witness.on_failure(self.facts, item, problem, is_first=item not in self._failing)
         self._failing.add(item)
 
     @property

@@ -88,7 +88,7 @@ class Meter:
         for chip in self._chips.values():
             chip.close()
 
-    def failed(self, chip: ChipFacts, item: Item, error: str, *, is_first: bool) -> None:
+    def on_failure(self, chip: ChipFacts, item: Item, error: str, *, is_first: bool) -> None:
         """Count a value that could not be read, and log the first of several failures."""
         self._metrics.telemetry_failures.labels(value=item).inc()
         if is_first:

@@ -94,8 +94,8 @@ def _book(level: Level | None, code: int) -> HealthBook:
     """Return the book of a server with one chip, which was read with this fault; None: without a fault."""
     levels = {code: level} if level is not None else {}
     book = HealthBook(replace(NO_RULES, chip=levels, network=levels))
-    book.discovered(Inventory("Ascend910B", (ChipFacts(0, 0),)), Moment(0.0, 0))
-    book.polled(0, ChipState(codes=tuple(levels)), Moment(0.0, 0))
+    book.on_discovery(Inventory("Ascend910B", (ChipFacts(0, 0),)), Moment(0.0, 0))
+    book.on_reading(0, ChipState(codes=tuple(levels)), Moment(0.0, 0))
     return book
 
 

@@ -44,7 +44,7 @@ async def check_processes(settings: Settings, pods: Callable[[], Sequence[Pod] |
     handovers = HandOvers()
     ledgers = Ledgers(NodePods(handovers.drop), handovers)
     for pod in listed:
-        ledgers.applied(pod)
+        ledgers.on_apply(pod)
     driver = settings.make_driver()
     users = Users(driver, lambda: read_ledger(settings.pod_resources_socket))
     try:

@@ -376,7 +376,7 @@ def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator,
 def _of_several(pod: Pod, request: ChipRequest, allocator: OfflineAllocator) -> str:
     """What to do about a pod that would fit now if it was not one of several of a job; empty if it would not."""
     alone = structs.replace(request, distributed=False, needs_network=False, is_spread=False)
-    if alone == request or allocator.cluster.index.best(alone, allocator.selected(pod)) is None:
+    if alone == request or allocator.cluster.index.best(alone, allocator.selected_nodes(pod)) is None:
         return ""
     return (
         f"it would fit if the pods of job {allocator.job_of(pod).key} did not work together: let a Deployment create "

@@ -123,7 +123,7 @@ class _Rooms:
             request = allocator.engine.request_of(pod)
         except Refusal:
             return _Room()
-        key = request, allocator.selected(pod)
+        key = request, allocator.selected_nodes(pod)
         if key not in self._known:
             numbers = (
                 (bucket, number, capacity(bucket.vacancy, request)[0]) for bucket, number in index.buckets_of(key[1])
@@ -194,12 +194,12 @@ class Queue:
 
     def _startable(self, members: Sequence[Pod]) -> Sequence[Pod]:
         """Those of the pods of an entry that would start if nothing was before them."""
-        fitting = [pod for pod in members if self._rooms.for_pod(pod).pods >= self._needed(pod)]
+        fitting = [pod for pod in members if self._rooms.for_pod(pod).pods >= self._needed_chips(pod)]
         if not self._allocator.engine.is_of_gang(members[0]):
             return fitting
         return fitting if fitting and self._allocator.has_room(fitting[0]) else ()
 
-    def _needed(self, pod: Pod) -> int:
+    def _needed_chips(self, pod: Pod) -> int:
         gang = self._allocator.engine.gang_of(pod)
         return 1 if gang is None else max(1, gang.needed - gang.placed_beside(""))
 
@@ -215,7 +215,7 @@ class Queue:
                 return Next.SCHEDULER, ()
         if pod.uid in self._would_start and (behind := self._holders(pod, str(verdict.job))):
             return Next.BEHIND, behind
-        if verdict.waits_for is WaitingFor.NODES or self._emptied.for_pod(pod).pods < self._needed(pod):
+        if verdict.waits_for is WaitingFor.NODES or self._emptied.for_pod(pod).pods < self._needed_chips(pod):
             return Next.NODES, ()
         return Next.CHIPS, ()
 

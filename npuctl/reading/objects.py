@@ -99,7 +99,7 @@ class ClusterObjects:
 
         return self.with_pods(map(changed, self.pods))
 
-    def watched(self, health_namespace: str) -> dict[str, list[Any]]:
+    def watched_objects(self, health_namespace: str) -> dict[str, list[Any]]:
         """The objects that an allocator watches, by name of their kind; MindCluster's are in this namespace."""
         return {
             kind.name: [

@@ -52,7 +52,7 @@ class Overrides:
     kubeconfig_user: str = ""
     timeout_s: float | None = None
 
-    def applied(self, access: Access) -> Access:
+    def apply_to(self, access: Access) -> Access:
         """Return the access that a kubeconfig gives, with what the flags say."""
 
         async def headers() -> Mapping[str, str]:
@@ -202,7 +202,7 @@ class Source:
             access = await load_access(
                 self.kubeconfig, self.context, cluster=given.kubeconfig_cluster, user=given.kubeconfig_user
             )
-            return given.applied(access)
+            return given.apply_to(access)
 
         try:
             timeout_s = self.overrides.timeout_s
@@ -224,7 +224,7 @@ class Source:
         except (ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError):
             return DEFAULT_NAMESPACE  # connect() reports what is wrong
 
-    def named(self, part: Literal["clusters", "contexts", "users"]) -> list[str]:
+    def names_in(self, part: Literal["clusters", "contexts", "users"]) -> list[str]:
         """The names in a part of the kubeconfig."""
         return [str(each["name"]) for each in self._kubeconfig()[part]]
 

@@ -105,10 +105,10 @@ class Trial:
             return PodBooks(chips, problem=f"not tried: the report lists {free.bit_count()} free chips")
         name, path = f"chips-{chips}", f"/api/v1/namespaces/{namespace}/pods"
         began_s = time.monotonic()
-        if await _poll(lambda: self._created(path, self.manifest(name, chips))) is None:
+        if await _poll(lambda: self._create(path, self.manifest(name, chips))) is None:
             return PodBooks(chips, problem="the namespace has got no service account")
         try:
-            why = await _poll(lambda: self._started(f"{path}/{name}"))
+            why = await _poll(lambda: self._start_outcome(f"{path}/{name}"))
             started_s = round(time.monotonic() - began_s, 3)
             if why is None or why:
                 status = await self._get(f"{path}/{name}", "status")
@@ -118,10 +118,10 @@ class Trial:
             await self.client.request("DELETE", f"{path}/{name}")
         except NotFound:
             found = PodBooks(chips, problem="somebody else deleted it")
-        await _poll(lambda: self._gone(f"{path}/{name}", free))  # the next one may need its chips
+        await _poll(lambda: self._is_gone(f"{path}/{name}", free))  # the next one may need its chips
         return found
 
-    async def _created(self, path: str, manifest: dict[str, Any]) -> bool | None:
+    async def _create(self, path: str, manifest: dict[str, Any]) -> bool | None:
         """Create a pod, unless the service account of the new namespace is not there yet."""
         try:
             await self.client.request("POST", path, body=manifest)
@@ -150,11 +150,11 @@ class Trial:
         }
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
-    async def _started(self, path: str) -> str | None:
+    async def _start_outcome(self, path: str) -> str | None:
         """Empty once the pod runs, a word once it has failed."""
         return {"Running": "", "Failed": "failed"}.get((await self._get(path, "status")).get("phase", ""))
 
-    async def _gone(self, path: str, free: ChipSet) -> bool | None:
+    async def _is_gone(self, path: str, free: ChipSet) -> bool | None:
         """True once a pod is gone and the report lists as many chips as before as free."""
         try:
             await self._get(path, "metadata")
@@ -188,10 +188,10 @@ class Trial:
             "assigned": sorted(parse_names(annotations.get(ALLOCATED, ""))),
             "given": list(chip_ids(real)),
             "report": list(chip_ids(real & ~await self._free())),
-            "container": seen_chips(await self.printed(path)),
+            "container": seen_chips(await self.container_output(path)),
         }
 
-    async def printed(self, path: str) -> str:
+    async def container_output(self, path: str) -> str:
         """What the container of a pod has printed about its chips."""
         return (await self.client.request("GET", f"{path}/log")).decode()
 

@@ -121,12 +121,12 @@ class _NodePanel:
         number = number if len(run) == 1 else f"{number}-{_number(run[-1])}"
         if (chip.vnpus or chip.slices) and not chip.holders:
             cell = Text(f"[{number} cut", style="dim")
-            return self._marked(cell, chip)
+            return self._mark(cell, chip)
         if len(chip.holders) > 1:
             return Text(f"[{number} CONFLICT]", style="bold white on red")
         label = chip.holders[0].removeprefix("default/") if chip.holders else "·" if chip.healthy else ""
         cell = Text(f"[{number} {label}".rstrip(), style=self._colours[chip.holders[0]] if chip.holders else "dim")
-        return self._marked(cell, chip)
+        return self._mark(cell, chip)
 
     def _part(self, part: VnpuView) -> Text:
         """A vNPU: its size and vdev id, and the pod that holds it."""
@@ -146,7 +146,7 @@ class _NodePanel:
         return [*cells, Text(f"[{left}]", style="dim")]
 
     @staticmethod
-    def _marked(cell: Text, chip: ChipView) -> Text:
+    def _mark(cell: Text, chip: ChipView) -> Text:
         if chip.health in MARKS:
             mark, style, _ = MARKS[chip.health]
             cell.append(f" {mark}", style=style)

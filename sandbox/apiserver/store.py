@@ -74,7 +74,7 @@ class Change:
     removed: bool
     _left: Entry | None = None
 
-    def left(self) -> Entry:
+    def as_deleted(self) -> Entry:
         """Return the object before the change, at the resourceVersion of the change.
 
         This is the object of the DELETED event for a watcher whose selectors no longer match.
@@ -95,7 +95,7 @@ class Change:
             return self.after.frame(DELETED, selection.resource) if matched else None
         if selection.matches(self.after.document):
             return self.after.frame(MODIFIED if matched else ADDED, selection.resource)
-        return self.left().frame(DELETED, selection.resource) if matched else None
+        return self.as_deleted().frame(DELETED, selection.resource) if matched else None
 
 
 class Watcher:

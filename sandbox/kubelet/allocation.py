@@ -107,7 +107,7 @@ class DeviceManager:
                         f"no devices found allocated in local cache for pod {pod.uid}, container {container.name},"
                         f" resource {resource}"
                     )
-                await endpoint.pre_start(self._shuffled(held.ids))
+                await endpoint.pre_start(self._shuffle(held.ids))
             missing = missing or held is None
         if missing and pod.uid in self._active():
             await self._allocate(pod, container, {})
@@ -143,7 +143,7 @@ class DeviceManager:
         try:
             if endpoint is None:
                 raise AllocationFailure(f"unknown Device Plugin {resource}")
-            response = await endpoint.allocate(self._shuffled(devices))
+            response = await endpoint.allocate(self._shuffle(devices))
         except AscendError:
             self._ledger.rebuild_in_use()
             raise
@@ -189,24 +189,24 @@ class DeviceManager:
                 f" Requested: {missing}, Available: {len(available)}"
             )
         if self._topology_policy == "none" or len(available) > missing:
-            preferred = await self._preferred(resource, available | chosen, chosen, needed)
+            preferred = await self._ask_preferred(resource, available | chosen, chosen, needed)
             chosen |= self._sample(preferred & available, missing)
         chosen |= self._sample(available - chosen, needed - len(chosen))
         self._ledger.in_use.setdefault(resource, set()).update(chosen)
         return chosen
 
-    async def _preferred(self, resource: str, available: set[str], chosen: set[str], size: int) -> frozenset[str]:
+    async def _ask_preferred(self, resource: str, available: set[str], chosen: set[str], size: int) -> frozenset[str]:
         endpoint = self._plugins.endpoint(resource)
         if endpoint is None:
             raise PluginFailure(f"endpoint not found in cache for a registered resource: {resource}")
         if not endpoint.options.get_preferred_allocation_available:
             return frozenset()
-        return await endpoint.prefer(self._shuffled(available), self._shuffled(chosen), size)
+        return await endpoint.prefer(self._shuffle(available), self._shuffle(chosen), size)
 
     def _sample(self, devices: Iterable[str], count: int) -> set[str]:
-        return set(self._shuffled(devices)[:count])
+        return set(self._shuffle(devices)[:count])
 
-    def _shuffled(self, devices: Iterable[str]) -> list[str]:
+    def _shuffle(self, devices: Iterable[str]) -> list[str]:
         # Sorted first, so that the result depends on the seed and not on string hashes.
         ordered = sorted(devices)
         self._rng.shuffle(ordered)

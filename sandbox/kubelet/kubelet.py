@@ -201,7 +201,7 @@ class Kubelet:
         text = self._running.node.status.allocatable.get(resource)
         return None if text is None else int(text)
 
-    def listed(self) -> list[str]:
+    def pod_keys(self) -> list[str]:
         """Return ``namespace/name`` of the pods on the kubelet's own list, in the order in which they came."""
         return [pod.key for pod in self._running.pod_store.pods.values()]
 

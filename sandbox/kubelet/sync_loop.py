@@ -76,14 +76,14 @@ class SyncLoop:
         self._queue: asyncio.Queue[tuple[FullPod, bool]] = asyncio.Queue()
         self._reflector = Reflector(client, ALL_OF_PODS, self, field_selector=f"spec.nodeName={node_name}")
 
-    def applied(self, obj: FullPod) -> None:
+    def on_apply(self, obj: FullPod) -> None:
         """Queue a pod that was added or modified."""
         if self._reflector.synced.is_set():
             self._queue.put_nowait((obj, True))
         else:
             self._initial.append(obj)
 
-    def deleted(self, obj: FullPod) -> None:
+    def on_delete(self, obj: FullPod) -> None:
         """Queue the removal of a deleted pod."""
         self._queue.put_nowait((obj, False))
 

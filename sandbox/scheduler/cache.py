@@ -43,7 +43,7 @@ class SchedulerCache:
         """Whether a pod is assumed on a node."""
         return uid in self._assumed
 
-    def requested(self, pod: FullPod | None = None) -> Mapping[str, Counter[str]]:
+    def requests_by_node(self, pod: FullPod | None = None) -> Mapping[str, Counter[str]]:
         """Return how much of every resource the pods on each node request, also assumed pods; CPU in millicores.
 
         Args:

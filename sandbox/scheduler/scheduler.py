@@ -122,7 +122,7 @@ class Scheduler:
         """
         await self._changes.until(condition, timeout_s)
 
-    def applied(self, obj: FullPod) -> None:
+    def on_apply(self, obj: FullPod) -> None:
         """Take over a pod that was added or modified."""
         known = self._cache.pod(obj.uid)
         self._cache.put(obj)
@@ -137,7 +137,7 @@ class Scheduler:
             if known is not None and _without_status(known) != _without_status(obj):
                 self._queue.move(obj.uid)
 
-    def deleted(self, obj: FullPod) -> None:
+    def on_delete(self, obj: FullPod) -> None:
         """Remove a deleted pod."""
         self._cache.remove(obj.uid)
         self._queue.remove(obj.uid)
@@ -171,7 +171,7 @@ class Scheduler:
             task.add_done_callback(self._bound)
 
     async def _choose(self, pod: FullPod) -> str:
-        nodes, requested = list(self._cache.nodes.values()), self._cache.requested(pod)
+        nodes, requested = list(self._cache.nodes.values()), self._cache.requests_by_node(pod)
         extender = self._extender if _is_managed(pod) else None
         nominated = self._cache.nodes.get(pod.nominated_node)
         if nominated is not None:
@@ -282,11 +282,11 @@ class _NodeHandler:
         self._cache = cache
         self._queue = queue
 
-    def applied(self, obj: Node) -> None:
+    def on_apply(self, obj: Node) -> None:
         self._cache.nodes[obj.name] = obj
         self._queue.move_all()
 
-    def deleted(self, obj: Node) -> None:
+    def on_delete(self, obj: Node) -> None:
         self._cache.nodes.pop(obj.name, None)
         self._queue.move_all()
 

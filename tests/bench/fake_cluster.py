@@ -59,13 +59,13 @@ class PodWatch:
         """By pod name, perf_counter."""
         self._changed = asyncio.Event()
 
-    def applied(self, obj: Pod) -> None:
+    def on_apply(self, obj: Pod) -> None:
         self.pods[obj.uid] = obj
         if obj.spec.node_name and obj.name not in self.bound_s:
             self.bound_s[obj.name] = time.perf_counter()
         self._changed.set()
 
-    def deleted(self, obj: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         self.pods.pop(obj.uid, None)
         self.bound_s.pop(obj.name, None)
         self._changed.set()

@@ -19,10 +19,10 @@ class Sightings(Generic[T]):
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[T, bool], bool], asyncio.Future[float]]] = []
 
-    def applied(self, obj: T) -> None:
+    def on_apply(self, obj: T) -> None:
         self._look(obj, gone=False)
 
-    def deleted(self, obj: T) -> None:
+    def on_delete(self, obj: T) -> None:
         self._look(obj, gone=True)
 
     def when(self, expected: Callable[[T, bool], bool]) -> asyncio.Future[float]:

@@ -59,7 +59,7 @@ class Cuts(Cutter):
         return "destroyed"
 
     async def create(self, chip: int, template: str, within_s: float) -> VirtualNpu:  # noqa: ARG002 - at once
-        vnpu = VirtualNpu.named(Vnpu(SUFFIX, chip, 100 + chip))
+        vnpu = VirtualNpu.of_vnpu(Vnpu(SUFFIX, chip, 100 + chip))
         self.vnpus.add(vnpu)
         return vnpu
 
@@ -82,7 +82,7 @@ class Books:
     def __init__(self, device_type: DeviceType = WHOLE_CHIPS, socket: Path = Path("none")) -> None:
         self.device_type = device_type
         self.claimed: list[HandOver] = []
-        self.announced: list[tuple[str, str, str]] = []
+        self.on_event: list[tuple[str, str, str]] = []
         self.metrics = Metrics()
         self.kubelet_pods: list[Pod] | None = None
         self.driver = Cuts()
@@ -124,7 +124,7 @@ class Books:
     def _pod_notices(self, ledger: Ledger) -> PodNotices:
         return PodNotices(
             ledger.pods,
-            lambda pod, reason, sentence: self.announced.append((pod.key, reason, sentence)),
+            lambda pod, reason, sentence: self.on_event.append((pod.key, reason, sentence)),
             self.metrics,
         )
 
@@ -149,7 +149,7 @@ class Books:
 
     def vnpu(self, number: int) -> VirtualNpu:
         """The vNPU with a number, of a chip of its own."""
-        return VirtualNpu.named(Vnpu(SUFFIX, number, 100 + number))
+        return VirtualNpu.of_vnpu(Vnpu(SUFFIX, number, 100 + number))
 
     def ids(self, number: int) -> tuple[int, ...]:
         """The device ids with a number."""
@@ -254,7 +254,7 @@ class Books:
     def show(self, *pods: Pod) -> list[NodePod]:
         """Have the watch show pods."""
         for pod in pods:
-            self.pods.applied(pod)
+            self.pods.on_apply(pod)
         return list(self.pods)
 
     def kubelet(

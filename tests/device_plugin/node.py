@@ -67,7 +67,7 @@ class Face:
         self.kubelet_version = "v1.34.4"
         self.servicers: list[DevicePluginServicer] = []
         self.new_kubelets = 0
-        self.announced: list[tuple[str, str]] = []
+        self.on_event: list[tuple[str, str]] = []
         self.registration = Registration(
             directory,
             self.servicer,
@@ -79,7 +79,7 @@ class Face:
                 directory.parent / "pod-resources" / "kubelet.sock",
                 directory.parent / "plugins_registry",
                 self._registrations,
-                lambda reason, sentence, _: self.announced.append((reason, sentence)),
+                lambda reason, sentence, _: self.on_event.append((reason, sentence)),
             ),
         )
 

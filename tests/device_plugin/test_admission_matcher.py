@@ -35,13 +35,13 @@ class ShownPods(NodePods):
         super().__init__(on_gone, device_type)
         self.objects: dict[str, Pod] = {}
 
-    def applied(self, obj: Pod) -> None:
+    def on_apply(self, obj: Pod) -> None:
         self.objects[obj.uid] = obj
-        super().applied(obj)
+        super().on_apply(obj)
 
-    def deleted(self, obj: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         self.objects.pop(obj.uid, None)
-        super().deleted(obj)
+        super().on_delete(obj)
 
 
 class Node:
@@ -90,9 +90,9 @@ class Node:
         """Do what a watch does that lists again: report every pod that was created, changed or deleted."""
         self.asked.append("refresh")
         for uid in {each.uid for each in self.pods} - {each.uid for each in self.api}:
-            self.pods.deleted(self.pods.objects[uid])
+            self.pods.on_delete(self.pods.objects[uid])
         for each in self.api:
-            self.pods.applied(each)
+            self.pods.on_apply(each)
 
     @property
     def asked_of_api(self) -> list[str]:
@@ -107,7 +107,7 @@ class Node:
 
 async def test_the_kubelet_is_asked_once_for_each_container() -> None:
     node = Node()
-    node.pods.applied(pod("one", 2, 5, 4, time=1))
+    node.pods.on_apply(pod("one", 2, 5, 4, time=1))
     handover = await node.admit(2)
     assert (handover.pod, handover.chips, sorted(handover.kubelet_ids)) == ("default/one", (5, 4), [4, 5])
     assert handover.matches_kubelet
@@ -118,8 +118,8 @@ async def test_the_kubelet_is_asked_once_for_each_container() -> None:
 async def test_of_several_candidates_the_one_the_kubelet_lists_is_under_admission() -> None:
     node = Node()
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
-    node.pods.applied(early)
-    node.pods.applied(late)
+    node.pods.on_apply(early)
+    node.pods.on_apply(late)
     node.kubelet = [late]
     assert (await node.admit(2)).pod == "default/late"
     node.kubelet = [late, early]
@@ -129,8 +129,8 @@ async def test_of_several_candidates_the_one_the_kubelet_lists_is_under_admissio
 async def test_a_pod_only_the_kubelet_lists_can_be_under_admission() -> None:
     node = Node()
     unseen = pod("unseen", 2, 4, 5, time=3)
-    node.pods.applied(pod("early", 2, 0, 1, time=1))
-    node.pods.applied(pod("late", 2, 2, 3, time=2))
+    node.pods.on_apply(pod("early", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("late", 2, 2, 3, time=2))
     node.kubelet = [unseen]
     assert (await node.admit(2)).chips == (4, 5)
 
@@ -138,15 +138,15 @@ async def test_a_pod_only_the_kubelet_lists_can_be_under_admission() -> None:
 async def test_without_the_kubelets_list_the_smallest_predicate_time_decides() -> None:
     node = Node()
     node.kubelet = None
-    node.pods.applied(pod("seven", 2, 2, 3, time=7))
-    node.pods.applied(pod("five", 2, 0, 1, time=5))
+    node.pods.on_apply(pod("seven", 2, 2, 3, time=7))
+    node.pods.on_apply(pod("five", 2, 0, 1, time=5))
     assert (await node.admit(2)).pod == "default/five"
     assert (await node.admit(2)).pod == "default/seven"
 
 
 async def test_a_waiting_call_gets_a_pod_whose_hand_over_was_another_pods() -> None:
     node = Node()
-    node.pods.applied(pod("one", 1, 3, time=1))
+    node.pods.on_apply(pod("one", 1, 3, time=1))
     await node.admit(1)
     answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
     asyncio.get_running_loop().call_later(0.7, node.handovers.drop, "uid-one")
@@ -157,8 +157,8 @@ async def test_a_guessed_preference_is_checked_with_the_kubelet_at_allocate() ->
     node = Node()
     node.kubelet = None
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
-    node.pods.applied(early)
-    node.pods.applied(late)
+    node.pods.on_apply(early)
+    node.pods.on_apply(late)
     preferred = await node.matcher.prefer(ALL, [], 2)
     assert preferred == ["Ascend910-0", "Ascend910-1"]
     node.kubelet = [late]
@@ -174,7 +174,7 @@ async def test_a_vnpu_is_given_under_its_own_id_only() -> None:
     node.snapshots.set(Snapshot(server(), tuple(Chip(ChipFacts(number)) for number in (written, other))))
     # A pod of another plugin has "other", and the kubelet counts the written one for it.
     node.handovers.add(HandOver("uid-foreign", "default/foreign", (other,), (written,)))
-    node.pods.applied(vnpu_pod("one", names[0]))
+    node.pods.on_apply(vnpu_pod("one", names[0]))
     assert await node.matcher.prefer([names[1]], [], 1) == []
     with pytest.raises(Refusal, match=f"{names[0]} is written on the pod, but the kubelet has chosen {names[1]}") as it:
         await node.matcher.allocate([names[1]])
@@ -184,7 +184,7 @@ async def test_a_vnpu_is_given_under_its_own_id_only() -> None:
 
 async def test_other_ids_of_the_kubelet_give_the_written_chips_and_are_recorded() -> None:
     node = Node()
-    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("one", 2, 0, 1, time=1))
     handover = (await node.matcher.allocate(["Ascend910-7", "Ascend910-0"])).handover
     assert (handover.chips, handover.kubelet_ids) == ((0, 1), (7, 0))
     assert not handover.matches_kubelet
@@ -192,7 +192,7 @@ async def test_other_ids_of_the_kubelet_give_the_written_chips_and_are_recorded(
 
 async def test_a_repeated_call_gets_the_same_answer() -> None:
     node = Node()
-    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("one", 2, 0, 1, time=1))
     first = await node.admit(2)
     again = await node.matcher.allocate([chip_name(chip_id) for chip_id in reversed(first.kubelet_ids)])
     assert again.handover is first
@@ -214,7 +214,7 @@ async def test_a_pod_the_watch_shows_late_is_waited_for_if_the_kubelet_is_silent
     node = Node()
     node.kubelet = None
     answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
-    asyncio.get_running_loop().call_later(0.7, node.pods.applied, pod("late", 1, 3, time=1))
+    asyncio.get_running_loop().call_later(0.7, node.pods.on_apply, pod("late", 1, 3, time=1))
     assert (await answer).part.chips == (3,)
     assert node.asked_of_api == []
 
@@ -242,7 +242,7 @@ async def test_a_pod_the_watch_never_shows_gets_chips_whose_release_it_missed(
     led: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     node = Node()
-    node.pods.applied(pod("first", 2, 3, 5, time=1))
+    node.pods.on_apply(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
     second = pod("second", 2, 3, 5, time=2)
     node.kubelet = None
@@ -270,7 +270,7 @@ async def test_a_pod_created_and_deleted_unseen_leaves_its_chips_to_one_that_the
     node.kubelet = [ghost := pod("ghost", 2, 3, 5, time=1)]
     assert (await node.admit(2)).pod == "default/ghost"
     second = pod("second", 2, 3, 5, time=2)
-    node.pods.applied(second)
+    node.pods.on_apply(second)
     node.kubelet, node.api = [ghost, second], [second]
     assert (await node.admit(2)).pod == "default/second"
     assert [each.pod for each in node.handovers] == ["default/second"]
@@ -279,11 +279,11 @@ async def test_a_pod_created_and_deleted_unseen_leaves_its_chips_to_one_that_the
 
 async def test_a_pod_found_deleted_at_the_preference_gets_nothing_at_once() -> None:
     node = Node()
-    node.pods.applied(holder := pod("holder", 2, 3, 5, time=1))
+    node.pods.on_apply(holder := pod("holder", 2, 3, 5, time=1))
     await node.admit(2)
     node.kubelet, node.api = [holder, pod("ghost", 2, 3, 5, time=2)], [holder]
     assert await node.matcher.prefer(ALL, [], 2) == []
-    node.pods.deleted(holder)
+    node.pods.on_delete(holder)
     started_s = asyncio.get_running_loop().time()
     with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
         await node.matcher.allocate(ids(0, 1))
@@ -293,11 +293,11 @@ async def test_a_pod_found_deleted_at_the_preference_gets_nothing_at_once() -> N
 
 async def test_a_pod_only_the_kubelet_lists_gets_chips_whose_release_was_missed() -> None:
     node = Node()
-    node.pods.applied(pod("first", 2, 3, 5, time=1))
+    node.pods.on_apply(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
     one, two, second = pod("one", 2, 0, 1, time=2), pod("two", 2, 6, 7, time=3), pod("second", 2, 3, 5, time=4)
-    node.pods.applied(one)
-    node.pods.applied(two)
+    node.pods.on_apply(one)
+    node.pods.on_apply(two)
     node.kubelet = node.api = [one, two, second]
     assert (await node.admit(2)).pod == "default/second"
     assert "api" not in node.asked
@@ -306,7 +306,7 @@ async def test_a_pod_only_the_kubelet_lists_gets_chips_whose_release_was_missed(
 async def test_a_holder_the_api_server_still_has_keeps_its_chips() -> None:
     node = Node()
     node.kubelet = None
-    node.pods.applied(holder := pod("holder", 2, 3, 5, time=1))
+    node.pods.on_apply(holder := pod("holder", 2, 3, 5, time=1))
     await node.admit(2)
     node.api = [holder, pod("unwatched", 2, 3, 5, time=2)]
     with pytest.raises(Refusal, match="Ascend910-3,Ascend910-5 are held by pod default/holder"):
@@ -316,11 +316,11 @@ async def test_a_holder_the_api_server_still_has_keeps_its_chips() -> None:
 
 async def test_a_pod_that_ends_while_the_watch_catches_up_gets_nothing() -> None:
     node = Node()
-    node.pods.applied(pod("first", 2, 3, 5, time=1))
+    node.pods.on_apply(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
     node.api = [pod("one", 2, 0, 1, time=2), pod("two", 2, 6, 7, time=3)]
     for each in node.api:
-        node.pods.applied(each)
+        node.pods.on_apply(each)
     node.kubelet = [pod("over", 2, 3, 5, time=3)]
     with pytest.raises(Refusal, match="pod default/over has ended before it got its chips"):
         await node.matcher.allocate(ids(0, 7))
@@ -329,7 +329,7 @@ async def test_a_pod_that_ends_while_the_watch_catches_up_gets_nothing() -> None
 async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap() -> None:
     node = Node()
     node.kubelet = None
-    node.pods.applied(pod("first", 2, 3, 5, time=1))
+    node.pods.on_apply(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
     node.api = [pod("second", 2, 3, 5, time=2)]
     node.matcher._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
@@ -343,7 +343,7 @@ async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap()
 async def test_a_pod_refused_at_the_time_limit_is_not_a_candidate_again() -> None:
     node = Node()
     node.kubelet = None
-    node.pods.applied(pod("first", 2, 3, 5, time=1))
+    node.pods.on_apply(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
     late, real = pod("late", 2, 3, 5, time=2), pod("real", 2, 0, 1, time=3)
     node.api = [pod("first", 2, 3, 5, time=1, phase="Succeeded"), late]
@@ -358,15 +358,15 @@ async def test_a_pod_refused_at_the_time_limit_is_not_a_candidate_again() -> Non
     with pytest.raises(Refusal, match="no decision within"):
         await node.matcher.allocate(ids(0, 1))
     await node._catch_up()
-    node.pods.applied(real)
+    node.pods.on_apply(real)
     assert (await node.matcher.allocate(ids(2, 6))).handover.pod == "default/real"
 
 
 async def test_a_forged_pod_in_the_watch_causes_no_request() -> None:
     node = Node()
-    node.pods.applied(pod("holder", 2, 0, 1, time=5))
+    node.pods.on_apply(pod("holder", 2, 0, 1, time=5))
     await node.admit(2)
-    node.pods.applied(pod("forged", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("forged", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="are held by pod default/holder"):
         await node.matcher.allocate(ids(2, 3))
     assert node.asked_of_api == []
@@ -378,7 +378,7 @@ async def test_a_listed_pod_that_is_deleted_before_allocate_gets_nothing() -> No
     node.kubelet = [gone]
     ids = await node.matcher.prefer(ALL, [], 1)
     assert ids == ["Ascend910-3"]
-    node.pods.deleted(gone)
+    node.pods.on_delete(gone)
     with pytest.raises(Refusal, match="no pod bound to this node waits for 1 chip"):
         await node.matcher.allocate(ids)
 
@@ -395,8 +395,8 @@ async def test_without_any_pod_the_call_is_refused_within_the_cap() -> None:
 
 async def test_a_kubelet_that_is_late_is_asked_again_before_a_pod_is_guessed() -> None:
     node = Node()
-    node.pods.applied(pod("early", 2, 0, 1, time=1))
-    node.pods.applied(late := pod("late", 2, 2, 3, time=2))
+    node.pods.on_apply(pod("early", 2, 0, 1, time=1))
+    node.pods.on_apply(late := pod("late", 2, 2, 3, time=2))
     answers_from_s = asyncio.get_running_loop().time() + 1.5
 
     async def busy() -> Sequence[Pod]:
@@ -411,8 +411,8 @@ async def test_a_kubelet_that_is_late_is_asked_again_before_a_pod_is_guessed() -
 
 async def test_a_kubelet_that_stays_silent_leaves_time_for_a_guess() -> None:
     node = Node()
-    node.pods.applied(pod("early", 2, 0, 1, time=1))
-    node.pods.applied(pod("late", 2, 2, 3, time=2))
+    node.pods.on_apply(pod("early", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("late", 2, 2, 3, time=2))
 
     async def silent() -> Sequence[Pod]:
         await asyncio.sleep(DEADLINE_S)
@@ -435,8 +435,8 @@ async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
 
     loop = asyncio.get_running_loop()
     node.finder._kubelet_pods = hang
-    node.pods.applied(pod("one", 1, 0, time=1))
-    node.pods.applied(pod("two", 1, 1, time=2))
+    node.pods.on_apply(pod("one", 1, 0, time=1))
+    node.pods.on_apply(pod("two", 1, 1, time=2))
     started_s = loop.time()
     with pytest.raises(Refusal, match="no decision within 4 s"):
         await node.matcher.allocate(["Ascend910-0"])
@@ -446,9 +446,9 @@ async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
 
 async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> None:
     node = Node()
-    node.pods.applied(pod("holder", 2, 0, 1, time=5))
+    node.pods.on_apply(pod("holder", 2, 0, 1, time=5))
     await node.admit(2)
-    node.pods.applied(pod("forged", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("forged", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="Ascend910-0,Ascend910-1 are held by pod default/holder"):
         await node.admit(2, ALL[2:])
     assert [each.pod for each in node.handovers] == ["default/holder"]
@@ -457,23 +457,23 @@ async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> Non
 async def test_a_pod_bound_by_hand_does_not_get_the_chips_of_a_candidate() -> None:
     node = Node()
     by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
-    node.pods.applied(placed)
-    node.pods.applied(by_hand)
+    node.pods.on_apply(placed)
+    node.pods.on_apply(by_hand)
     node.kubelet = [by_hand]
     with pytest.raises(Refusal, match="was not placed by the allocator"):
         await node.admit(2)
     node.kubelet = [by_hand, placed]
-    node.pods.applied(pod("by-hand", 2, phase="Failed"))
+    node.pods.on_apply(pod("by-hand", 2, phase="Failed"))
     assert (await node.admit(2)).pod == "default/placed"
 
 
 async def test_a_refused_pod_that_still_looks_pending_is_not_a_candidate() -> None:
     node = Node()
     by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
-    node.pods.applied(by_hand)
+    node.pods.on_apply(by_hand)
     with pytest.raises(Refusal, match="was not placed by the allocator"):
         await node.admit(2)
-    node.pods.applied(placed)
+    node.pods.on_apply(placed)
     node.kubelet = [by_hand, placed]
     assert (await node.admit(2)).pod == "default/placed"
 
@@ -481,13 +481,13 @@ async def test_a_refused_pod_that_still_looks_pending_is_not_a_candidate() -> No
 async def test_a_chip_whose_id_is_counted_for_another_pod_is_given_under_the_id_of_a_held_chip() -> None:
     # Another device plugin gave the other pod its chips.
     node = Node()
-    node.pods.applied(pod("other", 2, 0, 1, started=True))
+    node.pods.on_apply(pod("other", 2, 0, 1, started=True))
     node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (7, 0)))
-    node.pods.applied(pod("one", 2, 6, 7, time=1))
+    node.pods.on_apply(pod("one", 2, 6, 7, time=1))
     assert await node.matcher.prefer(ids(1, 2, 3, 4, 5, 6), [], 2) == ids(6, 1)
     given = (await node.matcher.allocate(ids(6, 1))).handover
     assert (given.chips, given.kubelet_ids) == ((6, 7), (6, 1))
-    node.pods.applied(pod("two", 1, 0, time=2))
+    node.pods.on_apply(pod("two", 1, 0, time=2))
     with pytest.raises(Refusal, match="Ascend910-0 is held by pod default/other"):
         await node.admit(1, ids(2, 3, 4, 5))
 
@@ -501,10 +501,10 @@ async def test_a_pod_found_by_the_kubelet_waits_for_no_id_that_a_running_pod_has
 
 async def test_chips_are_free_again_when_their_pod_has_ended() -> None:
     node = Node()
-    node.pods.applied(pod("first", 8, *range(8), time=1))
+    node.pods.on_apply(pod("first", 8, *range(8), time=1))
     await node.admit(8)
-    node.pods.applied(pod("first", 8, *range(8), time=1, phase="Succeeded"))
-    node.pods.applied(pod("second", 8, *range(8), time=2))
+    node.pods.on_apply(pod("first", 8, *range(8), time=1, phase="Succeeded"))
+    node.pods.on_apply(pod("second", 8, *range(8), time=2))
     assert (await node.admit(8)).pod == "default/second"
 
 
@@ -517,18 +517,18 @@ async def test_an_unknown_device_is_refused_by_name() -> None:
 async def test_a_pod_that_ended_does_not_return_by_an_older_kubelet_list(end: str) -> None:
     node = Node()
     gone, one, two = pod("gone", 2, 0, 1, time=1), pod("one", 2, 2, 3, time=2), pod("two", 2, 4, 5, time=3)
-    node.pods.applied(gone)
+    node.pods.on_apply(gone)
     await node.admit(2)
     match end:
         case "deleted":
-            node.pods.deleted(gone)
+            node.pods.on_delete(gone)
         case "failed":
-            node.pods.applied(pod("gone", 2, 0, 1, time=1, phase="Failed"))
+            node.pods.on_apply(pod("gone", 2, 0, 1, time=1, phase="Failed"))
         case "started":
-            node.pods.applied(pod("gone", 2, 0, 1, time=1, started=True))
+            node.pods.on_apply(pod("gone", 2, 0, 1, time=1, started=True))
             node.handovers.drop(gone.uid)
-    node.pods.applied(one)
-    node.pods.applied(two)
+    node.pods.on_apply(one)
+    node.pods.on_apply(two)
     node.kubelet = [gone, one]
     assert (await node.admit(2)).pod == "default/one"
 
@@ -536,12 +536,12 @@ async def test_a_pod_that_ended_does_not_return_by_an_older_kubelet_list(end: st
 async def test_a_pod_deleted_during_the_kubelets_list_gets_nothing() -> None:
     node = Node()
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
-    node.pods.applied(early)
-    node.pods.applied(late)
+    node.pods.on_apply(early)
+    node.pods.on_apply(late)
 
     async def slow() -> Sequence[Pod]:
         await asyncio.sleep(0.1)
-        node.pods.deleted(early)
+        node.pods.on_delete(early)
         raise Unreachable("the kubelet does not answer")
 
     node.finder._kubelet_pods = slow
@@ -551,9 +551,9 @@ async def test_a_pod_deleted_during_the_kubelets_list_gets_nothing() -> None:
 async def test_a_pod_deleted_under_admission_does_not_get_another_ones_chips() -> None:
     node = Node()
     torn, left = pod("torn", 2, 0, 1, time=1), pod("left", 2, 2, 3, time=2)
-    node.pods.applied(torn)
-    node.pods.applied(left)
-    node.pods.deleted(torn)
+    node.pods.on_apply(torn)
+    node.pods.on_apply(left)
+    node.pods.on_delete(torn)
     node.kubelet = [torn]
     with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
         await node.admit(2)
@@ -573,7 +573,7 @@ def ids(*chips: int) -> list[str]:
 async def test_each_container_gets_its_slice_and_the_first_claim_has_all_chips() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 5, 4, 7, 6, time=1, asks={"left": 2, "right": 2})]
-    node.pods.applied(one)
+    node.pods.on_apply(one)
     first = await node.admit(2)
     assert [(part.container, part.chips) for part in first.parts] == [("left", (5, 4))]
     assert (first.chips, set(first.kubelet_ids)) == ((5, 4, 7, 6), {4, 5, 6, 7})
@@ -588,9 +588,9 @@ async def test_what_is_written_between_the_calls_for_its_containers_gives_a_pod_
     written: tuple[int, ...],
 ) -> None:
     node = Node()
-    node.pods.applied(pod("one", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
+    node.pods.on_apply(pod("one", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
     await node.admit(1)
-    node.pods.applied(pod("one", 0, *written, time=1, asks={"left": 1, "right": 1}))
+    node.pods.on_apply(pod("one", 0, *written, time=1, asks={"left": 1, "right": 1}))
     second = await node.admit(1, ids(*range(1, 8)))
     assert [part.chips for part in second.parts] == [(0,), (1,)]
 
@@ -598,7 +598,7 @@ async def test_what_is_written_between_the_calls_for_its_containers_gives_a_pod_
 async def test_chips_the_kubelet_reuses_for_a_container_are_given_as_they_are() -> None:
     node = Node()
     node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
-    node.pods.applied(one)
+    node.pods.on_apply(one)
     await node.admit(4)
     left = await node.matcher.allocate(ids(3, 1))
     assert (left.part.container, left.part.chips) == ("left", (1, 3))
@@ -611,7 +611,7 @@ async def test_chips_the_kubelet_reuses_for_a_container_are_given_as_they_are() 
 async def test_foreign_ids_are_answered_with_the_slice_and_claimed_again() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
-    node.pods.applied(one)
+    node.pods.on_apply(one)
     first = await node.matcher.allocate(ids(0, 7))
     assert (first.part.chips, set(first.handover.kubelet_ids)) == ((0, 1), {0, 7, 2, 3})
     second = await node.matcher.allocate(ids(2, 6))
@@ -623,7 +623,7 @@ async def test_foreign_ids_are_answered_with_the_slice_and_claimed_again() -> No
 async def test_a_repeated_call_for_one_of_several_containers_gets_the_same_answer() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
-    node.pods.applied(one)
+    node.pods.on_apply(one)
     first = await node.matcher.allocate(ids(1, 0))
     again = await node.matcher.allocate(ids(0, 1))
     assert again == first
@@ -636,7 +636,7 @@ async def test_a_repeated_call_for_one_of_several_containers_gets_the_same_answe
 async def test_the_preference_of_a_later_container_keeps_the_kubelets_ids() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, init={"prepare": 3}, asks={"left": 2, "right": 2})]
-    node.pods.applied(one)
+    node.pods.on_apply(one)
     await node.admit(3)
     await node.matcher.allocate(ids(1, 2))
     assert await node.matcher.prefer(ids(0, 3, 4, 5), ids(0), 2) == ids(0, 3)
@@ -648,10 +648,10 @@ async def test_a_partly_admitted_pod_is_skipped_if_the_kubelet_has_a_newer_one()
     # Another resource refused the rest of it; the kubelet rejects it, which the watch does not show yet.
     node = Node()
     begun, later = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}), pod("later", 2, 4, 5, time=2)
-    node.pods.applied(begun)
+    node.pods.on_apply(begun)
     node.kubelet = [begun]
     await node.admit(2)
-    node.pods.applied(later)
+    node.pods.on_apply(later)
     node.kubelet = [begun, later]
     assert (await node.admit(2, ALL[2:])).pod == "default/later"
 
@@ -659,7 +659,7 @@ async def test_a_partly_admitted_pod_is_skipped_if_the_kubelet_has_a_newer_one()
 async def test_the_kubelet_is_asked_about_a_partly_admitted_pod() -> None:
     node = Node()
     begun = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})
-    node.pods.applied(begun)
+    node.pods.on_apply(begun)
     node.kubelet = [begun]
     await node.admit(2)
     node.kubelet = [begun, pod("unseen", 2, 4, 5, time=2)]
@@ -669,9 +669,9 @@ async def test_the_kubelet_is_asked_about_a_partly_admitted_pod() -> None:
 async def test_without_the_kubelets_list_a_partly_admitted_pod_goes_first() -> None:
     node = Node()
     node.kubelet = None
-    node.pods.applied(pod("begun", 0, 0, 1, 2, 3, time=9, asks={"left": 2, "right": 2}))
+    node.pods.on_apply(pod("begun", 0, 0, 1, 2, 3, time=9, asks={"left": 2, "right": 2}))
     await node.admit(2)
-    node.pods.applied(pod("other", 2, 4, 5, time=1))
+    node.pods.on_apply(pod("other", 2, 4, 5, time=1))
     assert (await node.admit(2, ALL[2:])).pod == "default/begun"
     assert (await node.admit(2, ALL[4:])).pod == "default/other"
 
@@ -680,8 +680,8 @@ async def test_a_pod_the_kubelet_rejects_by_itself_does_not_get_the_next_call() 
     # For example out of CPU: until its status arrives it looks pending, and the kubelet lists it as well.
     node = Node()
     rejected, next_one = pod("rejected", 2, 0, 1, time=1), pod("next", 2, 2, 3, time=2)
-    node.pods.applied(rejected)
-    node.pods.applied(next_one)
+    node.pods.on_apply(rejected)
+    node.pods.on_apply(next_one)
     node.kubelet = [next_one, rejected]
     assert (await node.admit(2)).pod == "default/next"
 
@@ -691,7 +691,7 @@ async def test_a_pod_the_watch_has_not_shown_does_not_get_the_chips_of_the_only_
     # The kubelet has just rejected the other one without a call, or will admit it later.
     node = Node()
     other, unseen = pod("other", 2, 0, 1, time=1), pod("unseen", 2, 2, 3, time=2)
-    node.pods.applied(other)
+    node.pods.on_apply(other)
     node.kubelet = [unseen] if rejected == "Pending" else [pod("other", 2, 0, 1, time=1, phase=rejected), unseen]
     handover = await node.admit(2)
     assert (handover.pod, handover.chips, handover.matches_kubelet) == ("default/unseen", (2, 3), True)
@@ -702,7 +702,7 @@ async def test_pods_are_admitted_in_the_order_in_which_the_kubelet_lists_them() 
     node = Node()
     last, middle, first = pod("last", 1, 0, time=3), pod("by-hand", 1), pod("first", 1, 2, time=1)
     for each in (last, middle, first):
-        node.pods.applied(each)
+        node.pods.on_apply(each)
     node.kubelet = [first]
     assert (await node.admit(1)).pod == "default/first"
     node.kubelet = [first, middle]
@@ -714,7 +714,7 @@ async def test_pods_are_admitted_in_the_order_in_which_the_kubelet_lists_them() 
 
 async def test_a_call_that_fits_no_pod_in_the_kubelets_list_is_refused_in_time() -> None:
     node = Node()
-    node.pods.applied(pod("queued", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("queued", 2, 0, 1, time=1))
     node.kubelet = []
     loop = asyncio.get_running_loop()
     started_s = loop.time()
@@ -731,7 +731,7 @@ async def test_the_kubelet_is_asked_again_while_its_list_has_no_pod_that_the_cal
     node = Node()
     node.kubelet = []
     late = pod("late", 2, 0, 1, time=1)
-    node.pods.applied(late)
+    node.pods.on_apply(late)
     asyncio.get_running_loop().call_later(0.7, setattr, node, "kubelet", [late])
     assert (await node.matcher.allocate(ids(0, 1))).handover.pod == "default/late"
 
@@ -739,7 +739,7 @@ async def test_the_kubelet_is_asked_again_while_its_list_has_no_pod_that_the_cal
 async def test_the_pod_that_the_kubelet_admits_may_continue_at_any_container() -> None:
     # An earlier instance of the plugin answered for the others.
     node = Node()
-    node.pods.applied(crowded("one", 0, 1, 2, 3))
+    node.pods.on_apply(crowded("one", 0, 1, 2, 3))
     assert (await node.matcher.allocate(ids(0, 1))).part.container == "left"
     assert (await node.matcher.allocate(ids(3, 2))).part.container == "right"
 
@@ -751,7 +751,7 @@ async def test_a_refused_container_adds_nothing_to_the_ledger() -> None:
         raise Refusal(Reason.DEVICE_NODE_MISSING, "/dev/davinci_manager is missing")
 
     node.devices._inject = refuse
-    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    node.pods.on_apply(pod("one", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="davinci_manager is missing"):
         await node.admit(2)
     assert list(node.handovers) == []
@@ -772,7 +772,7 @@ def found_by_the_kubelet(*found: Pod) -> Node:
     node = Node()
     node.kubelet = list(found)
     for each in found:
-        node.pods.applied(each)
+        node.pods.on_apply(each)
     node.matcher.begin()
     return node
 
@@ -784,9 +784,9 @@ async def test_a_pod_from_before_the_kubelets_start_is_refused_unoffered_chips()
         await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
     assert refused.value.reason == "ChipNotFreed"
     assert (list(node.handovers), node.claimed) == ([], [])
-    node.pods.deleted(found)
+    node.pods.on_delete(found)
     node.kubelet = [again := pod("again", 2, 0, 1, time=2)]
-    node.pods.applied(again)
+    node.pods.on_apply(again)
     assert (await node.admit(2)).matches_kubelet
 
 
@@ -796,7 +796,7 @@ async def test_a_pod_from_after_the_kubelets_start_gets_unoffered_chips(*, begun
     if begun:
         node = found_by_the_kubelet(pod("earlier", 1, 7, time=1))
     node.kubelet = [late := pod("late", 2, 0, 1, time=1)]
-    node.pods.applied(late)
+    node.pods.on_apply(late)
     handover = await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
     assert (handover.chips, handover.kubelet_ids) == ((0, 1), (0, 2))
 
@@ -865,7 +865,7 @@ async def test_a_static_pod_is_refused_whoever_else_waits(others: int, written: 
     node = Node()
     waiting = [pod(f"waits-{number}", 2, 2 * number, 2 * number + 1, time=1) for number in range(others)]
     for each in waiting:
-        node.pods.applied(each)
+        node.pods.on_apply(each)
     node.kubelet = [static("static", 2, *written)]
     with pytest.raises(Refusal, match="pod default/static is a static pod") as refused:
         await node.admit(2)
@@ -882,7 +882,7 @@ async def test_a_pod_bound_while_a_static_pod_is_admitted_keeps_its_chips() -> N
     node = Node()
     node.kubelet = [static("static", 2)]
     bound = pod("bound", 2, 4, 5, time=1)
-    asyncio.get_running_loop().call_later(0.3, node.pods.applied, bound)
+    asyncio.get_running_loop().call_later(0.3, node.pods.on_apply, bound)
     with pytest.raises(Refusal, match="static pod"):
         await node.admit(2)
     assert node.claimed == []
@@ -893,12 +893,12 @@ async def test_a_pod_bound_while_a_static_pod_is_admitted_keeps_its_chips() -> N
 async def test_an_annotation_of_its_author_does_not_make_a_pod_static() -> None:
     node = Node()
     node.kubelet = [pod("forged", 2, 4, 5, time=9, annotations={"kubernetes.io/config.source": "api"})]
-    node.pods.applied(static("forged", 2, 4, 5))
+    node.pods.on_apply(static("forged", 2, 4, 5))
     assert (await node.admit(2)).chips == (4, 5)
 
 
 async def test_the_object_that_shows_a_static_pod_is_never_under_admission() -> None:
     node = Node()
-    node.pods.applied(pod("mirror", 2, 4, 5, time=1, annotations={"kubernetes.io/config.mirror": "abc"}))
-    node.pods.applied(pod("bound", 2, 4, 5, time=2))
+    node.pods.on_apply(pod("mirror", 2, 4, 5, time=1, annotations={"kubernetes.io/config.mirror": "abc"}))
+    node.pods.on_apply(pod("bound", 2, 4, 5, time=2))
     assert (await node.admit(2)).pod == "default/bound"

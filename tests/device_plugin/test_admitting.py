@@ -63,7 +63,7 @@ class Node:
         self.asked.append("refresh")
         known = {each.uid for each in self.api}
         for pod in [each for each in self.books.pods if each.uid not in known]:
-            self.books.pods.deleted(self.books.pod(pod.name, uid=pod.uid))
+            self.books.pods.on_delete(self.books.pod(pod.name, uid=pod.uid))
         self.books.show(*self.api)
 
     def show(self, *pods: Pod) -> None:

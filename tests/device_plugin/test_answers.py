@@ -45,7 +45,7 @@ def test_whichever_pods_calls_were_taken_for_each_pod_has_what_was_answered_for_
             ledger.setdefault(f"default/{name}", {})[container] = given_ids
             answered[name][container] = chips
     for name, each in asks.items():
-        books.pods.applied(pod(name, 0, *written[name], time=1, asks=each))
+        books.pods.on_apply(pod(name, 0, *written[name], time=1, asks=each))
 
     async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
         return KubeletLedger(ledger)
@@ -53,7 +53,7 @@ def test_whichever_pods_calls_were_taken_for_each_pod_has_what_was_answered_for_
     shown = data.draw(st.permutations(list(asks)))[: data.draw(st.integers(0, len(asks)))]
     with patch.object(reconcile_module, "read_ledger", read):
         for name in shown:
-            books.pods.applied(pod(name, 0, *written[name], time=1, asks=asks[name], started=True))
+            books.pods.on_apply(pod(name, 0, *written[name], time=1, asks=asks[name], started=True))
             if data.draw(st.booleans()):
                 asyncio.run(books.reconciler.restore())
         asyncio.run(books.reconciler.restore())

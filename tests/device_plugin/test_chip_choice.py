@@ -54,7 +54,7 @@ class Choice:
         """Choose for what the kubelet can allocate, and then for what it has chosen, if it has."""
         asked = read_pod(pod("asks", count), 1)
         for wanted in offers or (self.snapshot.all_chips,):
-            placed = self.chooser.placed(asked, self.snapshot, chip_ids(wanted))
+            placed = self.chooser.place(asked, self.snapshot, chip_ids(wanted))
         assert placed.grant is not None
         assert placed.grant.chip_set == placed.held
         return placed.held
@@ -103,7 +103,7 @@ def test_the_chips_that_the_kubelet_chose_are_taken_if_the_rule_allows_them(
 
 def test_chips_written_on_a_waiting_pod_are_not_chosen() -> None:
     choice = Choice(ASCEND_910A)
-    choice.pods.applied(pod("placed", 4, 0, 1, 2, 3, time=1))
+    choice.pods.on_apply(pod("placed", 4, 0, 1, 2, 3, time=1))
     assert choice.choose(2, 0xFF, 0b11) & 0xF0
 
 
@@ -120,7 +120,7 @@ async def test_chips_that_the_kubelet_counts_for_an_unknown_pod_are_not_given() 
     node.handovers.add(HandOver("uid-known", "default/known", (2, 4, 6, 7), (2, 4, 6, 7)))
     node.api = [pod("known", 4, 2, 4, 6, 7, started=True, phase="Running"), pod("asks", 2)]
     for each in node.api:
-        node.pods.applied(each)
+        node.pods.on_apply(each)
     with pytest.raises(Refusal) as refused:
         await node.admit(2, ["Ascend910-3", "Ascend910-5"])
     assert refused.value.reason is Reason.RING_TOO_SMALL

@@ -42,7 +42,7 @@ class SlowCutter(Cutter):
 
 
 def cut(vdev_id: int, chip: int) -> VirtualNpu:
-    return VirtualNpu.named(parse_vnpu(f"Ascend910-5c.1cpu.16g-{vdev_id}-{chip}"))
+    return VirtualNpu.of_vnpu(parse_vnpu(f"Ascend910-5c.1cpu.16g-{vdev_id}-{chip}"))
 
 
 FIRST, SECOND = cut(100, 0), cut(101, 1)

@@ -60,7 +60,7 @@ def chips(number: int, unhealthy: Iterable[int] = (), closed: Iterable[int] = ()
 
 
 def give(ledger: CoreLedger, name: str, count: int, written: str, ids: Iterable[int]) -> None:
-    ledger.pods.applied(core_pod(name, count, written))
+    ledger.pods.on_apply(core_pod(name, count, written))
     pod = ledger.pods.get(f"uid-{name}")
     assert pod is not None
     assert pod.grant is not None
@@ -174,7 +174,7 @@ def test_cores_of_a_vnpu_that_is_left_are_not_offered() -> None:
 
 
 def checked(written: str, count: int, ledger: CoreLedger, snapshot: Snapshot, whole: int = 0) -> str:
-    ledger.pods.applied(core_pod("new", count, written))
+    ledger.pods.on_apply(core_pod("new", count, written))
     pod = ledger.pods.get("uid-new")
     assert pod is not None
     try:
@@ -196,11 +196,11 @@ def test_the_ai_cpus_of_a_chip_bar_a_vnpu_as_well() -> None:
 
 def test_a_pod_keeps_its_part_from_later_pods_until_the_kubelet_says_that_it_has_ended() -> None:
     ledger = CoreLedger(Observable(None))
-    ledger.pods.applied(core_pod("earlier", 20, "0"))
+    ledger.pods.on_apply(core_pod("earlier", 20, "0"))
     assert checked(f"0-{SMALL}", 5, ledger, chips(2)) == "ChipHeld"
-    ledger.pods.deleted(core_pod("earlier", 20, "0"))
+    ledger.pods.on_delete(core_pod("earlier", 20, "0"))
     give(ledger, "held", 20, "0", range(20))
-    ledger.pods.deleted(core_pod("held", 20, "0"))
+    ledger.pods.on_delete(core_pod("held", 20, "0"))
     assert checked(f"0-{SMALL}", 5, ledger, chips(2)) == "ChipHeld"
     ledger.handovers.forget("uid-held")
     assert checked(f"0-{SMALL}", 5, ledger, chips(2)) == ""

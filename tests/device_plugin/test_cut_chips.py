@@ -57,9 +57,9 @@ class Keeping:
 
     def find(self, vnpus: dict[int, str] | None = None) -> None:
         """Discover the chips, of which chip 1 has these vNPUs: templates by id. Read each."""
-        self.keeper.discovered(chips(vnpus or {}), present_moment())
+        self.keeper.on_discovery(chips(vnpus or {}), present_moment())
         for chip_id in (0, 1):
-            self.keeper.polled(chip_id, ChipState(self.codes.get(chip_id, ())), present_moment())
+            self.keeper.on_reading(chip_id, ChipState(self.codes.get(chip_id, ())), present_moment())
 
     @property
     def snapshot(self) -> Snapshot:
@@ -83,7 +83,7 @@ class Keeping:
     def give(self, name: str, device: str, device_type: DeviceType = TWO_CORES, kubelet_id: str = "") -> Pod:
         """Let a pod run with a vNPU, which the kubelet's ledger may have under another id."""
         runs = vnpu_pod(name, device, started=True)
-        self.ledgers.applied(runs)
+        self.ledgers.on_apply(runs)
         number = device_type.parse(device)
         counted = device_type.parse(kubelet_id or device)
         self.ledgers.serve(device_type).handovers.add(HandOver(runs.uid, f"default/{name}", (number,), (counted,)))
@@ -179,7 +179,7 @@ async def test_a_fault_that_bars_new_pods_leaves_only_the_vnpus_in_use_healthy(k
     assert keeping.offered(TWO_CORES).chips[0].level is Level.PRE_SEPARATE
     report = make_report(keeping.snapshot, 1)
     assert (report.unhealthy, report.recovering) == (0, 0b10)
-    keeping.ledgers.deleted(runs)
+    keeping.ledgers.on_delete(runs)
     await keeping.until({"Ascend910-2c-100-1": "Fault", "Ascend910-2c-101-1": "Fault"}, TWO_CORES)
     assert make_report(keeping.snapshot, 1).unhealthy == 0b10
 
@@ -195,7 +195,7 @@ async def test_a_removed_vnpu_stays_while_a_pod_has_it_and_keeps_its_chip_cut(ke
         "pod default/runs holds Ascend910-1",
         "Ascend910-1 is cut into virtual chips",
     ]
-    keeping.ledgers.deleted(runs)
+    keeping.ledgers.on_delete(runs)
     await keeping.until({"Ascend910-0": "", "Ascend910-1": ""})
     assert keeping.health(TWO_CORES) == {}
 
@@ -203,23 +203,23 @@ async def test_a_removed_vnpu_stays_while_a_pod_has_it_and_keeps_its_chip_cut(ke
 async def test_a_pod_that_holds_a_chip_as_a_whole_keeps_its_vnpus_from_others(keeping: Keeping) -> None:
     keeping.find()
     whole = pod("whole", 1, 1, time=1, started=True)
-    keeping.ledgers.applied(whole)
+    keeping.ledgers.on_apply(whole)
     keeping.find({100: "vir02"})
     await keeping.until({"Ascend910-2c-100-1": "ChipInUse"}, TWO_CORES)
     assert keeping.offered().sent_healthy == 0b11
-    keeping.ledgers.deleted(whole)
+    keeping.ledgers.on_delete(whole)
     await keeping.until({"Ascend910-2c-100-1": ""}, TWO_CORES)
     assert keeping.offered().sent_healthy == 0b01
 
 
 async def test_a_chip_cut_while_a_pod_holds_it_stays_listed_over_a_restart(keeping: Keeping) -> None:
     whole = pod("whole", 1, 1, time=1, started=True)
-    keeping.ledgers.applied(whole)
+    keeping.ledgers.on_apply(whole)
     keeping.find({100: "vir02"})  # the first discovery since the restart
     await keeping.until({"Ascend910-0": "", "Ascend910-1": "CutIntoVirtual"})
     assert keeping.offered().sent_healthy == 0b11
     assert keeping.health(TWO_CORES) == {"Ascend910-2c-100-1": "ChipInUse"}
-    keeping.ledgers.deleted(whole)
+    keeping.ledgers.on_delete(whole)
     await keeping.until({"Ascend910-0": ""})
     assert keeping.health(TWO_CORES) == {"Ascend910-2c-100-1": ""}
 
@@ -240,7 +240,7 @@ async def test_a_vnpu_whose_id_a_pod_holds_under_another_name_is_given_to_none(
     await keeping.until(new if size is TWO_CORES else gone | new, FOUR_CORES)
     if size is TWO_CORES:
         await keeping.until(gone, size)
-    keeping.ledgers.deleted(runs)
+    keeping.ledgers.on_delete(runs)
     await keeping.until({"Ascend910-4c-100-1": "", "Ascend910-4c-101-1": ""}, FOUR_CORES)
 
 
@@ -259,9 +259,9 @@ async def test_the_node_lists_vnpus_by_name_and_the_next_plugin_reads_them_back(
 async def test_an_annotation_alone_takes_no_chip_out_of_use(keeping: Keeping) -> None:
     keeping.find()
     await keeping.until({"Ascend910-0": "", "Ascend910-1": ""})
-    keeping.ledgers.applied(vnpu_pod("waits", "Ascend910-2c-100-1"))
+    keeping.ledgers.on_apply(vnpu_pod("waits", "Ascend910-2c-100-1"))
     assert keeping.ledgers.types.value == ()
-    keeping.ledgers.applied(vnpu_pod("runs", "Ascend910-4c-100-1", started=True))
+    keeping.ledgers.on_apply(vnpu_pod("runs", "Ascend910-4c-100-1", started=True))
     types: tuple[DeviceType, ...] = keeping.ledgers.types.value
     assert types == (FOUR_CORES,)  # its kubelet's ledger says whether it has a vNPU that was removed
     await until(lambda: keeping.snapshot.vnpus.keys() == {FOUR_CORES})
@@ -284,13 +284,13 @@ async def test_requests_alone_make_no_resource_and_invented_sizes_never_do(keepi
         spec=PodSpec(node_name="n1", containers=containers),
         status=PodStatus(phase="Running", container_statuses=(ContainerStatus("1c"),)),
     )
-    keeping.ledgers.applied(runs)
+    keeping.ledgers.on_apply(runs)
     assert not keeping.ledgers.vnpus
     runs.metadata.annotations[REAL] = names[1]
-    keeping.ledgers.applied(runs)
+    keeping.ledgers.on_apply(runs)
     assert list(keeping.ledgers.vnpus) == [TWO_CORES]
     runs.metadata.annotations.update({resource_of(size): name for size, name in zip(sizes, names, strict=True)})
-    keeping.ledgers.applied(runs)
+    keeping.ledgers.on_apply(runs)
     assert {each.suffix for each in keeping.ledgers.vnpus} == {"1c", "2c", "4c", "8c", "16c"}
 
 

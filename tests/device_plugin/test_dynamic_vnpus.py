@@ -408,14 +408,14 @@ async def test_a_pod_whose_grant_is_unreadable_keeps_all_vnpus(folder: Path) -> 
 async def test_a_pod_that_a_new_kubelet_does_not_know_gets_its_vnpu_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unresolved, found = Reconciler._unresolved, [{"nothing was looked at"}]
+    unresolved, found = Reconciler._unresolved_uids, [{"nothing was looked at"}]
 
     def recorded(reconciler: Reconciler) -> set[str]:
         if reconciler._device_type == CORE_TYPE:
             found.append(unresolved(reconciler))
         return unresolved(reconciler)
 
-    monkeypatch.setattr(Reconciler, "_unresolved", recorded)
+    monkeypatch.setattr(Reconciler, "_unresolved_uids", recorded)
     async with cores_node(folder) as whole, plugin_on(whole) as plugin:
         await bind(whole, "first", 5, f"1-{SMALL}")
         await whole.claimed("first")

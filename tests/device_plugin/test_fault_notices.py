@@ -44,7 +44,7 @@ class Site:
     def run(self, name: str, *chips: int, **state: Any) -> Pod:
         """Let a pod run with chips."""
         made = pod(name, len(chips), *chips, time=1, **{"started": True, "phase": "Running", **state})
-        self.pods.applied(made)
+        self.pods.on_apply(made)
         self.handovers.add(
             HandOver.of_parts(
                 made.uid, f"default/{name}", chips, (Part("main", keeps=True, chips=chips, kubelet_ids=chips),)
@@ -140,7 +140,7 @@ def test_a_fault_is_said_once_for_each_pod_that_it_hits() -> None:
     assert site.judge() == []
     assert site.judge(chip_3=bad) == []
     assert len(site.judge(chip_3=faulty(fault(SEPARATE), fault(MEMORY, Level.RESTART)))) == 1
-    site.pods.deleted(train)
+    site.pods.on_delete(train)
     assert site.judge(chip_3=bad) == []
     site.run("again", 3, uid="another")
     assert [name for name, _ in site.judge(chip_3=bad)] == ["again"]
@@ -164,9 +164,9 @@ def test_nothing_is_said_without_a_fault_that_bars_the_chip(chip: Chip) -> None:
 
 def test_only_pods_that_run_with_the_chip_are_told() -> None:
     site = Site()
-    site.pods.applied(pod("bound", 1, 3, time=1))
+    site.pods.on_apply(pod("bound", 1, 3, time=1))
     ended = site.run("ended", 3)
-    site.pods.applied(pod("ended", 1, 3, time=1, phase="Failed"))
+    site.pods.on_apply(pod("ended", 1, 3, time=1, phase="Failed"))
     assert ended.uid not in site.handovers
     assert site.judge(chip_3=faulty(fault(SEPARATE))) == []
 

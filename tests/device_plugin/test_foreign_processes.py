@@ -109,7 +109,7 @@ class Rig:
 
     def give(self, name: str, *chips: int) -> None:
         """Let a pod run with chips."""
-        self.pods.applied(pod(name, len(chips), *chips, started=True))
+        self.pods.on_apply(pod(name, len(chips), *chips, started=True))
         if chips:
             self.handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
 
@@ -201,7 +201,7 @@ async def test_processes_that_end_soon_after_their_pod_are_not_told() -> None:
     rig.driver.processes[3] = (1,)
     async with running(rig.watch.run()):
         await rig.wait(LONG_S)
-        rig.pods.deleted(pod("owner", 1, 3))
+        rig.pods.on_delete(pod("owner", 1, 3))
         await rig.wait(accounting.GRACE_S / 2)
         rig.driver.processes[3] = ()
         await rig.wait(LONG_S)

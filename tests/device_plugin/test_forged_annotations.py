@@ -130,7 +130,7 @@ def books(*pods: Pod, given: Mapping[str, tuple[int, ...]]) -> tuple[NodePods, H
     handovers = HandOvers()
     known = NodePods(handovers.drop)
     for each in pods:
-        known.applied(each)
+        known.on_apply(each)
     for name, chips in given.items():
         handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
     return known, handovers
@@ -191,7 +191,7 @@ class Repairs:
 
     def show(self, annotations: Mapping[str, str]) -> float | None:
         """Let the watch show the pod with these annotations."""
-        self.pods.applied(pod("one", 1, annotations=annotations, started=True))
+        self.pods.on_apply(pod("one", 1, annotations=annotations, started=True))
         return self.repairs.look()
 
 

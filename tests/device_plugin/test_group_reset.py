@@ -49,14 +49,14 @@ class Bench:
         self.now_s += after_s
         return self.group.look(view, self.now_s)
 
-    def checked(self, found: Sequence[str] | None = (), view: View = FAULTY) -> Command | None:
-        return self.group.checked(found, view, self.now_s)
+    def on_check(self, found: Sequence[str] | None = (), view: View = FAULTY) -> Command | None:
+        return self.group.on_check(found, view, self.now_s)
 
     def withhold(self) -> None:
         """Go on until the chips are withheld."""
         assert self.look(FAULTY) is None
         assert self.look(FAULTY, 60.0) is Command.CHECK
-        assert self.checked() is None
+        assert self.on_check() is None
         assert self.group.phase is Phase.WITHHELD
 
     def begin(self) -> None:
@@ -64,14 +64,14 @@ class Bench:
         self.withhold()
         assert self.look(CLOSED) is None
         assert self.look(CLOSED, SETTLE_S) is Command.CHECK
-        assert self.checked(view=CLOSED) is Command.RESET
+        assert self.on_check(view=CLOSED) is Command.RESET
 
     def verify(self, started: ChipSet = RING) -> None:
         """Go on from a returned reset until the chips are read again."""
         assert self.look(CLOSED) is Command.POLL
-        self.group.polled(started, self.now_s)
+        self.group.on_reading(started, self.now_s)
         assert self.look(CLOSED) is Command.INITIALIZE
-        self.group.initialized("", self.now_s)
+        self.group.on_initialization("", self.now_s)
         assert self.group.phase is Phase.VERIFYING
 
     def fail(self) -> None:
@@ -93,20 +93,20 @@ def test_a_reset_from_the_fault_to_the_end(bench: Bench) -> None:
     assert bench.look(FAULTY, 59.9) is None
     assert (bench.group.withheld, bench.group.is_busy) == (0, False)
     assert bench.look(FAULTY, 0.1) is Command.CHECK
-    bench.checked()
+    bench.on_check()
     assert (bench.group.withheld, bench.group.muted, bench.group.is_busy) == (RING, 0, True)
     assert bench.look(CLOSED) is None
     assert bench.look(CLOSED, SETTLE_S) is Command.CHECK
-    assert bench.checked(view=CLOSED) is Command.RESET
+    assert bench.on_check(view=CLOSED) is Command.RESET
     assert (bench.group.withheld, bench.group.muted) == (RING, RING)
     bench.group.was_reset("", bench.now_s)
     assert bench.look(CLOSED) is Command.POLL
-    bench.group.polled(0b0111, bench.now_s)
+    bench.group.on_reading(0b0111, bench.now_s)
     assert bench.look(CLOSED) is None
     assert bench.look(CLOSED, 1.0) is Command.POLL
-    bench.group.polled(RING, bench.now_s)
+    bench.group.on_reading(RING, bench.now_s)
     assert bench.look(CLOSED) is Command.INITIALIZE
-    bench.group.initialized("", bench.now_s)
+    bench.group.on_initialization("", bench.now_s)
     assert (bench.group.withheld, bench.group.muted) == (RING, 0)
     bench.look(replace(WELL, read=0b0111))
     assert bench.group.withheld == RING
@@ -122,7 +122,7 @@ def test_a_reset_is_counted_and_recorded_before_the_driver_is_called(bench: Benc
     assert len(bench.group.budget.resets) == 1
     assert bench.look(unrecorded, SETTLE_S) is None
     assert bench.look(CLOSED) is Command.CHECK
-    assert bench.checked(view=CLOSED) is Command.RESET
+    assert bench.on_check(view=CLOSED) is Command.RESET
     assert len(bench.group.budget.resets) == 1
 
 
@@ -142,7 +142,7 @@ def test_a_counted_reset_that_a_user_prevents_does_not_count(bench: Bench) -> No
     bench.withhold()
     bench.look(CLOSED)
     assert bench.look(CLOSED, SETTLE_S) is Command.CHECK
-    assert bench.checked(["process 4711 uses Ascend910-0"], CLOSED) is None
+    assert bench.on_check(["process 4711 uses Ascend910-0"], CLOSED) is None
     assert bench.group.budget.resets == ()
 
 
@@ -163,7 +163,7 @@ def test_a_holder_that_only_others_know_keeps_the_group_from_being_withheld(
 ) -> None:
     bench.look(FAULTY)
     bench.look(FAULTY, 60.0)
-    assert bench.checked(found) is None
+    assert bench.on_check(found) is None
     assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
     assert bench.said == ["NPUResetWaiting"]
 
@@ -199,7 +199,7 @@ def test_a_holder_found_by_the_last_check_prevents_the_reset(bench: Bench) -> No
     bench.withhold()
     bench.look(CLOSED)
     bench.look(CLOSED, SETTLE_S)
-    assert bench.checked(["process 4711 uses Ascend910-1"], CLOSED) is None
+    assert bench.on_check(["process 4711 uses Ascend910-1"], CLOSED) is None
     assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
 
 
@@ -207,7 +207,7 @@ def test_a_holder_seen_during_the_last_check_prevents_the_reset(bench: Bench) ->
     bench.withhold()
     bench.look(CLOSED)
     bench.look(CLOSED, SETTLE_S)
-    assert bench.checked((), replace(CLOSED, obstacles=["pod default/a holds Ascend910-0"])) is None
+    assert bench.on_check((), replace(CLOSED, obstacles=["pod default/a holds Ascend910-0"])) is None
     assert bench.group.withheld == 0
 
 
@@ -220,7 +220,7 @@ def test_chips_that_a_pod_could_get_during_the_last_check_are_not_reset(bench: B
     bench.withhold()
     bench.look(CLOSED)
     assert bench.look(CLOSED, SETTLE_S) is Command.CHECK
-    assert bench.checked((), late) is None
+    assert bench.on_check((), late) is None
     assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
     assert bench.said[-1] == "NPUResetCancelled"
 
@@ -229,7 +229,7 @@ def test_chips_that_a_pod_could_get_during_the_last_check_are_not_reset(bench: B
 def test_after_a_check_that_found_a_user_the_idle_time_starts_anew(bench: Bench, found: list[str] | None) -> None:
     bench.look(FAULTY)
     bench.look(FAULTY, 60.0)
-    bench.checked(found)
+    bench.on_check(found)
     assert bench.look(FAULTY) is None
     assert bench.look(FAULTY, 59.0) is None
     assert bench.look(FAULTY, 1.0) is Command.CHECK
@@ -242,7 +242,7 @@ def test_after_an_attempt_in_vain_idle_time_and_settling_start_anew(bench: Bench
     assert bench.look(FAULTY) is None
     assert bench.look(FAULTY, 59.0) is None
     assert bench.look(FAULTY, 1.0) is Command.CHECK
-    bench.checked()
+    bench.on_check()
     assert bench.look(CLOSED) is None
     assert bench.look(CLOSED, SETTLE_S - 0.1) is None
     assert bench.look(CLOSED, 0.1) is Command.CHECK
@@ -253,10 +253,10 @@ def test_between_two_attempts_there_is_a_pause_whatever_the_idle_time(*, withhel
     bench = Bench(idle_s=0.0)
     assert bench.look(FAULTY) is Command.CHECK
     if withheld:
-        bench.checked()
+        bench.on_check()
         bench.look(replace(CLOSED, obstacles=["pod default/a holds Ascend910-0"]), RECHECK_S)
     else:
-        bench.checked(["process 4711 uses Ascend910-0"])
+        bench.on_check(["process 4711 uses Ascend910-0"])
     assert bench.look(FAULTY) is None
     assert bench.look(FAULTY, RECHECK_S - 0.1) is None
     assert bench.look(FAULTY, 0.1) is Command.CHECK
@@ -274,10 +274,10 @@ def test_a_refused_reset_is_tried_again_after_a_growing_wait(bench: Bench) -> No
     bench.look(FAULTY)
     assert bench.look(FAULTY, 59.0) is None
     assert bench.look(FAULTY, 1.0) is Command.CHECK
-    bench.checked()
+    bench.on_check()
     bench.look(CLOSED)
     bench.look(CLOSED, SETTLE_S)
-    assert bench.checked(view=CLOSED) is Command.RESET
+    assert bench.on_check(view=CLOSED) is Command.RESET
     bench.group.was_reset("the reset failed", bench.now_s)
     bench.verify()
     bench.look(replace(CLOSED, read=RING))
@@ -290,10 +290,10 @@ def test_the_waits_begin_anew_once_the_fault_has_cleared(bench: Bench) -> None:
     bench.fail()
     bench.look(FAULTY, 60.0)
     bench.look(FAULTY, 60.0)
-    bench.checked()
+    bench.on_check()
     bench.look(CLOSED)
     bench.look(CLOSED, SETTLE_S)
-    bench.checked(view=CLOSED)
+    bench.on_check(view=CLOSED)
     bench.group.was_reset("the reset failed", bench.now_s)
     bench.verify()
     bench.look(replace(CLOSED, read=RING))
@@ -358,20 +358,20 @@ def test_a_chip_that_does_not_start_stays_withheld_alone_until_it_has(bench: Ben
     bench.begin()
     bench.group.was_reset("", bench.now_s)
     bench.look(CLOSED)
-    bench.group.polled(0b1011, bench.now_s)
+    bench.group.on_reading(0b1011, bench.now_s)
     assert bench.look(CLOSED, BOOT_LIMIT_S) is Command.POLL
-    bench.group.polled(0b1011, bench.now_s)
+    bench.group.on_reading(0b1011, bench.now_s)
     assert bench.look(CLOSED) is Command.INITIALIZE
-    bench.group.initialized("", bench.now_s)
+    bench.group.on_initialization("", bench.now_s)
     assert bench.group.muted == 0b0100
     bench.look(replace(WELL, read=0b1011, healthy=0b1011))
     assert (bench.group.withheld, bench.group.manual) == (0b0100, 0b0100)
     assert not bench.group.is_busy
     assert bench.look(replace(WELL, healthy=0b1011), 9.0) is None
     assert bench.look(replace(WELL, healthy=0b1011), 1.0) is Command.POLL
-    bench.group.polled(RING, bench.now_s)
+    bench.group.on_reading(RING, bench.now_s)
     assert bench.look(replace(WELL, healthy=0b1011)) is Command.INITIALIZE
-    bench.group.initialized("", bench.now_s)
+    bench.group.on_initialization("", bench.now_s)
     bench.look(WELL)
     assert (bench.group.withheld, bench.group.manual) == (0, 0)
 
@@ -381,13 +381,13 @@ def test_of_two_chips_that_have_not_started_each_is_released_when_it_has(bench: 
     bench.group.was_reset("", bench.now_s)
     bench.look(CLOSED)
     bench.look(CLOSED, BOOT_LIMIT_S)
-    bench.group.polled(0b1001, bench.now_s)
-    bench.group.initialized("", bench.now_s)
+    bench.group.on_reading(0b1001, bench.now_s)
+    bench.group.on_initialization("", bench.now_s)
     bench.look(replace(WELL, read=0b1001, healthy=0b1001))
     assert (bench.group.withheld, bench.group.manual) == (0b0110, 0b0110)
     bench.look(replace(WELL, healthy=0b1001), 10.0)
-    bench.group.polled(0b1011, bench.now_s)
-    bench.group.initialized("", bench.now_s)
+    bench.group.on_reading(0b1011, bench.now_s)
+    bench.group.on_initialization("", bench.now_s)
     bench.look(replace(WELL, healthy=0b1011))
     assert (bench.group.withheld, bench.said[-1]) == (0b0100, "NPUResetFailed")
     bench.look(replace(WELL, healthy=0b1011))
@@ -420,11 +420,11 @@ def test_a_driver_that_can_not_be_initialized_again_releases_the_chips_to_their_
     bench.begin()
     bench.group.was_reset("", bench.now_s)
     bench.look(CLOSED)
-    bench.group.polled(RING, bench.now_s)
+    bench.group.on_reading(RING, bench.now_s)
     assert bench.look(CLOSED) is Command.INITIALIZE
-    bench.group.initialized("no answer", bench.now_s)
+    bench.group.on_initialization("no answer", bench.now_s)
     assert bench.look(CLOSED, VERIFY_LIMIT_S) is Command.INITIALIZE
-    bench.group.initialized("no answer", bench.now_s)
+    bench.group.on_initialization("no answer", bench.now_s)
     bench.look(replace(CLOSED, read=RING))
     assert bench.group.withheld == 0
     assert "no answer" in bench.sentences[-1]
@@ -435,7 +435,7 @@ def test_a_dry_run_says_once_what_would_be_reset_and_withholds_nothing() -> None
     for _ in range(5):
         assert bench.look(FAULTY) is None
         assert bench.look(FAULTY, 60.0) is Command.CHECK
-        assert bench.checked() is None
+        assert bench.on_check() is None
         assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
     assert bench.said == ["NPUResetPlanned"]
     assert "Ascend910-2: 80A18008 (RestartNPU) needs a reset of Ascend910-0,Ascend910-1" in bench.sentences[0]
@@ -456,7 +456,7 @@ def test_a_group_waits_for_the_reset_of_another(bench: Bench) -> None:
     bench.look(FAULTY)
     assert bench.look(replace(FAULTY, busy=True), 60.0) is None
     assert bench.look(FAULTY, 1.0) is Command.CHECK
-    assert bench.checked(view=replace(FAULTY, busy=True)) is None
+    assert bench.on_check(view=replace(FAULTY, busy=True)) is None
     assert bench.group.withheld == 0
 
 
@@ -464,9 +464,9 @@ def test_chips_found_starting_are_withheld_and_the_others_of_the_group_are_not(b
     bench.group.found_starting(0b110010, bench.now_s)
     assert (bench.group.withheld, bench.group.muted) == (0b0010, 0b0010)
     assert bench.look(WELL) is Command.POLL
-    bench.group.polled(RING, bench.now_s)
+    bench.group.on_reading(RING, bench.now_s)
     bench.look(WELL)
-    bench.group.initialized("", bench.now_s)
+    bench.group.on_initialization("", bench.now_s)
     bench.look(replace(WELL, read=0b0010))
     assert bench.group.withheld == 0
     assert bench.said == ["NPUStarting", "NPUReset"]
@@ -477,7 +477,7 @@ def test_a_chip_found_starting_is_said_once_and_interrupts_no_other_step(bench: 
         bench.group.found_starting(0b0010, bench.now_s)
     assert bench.said == ["NPUStarting"]
     bench.look(WELL)
-    bench.group.polled(0b0010, bench.now_s)
+    bench.group.on_reading(0b0010, bench.now_s)
     assert bench.group.phase is Phase.INITIALIZING
     bench.group.found_starting(0b0100, bench.now_s)
     assert bench.group.phase is Phase.INITIALIZING
@@ -496,10 +496,10 @@ def begun(view: View = BOTH) -> Bench:
     bench = Bench(one_by_one=True)
     bench.look(view)
     assert bench.look(view, 60.0) is Command.CHECK
-    bench.checked(view=view)
+    bench.on_check(view=view)
     bench.look(view)
     assert bench.look(view, SETTLE_S) is Command.CHECK
-    assert bench.checked(view=view) is Command.RESET
+    assert bench.on_check(view=view) is Command.RESET
     assert bench.group.target == 1
     return bench
 
@@ -511,7 +511,7 @@ def test_the_chips_that_are_left_are_reset_in_the_same_attempt() -> None:
     assert bench.look(SECOND) is None  # the driver may have reset it too: its list of codes can be late
     assert bench.look(SECOND, LAG_S) is Command.CHECK
     assert bench.group.withheld == RING
-    assert bench.checked(view=SECOND) is Command.RESET
+    assert bench.on_check(view=SECOND) is Command.RESET
     assert (bench.group.target, bench.group.muted) == (2, RING)
     bench.group.was_reset("", bench.now_s)
     bench.verify()
@@ -537,7 +537,7 @@ def test_each_chip_is_reset_once_in_an_attempt() -> None:
         bench.group.was_reset("", bench.now_s)
         bench.verify()
         bench.look(BOTH, LAG_S)
-        bench.checked(view=BOTH)
+        bench.on_check(view=BOTH)
     assert bench.said == ["NPUWithheld", "NPUResetStarted", "NPUResetStarted", "NPUResetFailed"]
     assert "after it there is Ascend910-1" in bench.sentences[-1]
     assert (bench.group.withheld, bench.group.manual, bench.group.called) == (0, 0b0110, 0)
@@ -548,7 +548,7 @@ def test_a_chip_that_is_not_reset_does_not_keep_the_others_from_it() -> None:
     bench.group.was_reset("the reset failed", bench.now_s)
     bench.verify()
     assert bench.look(BOTH) is Command.CHECK
-    assert bench.checked(view=BOTH) is Command.RESET
+    assert bench.on_check(view=BOTH) is Command.RESET
     assert bench.group.target == 2
     bench.group.was_reset("", bench.now_s)
     bench.verify()
@@ -562,7 +562,7 @@ def test_who_uses_the_chips_is_checked_before_each_of_them_is_reset() -> None:
     bench.group.was_reset("", bench.now_s)
     bench.verify()
     assert bench.look(SECOND, LAG_S) is Command.CHECK
-    assert bench.checked(["process 4711 uses Ascend910-3"], SECOND) is None
+    assert bench.on_check(["process 4711 uses Ascend910-3"], SECOND) is None
     assert bench.sentences[-1].endswith("Ascend910-2 is not reset, process 4711 uses Ascend910-3")
     assert (bench.group.withheld, bench.group.manual, bench.group.is_busy) == (0, 0b0100, False)
 
@@ -572,6 +572,6 @@ def test_a_fault_that_clears_before_the_last_check_ends_the_attempt_well() -> No
     bench.group.was_reset("", bench.now_s)
     bench.verify()
     assert bench.look(SECOND, LAG_S) is Command.CHECK
-    assert bench.checked(view=replace(WELL, closed=True, listed=True)) is None
+    assert bench.on_check(view=replace(WELL, closed=True, listed=True)) is None
     assert bench.said == ["NPUWithheld", "NPUResetStarted", "NPUReset"]
     assert (bench.group.withheld, bench.group.manual) == (0, 0)

@@ -31,13 +31,13 @@ class Listener:
         self.codes: dict[int, tuple[int, ...] | None] = {}
         self.others: list[object] = []
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         self.others.append((server, at))
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:  # noqa: ARG002 - a listener's signature
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:  # noqa: ARG002 - a listener's signature
         self.codes[phy_id] = state.codes
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         self.others.append((event, at))
 
     def events_lost(self) -> None:
@@ -86,7 +86,7 @@ class Rig:
             round_s=0.001,
             cpu_time=lambda _processes: self.cpu_s,
         )
-        self.detector.discovered(server(), NOW)
+        self.detector.on_discovery(server(), NOW)
 
     def packets(self, phy_id: int) -> int:
         if self.port_problem:
@@ -95,7 +95,7 @@ class Rig:
 
     def codes(self, *codes: int, phy_id: int = 0) -> tuple[int, ...] | None:
         """What the listener gets of a reading with these codes."""
-        self.detector.polled(phy_id, ChipState(codes), NOW)
+        self.detector.on_reading(phy_id, ChipState(codes), NOW)
         return self.listener.codes[phy_id]
 
     async def hangs(self) -> None:
@@ -133,7 +133,7 @@ async def test_a_chip_that_is_cut_is_not_watched_any_more(rig: Rig) -> None:
     await rig.hangs()
     whole = server()
     cut = replace(whole.chips[0], vnpus=(VirtualNpu(100, 0, "vir02"),))
-    rig.detector.discovered(replace(whole, chips=(cut, *whole.chips[1:])), NOW)
+    rig.detector.on_discovery(replace(whole, chips=(cut, *whole.chips[1:])), NOW)
     await rig.works()
     await rig.rounds()  # the calls of the round before return
     rig.driver.calls.clear()
@@ -179,10 +179,10 @@ async def test_a_chip_without_processes_costs_one_call_and_one_being_reset_none(
 
 async def test_events_and_discoveries_are_passed_on_and_unread_codes_stay_unknown(rig: Rig) -> None:
     event = FaultEvent(0, 0x80, "occur", 2)
-    rig.detector.announced(event, NOW)
+    rig.detector.on_event(event, NOW)
     rig.detector.events_lost()
     await rig.hangs()
-    rig.detector.polled(0, replace(ChipState(), codes=None), NOW)
+    rig.detector.on_reading(0, replace(ChipState(), codes=None), NOW)
     assert rig.listener.codes[0] is None
     assert rig.listener.others[1:] == [(event, NOW), "lost"]
 

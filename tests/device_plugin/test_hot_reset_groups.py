@@ -93,13 +93,13 @@ class Driver:
 class Listener:
     """What follows the muting: it takes note of nothing."""
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         pass
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         pass
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         pass
 
     def events_lost(self) -> None:
@@ -171,7 +171,7 @@ class Site:
     async def _read(self) -> None:
         while True:
             for chip in self.server.chips:
-                self.muting.polled(chip.phy_id, ChipState(), self.moment())
+                self.muting.on_reading(chip.phy_id, ChipState(), self.moment())
             await asyncio.sleep(1.0)
 
     def moment(self) -> Moment:
@@ -346,7 +346,7 @@ async def test_cards_whose_partner_is_unknown_are_not_reset() -> None:
 
 
 def holds(site: Site, _ledger: KubeletLedger, chip: int) -> None:
-    site.pods.applied(pod("holder", 1, chip, time=1))
+    site.pods.on_apply(pod("holder", 1, chip, time=1))
 
 
 def holds_cores(site: Site, _ledger: KubeletLedger, chip: int) -> None:
@@ -560,7 +560,7 @@ async def test_the_driver_is_not_initialized_for_one_group_while_another_is_bein
 async def test_chips_that_have_not_started_are_withheld_from_the_start_on_unless_pods_use_them() -> None:
     site = Site(inventory())
     site.driver.down = 0b0110_0011
-    site.pods.applied(pod("holder", 1, 0, time=1))
+    site.pods.on_apply(pod("holder", 1, 0, time=1))
     async with site.resetting():
         assert site.withheld == 0b0110_0010
         await passes(1000.0)

@@ -71,10 +71,10 @@ async def settled(books: Books, monkeypatch: pytest.MonkeyPatch, held: Mapping[s
 
 async def test_a_claim_of_another_number_than_requested_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books()
-    books.pods.applied(running_pod("greedy", 1, 0, claims=(0, 1, 2, 3)))
+    books.pods.on_apply(running_pod("greedy", 1, 0, claims=(0, 1, 2, 3)))
     await settled(books, monkeypatch, {})
     assert books.given == {}
-    assert [reason for _, reason, _ in books.announced] == ["NPURunsWithoutChips"]
+    assert [reason for _, reason, _ in books.on_event] == ["NPURunsWithoutChips"]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ async def test_a_claim_of_another_number_than_requested_is_not_believed(monkeypa
 )
 def test_a_running_pods_claim_holds_its_chips_without_a_hand_over(other: ApiPod, *, is_refused: bool) -> None:
     books = Books()
-    books.pods.applied(waiting := pod("waiting", 1, 0, time=1))
-    books.pods.applied(other)
+    books.pods.on_apply(waiting := pod("waiting", 1, 0, time=1))
+    books.pods.on_apply(other)
     own = books.pods.get(waiting.uid)
     assert own is not None
     if is_refused:

@@ -136,9 +136,9 @@ def test_a_known_chip_that_is_cut_now_is_not_advertised(first: str) -> None:
     watch = Watch(count=2, read=False, discover=False)
     cut = server(ChipFacts(0, 0), ChipFacts(1, 1, vnpus=(VirtualNpu(100, 1, "vir02"),)))
     if first == "discovered":
-        watch.book.discovered(cut, moment(0))
+        watch.book.on_discovery(cut, moment(0))
     restarted(watch, known={0: ChipAddress(), 1: ChipAddress()})
-    watch.book.discovered(cut, moment(0))
+    watch.book.on_discovery(cut, moment(0))
     assert offered(watch.judge(0), WHOLE_CHIPS).all_chips == 0b1
 
 
@@ -148,9 +148,9 @@ def test_a_cut_chip_that_is_lost_over_a_restart_keeps_its_vnpus(first: str) -> N
     vnpus = (VirtualNpu(100, 1, "vir02"), VirtualNpu(101, 1, "vir04"))
     unlisted = server(ChipFacts(0, 0), ChipFacts(1, 1, NO_CARD, NO_CARD))
     if first == "discovered":
-        watch.book.discovered(server(ChipFacts(0, 0)), moment(0))
+        watch.book.on_discovery(server(ChipFacts(0, 0)), moment(0))
     restarted(watch, known={0: ChipAddress()}, known_vnpus={1: vnpus})
-    watch.book.discovered(unlisted, moment(0))
+    watch.book.on_discovery(unlisted, moment(0))
     judged = watch.judge(0)
     assert judged.cut == judged.left_out == 0b10
     assert judged.chips[1].facts.vnpus == vnpus
@@ -161,7 +161,7 @@ def test_a_cut_chip_that_is_lost_over_a_restart_keeps_its_vnpus(first: str) -> N
 def test_an_unlisted_chip_says_so() -> None:
     watch = Watch(discover=False, read=False)
     facts = ChipFacts(0, 0)
-    watch.book.discovered(server(dataclasses.replace(facts, card_id=NO_CARD, device_id=NO_CARD)), moment(0))
+    watch.book.on_discovery(server(dataclasses.replace(facts, card_id=NO_CARD, device_id=NO_CARD)), moment(0))
     assert watch.chip(0).sentence == "the driver does not list it"
 
 

@@ -287,7 +287,7 @@ async def ended_plugin(client: RecordingClient) -> NodeHealth:
     await client.create(NODES, node_manifest())
     snapshots: Observable[Snapshot | None] = Observable(snapshot(chips={2: SEPARATED}))
     health = NodeHealth(client, NODE, snapshots=snapshots, rule=TaintRule(Level.SEPARATE, "NoSchedule"))
-    health.applied(await client.get(NODES, NODE))
+    health.on_apply(await client.get(NODES, NODE))
     async with running(health.run(lambda: None)):
         client.answers_lost = lambda body: "spec" in (body or {})
         await ShownNode(client).tainted("SeparateNPU")
@@ -339,7 +339,7 @@ class SilentServer(KubeClient):
 async def test_a_taint_that_is_not_answered_withholds_no_conditions_at_the_end_of_the_plugin() -> None:
     client = SilentServer()
     health = NodeHealth(client, NODE, snapshots=Observable(None), rule=TaintRule(Level.SEPARATE, "NoSchedule"))
-    health.applied(Node(metadata=Metadata(name=NODE, resource_version="1")))
+    health.on_apply(Node(metadata=Metadata(name=NODE, resource_version="1")))
     await health.sign_off()
     (body,) = client.written
     assert {each["status"] for each in body["status"]["conditions"]} == {"Unknown"}

@@ -49,12 +49,12 @@ def sites(draw: st.DrawFn) -> Site:
             )
             for chip in range(CHIPS)
         }
-        book.discovered(server(*(ChipFacts(chip, chip, vnpus=vnpus) for chip, vnpus in cut.items())), Moment(at_s, 0))
+        book.on_discovery(server(*(ChipFacts(chip, chip, vnpus=vnpus) for chip, vnpus in cut.items())), Moment(at_s, 0))
         for vnpu in (each for vnpus in cut.values() for each in vnpus):
             device_type = TEMPLATES[vnpu.template]
             numbers[device_type] |= 1 << number_of(Vnpu(device_type.suffix, vnpu.phy_id, vnpu.vdev_id))
     for chip in range(CHIPS):
-        book.polled(chip, ChipState(draw(st.sampled_from(CODES))), Moment(5, 0))
+        book.on_reading(chip, ChipState(draw(st.sampled_from(CODES))), Moment(5, 0))
     used = draw(st.integers(0, (1 << CHIPS) - 1))
     running = used & draw(st.integers(0, (1 << CHIPS) - 1))
     vnpus = {}

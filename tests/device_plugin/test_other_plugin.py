@@ -62,7 +62,7 @@ async def test_it_gives_way_without_a_lapse_and_comes_back(kubelet: Kubelet) -> 
         await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
         async with another(kubelet) as other:
             await until(lambda: gives_way(face) and face.sockets == [])
-            assert [reason for reason, _ in face.announced] == [EVENT]
+            assert [reason for reason, _ in face.on_event] == [EVENT]
             registrations = kubelet.registrations
             # Its stream is the only one left, and it is the kubelet's plugin.
             other.snapshots.set(None)
@@ -74,7 +74,7 @@ async def test_it_gives_way_without_a_lapse_and_comes_back(kubelet: Kubelet) -> 
             assert not other.servicers[-1].broken.is_set()
         await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
         assert kubelet.registrations == registrations + 1
-        assert len(face.announced) == 1
+        assert len(face.on_event) == 1
 
 
 async def test_it_does_not_register_while_another_one_serves(kubelet: Kubelet) -> None:
@@ -97,4 +97,4 @@ async def test_a_socket_that_another_one_left_is_ignored(kubelet: Kubelet) -> No
     face = Face(kubelet.socket_dir)
     async with running(face.registration.run()):
         await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
-        assert face.announced == []
+        assert face.on_event == []

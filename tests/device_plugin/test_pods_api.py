@@ -30,7 +30,7 @@ async def identified() -> Mapping[str, str]:
 async def kubelet(client: RecordingClient, folder: Path) -> AsyncIterator[Kubelet]:
     async with Kubelet(NODE, client, folder, seed=1) as kubelet:
         await client.create(PODS, bound_pod("one", 2, {RESOURCE: "Ascend910-0,Ascend910-1"}), "default")
-        await kubelet.until(kubelet.listed)
+        await kubelet.until(kubelet.pod_keys)
         yield kubelet
 
 

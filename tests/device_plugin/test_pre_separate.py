@@ -94,12 +94,12 @@ async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
     keeper = HealthMonitor(
         book, Followed(None), ledgers=Ledgers(pods, handovers), metrics=Metrics(), announce=lambda *_: None
     )
-    keeper.discovered(server(ChipFacts(0)), present_moment())
-    keeper.polled(0, ChipState((int(CODE, 16),)), present_moment())
-    pods.applied(pod("keeps", 1, 0, time=1, started=True))
+    keeper.on_discovery(server(ChipFacts(0)), present_moment())
+    keeper.on_reading(0, ChipState((int(CODE, 16),)), present_moment())
+    pods.on_apply(pod("keeps", 1, 0, time=1, started=True))
     async with running(keeper.run()):
         await until(lambda: judged)
-        pods.deleted(pod("keeps", 1, 0, time=1, started=True))
+        pods.on_delete(pod("keeps", 1, 0, time=1, started=True))
         await until(lambda: len(judged) > 1)
     assert [(make_report(each, 1).free, make_report(each, 1).unhealthy) for each in judged] == [(0, 0), (0, 1)]
 
@@ -107,11 +107,11 @@ async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
 def test_the_chips_of_a_bound_pod_are_used_but_not_running() -> None:
     handovers = HandOvers()
     pods = NodePods(handovers.drop)
-    pods.applied(pod("bound", 1, 0, time=1))
-    pods.applied(pod("over", 1, 1, time=1, phase="Succeeded"))
-    pods.applied(pod("started", 1, 2, time=1, started=True))
-    pods.applied(pod("claimed", 1, 3, time=CLAIMED, annotations={REAL: "Ascend910-3"}))
-    pods.applied(pod("forged", 1, 4, time=1, annotations={REAL: "Ascend910-4"}))
+    pods.on_apply(pod("bound", 1, 0, time=1))
+    pods.on_apply(pod("over", 1, 1, time=1, phase="Succeeded"))
+    pods.on_apply(pod("started", 1, 2, time=1, started=True))
+    pods.on_apply(pod("claimed", 1, 3, time=CLAIMED, annotations={REAL: "Ascend910-3"}))
+    pods.on_apply(pod("forged", 1, 4, time=1, annotations={REAL: "Ascend910-4"}))
     handovers.add(HandOver("uid-handed", "default/handed", (5,), (6,)))
     assert used_chips(pods, handovers) == 0b011_1101  # not chip 6, whose id another plugin's pod has at the kubelet
     assert running_chips(pods, handovers) == 0b010_1100
@@ -119,7 +119,7 @@ def test_the_chips_of_a_bound_pod_are_used_but_not_running() -> None:
 
 async def test_a_fault_that_bars_new_use_does_not_stop_a_partly_admitted_pod(folder: Path) -> None:
     face = Face(folder)
-    face.pods.applied(pod("many", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
+    face.pods.on_apply(pod("many", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
     await face.matcher.allocate(await face.matcher.prefer(["Ascend910-0", "Ascend910-1"], [], 1))
     face.snapshots.set(snapshot(chips={1: judged_chip(level=Level.PRE_SEPARATE)}))
     answer = await face.matcher.allocate(await face.matcher.prefer(["Ascend910-1"], [], 1))

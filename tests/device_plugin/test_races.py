@@ -116,7 +116,7 @@ class Crowd:
         pods = [self.whole.find(name) for name in self.granted]
         return kubelet.is_synced and all(
             pod is not None
-            and pod.key in kubelet.listed()
+            and pod.key in kubelet.pod_keys()
             and pod.status.phase == kubelet.status(pod.key).get("phase")
             and (not pod.is_live or (pod.status.phase == "Running" and REAL in pod.metadata.annotations))
             for pod in pods

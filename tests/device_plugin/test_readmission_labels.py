@@ -161,7 +161,7 @@ async def test_a_late_event_of_an_older_label_readmits_nothing(rig: Rig, client:
         rig.wait(0b1001)
         await rig.listed("0.3")
         await until(lambda: rig.readmission._listed == (0b1001, 0))
-        rig.readmission.applied(late)
+        rig.readmission.on_apply(late)
     assert rig.readmitted == []
 
 

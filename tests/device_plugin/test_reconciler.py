@@ -99,7 +99,7 @@ async def test_missing_hand_overs_are_adopted_once_the_kubelet_answers(
         books = Books(socket=later)
         one = whole.find("one")
         assert one is not None
-        books.pods.applied(one)
+        books.pods.on_apply(one)
         await books.reconciler.restore()
         assert books.given == {}
         async with running(books.reconciler.run()):
@@ -281,7 +281,7 @@ def test_a_pod_whose_calls_were_taken_for_anothers_holds_what_its_init_container
 
 def applied(books: Books, *pods: Pod) -> list[NodePod]:
     for each in pods:
-        books.pods.applied(each)
+        books.pods.on_apply(each)
     return list(books.pods)
 
 
@@ -307,10 +307,10 @@ async def test_a_waiting_pod_is_not_mistaken_for_a_running_one_of_its_name(folde
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
         books = Books(socket=whole.node.kubelet.pod_resources_socket)
-        books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again"))
+        books.pods.on_apply(pod("one", 2, 6, 7, time=5, uid="uid-again"))
         await books.reconciler.restore()
         assert books.given == {}
-        books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again", started=True))
+        books.pods.on_apply(pod("one", 2, 6, 7, time=5, uid="uid-again", started=True))
         await books.reconciler.restore()
         assert books.given == {"default/one": ((6, 7), (0, 1))}
 
@@ -323,12 +323,12 @@ async def test_a_waiting_pod_with_the_chips_of_its_predecessor_does_not_adopt_it
         part = Part("main", keeps=True, chips=(0, 1), kubelet_ids=(0, 1))
         books.handovers.give(HandOver("uid-earlier", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
         books.handovers.drop("uid-earlier")
-        books.pods.applied(pod("one", 2, 0, 1, time=5, uid="uid-again"))
+        books.pods.on_apply(pod("one", 2, 0, 1, time=5, uid="uid-again"))
         await books.reconciler.restore()
         assert books.given == {}
         # Its own call is answered with the same ids.
         books.handovers.give(HandOver("uid-again", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
-        books.pods.applied(pod("one", 2, 0, 1, time=5, uid="uid-again", started=True))
+        books.pods.on_apply(pod("one", 2, 0, 1, time=5, uid="uid-again", started=True))
         await books.reconciler.restore()
         assert books.given == {"default/one": ((0, 1), (0, 1))}
 
@@ -340,7 +340,7 @@ async def test_a_hand_over_to_a_replaced_pod_is_dropped(folder: Path, monkeypatc
         books = Books(socket=whole.node.kubelet.pod_resources_socket)
         one = whole.find("one")
         assert one is not None
-        books.pods.applied(one)
+        books.pods.on_apply(one)
         books.handovers.add(HandOver("uid-earlier", "default/one", (4, 5), (4, 5)))
         async with running(books.reconciler.run()):
             await until(lambda: [each.uid for each in books.handovers] == [one.uid])
@@ -357,12 +357,12 @@ async def test_other_ids_in_the_kubelets_ledger_are_counted_and_announced_once(
         assert one is not None
         async with running(books.reconciler.run()):
             for _ in range(3):
-                books.pods.applied(one)
-                await until(lambda: books.announced)
+                books.pods.on_apply(one)
+                await until(lambda: books.on_event)
                 await asyncio.sleep(0)
         sentence = (
             "it was given Ascend910-0,Ascend910-1 as the allocator decided, but the kubelet's ledger has "
             "Ascend910-6,Ascend910-7"
         )
-        assert books.announced == [("default/one", "NPUAllocationMismatch", sentence)]
+        assert books.on_event == [("default/one", "NPUAllocationMismatch", sentence)]
         assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1

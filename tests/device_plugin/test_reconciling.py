@@ -59,14 +59,14 @@ async def test_swapped_pods_are_claimed_with_what_they_have(books: Books, monkey
     for number, name in enumerate(("first", "second", "third")):
         books.show(books.pod(name, number, started=True))
     async with running(books.run()):
-        await until(lambda: len(books.announced) == 2)
+        await until(lambda: len(books.on_event) == 2)
         await until(lambda: not books.handovers.unconfirmed)
     assert books.entries == books.counted == {"default/first": 1, "default/second": 0, "default/third": 2}
     assert books.claims == {"default/first": 1, "default/second": 0}
-    sentences = {pod: sentence for pod, _, sentence in books.announced}
+    sentences = {pod: sentence for pod, _, sentence in books.on_event}
     assert sentences["default/first"].startswith("it was given ")
     assert "the kubelet could not be asked which of several pods it admitted" in sentences["default/first"]
-    assert {reason for _, reason, _ in books.announced} == {"NPUAllocationMismatch"}
+    assert {reason for _, reason, _ in books.on_event} == {"NPUAllocationMismatch"}
     assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
 
 
@@ -76,7 +76,7 @@ async def test_a_hand_over_is_compared_with_the_kubelets_ledger_once(books: Book
     books.show(books.pod("first", 0, started=True))
     async with running(books.run()):
         await until(lambda: not books.handovers.unconfirmed)
-    assert (books.entries, books.claimed, books.announced) == ({"default/first": 0}, [], [])
+    assert (books.entries, books.claimed, books.on_event) == ({"default/first": 0}, [], [])
 
 
 async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(books: Books, monkeypatch: Patch) -> None:
@@ -85,7 +85,7 @@ async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(bo
     books.answer("other", 3)
     books.show(books.pod("guess", 0), books.pod("other", 3), books.pod("real", 1, started=True))
     async with running(books.run()):
-        await until(lambda: books.announced)
+        await until(lambda: books.on_event)
     assert books.entries == {"default/real": 0, "default/other": 3}
     assert books.claims == {"default/real": 0}
 
@@ -98,7 +98,7 @@ async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(books: 
     books.handovers.drop("uid-ended")
     books.show(books.pod("real", 1, started=True))
     async with running(books.run()):
-        await until(lambda: books.announced)
+        await until(lambda: books.on_event)
     assert books.entries == {"default/real": 0}
     books.answer("next", 3)
     assert frozenset(books.ids(0)) in books.handovers.answers
@@ -115,7 +115,7 @@ async def test_a_pod_has_what_the_only_candidate_was_given_that_its_call_was_mis
     books.answer("away", 0)
     async with running(books.run()):
         if shown == "deleted":
-            books.pods.deleted(away)
+            books.pods.on_delete(away)
         elif shown != "still pending":
             books.show(books.pod("away", 0, phase="Failed"))
         if shown == "failed long before":
@@ -139,7 +139,7 @@ async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(bo
 
     serve(monkeypatch, books.kubelet(held))
     async with running(books.run()):
-        await until(lambda: len(books.announced) == 2)
+        await until(lambda: len(books.on_event) == 2)
     assert books.entries == {"default/real": 0, "default/guess": 1}
 
 
@@ -149,9 +149,9 @@ async def test_a_misattributed_answer_is_kept_until_its_pod_is_admitted(books: B
     books.answer("second", 1)
     books.show(books.pod("first", 0), books.pod("second", 1, started=True))
     async with running(books.run()):
-        await until(lambda: len(books.announced) == 1)
+        await until(lambda: len(books.on_event) == 1)
         books.show(books.pod("first", 0, started=True))
-        await until(lambda: len(books.announced) == 2)
+        await until(lambda: len(books.on_event) == 2)
     assert books.entries == {"default/first": 1, "default/second": 0}
 
 
@@ -162,7 +162,7 @@ async def test_a_chain_of_wrong_guesses_is_resolved(books: Books, monkeypatch: P
     books.handovers.drop("uid-gone")
     books.show(books.pod("first", 0, started=True), books.pod("last", 2, started=True))
     async with running(books.run()):
-        await until(lambda: len(books.announced) == 2)
+        await until(lambda: len(books.on_event) == 2)
     assert books.entries == {"default/first": 1, "default/last": 0}
 
 
@@ -186,7 +186,7 @@ async def test_a_call_answered_while_the_ledger_is_read_is_not_judged_by_it(
     async with running(books.run()):
         await until(lambda: reads)
         assert books.entries == {"default/next": 0}
-        books.pods.deleted(books.pod("ended"))
+        books.pods.on_delete(books.pod("ended"))
         books.show(books.pod("next", 0, started=True))
         await until(lambda: not books.handovers.unconfirmed)
     assert (books.entries, books.claimed) == ({"default/next": 0}, [])
@@ -234,7 +234,7 @@ async def test_the_entry_of_a_pods_successor_is_not_the_pods_own(books: Books, m
             "uid-one": books.chips(0),
             "uid-again": books.chips(1),
         }
-        books.pods.deleted(books.pod("one"))
+        books.pods.on_delete(books.pod("one"))
         books.show(books.pod("one", 1, uid="uid-again", started=True))
         await until(lambda: not books.handovers.unconfirmed)
     assert {each.uid: each.chips for each in books.handovers} == {"uid-again": books.chips(1)}
@@ -268,7 +268,7 @@ async def test_a_pod_that_the_kubelet_is_about_to_ask_for_goes_on_waiting(books:
     books.show(books.pod("new", 0), books.pod("next", 1))
     books.kubelet_pods = [books.pod("next", 1)]
     await books.reconciler.restore()
-    assert (books.entries, books.announced) == ({}, [])
+    assert (books.entries, books.on_event) == ({}, [])
 
 
 async def test_a_reading_of_the_kubelets_ledger_that_failed_once_leaves_no_vnpu(monkeypatch: Patch) -> None:
@@ -309,15 +309,15 @@ async def test_a_pod_that_runs_without_its_devices_is_told_once_and_counted_unti
     async with running(books.run()):
         for number in range(20):
             books.show(one)
-            await until(lambda: books.announced)
+            await until(lambda: books.on_event)
             await asyncio.sleep(0.001)
             if number == 0:
                 reads = 0
         assert books.without == 1
         assert reads <= 1
-        books.pods.deleted(one)
+        books.pods.on_delete(one)
         await until(lambda: books.without == 0)
-    ((key, reason, sentence),) = books.announced
+    ((key, reason, sentence),) = books.on_event
     assert (key, reason) == ("default/one", "NPURunsWithoutChips")
     assert "the kubelet did not know the resource when it admitted the pod" in sentence
     assert books.entries == {}
@@ -361,7 +361,7 @@ async def test_a_claim_stands_for_the_kubelets_ledger_if_that_has_nothing(books:
     books.show(books.pod("one", 0, claims=0, started=True))
     await settled(books, monkeypatch)
     assert books.entries == {"default/one": 0}
-    ((_, reason, sentence),) = books.announced
+    ((_, reason, sentence),) = books.on_event
     assert reason == "NPUAllocationMismatch"
     assert sentence.startswith("it keeps ")
     assert "was the kubelet's checkpoint lost?" in sentence
@@ -373,7 +373,7 @@ async def test_a_claim_never_beats_what_another_pod_has_in_the_kubelets_ledger(
     books.show(books.pod("forger", 0, claims=0, started=True), books.pod("owner", 0, started=True))
     await settled(books, monkeypatch, owner=0)
     assert books.entries == {"default/owner": 0}
-    assert [(key, reason) for key, reason, _ in books.announced] == [("default/forger", "NPURunsWithoutChips")]
+    assert [(key, reason) for key, reason, _ in books.on_event] == [("default/forger", "NPURunsWithoutChips")]
     assert books.without == 1
 
 
@@ -405,7 +405,7 @@ async def test_of_two_claims_to_a_device_neither_is_entered(books: Books, monkey
     books.show(books.pod("three", 1, claims=1, started=True))
     await settled(books, monkeypatch)
     assert books.entries == {"default/three": 1}
-    assert {key for key, reason, _ in books.announced if reason == "NPUAllocationMismatch"} == {
+    assert {key for key, reason, _ in books.on_event if reason == "NPUAllocationMismatch"} == {
         "default/one",
         "default/two",
         "default/three",

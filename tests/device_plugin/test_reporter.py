@@ -55,10 +55,10 @@ class Rig:
         self.reporter = self.make_reporter(self.order)
         self.order.sent(0xFF)
 
-    def applied(self, obj: Node) -> None:
+    def on_apply(self, obj: Node) -> None:
         self.seen = obj.metadata.resource_version
 
-    def deleted(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
+    def on_delete(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
         self.seen = ""
 
     def make_reporter(self, order: PublishingOrder) -> Reporter:
@@ -302,7 +302,7 @@ async def test_the_last_report_does_not_overwrite_that_of_another_plugin(
         successor.snapshots.set(snapshot(2))
         await until(lambda: successor.reporter.problem is None)
     if seen:
-        reporting.board.applied(await reporting.config_map())
+        reporting.board.on_apply(await reporting.config_map())
     await reporting.reporter.sign_off()
     latest = await reporting.report()
     assert (latest.unhealthy, latest.update_time_s > 0) == (0b100, True)
@@ -335,7 +335,7 @@ async def test_an_api_server_that_does_not_answer_does_not_delay_the_end(reporti
 async def test_a_deleted_config_map_is_created_again_at_once(reporting: Rig, client: RecordingClient) -> None:
     gone = await reporting.config_map()
     await client.delete(CONFIG_MAPS, NAME, NAMESPACE)
-    reporting.board.deleted(gone)
+    reporting.board.on_delete(gone)
     await until(lambda: len(client.to(MAPS, "POST")) == 2 and reporting.reporter.problem is None)
     assert (await reporting.config_map()).metadata.labels == LABELS
 

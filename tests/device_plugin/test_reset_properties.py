@@ -205,7 +205,7 @@ class Resets(RuleBasedStateMachine):
     def a_check_is_answered(self, answers: bool) -> None:  # noqa: FBT001 - a drawn value
         chips, found = self.checks.popitem()
         group = next(each for each in self.groups if each.chips == chips)
-        self._begin(group, group.checked(found if answers else None, self.view(group), self.now_s))
+        self._begin(group, group.on_check(found if answers else None, self.view(group), self.now_s))
         self._settle()
 
     @precondition(lambda self: self.node.resetting)
@@ -229,7 +229,7 @@ class Resets(RuleBasedStateMachine):
     def a_poll_is_answered(self) -> None:
         chips = self.polling.pop()
         group = next(each for each in self.groups if each.chips == chips)
-        group.polled(chips & ~self.node.down, self.now_s)
+        group.on_reading(chips & ~self.node.down, self.now_s)
         self._settle()
 
     @precondition(lambda self: self.initializing)
@@ -237,7 +237,7 @@ class Resets(RuleBasedStateMachine):
     def the_driver_is_initialized(self, error: str) -> None:
         chips = self.initializing.pop()
         group = next(each for each in self.groups if each.chips == chips)
-        group.initialized(error, self.now_s)
+        group.on_initialization(error, self.now_s)
         self._settle()
 
     @rule()

@@ -87,10 +87,10 @@ def test_a_pod_holds_its_chips_from_its_binding_to_its_end() -> None:
     ledgers = Ledgers(pods, handovers)
     now = snapshot()
     assert obstacles(now, 0x0F, ledgers.held) == []
-    pods.applied(pod("bound", 1, 2, time=1))
+    pods.on_apply(pod("bound", 1, 2, time=1))
     assert obstacles(now, 0x0F, ledgers.held) == ["pod default/bound holds Ascend910-2"]
     assert obstacles(now, 0xF0, ledgers.held) == []
-    pods.applied(pod("bound", 1, 2, time=1, phase="Succeeded"))
+    pods.on_apply(pod("bound", 1, 2, time=1, phase="Succeeded"))
     assert obstacles(now, 0x0F, ledgers.held) == []
     handovers.add(
         HandOver.of_parts("u", "default/early", (3,), (Part("main", keeps=True, chips=(3,), kubelet_ids=(3,)),))
@@ -109,7 +109,7 @@ def test_no_more_resets_within_an_hour_than_the_limit(times: list[float], per_ho
     for now_s in sorted(times):
         if budget.due_s(now_s) <= now_s:
             budget.spend(now_s)
-            budget.failed(now_s)
+            budget.on_failure(now_s)
             done.append(now_s)
     for first_s, next_s in zip(done, done[per_hour:], strict=False):
         assert next_s - first_s >= 3600.0
@@ -119,10 +119,10 @@ def test_no_more_resets_within_an_hour_than_the_limit(times: list[float], per_ho
 def test_the_wait_after_failures_doubles_up_to_an_hour() -> None:
     budget, waits = Budget(100), []
     for _ in range(9):
-        budget.failed(0.0)
+        budget.on_failure(0.0)
         waits.append(budget.due_s(0.0))
     assert waits == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0, 3600.0]
-    budget.succeeded()
+    budget.on_success()
     assert budget.due_s(0.0) == 0.0
 
 
@@ -132,13 +132,13 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    def discovered(self, server: Inventory, _at: Moment) -> None:
+    def on_discovery(self, server: Inventory, _at: Moment) -> None:
         self.heard.append(len(server.chips))
 
-    def polled(self, phy_id: int, _state: ChipState, _at: Moment) -> None:
+    def on_reading(self, phy_id: int, _state: ChipState, _at: Moment) -> None:
         self.heard.append(phy_id)
 
-    def announced(self, event: FaultEvent, _at: Moment) -> None:
+    def on_event(self, event: FaultEvent, _at: Moment) -> None:
         self.heard.append(event.assertion)
 
     def events_lost(self) -> None:
@@ -148,12 +148,12 @@ class Ear:
 def test_what_a_muted_chip_says_is_no_fault_but_the_end_of_one_is_heard() -> None:
     ear, at = Ear(), Moment(5.0, 0)
     muting = Muting(ear)
-    muting.discovered(server(ChipFacts(3, 7), ChipFacts(4, 8)), at)
+    muting.on_discovery(server(ChipFacts(3, 7), ChipFacts(4, 8)), at)
     muting.muted = 1 << 3
-    muting.polled(3, ChipState(dropped=True), at)
-    muting.polled(4, ChipState(), at)
+    muting.on_reading(3, ChipState(dropped=True), at)
+    muting.on_reading(4, ChipState(), at)
     for logic_id, assertion in ((7, "occur"), (7, "once"), (7, "recover"), (8, "occur"), (9, "once")):
-        muting.announced(FaultEvent(logic_id, 0x40F84E00, assertion, 3), at)  # type: ignore[arg-type]
+        muting.on_event(FaultEvent(logic_id, 0x40F84E00, assertion, 3), at)  # type: ignore[arg-type]
     muting.events_lost()
     assert ear.heard == [2, 4, "recover", "occur", "once", "lost"]
     assert (muting.read_since(5.0), muting.read_since(5.1)) == (1 << 4, 0)

@@ -61,7 +61,7 @@ def judged(watch: Watch, clock: Clock) -> str:
 def test_a_chip_that_nobody_could_read_is_not_silent(still_s: float) -> None:
     clock, watch = Clock(), Watch(stale_s=10.0)
     clock.time.tick()
-    watch.book.polled(0, ChipState(), clock.time.moment())
+    watch.book.on_reading(0, ChipState(), clock.time.moment())
     clock.real_s += still_s
     assert judged(watch, clock) == ""
     clock.time.tick()
@@ -71,7 +71,7 @@ def test_a_chip_that_nobody_could_read_is_not_silent(still_s: float) -> None:
 def test_a_chip_that_does_not_answer_a_running_plugin_is_silent() -> None:
     clock, watch = Clock(), Watch(stale_s=10.0)
     clock.time.tick()
-    watch.book.polled(0, ChipState(), clock.time.moment())
+    watch.book.on_reading(0, ChipState(), clock.time.moment())
     clock.run(5)
     clock.real_s += 3600
     clock.run(5)

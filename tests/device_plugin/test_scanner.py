@@ -80,14 +80,14 @@ class Heard:
         self.events: list[FaultEvent] = []
         self.losses = 0
 
-    def discovered(self, server: Inventory, at: Moment) -> None:
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
         assert at.mono_s > 0
         self.servers.append(server)
 
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
         self.states.setdefault(phy_id, []).append((state, at))
 
-    def announced(self, event: FaultEvent, at: Moment) -> None:
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
         assert at.mono_s > 0
         self.events.append(event)
 

@@ -97,7 +97,7 @@ async def test_a_pod_bound_between_two_lists_was_not_found_at_the_start(
 ) -> None:
     stream = aiter(stub.ListAndWatch(pb.Empty()))
     await anext(stream)
-    face.pods.applied(pod("late", 1, 1, time=1))
+    face.pods.on_apply(pod("late", 1, 1, time=1))
     face.order.reported_unhealthy.set(0b1)
     face.snapshots.set(snapshot(0))
     await anext(stream)
@@ -125,8 +125,8 @@ async def test_a_preference_is_never_an_error(
 ) -> None:
     if waiting:
         for name, count in (("one", 1), ("two", 2), ("eight", 8), ("none", 0)):
-            face.pods.applied(pod(name, count, *range(count), time=1))
-        face.pods.applied(pod("strange", 2, annotations={ALLOCATED: "chip0"}))
+            face.pods.on_apply(pod(name, count, *range(count), time=1))
+        face.pods.on_apply(pod("strange", 2, annotations={ALLOCATED: "chip0"}))
     for available, must_include in ((ids, []), (ids, ids), ([], ids)):
         (preferred,) = await prefer(stub, available, must_include, size)
         assert len(preferred) in {0, size}
@@ -138,7 +138,7 @@ async def test_a_preference_for_no_container_is_empty(stub: "DevicePluginAsyncSt
 
 
 async def test_a_container_gets_its_chips_in_the_written_order(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    face.pods.applied(pod("one", 2, 5, 4, time=1))
+    face.pods.on_apply(pod("one", 2, 5, 4, time=1))
     assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
     assert dict(given.envs) == {"ASCEND_VISIBLE_DEVICES": "5,4", "ASCEND_RUNTIME_OPTIONS": ""}
@@ -148,7 +148,7 @@ async def test_a_container_gets_its_chips_in_the_written_order(face: Face, stub:
 
 
 async def test_other_ids_of_the_kubelet_are_counted(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    face.pods.applied(pod("one", 2, 5, 4, time=1))
+    face.pods.on_apply(pod("one", 2, 5, 4, time=1))
     given = await allocate(stub, "Ascend910-0", "Ascend910-1")
     assert given.envs["ASCEND_VISIBLE_DEVICES"] == "5,4"
     assert face.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
@@ -169,16 +169,16 @@ def prepare(face: Face, case: str) -> list[str]:
             return [GARBAGE[-1]]
         case "NotReady":
             face.snapshots.set(None)
-            face.pods.applied(pod("one", 1, 0, time=1))
+            face.pods.on_apply(pod("one", 1, 0, time=1))
         case "NotPlaced":
-            face.pods.applied(pod("one", 1))
+            face.pods.on_apply(pod("one", 1))
         case "MalformedAnnotation":
-            face.pods.applied(pod("one", 1, annotations={ALLOCATED: ",".join(["Ascend910-0"] * 99)}))
+            face.pods.on_apply(pod("one", 1, annotations={ALLOCATED: ",".join(["Ascend910-0"] * 99)}))
         case "ChipUnhealthy":
             face.snapshots.set(snapshot(0))
-            face.pods.applied(pod("one", 1, 0, time=1))
+            face.pods.on_apply(pod("one", 1, 0, time=1))
         case "UnknownChip":
-            face.pods.applied(pod("one", 1, 9, time=1))
+            face.pods.on_apply(pod("one", 1, 9, time=1))
         case "unreachable":
             face.api_pods = unreachable
         case "forbidden":
@@ -216,7 +216,7 @@ async def test_a_refusal_is_short_and_starts_with_its_reason(
 
 
 async def test_refused_calls_are_timed_as_well(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    face.pods.applied(pod("one", 1, 0, time=1))
+    face.pods.on_apply(pod("one", 1, 0, time=1))
     await allocate(stub, "Ascend910-0")
     with pytest.raises(grpc.aio.AioRpcError):
         await allocate(stub, "npu")
@@ -231,7 +231,7 @@ def fail(*_: object) -> None:
 async def test_an_internal_error_in_a_preference_is_empty_and_counted(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    face.pods.applied(pod("one", 1, 0, time=1))
+    face.pods.on_apply(pod("one", 1, 0, time=1))
     monkeypatch.setattr(face.devices, "prefer", fail)
     assert await prefer(stub, list(HEALTHY), [], 1) == [[]]
     assert face.preferred("failed") == 1
@@ -243,7 +243,7 @@ async def test_an_internal_error_in_a_preference_is_empty_and_counted(
 async def test_an_internal_error_in_allocate_fails_one_pod_with_a_reason(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    face.pods.applied(pod("one", 1, 0, time=1))
+    face.pods.on_apply(pod("one", 1, 0, time=1))
     monkeypatch.setattr(face.devices, "realize", fail)
     with pytest.raises(grpc.aio.AioRpcError, match="Internal: the device plugin failed: ZeroDivisionError"):
         await allocate(stub, "Ascend910-0")
@@ -253,8 +253,8 @@ async def test_an_internal_error_in_allocate_fails_one_pod_with_a_reason(
 
 
 async def test_preferences_follow_the_order_of_decisions(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    face.pods.applied(pod("late", 2, 0, 1, time=9))
-    face.pods.applied(pod("early", 2, 5, 4, time=1))
+    face.pods.on_apply(pod("late", 2, 0, 1, time=9))
+    face.pods.on_apply(pod("early", 2, 5, 4, time=1))
     assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
     assert await prefer(stub, list(HEALTHY), ["Ascend910-4"], 2) == [["Ascend910-5", "Ascend910-4"]]
     assert await prefer(stub, list(HEALTHY), ["Ascend910-0"], 2) == [[]]
@@ -262,7 +262,7 @@ async def test_preferences_follow_the_order_of_decisions(face: Face, stub: "Devi
 
 
 async def test_an_answer_names_its_cdi_devices(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    face.pods.applied(pod("one", 2, 5, 4, time=1))
+    face.pods.on_apply(pod("one", 2, 5, 4, time=1))
     face.devices._inject = lambda chips, _type: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
     assert [each.name for each in given.cdi_devices] == ["huawei.com/npu=5", "huawei.com/npu=4"]

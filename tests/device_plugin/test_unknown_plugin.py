@@ -104,7 +104,7 @@ async def test_another_plugin_is_noticed_by_the_count_of_registrations(kubelet: 
             await until(lambda: says_so(face))
             assert face.registration.others.problem == face.registration.problem
             assert f"socket {NAME} in {kubelet.socket_dir}" in str(face.registration.problem)
-            assert [reason for reason, _ in face.announced] == [EVENT]
+            assert [reason for reason, _ in face.on_event] == [EVENT]
             # It is not ended by this one, nor replaced.
             registrations = kubelet.registrations
             for _ in range(20):
@@ -113,7 +113,7 @@ async def test_another_plugin_is_noticed_by_the_count_of_registrations(kubelet: 
             assert kubelet.registrations == registrations
         await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
         assert kubelet.registrations == registrations + has_race(kubelet)
-        assert len(face.announced) == 1
+        assert len(face.on_event) == 1
 
 
 async def test_after_its_end_the_kubelet_has_this_plugins_list_again(kubelet: Kubelet) -> None:
@@ -183,12 +183,12 @@ async def test_restarts_of_the_kubelet_and_upgrades_are_no_other_plugin(kubelet:
             await until(lambda: kubelet.devices(RESOURCE) == HEALTHY)
             await count.newer_than(readings)
             assert face.registration.problem is None
-        assert face.announced == []
+        assert face.on_event == []
     # The next instance finds the registrations of the one before.
     async with counted(kubelet) as (face, count):
         assert count.readings
         assert face.registration.problem is None
-        assert face.announced == []
+        assert face.on_event == []
 
 
 async def test_one_that_registers_first_with_a_new_kubelet_is_noticed(
@@ -272,7 +272,7 @@ async def test_a_plugin_that_the_kubelets_watcher_has_found_is_noticed(kubelet: 
         async with Found().serving(socket):
             await until(lambda: says_so(face))
             assert f"(socket {socket})" in str(face.registration.problem)
-            assert [reason for reason, _ in face.announced] == [EVENT]
+            assert [reason for reason, _ in face.on_event] == [EVENT]
         await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
 
 

@@ -140,7 +140,7 @@ def test_the_debounced_state_follows_its_definition(
     for pause_s, present in steps:
         now_s += pause_s
         debounce.advance(now_s)
-        debounce.feed(present=present, at=moment(now_s))
+        debounce.update(present=present, at=moment(now_s))
         turns.append((float(now_s), present))
     debounce.advance(now_s + wait_s)
     assert debounce.faulty is debounced(turns, rule, now_s + wait_s)
@@ -248,7 +248,7 @@ def test_a_fault_announced_before_the_discovery_counts_at_most_once() -> None:
 def test_a_fault_of_a_chip_missing_for_a_while_counts_once() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
-    watch.book.discovered(replace(server(), chips=()), moment(2))
+    watch.book.on_discovery(replace(server(), chips=()), moment(2))
     watch.event(3, CODE)
     watch.discover(4)
     watch.read(5, CODE)
@@ -430,7 +430,7 @@ def test_a_rule_removed_while_its_fault_lasts_still_releases() -> None:
 def test_a_damper_without_a_hold_follows_at_once() -> None:
     damper, damping = Damper(), Damping(0, 300)
     for at_s, bad in enumerate([True, False, True, False]):
-        damper.feed(bad=bad, now_s=at_s, damping=damping)
+        damper.update(bad=bad, now_s=at_s, damping=damping)
         assert damper.bad is bad
 
 

@@ -47,7 +47,7 @@ class Watch:
 
     def discover(self, at_s: float) -> None:
         chips = (ChipFacts(each, logic_id=LOGIC + each) for each in range(self.count))
-        self.book.discovered(server(*chips), moment(at_s))
+        self.book.on_discovery(server(*chips), moment(at_s))
 
     def read(
         self,
@@ -59,16 +59,16 @@ class Watch:
         link_s: float | None = None,
         fatal: bool = False,
     ) -> None:
-        self.book.polled(phy_id, ChipState(codes, dropped, link_up, link_s, fatal), moment(at_s))
+        self.book.on_reading(phy_id, ChipState(codes, dropped, link_up, link_s, fatal), moment(at_s))
 
     def answer(self, at_s: float, *, dropped: bool = False, link_up: bool | None = None, fatal: bool = False) -> None:
         """A reading of chip 0 by a driver that reports faults by events only."""
-        self.book.polled(0, ChipState(None, dropped, link_up, fatal=fatal), moment(at_s))
+        self.book.on_reading(0, ChipState(None, dropped, link_up, fatal=fatal), moment(at_s))
 
     def event(
         self, at_s: float, code: int, assertion: Assertion = "occur", *, severity: int = 2, phy_id: int = 0
     ) -> None:
-        self.book.announced(FaultEvent(LOGIC + phy_id, code, assertion, severity), moment(at_s))
+        self.book.on_event(FaultEvent(LOGIC + phy_id, code, assertion, severity), moment(at_s))
 
     def judge(self, at_s: float, *used: int) -> Snapshot:
         """Judge all chips, while pods run with ``used``."""

@@ -31,7 +31,7 @@ class Writes:
     products: list[tuple[str | None, ChipSet]] = field(default_factory=list)
     lists: list[frozenset[str]] = field(default_factory=list)
 
-    def applied(self, obj: KubeObject) -> None:
+    def on_apply(self, obj: KubeObject) -> None:
         """Take note of an object."""
         if isinstance(obj, Node):
             annotation = obj.metadata.annotations.get(BASE_DEVICE_INFOS)
@@ -40,7 +40,7 @@ class Writes:
         elif isinstance(obj, ConfigMap) and DEVICE_INFO in obj.data:
             self.reports.append(decode_report(obj.data))
 
-    def deleted(self, obj: KubeObject) -> None:
+    def on_delete(self, obj: KubeObject) -> None:
         """Nothing is deleted."""
         raise AssertionError(f"{obj.key} is deleted")
 

@@ -69,7 +69,7 @@ class WorldTrial(Trial):
 
     async def printed(self, path: str) -> str:
         if isinstance(self.world, RealWorld):
-            return await Trial.printed(self, path)
+            return await Trial.container_output(self, path)
         *_, namespace, _, name = path.split("/")
         pod = await self.client.get(PODS, name, namespace)
         view = await self.world.node(self.node).container(pod)

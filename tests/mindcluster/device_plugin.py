@@ -148,10 +148,10 @@ class _Process(pb_grpc.DevicePluginServicer):
 
     # The informer of pods.
 
-    def applied(self, obj: Pod) -> None:
+    def on_apply(self, obj: Pod) -> None:
         self._triggered = True
 
-    def deleted(self, obj: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         self._triggered = True
 
     # The chips.

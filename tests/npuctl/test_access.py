@@ -23,7 +23,7 @@ ACCESS = Access("https://own:6443", ssl.create_default_context(), _own)
 
 
 def applied(overrides: Overrides) -> tuple[str, Mapping[str, str]]:
-    access = overrides.applied(ACCESS)
+    access = overrides.apply_to(ACCESS)
 
     async def headers() -> Mapping[str, str]:
         return await access.headers()

@@ -54,11 +54,11 @@ class Lane:
 
     # The reflector's handler.
 
-    def applied(self, obj: Pod) -> None:
+    def on_apply(self, obj: Pod) -> None:
         self._last[obj.name] = obj
         self.changes.pulse()
 
-    def deleted(self, obj: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         if (known := self._last.get(obj.name)) is not None and known.uid == obj.uid:
             del self._last[obj.name]
         self.changes.pulse()

@@ -128,7 +128,7 @@ class Calls:
     def init(self) -> None:
         """Initialize the library, before all other calls or again while none of them uses its table of cards."""
         with self._gate.alone():
-            self._timed("dcmi_init")
+            self._time_call("dcmi_init")
 
     def version(self) -> str:
         """Return the version of the driver."""
@@ -296,9 +296,9 @@ class Calls:
 
     def _call(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
         with self._gate.beside():
-            self._timed(name, *arguments, target=target)
+            self._time_call(name, *arguments, target=target)
 
-    def _timed(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
+    def _time_call(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
         function = self._functions.get(name)
         if function is None:
             raise DcmiError(name, MISSING, *target)

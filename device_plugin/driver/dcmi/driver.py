@@ -123,7 +123,7 @@ class DcmiDriver:
         """
         if self._missed.is_gone(chip):
             return ChipState(dropped=True)
-        calls, place = self._loaded(chip), (chip.card_id, chip.device_id)
+        calls, place = self._load_chip(chip), (chip.card_id, chip.device_id)
         health = self._health(calls, place)
         if health == NOT_EXISTING:
             return ChipState(dropped=True)
@@ -142,7 +142,7 @@ class DcmiDriver:
         """
         if reading is Reading.LINK_UPS:
             return {Quantity.LINK_UPS: float(self._counters.link_ups(chip.phy_id))}
-        return self._loaded(chip).measure((chip.card_id, chip.device_id), reading)
+        return self._load_chip(chip).measure((chip.card_id, chip.device_id), reading)
 
     def describe(self, chip: ChipFacts, label: Label) -> str:
         """Return what identifies a chip.
@@ -151,7 +151,7 @@ class DcmiDriver:
             NotMeasured: this driver does not have it.
             DriverError: the chip can't be read; says why.
         """
-        return self._loaded(chip).describe((chip.card_id, chip.device_id), label)
+        return self._load_chip(chip).describe((chip.card_id, chip.device_id), label)
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
         """Announce the fault events of all chips from now on, from threads of the library.
@@ -160,7 +160,7 @@ class DcmiDriver:
             DriverError: the driver announces none, or refuses the subscription.
         """
         calls = self._open()
-        handler = make_handler(lambda event: on_event(self._heeded(event)))
+        handler = make_handler(lambda event: on_event(self._refresh_link(event)))
         for attempt in itertools.count(1):
             try:
                 calls.subscribe(handler)
@@ -176,7 +176,7 @@ class DcmiDriver:
         for chip in server.chips if server.chip_type == "Ascend910A3" else ():
             if chip.is_listed and chip.card_id not in partners:
                 try:
-                    partner = self._loaded(chip).brother_card((chip.card_id, chip.device_id))
+                    partner = self._load_chip(chip).brother_card((chip.card_id, chip.device_id))
                 except DcmiError as error:
                     log.warning("the card that is reset with another is unknown", error=error.message)
                 else:
@@ -189,7 +189,7 @@ class DcmiDriver:
         Raises:
             DriverError: they can't be read; says why.
         """
-        return self._loaded(chip).processes((chip.card_id, chip.device_id))
+        return self._load_chip(chip).processes((chip.card_id, chip.device_id))
 
     def reset(self, chip: ChipFacts) -> None:
         """Reset a chip and all that are reset with it; returns before they have started.
@@ -197,7 +197,7 @@ class DcmiDriver:
         Raises:
             DriverError: the driver refuses; says why.
         """
-        self._loaded(chip).reset((chip.card_id, chip.device_id))
+        self._load_chip(chip).reset((chip.card_id, chip.device_id))
 
     def has_started(self, chip: ChipFacts) -> bool:
         """Return whether a chip has started; one whose boot status can't be read has if it answers.
@@ -205,7 +205,7 @@ class DcmiDriver:
         Raises:
             DriverError: the driver does not list its card.
         """
-        calls, place = self._loaded(chip), (chip.card_id, chip.device_id)
+        calls, place = self._load_chip(chip), (chip.card_id, chip.device_id)
         try:
             return calls.boot_status(place) == STARTED
         except DcmiError:
@@ -217,7 +217,7 @@ class DcmiDriver:
         Raises:
             DriverError: that can't be read; says why.
         """
-        return self._loaded(chip).division((chip.card_id, chip.device_id), chip.phy_id)
+        return self._load_chip(chip).division((chip.card_id, chip.device_id), chip.phy_id)
 
     def create_vnpu(self, chip: ChipFacts, template: str) -> VirtualNpu:
         """Cut a vNPU out of a chip.
@@ -225,7 +225,7 @@ class DcmiDriver:
         Raises:
             DriverError: the driver refuses; says why.
         """
-        return self._loaded(chip).create_vnpu((chip.card_id, chip.device_id), chip.phy_id, template)
+        return self._load_chip(chip).create_vnpu((chip.card_id, chip.device_id), chip.phy_id, template)
 
     def destroy_vnpu(self, chip: ChipFacts, vdev_id: int) -> None:
         """Give the parts of a vNPU back to its chip.
@@ -233,16 +233,16 @@ class DcmiDriver:
         Raises:
             DriverError: the driver refuses; says why.
         """
-        self._loaded(chip).destroy_vnpu((chip.card_id, chip.device_id), vdev_id)
+        self._load_chip(chip).destroy_vnpu((chip.card_id, chip.device_id), vdev_id)
 
-    def _loaded(self, chip: ChipFacts) -> DividingCalls:
+    def _load_chip(self, chip: ChipFacts) -> DividingCalls:
         if self._calls is None:
             raise DriverError("chips are used before they are discovered")
         if not chip.is_listed:
             raise DriverError("the driver does not list its card")
         return self._calls
 
-    def _heeded(self, event: FaultEvent) -> FaultEvent:
+    def _refresh_link(self, event: FaultEvent) -> FaultEvent:
         """Return the event, after having the link of its chip read if that is concerned."""
         if event.code == LINK_DOWN:
             for phy_id in [phy_id for phy_id, chip in self._known.items() if chip.facts.logic_id == event.logic_id]:

@@ -74,15 +74,15 @@ class MeasuringCalls(Calls):
             case Reading.POWER:
                 value = self._number("dcmi_get_device_power_info", chip) / _PER_WATT
             case Reading.VOLTAGE:
-                value = self._unsigned("dcmi_get_device_voltage", chip) / _PER_VOLT
+                value = self._read_unsigned("dcmi_get_device_voltage", chip) / _PER_VOLT
             case Reading.FREQUENCY:
-                value = self._unsigned("dcmi_get_device_frequency", chip, _AI_CORE_FREQUENCY)
+                value = self._read_unsigned("dcmi_get_device_frequency", chip, _AI_CORE_FREQUENCY)
             case Reading.HEALTH:
                 value = self._health(chip)
             case Reading.NETWORK:
                 value = self._network(chip)
             case _:
-                value = self._unsigned("dcmi_get_device_utilization_rate", chip, _KINDS[reading])
+                value = self._read_unsigned("dcmi_get_device_utilization_rate", chip, _KINDS[reading])
         return {Quantity(reading): value}
 
     def _hbm(self, chip: Place) -> Values:
@@ -100,7 +100,7 @@ class MeasuringCalls(Calls):
         self._call(function, *chip, byref(number), target=chip)
         return float(number.value)
 
-    def _unsigned(self, function: str, chip: Place, *kind: int) -> float:
+    def _read_unsigned(self, function: str, chip: Place, *kind: int) -> float:
         number = c_uint32()
         self._call(function, *chip, *kind, byref(number), target=chip)
         return float(number.value)
@@ -114,7 +114,7 @@ class MeasuringCalls(Calls):
             raise
 
     def _network(self, chip: Place) -> float:
-        return float(self._unsigned("dcmi_get_device_network_health", chip) in {_NETWORK_OK, _NETWORK_INIT})
+        return float(self._read_unsigned("dcmi_get_device_network_health", chip) in {_NETWORK_OK, _NETWORK_INIT})
 
     def _model_name(self, chip: Place) -> str:
         info = self._chip_info(chip)

@@ -57,10 +57,10 @@ class RecordingCalls(DividingCalls):
         super().__init__(library, lambda _name, _seconds: None)
         self._record = record
 
-    def _timed(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
+    def _time_call(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
         def call() -> int:
             try:
-                super(RecordingCalls, self)._timed(name, *arguments, target=target)
+                super(RecordingCalls, self)._time_call(name, *arguments, target=target)
             except DcmiError as error:
                 failed.append(error)
                 return error.code

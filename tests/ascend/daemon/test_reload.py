@@ -37,10 +37,10 @@ class Program:
 
     def __init__(self, file: Path, *flags: str) -> None:
         source = SettingsSource(Settings, "p", ["--config", str(file), *flags])
-        self.applied: list[Settings] = []
+        self.on_apply: list[Settings] = []
         self.outcomes: list[Outcome] = []
         self.reload = SettingsReload(
-            source, source.read(), self.applied.append, count=self.outcomes.append, poll_s=0.01
+            source, source.read(), self.on_apply.append, count=self.outcomes.append, poll_s=0.01
         )
 
 
@@ -64,7 +64,7 @@ async def test_a_changed_file_is_applied_without_a_restart(file: Path) -> None:
         file.write_text("hold_s: 30\nlog_level: DEBUG\n")
         await until(lambda: program.outcomes)
     assert program.outcomes == ["applied"]
-    assert [each.hold_s for each in program.applied] == [30]
+    assert [each.hold_s for each in program.on_apply] == [30]
     assert program.reload.settings.hold_s == 30
     assert logging.getLogger().level == logging.DEBUG
 
@@ -91,7 +91,7 @@ async def test_all_errors_of_a_file_are_logged_and_the_old_settings_stay(
     assert await program.reload.reload() == "refused"
     logged = capsys.readouterr().out
     assert [word for word in ("hold_s", "'many'", "colour") if word not in logged] == []
-    assert (program.reload.settings.hold_s, program.applied) == (1, [])
+    assert (program.reload.settings.hold_s, program.on_apply) == (1, [])
     for broken in ("{", "\x00", "- a list"):
         file.write_text(broken)
         assert await program.reload.reload() == "refused"
@@ -122,14 +122,14 @@ async def test_a_setting_that_needs_the_new_value_of_another_waits_for_the_resta
     file.write_text("hold_s: 60\nport: 2\nlog_level: DEBUG\n")
     assert await program.reload.reload() == "needs_restart"
     assert program.reload.awaiting_restart == ("log_level", "hold_s", "port")
-    assert (program.reload.settings, program.applied) == (Settings(), [])
+    assert (program.reload.settings, program.on_apply) == (Settings(), [])
 
 
 async def test_a_flag_wins_over_the_changed_file(file: Path) -> None:
     program = Program(file, "--hold-s", "5")
     file.write_text("hold_s: 9\n")
     assert await program.reload.reload() == "unchanged"
-    assert program.applied == []
+    assert program.on_apply == []
 
 
 async def test_sighup_reloads_at_once_even_without_a_change(file: Path) -> None:

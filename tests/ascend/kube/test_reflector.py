@@ -33,10 +33,10 @@ class RecordingHandler:
         self.calls: list[tuple[str, str]] = []
         self._more = asyncio.Event()
 
-    def applied(self, obj: Pod) -> None:
+    def on_apply(self, obj: Pod) -> None:
         self._record("applied", obj)
 
-    def deleted(self, obj: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         self._record("deleted", obj)
 
     def _record(self, what: str, obj: Pod) -> None:
@@ -270,7 +270,7 @@ async def test_other_tasks_run_while_a_long_list_is_applied(server: ApiServer, c
             await asyncio.sleep(0)
 
     looking = asyncio.create_task(look())
-    handler.applied = lambda obj: (time.sleep(0.0001), handler.calls.append(("applied", obj.name)))  # type: ignore[method-assign, assignment, func-returns-value]  # slow, as a large cluster's state
+    handler.on_apply = lambda obj: (time.sleep(0.0001), handler.calls.append(("applied", obj.name)))  # type: ignore[method-assign, assignment, func-returns-value]  # slow, as a large cluster's state
     async with watching(client, handler):
         await looking
     turns = [after - before for before, after in itertools.pairwise(seen)]

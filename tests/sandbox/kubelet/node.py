@@ -59,11 +59,11 @@ class Watcher:
         self.reflector = Reflector(client, resource, self)
         self._changed = asyncio.Event()
 
-    def applied(self, obj: KubeObject) -> None:
+    def on_apply(self, obj: KubeObject) -> None:
         del obj
         self._changed.set()
 
-    def deleted(self, obj: KubeObject) -> None:
+    def on_delete(self, obj: KubeObject) -> None:
         del obj
         self._changed.set()
 

@@ -137,7 +137,7 @@ async def test_pods_are_listed_right_before_admission_one_at_a_time(
     called, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(devices: list[str]) -> pb.ContainerAllocateResponse:
-        seen.append(kubelet.listed())
+        seen.append(kubelet.pod_keys())
         called.set()
         await go_on.wait()
         return await plugin._allocate(devices)
@@ -156,7 +156,7 @@ async def test_held_pods_are_neither_listed_nor_admitted(cluster: Cluster, kubel
         await cluster.create(pod("a", chips=1))
         await cluster.create(pod("b"))
         await cluster.pod("b", lambda each: each)
-        assert kubelet.listed() == []
+        assert kubelet.pod_keys() == []
         assert not plugin.allocated
     await kubelet.until(lambda: kubelet.has_container("default/b", "main"))
     assert len(plugin.allocated) == 1

@@ -120,7 +120,7 @@ async def test_the_list_of_pods_has_all_fields(cluster: Cluster, kubelet: Kubele
     body = pod("a", terminationGracePeriodSeconds=0)
     body["metadata"]["annotations"] = {"huawei.com/Ascend910": "Ascend910-0"}
     created = await cluster.create(body)
-    await kubelet.until(kubelet.listed)
+    await kubelet.until(kubelet.pod_keys)
     _, answer = await pods_of(kubelet)
     assert answer["kind"] == "PodList"
     (item,) = answer["items"]
@@ -157,7 +157,7 @@ async def test_the_list_of_pods_can_show_the_kubelets_own_statuses(
     await plugin.stop()
     kubelet.pods_answer.status_overlay = True
     await cluster.create(pod("a", nodeSelector={"no": "node"}))
-    await kubelet.until(lambda: kubelet.listed() and kubelet.status("default/a").get("phase") == "Failed")
+    await kubelet.until(lambda: kubelet.pod_keys() and kubelet.status("default/a").get("phase") == "Failed")
     _, answer = await pods_of(kubelet)
     assert answer["items"][0]["status"]["phase"] == "Failed"
 

@@ -46,7 +46,7 @@ async def test_running_pods_keep_their_devices_without_another_allocate(
     await cluster.run("b", chips=4)
     ledger, before = kubelet.ledger(), kubelet.container("default/a", "main")
     await kubelet.restart()
-    await kubelet.until(lambda: len(kubelet.listed()) == 2)
+    await kubelet.until(lambda: len(kubelet.pod_keys()) == 2)
     assert kubelet.ledger() == ledger
     assert kubelet.container("default/a", "main") == before
     await cluster.node(lambda capacity, allocatable: (capacity.get(RESOURCE), allocatable.get(RESOURCE)) == ("0", "0"))
@@ -135,5 +135,5 @@ async def test_existing_pods_are_admitted_by_creation_time(cluster: Cluster, kub
         clock.time = datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)
         await cluster.create(pod(name))
     await kubelet.start()
-    await kubelet.until(lambda: len(kubelet.listed()) == 3)
-    assert kubelet.listed() == ["default/b", "default/c", "default/a"]
+    await kubelet.until(lambda: len(kubelet.pod_keys()) == 3)
+    assert kubelet.pod_keys() == ["default/b", "default/c", "default/a"]

@@ -89,11 +89,11 @@ class World:
             each.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def applied(self, obj: KubeObject) -> None:
+    def on_apply(self, obj: KubeObject) -> None:
         del obj
         self._changed.set()
 
-    def deleted(self, obj: KubeObject) -> None:
+    def on_delete(self, obj: KubeObject) -> None:
         del obj
         self._changed.set()
 
