@@ -229,7 +229,7 @@ def read_switch_use(annotations: Mapping[str, str]) -> tuple[int, bool]:
 
 
 def held_chips(annotations: Mapping[str, str]) -> ChipSet:
-    """The chips a live pod may hold: those that the allocator wrote, and those in AscendReal.
+    """The chips a live pod may hold: the union of the allocator's annotation and AscendReal.
 
     This project's device plugin hands over what the allocator wrote, so both are the same. MindCluster's may swap the
     chips of two pods, or write an AscendReal that is not what the container has
@@ -301,7 +301,7 @@ def write_base_device_infos(chips: Mapping[int, ChipAddress], vnpus: Iterable[st
 
 
 def read_base_device_infos(text: str) -> BaseDeviceInfos:
-    """The chips of a node from its annotation. An entry that is not a whole chip costs that chip at most, not the node.
+    """The chips of a node from its annotation. An invalid entry loses at most its chip, never the node.
 
     Raises:
         InvalidValue: the annotation is not a JSON object of objects.

@@ -70,7 +70,7 @@ def chip_of_vnpu(name: str) -> int | None:
 
 
 def parse_chip_or_vnpu(name: str) -> int:
-    """The physical id of the chip that a name stands for, its own or that of one of its vNPUs.
+    """The physical id of a chip by the chip's name or the name of one of the chip's vNPUs.
 
     Raises:
         InvalidValue: the text is neither.

@@ -1,4 +1,4 @@
-"""The condition of a Node that says why its device plugin does not work: written there, read by npuctl."""
+"""The Node condition in which a device plugin says why it does not work; npuctl reads it."""
 
 from enum import StrEnum
 from typing import Final
@@ -8,7 +8,7 @@ NOT_READY: Final = "AscendDevicePluginNotReady"
 
 
 class Lack(StrEnum):
-    """What a device plugin can lack, in the order in which one explains the next: also the checks of ``/readyz``.
+    """The checks of ``/readyz``: what a device plugin can lack, causes before their consequences.
 
     The text is for people; ``reason`` is the word of the condition.
     """

@@ -62,7 +62,7 @@ def read_all_cordons(report: ConfigMap) -> dict[int, Cordon]:
 
 
 def write_cordons(cordons: Mapping[int, Cordon]) -> str | None:
-    """The annotation; None if there are none, which removes it."""
+    """The annotation; None, which removes the annotation, if no chip is cordoned."""
     if not cordons:
         return None
     return msgspec.json.encode({chip_name(chip): each for chip, each in sorted(cordons.items())}).decode()

@@ -280,7 +280,7 @@ def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
 
 
 def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:
-    """Read a list that excludes chips; an invalid entry makes it invalid, since it may stand for any chip.
+    """Read a list of excluded chips; an invalid entry may stand for any chip, so it invalidates the whole list.
 
     An unhealthy vNPU makes its chip unhealthy (docs/spec/vnpu.md#static-vnpus).
     """

@@ -1,4 +1,4 @@
-"""The faults that a node reports for its chips: ``-Fault`` in its device-info ConfigMap.
+"""The faults of a node's chips: ``-Fault`` in the device-info ConfigMap.
 
 See docs/spec/node-report.md#fault-entries.
 
@@ -87,7 +87,7 @@ def read_faults(text: str) -> tuple[Fault, ...]:
 
 
 def read_pre_separate(faults: Iterable[Fault]) -> ChipSet:
-    """The chips with a fault of level PreSeparateNPU: a pod that holds one keeps it, no new pod gets it.
+    """The chips with a fault of level PreSeparateNPU: kept by the pods that hold them, given to no new pod.
 
     The list of unhealthy chips contains them only while no pod holds them (docs/spec/faults.md#chip-health). A network
     fault of that level does not count.

@@ -1,4 +1,4 @@
-"""What the annotations of a pod say of the chips and vNPUs that it has.
+"""The chips and vNPUs of a pod, by the pod's annotations.
 
 The allocator writes a vNPU under the name of its resource, ``huawei.com/Ascend910-2c: Ascend910-2c-100-1``, and what a
 pod gets for AI cores as ``ascend.cores`` has it; the device plugin lists each in AscendReal, as it lists chips there.
@@ -35,7 +35,7 @@ def read_vnpu_grant(annotations: Mapping[str, str]) -> Grant | None:
 
 
 def read_cores_grant(annotations: Mapping[str, str], cores: int) -> Grant | None:
-    """Read what the allocator wrote on a pod that requests AI cores; None if it wrote nothing.
+    """Read the allocator's annotation on a pod that requests AI cores; None if the annotation is missing.
 
     Args:
         annotations: the pod's.
@@ -71,12 +71,12 @@ class Held(NamedTuple):
 
     @property
     def occupied(self) -> ChipSet:
-        """The chips that it holds, or parts of which it holds."""
+        """The chips that the pod holds whole or in part."""
         return self.chips | chip_set(part.chip for part in self.parts)
 
 
 def read_held(annotations: Mapping[str, str]) -> Held:
-    """What a live pod may hold: what the allocator wrote, and what is in AscendReal (as ``held_chips``).
+    """What a live pod may hold: the union of the allocator's annotation and AscendReal (as ``held_chips``).
 
     Raises:
         InvalidValue: a list or a name is malformed.

@@ -12,7 +12,7 @@ from ascend.chips import ChipSet, chip_set
 
 
 class Family(StrEnum):
-    """How the chips of a server are linked, which decides the rule that places pods on it."""
+    """How the chips of a server are linked, which decides the placement rule."""
 
     RINGS = "two HCCS rings"
     """A pod stays within one ring, or takes the whole server (910A)."""

@@ -1,4 +1,4 @@
-"""Every reason for which a request is refused or a call fails: the one place that classifies them.
+"""The table of reasons for which requests are refused or calls fail, with their categories.
 
 A reason is a stable word for programs; the sentence that goes with it (``Refusal.message``) names objects and numbers.
 Code that treats reasons differently uses the category or the actor of a reason instead of listing words.

@@ -1,4 +1,4 @@
-"""How a pod's chips are distributed to its containers: how many chips the pod requests, and which container gets which.
+"""The distribution of a pod's chips: how many chips the pod requests, and which container gets which chip.
 
 The allocator counts by this rule, the device plugin distributes by it. It follows the kubelet's device manager
 (docs/spec/kubelet.md#containers-of-a-pod): app containers and sidecars (restartable init containers) keep their chips
@@ -33,7 +33,7 @@ class ContainerRequest(msgspec.Struct, frozen=True):
 
 
 def effective_request(requests: Iterable[ContainerRequest]) -> int:
-    """The number of chips a pod requests: the most that its containers need at one time.
+    """The number of chips a pod requests: the largest sum that its containers need at one time.
 
     See docs/spec/kubelet.md#containers-of-a-pod.
 

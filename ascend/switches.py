@@ -1,4 +1,4 @@
-"""The faults that a node reports for the switches between its chips and those of its SuperPod: ``SwitchInfoCfg``.
+"""The faults of the switches between a node's chips and the SuperPod: ``SwitchInfoCfg`` of the node's report.
 
 See docs/spec/node-report.md#switchinfocfg.
 """

@@ -45,7 +45,7 @@ class Take(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def occupied(self) -> ChipSet:
-        """The chips that it has, or a part of which it has."""
+        """The chips that are held whole or in part."""
         part = self.vnpu or self.cut
         return self.chip_set if part is None else 1 << part.chip
 

@@ -38,7 +38,7 @@ class Turn:
             await self.wait()
 
     async def wait(self) -> None:
-        """Wait for a turn in which no other task goes on that waits here or in ``share``."""
+        """Wait for a turn in which no further task of this queue or of ``share`` goes on."""
         await self._line.wait()
         self._line.spent_s()
 
@@ -64,7 +64,7 @@ def at_once(steps: Steps[_R]) -> _R:
 
 
 class _Line:
-    """The tasks that wait to go on, first come, first served, and the time for which those of a turn have run."""
+    """The tasks that wait to go on, first come, first served, and how long the tasks of this turn have run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -59,7 +59,7 @@ class Vnpu(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def resource(self) -> str:
-        """The resource as one of which it is requested."""
+        """The name of the extended resource by which pods request a vNPU of this size."""
         return resource_of(self.suffix)
 
     @property

@@ -35,7 +35,7 @@ class DeviceType:
 
     @property
     def resource(self) -> str:
-        """The resource as which its devices are requested; also the pod annotation with those that the pod is given."""
+        """The resource of this type of devices; also the name of the pod annotation with the pod's devices."""
         return resource_of(self.suffix) if self.suffix else RESOURCE
 
     @property
@@ -114,7 +114,7 @@ class CoreType(DeviceType):
 
     @property
     def resource(self) -> str:
-        """The resource as which they are requested; also the pod annotation with the template and its chip."""
+        """The resource of AI cores; also the name of the pod annotation with template and chip."""
         return RESOURCE_CORES
 
     def device_name(self, number: int) -> str:

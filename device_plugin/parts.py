@@ -93,7 +93,7 @@ class PodSide:
             self.cores.cutter.close()
 
     def start_cores(self, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
-        """Begin to follow how many AI cores there are, and to give back what nobody uses, if these are offered."""
+        """Begin to follow the number of AI cores and to destroy unused vNPUs, if AI cores are offered."""
         if self.cores is not None:
             self.cores.update()
             start("cores", self.cores.follow())

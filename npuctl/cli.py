@@ -42,7 +42,7 @@ class _Commands(TyperGroup):
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options without those of typer for completion, for which there is a verb."""
+        """The options without typer's options for completion, which is a verb here."""
         return [
             param for param in super().get_params(ctx) if param.name not in {"install_completion", "show_completion"}
         ]
@@ -395,7 +395,7 @@ def queue(
     all_namespaces: _AllNamespaces = False,
     output: _OutputOption = Output.TABLE,
 ) -> int:
-    """Show what waits, in its order, and for what."""
+    """Show the waiting jobs and pods in the order of the queue, and their reasons."""
     from npuctl.queue.command import run_queue
     from npuctl.reading.source import Source
 

@@ -1,4 +1,4 @@
-"""What becomes of every pod that waits: decided on in the order in which kube-scheduler schedules them.
+"""The decisions on all waiting pods, in the order in which kube-scheduler schedules them.
 
 All verbs ask here, so what one says of a pod no other contradicts. A pod of higher priority comes first, of several the
 pods of the oldest job; what a pod gets is not free for the next. A pod that fits nowhere preempts pods of lower
@@ -108,11 +108,11 @@ class Evaluation:
         return OfflineAllocator(given, self._settings, self._now_ns)
 
     def waiting(self) -> list[Pod]:
-        """Return the pods that wait for the allocator's decision, in the order in which they are decided on."""
+        """Return the pods that wait for the allocator's decision, in the order of the decisions."""
         return [pod for members in self.queue() for pod in members]
 
     def queue(self) -> list[list[Pod]]:
-        """The same pods in groups: gangs, and the pods of other jobs that have one priority.
+        """The same pods in groups: gangs, and pods of the same job and priority.
 
         The groups by priority, creation time and name; their pods by rank and by the numbers in their names. Pods
         without a creation time come last.
@@ -138,7 +138,7 @@ class Evaluation:
         return verdict
 
     async def judge(self, pod: Pod) -> Verdict:
-        """Decide on a pod, without binding it: what it gets is reserved, and the pods that it preempts are gone."""
+        """Decide on a pod without a Binding: its devices are reserved, and its victims are deleted."""
         job = self.allocator.job_of(pod)
         try:
             _require_equal_limits(pod)
@@ -200,7 +200,7 @@ class Evaluation:
         return tuple(ended.pop(node, ())) if ended is not None else ()
 
     async def _preempt(self, pod: Pod, job: Job) -> list[Pod]:
-        """Delete the pods that kube-scheduler would preempt for a pod, or for its gang; returns these."""
+        """Delete the pods that kube-scheduler would preempt for a pod or its gang; return the victims."""
         spec = pod.spec
         if self._lowest >= pod.priority or spec.preemption_policy == NEVER or spec.scheduler_name == VOLCANO:
             return []

@@ -1,4 +1,4 @@
-"""The help of the verbs, in the order of kubectl's: what a verb does, examples, its own options, those of all verbs."""
+"""The help of a verb in kubectl's order: purpose, examples, the verb's options, the options of all verbs."""
 
 import re
 from collections.abc import Mapping

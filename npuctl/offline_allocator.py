@@ -35,7 +35,7 @@ from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 
 
 class OfflineAllocator:
-    """What an allocator with these settings makes of these objects at a fixed time in Unix nanoseconds.
+    """An allocator with the given settings and objects at a fixed time in Unix nanoseconds.
 
     Attributes:
         cluster: the allocator's view of the objects.
@@ -87,7 +87,7 @@ class OfflineAllocator:
         return self.cluster.jobs.job_of(pod)
 
     def switches_of(self, job: Job) -> tuple[str, ...]:
-        """Which pods of a job with switch affinity are below which switch, a sentence each; none for other jobs."""
+        """A sentence for each leaf switch with pods of a job with switch affinity; none for further jobs."""
         table, location = self.cluster.switches.table, self.cluster.index.topology.location
         first = next(iter(job.pods.values()), None)
         if first is None or isinstance(table, str) or not asks_for_switches(with_settings(first, job.settings)):
@@ -158,7 +158,7 @@ class OfflineAllocator:
         return [fit for fit in self.engine.fits(pod) if fit[0] in selected]
 
     def kept_for(self, pod: Pod) -> list[Promise]:
-        """What is kept for others without which a pod that waits would fit, each by itself or else all of it."""
+        """The promises to further jobs that keep a pod from fitting: each that alone does, or else all together."""
         job, promises = self.job_of(pod), self.ledger.promises
         others = [
             promise

@@ -100,7 +100,7 @@ _Dumper.add_representer(str, _represent)
 
 
 def make_console() -> Console:
-    """Return a console on standard output that prints names as they are, in the characters its encoding has.
+    """Return a console on standard output that prints names unchanged, in the characters of its encoding.
 
     Sentences are broken on a terminal, and where $COLUMNS says how wide it is; in a pipe they never are.
     """
@@ -184,7 +184,7 @@ def full_width(console: Console, options: ConsoleOptions, table: Table) -> int:
 
 
 class FittingTable:
-    """A table that drops columns until its lines fit. Lines that still don't fit are not broken, as with kubectl.
+    """A table that drops columns until the lines fit. Longer lines are not broken, as with kubectl.
 
     Args:
         titles: the titles of the columns.
@@ -236,7 +236,7 @@ class NodeRefusal(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Nodes that refuse for the same reason; if their messages differ, that of one of them, with its name."""
+    """Nodes that refuse for the same reason; if their messages differ, an example with the node's name."""
 
     reason: Reason
     message: str
@@ -265,7 +265,7 @@ def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
 
 
 def group_alike(said: Iterable[tuple[NodeRefusal, Sequence[str]]]) -> tuple[Group, ...]:
-    """The same of nodes that are given by what they say, each sentence once."""
+    """The same, for nodes by sentence."""
     by_reason: dict[Reason, dict[str, Sequence[str]]] = {}
     for refusal, nodes in said:
         by_reason.setdefault(refusal.reason, {})[refusal.message] = nodes
@@ -277,7 +277,7 @@ def group_alike(said: Iterable[tuple[NodeRefusal, Sequence[str]]]) -> tuple[Grou
 
 
 def _message(sentences: Mapping[str, Sequence[str]]) -> str:
-    """The sentence of several nodes; if they differ, that of one of them, with its name."""
+    """The sentence of several nodes; if their sentences differ, an example with the node's name."""
     first_nodes = {min(nodes): sentence for sentence, nodes in sentences.items()}
     first = example(dict(sorted(first_nodes.items())))
     message = first_nodes[first]

@@ -30,7 +30,7 @@ TOKEN = "sandbox"  # noqa: S105 - gives access to this sandbox only
 
 @dataclass(frozen=True, slots=True)
 class SandboxNode:
-    """A node: its kubelet, the state file of its simulated chips, and the folder of its device nodes."""
+    """A node: kubelet, state file of the simulated chips, and folder of device nodes."""
 
     kubelet: Kubelet
     state_file: Path
@@ -109,7 +109,7 @@ class SandboxCluster:
         await self._stack.aclose()
 
     async def start_scheduler(self, extender_url: str | None) -> None:
-        """Start the scheduler, or restart it, with an allocator as its extender; with None it only counts."""
+        """Start or restart the scheduler, with an allocator as extender; with None it only counts."""
         await self._scheduling.aclose()
         await self._scheduling.enter_async_context(Scheduler(self.client, extender_url, seed=self._seed))
 

@@ -1,4 +1,4 @@
-"""``make demo``: shows the main job in one process, from a pod that requests chips to the container that has them."""
+"""``make demo``: the main flow in one process, from a pod's request for chips to the container with the chips."""
 
 import argparse
 import asyncio

@@ -58,7 +58,7 @@ class ContainerSpec(msgspec.Struct, rename="camel", frozen=True):
 
     @property
     def extended_resources(self) -> dict[str, int]:
-        """The requested amount of every extended resource: its limit, which equals its request.
+        """The requested amount of every extended resource: the limit, equal to the request.
 
         See docs/spec/kubelet.md#allocation.
 

@@ -80,7 +80,7 @@ async def trim_heap_after(start: Awaitable[object]) -> None:
 
 
 def _trim_heap() -> None:
-    """Give memory that is free back to the system; glibc keeps it otherwise, for an allocator 10 to 20 MiB of it."""
+    """Give free memory back to the system; glibc would keep 10 to 20 MiB of an allocator's."""
     import ctypes  # not every daemon needs it, and none before this
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none

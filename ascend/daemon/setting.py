@@ -1,4 +1,4 @@
-"""One setting of a program: what its declaration says, and the check of a value against it."""
+"""A setting of a program: the declaration, and the check of values."""
 
 import dataclasses
 import re

@@ -14,7 +14,7 @@ from ascend.printable import printable_lines
 
 
 class SafeConsole(Console):
-    """A console without markup, highlighting and emoji codes, which escapes control characters in all that it prints.
+    """A console without markup, highlighting and emoji codes; control characters are printed escaped.
 
     Args:
         stderr: print on standard error.

@@ -24,7 +24,7 @@ GRACE_S = 30.0
 
 
 def task_is_running(task: "asyncio.Task[None]") -> Check:
-    """Check that an endless task has not ended. A task that fails ends the program; one that returns goes unnoticed."""
+    """Check that an endless task has not ended: a failed task ends the program, but a return goes unnoticed."""
     return lambda: "its task has ended" if task.done() else None
 
 

@@ -1,4 +1,4 @@
-"""Which product a node is, from its labels and the chips it reports.
+"""The product of a node, by the node's labels and reported chips.
 
 See docs/spec/node-report.md#node-labels, docs/spec/dcmi.md#chip-types.
 

@@ -19,7 +19,7 @@ _SCALE = {8: 16, 16: 64}
 
 @lru_cache(maxsize=1 << 15)
 def place(product: Product, free: ChipSet, request: int) -> Placement | None:
-    """The chips for a request; the misfit counts the other meshes that fit as well, then the chips that stay free."""
+    """The chips for a request; the misfit counts further meshes that fit, then chips that stay free."""
     left = free.bit_count() - request
     if left < 0:
         return None

@@ -1,4 +1,4 @@
-"""The types of placement rules: which chips of one server a pod takes, and how nodes are ordered; what rules share."""
+"""The types of placement rules, which select chips within a server and order nodes, and what the rules share."""
 
 from collections.abc import Callable
 from typing import TypeAlias

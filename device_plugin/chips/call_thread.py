@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class CallThread:
-    """Runs calls one after another in one thread. Belongs to one event loop.
+    """Runs calls in a thread, in order. Belongs to one event loop.
 
     Not a ThreadPoolExecutor: that joins its threads when the process ends, so a hanging driver would block the exit.
 

@@ -1,4 +1,4 @@
-"""Reads one chip; a call that hangs occupies the thread of its chip only."""
+"""Reads a chip; a call that hangs blocks the thread of that chip only."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ NOT_READ = "not read yet"
 
 
 class ChipReader:
-    """Reads one chip in a thread of its own, one call at a time.
+    """Reads a chip in a dedicated thread, one call at a time.
 
     Args:
         driver: the driver to read.

@@ -146,7 +146,7 @@ class HealthMonitor:
         self._changed.set(None)
 
     def withhold(self, chips: ChipSet, annotations: Mapping[str, str]) -> None:
-        """Judge at once: these chips are being reset, so they are unhealthy, and the Node has these annotations."""
+        """Judge at once: the chips of the reset are unhealthy, and the Node gets the annotations of the reset."""
         self._withheld = (chips, annotations)
         self._judge_now()
 

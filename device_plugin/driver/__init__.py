@@ -1,4 +1,4 @@
-"""The NPU driver as the plugin uses it: which chips there are, and the state of each.
+"""The NPU driver as the plugin uses it: the list of chips, and the state of each chip.
 
 Implementations: ``dcmi`` (Huawei's library), ``simulated`` (a file that can be edited while the plugin runs).
 """
@@ -53,7 +53,7 @@ class VirtualNpu:
 
     @property
     def vnpu(self) -> Vnpu | None:
-        """What its name stands for; None if its size has no name."""
+        """The vNPU by name; None if the driver's template has no name."""
         suffix = SUFFIXES.get(self.template)
         return Vnpu(suffix, self.phy_id, self.vdev_id) if suffix is not None else None
 
@@ -87,7 +87,7 @@ class ChipFacts:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the driver lists its card, so that it can be read."""
+        """Whether the driver lists the card of the chip; an unlisted chip can't be read."""
         return self.card_id != NO_CARD
 
 

@@ -25,7 +25,7 @@ class Division:
 
 
 class DividingDriver(Driver, Protocol):
-    """A driver that can cut chips. Its calls may block or hang as those of ``Driver``."""
+    """A driver that can cut chips. Calls may block or hang, as with ``Driver``."""
 
     def division(self, chip: ChipFacts) -> Division:
         """Return how a chip is cut.
@@ -35,7 +35,7 @@ class DividingDriver(Driver, Protocol):
         """
 
     def create_vnpu(self, chip: ChipFacts, template: str) -> VirtualNpu:
-        """Cut a vNPU out of a chip. Its id may be that of one that was destroyed.
+        """Cut a vNPU out of a chip. The driver may reuse the id of a destroyed vNPU.
 
         Raises:
             DriverError: the driver refuses, or fails; the message says why.

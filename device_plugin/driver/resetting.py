@@ -7,10 +7,10 @@ from device_plugin.driver import ChipFacts, Driver, Inventory
 
 
 class ResettingDriver(Driver, Protocol):
-    """A driver that can reset chips. Its calls may block or hang as those of ``Driver``."""
+    """A driver that can reset chips. Calls may block or hang, as with ``Driver``."""
 
     def partner_cards(self, server: Inventory) -> Mapping[int, int | None]:
-        """Return for chips of type A3, by card, the card that is reset with it; None if there is none.
+        """Return, by card of an A3 chip, the partner card of the reset; None without a partner.
 
         A card whose partner can't be read is left out.
         """
@@ -23,7 +23,7 @@ class ResettingDriver(Driver, Protocol):
         """
 
     def reset(self, chip: ChipFacts) -> None:
-        """Reset a chip and those that are reset with it (docs/spec/faults.md#reset-groups).
+        """Reset a chip with the chips of its reset group (docs/spec/faults.md#reset-groups).
 
         Returns before they have started. There must be one reset at a time.
 

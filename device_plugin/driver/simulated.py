@@ -255,7 +255,7 @@ class SimulatedDriver:
         return self._chip(chip).processes
 
     def reset(self, chip: ChipFacts) -> None:
-        """Reset a chip and those that are reset with it.
+        """Reset a chip with the chips of its reset group.
 
         Raises:
             DriverError: as for ``read``, or the file says that resets fail.

@@ -43,7 +43,7 @@ C = TypeVar("C", bound=FaultyChip)
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """The last reset of a chip: until when it is down, when it has started, and which faults it ended."""
+    """The last reset of a chip: the end of the downtime, the start of the chip, and the faults that the reset ended."""
 
     up_s: float
     started_s: float

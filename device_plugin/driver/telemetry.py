@@ -10,7 +10,7 @@ from device_plugin.driver import ChipFacts, ChipType, Driver
 
 
 class Reading(StrEnum):
-    """One call of the driver about one chip, or one run of its tool."""
+    """A call of the driver about a chip, or a run of the driver's tool."""
 
     UTILIZATION = "utilization"
     OVERALL_UTILIZATION = "overall_utilization"
@@ -27,7 +27,7 @@ class Reading(StrEnum):
 
 
 class Label(StrEnum):
-    """What identifies a chip in the labels of its metrics; each is one call of the driver."""
+    """The labels that identify a chip in metrics; the driver is called once for each label."""
 
     MODEL_NAME = "model_name"
     VDIE_ID = "vdie_id"

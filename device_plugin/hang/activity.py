@@ -1,4 +1,4 @@
-"""What a chip and its processes do, and when that counts as hanging (docs/spec/faults.md#hang-detection)."""
+"""The activity of a chip and its processes, and when it counts as a hang (docs/spec/faults.md#hang-detection)."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -78,7 +78,7 @@ class HangDetector:
         self._listener.on_discovery(server, at)
 
     def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
-        """Pass on a reading; that of a chip that hangs has one more fault code."""
+        """Pass on a reading, with an additional fault code if the chip hangs."""
         watch = self._watches.get(phy_id)
         if watch is not None and watch.hangs and state.codes is not None:
             state = replace(state, codes=(*state.codes, HANG))
@@ -115,7 +115,7 @@ class HangDetector:
         call.add_done_callback(partial(self._settle, chip))
 
     def _read(self, chip: ChipFacts) -> Activity | None:
-        """Read what a chip does; runs in its thread. A chip without processes costs one call."""
+        """Read the activity of a chip, in the chip's thread. A chip without processes costs a single call."""
         processes = frozenset(self._driver.users(chip))
         if not processes:
             return None

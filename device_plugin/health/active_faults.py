@@ -100,7 +100,7 @@ class ActiveFaults:
         return self._severities.get(code)
 
     def recall(self, harmless: Iterable[int]) -> None:
-        """Take over the codes that an earlier plugin reported as harmless; they are so until they clear."""
+        """Take over the codes that an earlier plugin reported as harmless, until they clear."""
         self._severities |= dict.fromkeys(harmless, 0)
 
     def is_present(self, code: int) -> bool:
@@ -113,7 +113,7 @@ class ActiveFaults:
             known.announced, known.event_s, known.is_listed = None, -math.inf, True
 
     def was_reset(self, at: Moment) -> Iterator[FaultTransition]:
-        """Forget what was announced before a reset of the chip: the next reading says which faults there are."""
+        """Forget the events before a reset of the chip: the next reading is the truth about its faults."""
         self.lose_events()
         if self._by_events:
             yield from self._reset(at)

@@ -198,7 +198,7 @@ class ChipHealth:
         return UpgradeReason(NO_CODE, Level.MANUALLY_SEPARATE, "FaultAutofill", self._separated_ms), *reasons
 
     def _records(self, rules: FaultRules) -> tuple[list[FaultRecord], list[FaultRecord]]:
-        """Return its own faults and those of its network port, each with the most serious first."""
+        """Return the chip's faults and the faults of its network port, the most serious first."""
         upgrades = raised(self._upgrades.reasons())
         own: list[FaultRecord] = []
         network: list[FaultRecord] = []

@@ -292,7 +292,7 @@ def _duration_rules(entry: Any) -> Iterator[DurationRule]:
 
 
 def _subject(entry: Any) -> tuple[dict[int, None], Level]:
-    """Read what every rule has: its codes, in order and without duplicates, and its level."""
+    """Read the part that all rules share: the level, and the codes in order without duplicates."""
     if not isinstance(entry, dict):
         raise InvalidValue(f"{_shown(entry)} is not an object")
     texts = entry.get("EventId")

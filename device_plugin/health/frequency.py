@@ -16,7 +16,7 @@ MAX_TIMES = 100
 
 
 class Counter:
-    """Counts the occurrences of one fault of one chip, and keeps the levels it was raised to."""
+    """Counts the occurrences of a chip's fault, and keeps the levels to which the fault was raised."""
 
     def __init__(self) -> None:
         self._occurrences: deque[float] = deque(maxlen=MAX_TIMES)
@@ -88,7 +88,7 @@ class Counter:
         return releases
 
     def keep(self, rules: Sequence[FrequencyRule]) -> None:
-        """Apply other rules: remove levels that none of them can release, except those an operator releases."""
+        """Apply new rules: remove levels that no rule can release, except levels that an operator releases."""
         kept = {Level.MANUALLY_SEPARATE, *(rule.level for rule in rules)}
         self.upgrades = {level: time_ms for level, time_ms in self.upgrades.items() if level in kept}
         self._counted = {rule: total for rule, total in self._counted.items() if rule in rules}

@@ -87,7 +87,7 @@ class HealthBook:
             self._chips.setdefault(phy_id, ChipHealth()).restore(phy_id, earlier, at, self._policy)
 
     def on_discovery(self, server: Inventory, at: Moment) -> None:
-        """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, as unhealthy.
+        """Take over a discovery. A new chip is unhealthy until its first reading; a missing chip stays, as unhealthy.
 
         Args:
             server: the server and its chips.
@@ -130,7 +130,7 @@ class HealthBook:
             chip.settle(now.mono_s, self._policy)
 
     def was_reset(self, chips: ChipSet, at: Moment) -> None:
-        """Take over that chips were reset: what was announced before is over unless it is read again."""
+        """Follow a reset of chips: a fault that was announced before is over unless a reading shows it again."""
         now = self._turn_to(at)
         for phy_id in chip_ids(chips):
             if (chip := self._chips.get(phy_id)) is not None:

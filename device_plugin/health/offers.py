@@ -1,4 +1,4 @@
-"""What is offered of the chips as judged: to pods that request whole chips, and to those that request vNPUs of a size.
+"""The devices offered to the kubelet after the judgement of health: whole chips, and vNPUs of each size.
 
 A chip that is cut contributes its vNPUs only, and these have its health (docs/spec/vnpu.md#static-vnpus).
 """
@@ -61,7 +61,7 @@ def _whole_chips(snapshot: Snapshot) -> Snapshot:
 
 
 def _cut(chip: Chip) -> Chip:
-    """Return a chip that was advertised as a whole before it was cut: unhealthy, whatever its state."""
+    """Return a chip that was advertised whole before it was cut: always unhealthy."""
     if not (chip.healthy or chip.in_doubt):
         return chip
     return replace(chip, reason=CUT, sentence="it is cut into vNPUs", in_doubt=False)
@@ -101,7 +101,7 @@ def _vnpu(snapshot: Snapshot, found: Vnpus, number: int, chip: Chip | None) -> C
 
 
 def _held(snapshot: Snapshot) -> dict[int, list[Vnpu]]:
-    """Return the vNPUs that pods were given, by the driver's id; one that was removed and its successor share it."""
+    """Return the vNPUs of pods by the driver's id; a removed vNPU and its successor share the id."""
     held: dict[int, list[Vnpu]] = {}
     for device_type, found in snapshot.vnpus.items():
         for vnpu in map(device_type.vnpu, chip_ids(found.given)):

@@ -134,7 +134,7 @@ class Vnpus:
 
     @property
     def offered(self) -> ChipSet:
-        """Those in the kubelet's list: one that was removed stays while a pod runs with it."""
+        """The chips in the kubelet's list: a removed chip stays while a pod runs with it."""
         return self.present | self.given
 
 
@@ -277,7 +277,7 @@ class Snapshot:
 
     @property
     def sent_healthy(self) -> ChipSet:
-        """The chips that are healthy for the kubelet: the healthy ones, and those that pods run with.
+        """The chips that the kubelet sees as healthy: healthy chips, and the chips of running pods.
 
         The kubelet shows a known fault of a chip in use in the status of its pod, and does nothing else to the pod. But
         it counts the chip twice, as taken and as unhealthy: as long as the pod runs, the Node is short of a free chip
@@ -313,7 +313,7 @@ class Snapshot:
 
     @property
     def closed_to_new_pods(self) -> ChipSet:
-        """The chips that are healthy only for the pods that run with them: they have a fault that bars new use."""
+        """The chips that are healthy only for the pods that run with them, because a fault bars new use."""
         return chip_set(chip.chip_id for chip in self.chips if chip.healthy and chip.level.bars_new_use)
 
     @property

@@ -12,7 +12,7 @@ from device_plugin.health.snapshot import Moment, UpgradeReason
 
 
 class Debounce:
-    """One fault of one chip under one duration rule: it counts once it has lasted, and ends once it has been clear.
+    """A fault of a chip under a duration rule: it counts after the alarm time and ends after the release time.
 
     Both times must be *exceeded* (docs/spec/faults.md#duration-rule).
 
@@ -33,7 +33,7 @@ class Debounce:
 
     @classmethod
     def faulty_before_restart(cls, rule: DurationRule, alarm_ms: int) -> "Debounce":
-        """Return one that was faulty before a restart; the fault counts as present until a reading finds it cleared."""
+        """Restore a fault from before a restart; the fault counts as present until a reading finds it cleared."""
         debounce = cls(rule)
         debounce.faulty, debounce._present, debounce.alarm_ms = True, True, alarm_ms
         return debounce

@@ -73,7 +73,7 @@ class _Wanted:
 
 
 class _Source:
-    """Passes on the data of the one ConfigMap that is mirrored to a folder; the handler of its watch."""
+    """Passes on the data of the ConfigMap that is mirrored to a folder; the handler of the watch."""
 
     def __init__(self, folder: MirroredFolder, wanted: _Wanted) -> None:
         self._folder = folder
@@ -164,7 +164,7 @@ class JobFiles:
                     yield folder
 
     async def _write_folders(self) -> None:
-        """Write what has changed, one folder after another on a thread: a disk that hangs must not stop the plugin."""
+        """Write changed folders in order, on a thread: a disk that hangs must not stop the plugin."""
         written: dict[MirroredFolder, Mapping[str, str] | _NoData] = {}
         problems: dict[MirroredFolder, str] = {}
         backoff = Backoff()

@@ -61,7 +61,7 @@ class KubeletIdentity:
         """Why the kubelet could not be verified the last time; None if it was, or if nobody has asked yet."""
 
     async def proofs(self) -> tuple[Proof, ...]:
-        """Return by what it can be verified: one is enough, the most likely one is first.
+        """Return the ways to verify the kubelet, the most likely first; a single success is enough.
 
         Raises:
             Unverified: by nothing; the message says what is missing.

@@ -1,4 +1,4 @@
-"""What a node's kubelet reports on the Node: the versions of its software, and its capacity."""
+"""The kubelet's versions and capacity, as reported on the Node."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Which pod an admission call is about, and whether that pod may have the chips written on it.
+"""Which pod an admission call is about, and whether the pod may have the chips of its annotation.
 
 The kubelet's calls carry no identity (docs/spec/kubelet.md#allocation). The rule (docs/architecture.md#decisions): the
 kubelet's own list decides, because it admits one pod at a time, and lists a pod right before it admits it. So the pod
@@ -212,7 +212,7 @@ class UnofferedChips:
         self._chips = frozenset(chips)
 
     def check(self, pod: NodePod, part: Part) -> None:
-        """Check that a pod the kubelet may have found at its start does not get chips that were not offered.
+        """Check that a pod from before the kubelet's start gets only chips that are offered.
 
         Raises:
             Refusal: the part has such chips, and the kubelet chose others.

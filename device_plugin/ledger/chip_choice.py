@@ -27,7 +27,7 @@ class Chooser(Protocol):
     """Chooses what a pod gets that no allocator has placed."""
 
     def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
-        """Return a pod as if an allocator had written on it what it gets here, or raise Refusal.
+        """Return the pod with the chosen devices as if an allocator had written them on the pod, or raise Refusal.
 
         Args:
             pod: the pod under admission, without anything written on it.
@@ -49,7 +49,7 @@ class VnpuChooser:
         self._handovers = handovers
 
     def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
-        """Return a pod as if an allocator had written on it the vNPU that it gets here; see ``Chooser``.
+        """Return the pod with the chosen vNPU as if an allocator had written it on the pod; see ``Chooser``.
 
         Raises:
             Refusal: what the kubelet has chosen is unhealthy, or held by another pod.
@@ -69,7 +69,7 @@ class VnpuChooser:
 
 
 class ChipChooser:
-    """Chooses chips among those that no other pod has, or waits for.
+    """Chooses among the chips that no pod has or waits for.
 
     A chip that is free by our ledger but not for the kubelet may be that of a pod which this plugin does not know yet:
     it got its chips from the plugin before, and is neither claimed nor seen admitted. It is not chosen.
@@ -88,7 +88,7 @@ class ChipChooser:
         self._offered: tuple[str, ChipSet] = ("", 0)
 
     def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
-        """Return a pod as if an allocator had written the chips on it that it gets here.
+        """Return the pod with the chosen chips as if an allocator had written them on the pod.
 
         Args:
             pod: the pod under admission, without chips written on it.
@@ -143,6 +143,6 @@ class ChipChooser:
 
 
 def free_chips(pod: NodePod, snapshot: Snapshot, pods: NodePods, handovers: HandOvers) -> ChipSet:
-    """Return the chips that a pod may get: those that no other pod has or waits for."""
+    """Return the chips that a pod may get: the chips that no further pod has or waits for."""
     taken = used_chips([other for other in pods if other.uid != pod.uid], handovers)
     return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~taken

@@ -1,4 +1,4 @@
-"""Whether a pod may have the vNPU, or the whole chips, that the allocator wrote on it for its AI cores.
+"""Whether a pod may have the vNPU or the whole chips that the allocator wrote for the pod's AI cores.
 
 See docs/spec/vnpu.md#dynamic-vnpus-in-allocate. The words NPUSegmentFailed and NoNPUResource are those of Volcano.
 """
@@ -17,7 +17,7 @@ from device_plugin.ledger.node_pods import NodePod
 def check_cores(
     pod: NodePod, snapshot: Snapshot, kind: Divisible, ledger: CoreLedger, whole: ChipSet
 ) -> tuple[int, ...]:
-    """Return the chips that are written on a pod, if it may have what is written there.
+    """Return the chips of a pod's annotation, if the pod may have them.
 
     Args:
         pod: the pod under admission.

@@ -1,4 +1,4 @@
-"""What AscendReal on a pod says about its AI cores: its vNPU, or its whole chips.
+"""The vNPU or the whole chips of a pod with AI cores, by AscendReal.
 
 See docs/spec/vnpu.md#dynamic-vnpus-in-allocate.
 """

@@ -1,4 +1,4 @@
-"""The ledger of AI cores: which pod was given which vNPU, or which whole chips, and which of them are not free yet.
+"""The ledger of AI cores: the vNPU or the whole chips of each pod, and which of them are not free yet.
 
 The kubelet counts AI cores; what a pod has are chips, or a vNPU of one. So in these hand-overs the chips are those that
 pods have, or have parts of, while the kubelet's ids are numbers of cores that say nothing about chips.
@@ -29,7 +29,7 @@ def kind_of(server: Inventory) -> Divisible | None:
 def core_handover(
     pod: NodePod, ids: tuple[int, ...], chips: tuple[int, ...], template: str, vnpu: VirtualNpu | None
 ) -> HandOver:
-    """Return what a pod was given for the kubelet's ids: one container of it requests AI cores."""
+    """Return the allocation of a pod for the kubelet's ids: only one container of a pod requests AI cores."""
     parts = tuple(Part(ask.container, ask.keeps, chips, ids) for ask in pod.container_requests[:1])
     return HandOver(pod.uid, pod.key, chips, ids, parts, CORES, template, vnpu)
 
@@ -60,7 +60,7 @@ class CoreLedger(Ledger):
             self.changes.set(None)
 
     def forget(self, handover: HandOver) -> None:
-        """Forget what a pod had that has ended; its chips are not free before its vNPU was destroyed."""
+        """Forget the allocation of an ended pod; the chips are not free before the vNPU is destroyed."""
         if handover.vnpu is not None:
             self._ended |= {handover.vnpu.phy_id}
         self.handovers.forget(handover.uid)
@@ -74,7 +74,7 @@ class CoreLedger(Ledger):
 
     @property
     def used(self) -> ChipSet:
-        """The chips that pods hold or have vNPUs of, also those with other vNPUs."""
+        """The chips that pods hold whole or in part, and the chips with further vNPUs."""
         return super().used | self._kept | self._undestroyed
 
     @property
@@ -92,14 +92,14 @@ class CoreLedger(Ledger):
 
     @property
     def claimed_vnpus(self) -> list[Vnpu]:
-        """The vNPUs that the claims of live pods name of which it is not known what they have."""
+        """The vNPUs that live pods claim without an allocation in this ledger."""
         known = {handover.uid for handover in self.holding}
         claimed = (pod.claimed_vnpu for pod in self.pods if pod.uid not in known)
         return [vnpu for vnpu in claimed if vnpu is not None]
 
     @property
     def vnpus(self) -> list[Vnpu]:
-        """The vNPUs that pods have, and those that the claims of others name."""
+        """The vNPUs of pods, by allocation or by claim."""
         own = (handover.vnpu.vnpu for handover in self.handovers if handover.vnpu is not None)
         return [*(vnpu for vnpu in own if vnpu is not None), *self.claimed_vnpus]
 

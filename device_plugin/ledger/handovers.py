@@ -92,14 +92,14 @@ class HandOver:
         return f"{named.name}_{self.vnpu.vfg_id}" if named is not None and self.vnpu is not None else ""
 
     def overlaps(self, other: "HandOver") -> bool:
-        """Return whether two pods can't both have what they were given: the same chip, or the same vNPU of it."""
+        """Return whether two allocations conflict: they share a chip or a vNPU."""
         if self.template and other.template and (self.vnpu is None or self.vnpu != other.vnpu):
             return False
         return bool(self.chip_set & other.chip_set)
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:
-        """The chips that only one container of the pod may have, by that container."""
+        """The chips reserved for one container of the pod, by container."""
         return {part.container: part.chips for part in self.parts if part.keeps}
 
     @property
@@ -193,7 +193,7 @@ class HandOvers:
             self.changes.set(None)
 
     def forget(self, uid: str) -> None:
-        """Forget what a pod had and what was kept: nobody uses it."""
+        """Forget the allocation of a pod, and what was kept of it: nobody uses the devices."""
         if self.kept.pop(uid, None) is not None:
             self.changes.set(None)
 
@@ -219,7 +219,7 @@ class Ledger:
 
     @property
     def holding(self) -> list[HandOver]:
-        """What pods have, also those that may have ended."""
+        """The allocations of pods, including pods that may have ended."""
         return [*self.handovers, *self.handovers.kept.values()]
 
     @property
@@ -239,7 +239,7 @@ class Ledger:
 
     @property
     def under_other_ids(self) -> ChipSet:
-        """The devices that pods run with and that the kubelet's ledger has not for these pods under their own ids."""
+        """The devices of running pods that the kubelet's pod resources do not list for them under their own ids."""
         own = (number for handover in self.handovers for number in {*handover.chips}.intersection(handover.kubelet_ids))
         return self.running & ~chip_set(own)
 

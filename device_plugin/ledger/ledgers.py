@@ -1,4 +1,4 @@
-"""The ledgers of this node, one for each type of devices: the pods that request some, and what each was given."""
+"""The ledgers of this node by type of devices: the requesting pods and their allocations."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -95,7 +95,7 @@ class Ledgers:
 
     @property
     def holders(self) -> dict[int, frozenset[str]]:
-        """The uids of the pods that hold each chip, or parts of it, by physical id; also those that may have ended."""
+        """The uids of the holders of each chip, whole or in part, by physical id; includes pods that may have ended."""
         found: dict[int, set[str]] = {}
         for uid, _, chips in self._held_chips():
             for chip in chip_ids(chips):
@@ -104,14 +104,14 @@ class Ledgers:
 
     @property
     def held(self) -> dict[str, ChipSet]:
-        """The chips that each pod holds, or parts of them, by ``namespace/name``; also those that may have ended."""
+        """The chips that each pod holds, whole or in part, by ``namespace/name``; includes pods that may have ended."""
         found: dict[str, ChipSet] = {}
         for _, key, chips in self._held_chips():
             found[key] = found.get(key, 0) | chips
         return found
 
     def _held_chips(self) -> Iterator[tuple[str, str, ChipSet]]:
-        """Iterate over the pods' uids, their names, and what they were given, or what is written on those that wait."""
+        """Iterate over uid, name and chips of the pods: the chips allocated, or the chips written on a waiting pod."""
         for handover in (*self, *self.cores.handovers.kept.values()):
             yield handover.uid, handover.pod, handover.chip_set
         for ledger in (self.whole, *self.vnpus.values(), self.cores):

@@ -1,4 +1,4 @@
-"""The pods of this node, in the order they came to it, and what the plugin needs to know about each."""
+"""The pods of this node in the order of their arrival, with the facts that the plugin needs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ class NodePod:
 
     @property
     def claimed_vnpu(self) -> Vnpu | None:
-        """The vNPU that its claim names, if it may still have it."""
+        """The vNPU of the pod's claim, unless the pod has ended."""
         return self.given.vnpu if self.live and self.count and self.claimed and self.given is not None else None
 
     @property
@@ -210,7 +210,7 @@ def _not_supported(pod: Pod, requests: tuple[ContainerRequest, ...], count: int,
 
 
 def is_static(listed: Pod) -> bool:
-    """Return whether a pod of the kubelet's own list is a static pod; in other lists its author can forge that."""
+    """Return whether a pod of the kubelet's list is a static pod; elsewhere an author can forge the mark."""
     return listed.metadata.annotations.get(CONFIG_SOURCE, "api") != "api"
 
 
@@ -259,7 +259,7 @@ class NodePods:
         return uid in self._deleted if pod is None else pod.past_admission or not pod.live
 
     def deleted_early(self, uid: str) -> NodePod | None:
-        """Return a pod that was deleted before it was seen admitted: the kubelet may still be admitting it."""
+        """Return a pod that was deleted before its admission was seen: the kubelet may still be admitting it."""
         return self._deleted.get(uid)
 
     def ended_unseen(self, pod: NodePod) -> None:

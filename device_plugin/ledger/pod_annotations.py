@@ -1,4 +1,4 @@
-"""What the annotations of a pod say of the devices of one type that it was promised, or has."""
+"""The devices of one type that a pod was promised or has, by the pod's annotations."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Which device ids the kubelet should use for chips whose own ids it counts for other pods.
+"""Substitute device ids, for chips whose ids the kubelet counts for different pods.
 
 MindCluster's plugin gives pods other chips than the ids that the kubelet chose
 (docs/spec/hand-over.md#kubelet-ids-and-real-chips). While its pods run, the id of a free chip may be theirs. There

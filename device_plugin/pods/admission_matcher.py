@@ -1,4 +1,4 @@
-"""Answers the kubelet's admission calls: which devices it should prefer for a container, and what the container gets.
+"""Answers the kubelet's admission calls: the preferred devices of a container, and the container's allocation.
 
 The kubelet admits one pod at a time, its containers one after another, and waits for the answer, so every answer has a
 hard limit (``CAP_S``). Normally no request to the API server is needed: the watch has shown the pod, and the claim is
@@ -125,7 +125,7 @@ class AdmissionMatcher:
         return self._devices.prefer(candidate, chips, self._snapshot, offered=offered, included=included)
 
     async def allocate(self, device_ids: Sequence[str]) -> Answer:
-        """Give a container its part of what is written on its pod.
+        """Give a container its part of the pod's annotated devices.
 
         Args:
             device_ids: the ids the kubelet chose.
@@ -187,7 +187,7 @@ class AdmissionMatcher:
         return answer
 
     def _recognise(self, kubelet_ids: Sequence[int]) -> Candidate | None:
-        """Return the container that these ids were just preferred for, if it still waits."""
+        """Return the container for which the kubelet was just told to prefer these ids, if it still waits."""
         if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
             return None
         return self._finder.still(self._preferred[0])
@@ -203,7 +203,7 @@ class AdmissionMatcher:
         return None
 
     async def _now(self, candidate: Candidate, wanted: Collection[int]) -> tuple[Candidate, tuple[int, ...]]:
-        """Return the container with its pod as it gets its chips, and these; if need be by a watch that has caught up.
+        """Return the container, and the chips of its part, if need be after the watch has caught up.
 
         Chips are chosen here for a pod that no allocator has placed, if possible those that the kubelet has chosen or
         can allocate (``wanted``).
@@ -236,7 +236,7 @@ class AdmissionMatcher:
         return await self._check(replace(candidate, pod=seen), wanted)
 
     def _is_behind(self, pod: NodePod, refusal: Refusal) -> bool:
-        """Return whether the watch has not shown this pod, or a holder of its chips, which is why it is refused."""
+        """Return whether the refusal may come from a late watch: pod or holder is not shown yet."""
         if pod.grant is None:  # the kubelet counts enough chips as free
             return refusal.reason.category is Category.OCCUPIED
         if refusal.reason not in {Reason.CHIP_HELD, Reason.NO_RESOURCE}:

@@ -59,7 +59,7 @@ class AdmittedPodFinder:
         self._is_silent = False  # the kubelet has not answered for as long as it was asked
 
     def begin(self) -> None:
-        """Note that a kubelet, which may have just started, lists its pods anew."""
+        """Note a new list of pods by the kubelet, which may have just started."""
         self._listings.clear()
 
     async def find(self, count: int, limit_s: float) -> Found:
@@ -123,7 +123,7 @@ class AdmittedPodFinder:
             await wait_for_change(sources, versions, within_s=min(ASK_AGAIN_S, until_s - loop.time()))
 
     async def _by_guess(self, count: int, limit_s: float) -> Found:
-        """Find it without the kubelet: by what the watch shows, or else by one list of the API server."""
+        """Find the pod without the kubelet: by the watch, or else by a list of the API server."""
         try:
             async with asyncio.timeout(limit_s):
                 waiting = await self._waiting(count)
@@ -182,7 +182,7 @@ class AdmittedPodFinder:
 
 
 def _refuse_static(fits: Iterable[Candidate], static: Collection[str]) -> None:
-    """Refuse a static pod: no allocator knows of it, so no chips are written on it that others don't get."""
+    """Refuse a static pod: no allocator knows static pods, so nobody reserves chips for them."""
     # The kubelet lists it as failed as soon as it is rejected, so one that fits is under admission.
     for found in fits:
         if found.pod.uid in static:

@@ -36,7 +36,7 @@ class Claim(Protocol):
     """Writes a claim on a pod."""
 
     def __call__(self, handover: HandOver, others: Mapping[str, str | None] = ..., /) -> None:
-        """Write it, and other annotations; None removes one."""
+        """Write the claim and further annotations; None removes an annotation."""
 
 
 _Aspect: TypeAlias = Literal["grant", "claim", "ids"]

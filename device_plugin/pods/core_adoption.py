@@ -90,7 +90,7 @@ class CoreAdoption:
         return self._allocation_as_written(pod, ids)
 
     def _is_given_again(self, answer: HandOver) -> bool:
-        """Return whether a pod has what was once answered for other device ids: the one that had it has ended."""
+        """Return whether a pod has the devices of an earlier answer whose holder has ended."""
         ids = {*answer.kubelet_ids}
         return any({*other.kubelet_ids} != ids and other.overlaps(answer) for other in self._certain)
 
@@ -111,7 +111,7 @@ class CoreAdoption:
         self._notices.tell(pod, WITHOUT, f"it runs without its vNPU: {why}; delete the pod")
 
     def _standing_claim(self, pod: NodePod) -> VirtualNpu | None:
-        """Return the vNPU that a pod's claim names, unless the pod's other annotation and the driver contradict it.
+        """Return the vNPU of a pod's claim, unless the allocator's annotation and the driver contradict the claim.
 
         If only the annotation does, one of the two was changed, and the pod may have the vNPU.
         """
@@ -127,7 +127,7 @@ class CoreAdoption:
         return claimed
 
     def _allocation_as_written(self, pod: NodePod, ids: tuple[int, ...]) -> HandOver | None:
-        """Return what a pod without a claim has by what the allocator wrote; None if that is unknown."""
+        """Return the allocation of a pod without a claim by the allocator's annotation; None if it is unknown."""
         if pod.grant is None or pod.problem is not None:
             return None
         if not pod.template:
@@ -173,7 +173,7 @@ class CoreAdoption:
 
 
 def claimed_vnpu(pod: NodePod) -> VirtualNpu | None:
-    """Return the vNPU that a live pod's claim names, as the driver has it; None if it names none."""
+    """Return the vNPU of a live pod's claim, as the driver lists it; None without a claim."""
     if pod.given is None or pod.claimed_vnpu is None:
         return None
     return replace(VirtualNpu.of_vnpu(pod.claimed_vnpu), vfg_id=pod.given.group)

@@ -200,7 +200,7 @@ def _kind(snapshot: Snapshot) -> Divisible:
 
 
 def job_environment(count: int) -> dict[str, str]:
-    """Return what a container with this many chips, or with one vNPU, needs to know about its job."""
+    """Return the environment about the job, for a container with this many chips or with one vNPU."""
     names = (
         "MS_LOCAL_WORKER",
         "MS_WORKER_NUM",

@@ -53,7 +53,7 @@ class CutVnpus:
 
     @property
     def has_not_given(self) -> bool:
-        """Whether there are vNPUs that were created and that no pod has got."""
+        """Whether there are created vNPUs without a pod."""
         return bool(self._not_given)
 
     def is_known(self, chip: int) -> bool:
@@ -65,7 +65,7 @@ class CutVnpus:
         return self._listed.get(chip, ())
 
     def replacing(self, vnpu: VirtualNpu) -> VirtualNpu | None:
-        """Return the vNPU that has the chip and the id of another one, which may be of another size."""
+        """Return the vNPU with the same chip and id as a given one; the size may differ."""
         return next((each for each in self.on(vnpu.phy_id) if each.vdev_id == vnpu.vdev_id), None)
 
     def not_given(self, vnpu: VirtualNpu) -> None:
@@ -127,7 +127,7 @@ class CutVnpus:
                 tasks.create_task(self._try_to_look(chip))
 
     async def look_again(self) -> None:
-        """Ask the driver about chips with vNPUs that no pod has got, and about those that it did not list before."""
+        """Ask the driver about chips with vNPUs without a pod, and about chips that it lists for the first time."""
         usable = self.usable
         for chip in sorted(({chip for chip, _ in self._not_given} | usable - self._listed.keys()) & usable):
             await self._try_to_look(chip)

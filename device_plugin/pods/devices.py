@@ -105,7 +105,7 @@ class Devices(Protocol):
     async def realize(
         self, candidate: Candidate, chips: tuple[int, ...], kubelet_ids: tuple[int, ...], until_s: float
     ) -> Answer:
-        """Give a container its part of what its pod gets; nothing is entered in the ledger.
+        """Give a container its part of the pod's devices; the ledger does not change.
 
         Args:
             candidate: the container.
@@ -118,15 +118,15 @@ class Devices(Protocol):
         """
 
     def edits(self, handover: HandOver, part: Part) -> ContainerEdits:
-        """Return what the kubelet adds to a container that was given its part, or raise Refusal."""
+        """Return the edits of the container for its part of the devices, or raise Refusal."""
 
     # For the plugin's ledger.
 
     async def look(self) -> None:
-        """Read which devices there are, before it is judged which pod has which."""
+        """Read the list of devices, before the devices of pods are judged."""
 
     def compare(self, ledger: KubeletLedger, newer: Collection[int]) -> None:
-        """Take over what the kubelet counts, and which of the pods that have ended have nothing any more.
+        """Follow the kubelet's pod resources, and forget the ended pods that hold no device any more.
 
         Args:
             ledger: the kubelet's.

@@ -82,7 +82,7 @@ class FaultNotices:
             await wait_for_change(sources, versions)
 
     def look(self) -> None:
-        """Tell each pod which faults its chips have that it was not told of."""
+        """Tell each pod the faults of its chips that are new to the pod."""
         self._told = {told for told in self._told if told[0] in self._handovers}
         snapshot = self._snapshots.value
         if snapshot is None:
@@ -133,7 +133,7 @@ def faults_to_tell(snapshot: Snapshot) -> Iterator[_Hit]:
 
 
 def _sentence(hits: list[_Hit], device_type: DeviceType) -> str:
-    """Return what a pod is told of one fault of some of its chips."""
+    """Return the sentence for a pod about a fault of some of its chips."""
     fault, network, several = hits[0].fault, hits[0].network, len(hits) > 1
     chips = device_type.join(hit.chip for hit in hits)
     who = f"the network port{'s' if several else ''} of {chips}" if network else chips

@@ -1,4 +1,4 @@
-"""Tells pods, once for each pod and reason, that what they have is not what was written on them, or nothing."""
+"""Tells a pod, once for each reason, that its devices are missing or differ from its annotation."""
 
 from collections.abc import Callable
 from typing import Final
@@ -42,11 +42,11 @@ class PodNotices:
         self.look()
 
     def runs_without(self, uid: str) -> bool:
-        """Return whether a pod was told that it runs without its devices."""
+        """Return whether a pod was told about missing devices."""
         return (uid, WITHOUT) in self._told
 
     def look(self) -> None:
-        """Forget pods that are gone, and count those that run without their devices."""
+        """Forget pods that are gone, and count the running pods without their devices."""
         self._told = {(uid, reason) for uid, reason in self._told if self._pods.get(uid) is not None}
         without = (self._pods.get(uid) for uid, reason in self._told if reason == WITHOUT)
         self._metrics.count_without(

@@ -89,7 +89,7 @@ class Reconciler:
                     self._handovers.believed.add(pod.uid)
 
     async def catch_up(self) -> None:
-        """Add what another instance of the plugin gave to pods since this one rebuilt its ledger."""
+        """Add the allocations that the former instance of the plugin made after this instance rebuilt its ledger."""
         if any(pod.live and pod.count and pod.uid not in self._handovers for pod in self._pods):
             await self._devices.look()
             await self.settle()
@@ -133,7 +133,7 @@ class Reconciler:
             suspects, tried, read_s = orphans, unresolved, loop.time()
 
     async def forget_lost(self) -> None:
-        """Drop hand-overs that a new kubelet does not know, because the old one died before it stored them.
+        """Drop allocations that a restarted kubelet does not know: it died before it stored them.
 
         The new kubelet admits such a pod again, and the pod must be found waiting.
         """
@@ -168,7 +168,7 @@ class Reconciler:
                 )
 
     def _unresolved_uids(self) -> set[str]:
-        """Return the uids of pods of which the kubelet's ledger has to tell what they have; "" for unknown ones."""
+        """Return the uids of pods whose devices only the kubelet's pod resources tell; "" for unknown pods."""
         unconfirmed = {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.unconfirmed}
         others = {""} if self._devices.must_be_settled and not self._ledger.is_settled.value else set()
         return unconfirmed | {pod.uid for pod in self._pods_without_allocation()} | self._handovers.kept.keys() | others
@@ -249,7 +249,7 @@ class Reconciler:
         )
 
     def _enter_claims(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
-        """Enter what admitted pods claim for which the kubelet's ledger has nothing: its checkpoint can be lost.
+        """Enter the claims of admitted pods without devices in the kubelet's pod resources: a checkpoint can be lost.
 
         A claim is weaker than a hand-over, and of two claims to a chip neither is entered: both pods hold it.
         """
@@ -305,7 +305,7 @@ class Reconciler:
     def _differing(
         self, pod: NodePod, ledger: KubeletLedger, newer: set[int], known: set[str] | None, *, admitted: bool
     ) -> dict[str, tuple[int, ...]] | None:
-        """Return what the kubelet's ledger has for a pod, by container; None if we know that, or it proves nothing.
+        """Return the kubelet's pod resources of a pod, by container; None if they are known or prove nothing.
 
         Args:
             pod: the pod.
@@ -338,7 +338,7 @@ class Reconciler:
         return held if self._devices.is_its_own(pod, held, admitted=admitted, is_known=is_known) else None
 
     def _take_from_others(self, pod: NodePod, held: Mapping[str, tuple[int, ...]], settled: Collection[str]) -> None:
-        """Take away what was given to other pods by the calls that were about this one."""
+        """Take back the devices that different pods were given by the calls for this pod."""
         # A kubelet that lost its checkpoint may give ids again: only the pod of the last answer for them was mistaken.
         answers, ids = self._handovers.answers, {frozenset(own) for own in held.values()}
         spared = {*settled, *self._handovers.believed}

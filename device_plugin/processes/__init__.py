@@ -1,1 +1,1 @@
-"""Finds processes on chips that nobody was given: a container that took chips by its environment, or one by hand."""
+"""Finds processes on chips without allocation: of containers that choose chips by environment, or started by hand."""

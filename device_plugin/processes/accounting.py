@@ -1,4 +1,4 @@
-"""Which processes on chips are nobody's: those that last on a chip that their pod was not given."""
+"""Which processes are foreign: they last on a chip that is not allocated to their pod."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Accounting:
     def look(
         self, chip: int, processes: Iterable[int], owners: Mapping[int, Owner], holders: Collection[str], now_s: float
     ) -> tuple[int, ...]:
-        """Take over which processes use a chip; return those that have been nobody's for long, in order.
+        """Take over the processes of a chip; return the processes that have been foreign for long, in order.
 
         Args:
             chip: its physical id.

@@ -1,1 +1,1 @@
-"""What this node publishes about its chips: its ConfigMap, and annotations and labels of its Node."""
+"""The publication of a node's chips: the ConfigMap, and annotations and labels of the Node."""

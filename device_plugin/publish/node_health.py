@@ -145,7 +145,7 @@ class NodeHealth:
     async def _write(
         self, node: Node, conditions: Sequence[Condition], taint: Taint | None, *, is_due: bool
     ) -> ApiError | Unreachable | None:
-        """Write what the Node has not; return the last error: a missing right for one does not withhold the other."""
+        """Write missing conditions and taints; return the last error: a missing right does not stop the rest."""
         refused: ApiError | Unreachable | None = None
         shown = _shown(node)
         if is_due or any(shown.get(condition.type) != condition for condition in conditions):
@@ -187,7 +187,7 @@ class NodeHealth:
 async def patch_conditions(
     client: KubeClient, node: str, conditions: Sequence[Condition], shown: Mapping[str, Condition], now: datetime
 ) -> Node:
-    """Write conditions of a Node, those of others stay; ``shown`` are those that it has, by type.
+    """Write conditions of a Node, beside foreign conditions; ``shown`` are the present conditions, by type.
 
     Raises:
         ApiError: the server refuses.

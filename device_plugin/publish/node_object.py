@@ -1,4 +1,4 @@
-"""The node's own object: labels that people select on, and annotations that other programs read.
+"""The Node object: labels for selectors, and annotations for further programs.
 
 They are facts of the driver (docs/spec/node-report.md#node-labels). A label is only set, never removed: pods that
 select on it would be killed when their kubelet restarts (docs/spec/kubelet.md#restarts).
@@ -102,7 +102,7 @@ def node_announcer(events: EventRecorder, node: str) -> Callable[[str, str, bool
 
 
 class NodeWriter:
-    """Keeps our annotations and labels on the Node; those of others stay. A handler for the reflector that it makes.
+    """Keeps the plugin's annotations and labels on the Node, beside foreign ones; the handler of its reflector.
 
     A Node that was deleted and made again, by its kubelet or by an administrator, has none of them.
 
@@ -157,7 +157,7 @@ class NodeWriter:
                 self._lose(f"somebody removed {', '.join(sorted(missing))} from the Node {self._node}")
 
     def on_delete(self, obj: Node) -> None:
-        """Note that the Node is gone until its kubelet makes it again."""
+        """Note that the Node is gone until the kubelet registers again."""
         for reader in self.readers:
             reader.on_delete(obj)
         if self._uid:

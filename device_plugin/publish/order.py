@@ -77,7 +77,7 @@ class PublishingOrder:
         self.advertised.set(healthy)
 
     def shown(self, healthy: ChipSet) -> None:
-        """Take over that the Node shows these chips, which the kubelet was sent as healthy."""
+        """Note the chips that the Node shows and that the kubelet was sent as healthy."""
         if self.unshown.value & healthy:
             self.unshown.set(self.unshown.value & ~healthy)
 

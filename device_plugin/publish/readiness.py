@@ -74,7 +74,7 @@ class Readiness:
                     written, due_s = found.reason, loop.time() + HEARTBEAT_S
 
     async def sign_off(self) -> None:
-        """Say that the plugin has ended, also one that never worked; to be called once ``run`` has ended."""
+        """Say that the plugin has ended, even if it never worked; to be called after ``run``."""
         try:
             async with asyncio.timeout(SIGN_OFF_S):
                 await self._write(Condition(NOT_READY, "Unknown", ENDED, "the device plugin has ended"))

@@ -1,4 +1,4 @@
-"""Publishes what the node reports about its chips: its ConfigMap, and the annotations and labels of its Node.
+"""Publishes the report of the chips: the ConfigMap, and the annotations and labels of the Node.
 
 Written when the content changes, at most once a second, and at least every five minutes, because readers take an older
 report for that of a dead plugin (docs/spec/node-report.md#freshness). ``order.py`` has the rule for report and kubelet.

@@ -1,4 +1,4 @@
-"""The rights that the plugin needs at the API server, and what for; the chart grants exactly these."""
+"""The rights that the plugin needs at the API server, with their purposes; the chart grants no more."""
 
 from dataclasses import dataclass
 

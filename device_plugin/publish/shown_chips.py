@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 
 
 class ShownChips:
-    """Polls the Node while there are chips that it may not show yet, and at no other time.
+    """Polls the Node, only while the kubelet may not have shown some chips there yet.
 
     Args:
         client: the API server.

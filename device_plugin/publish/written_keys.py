@@ -1,4 +1,4 @@
-"""Every key that the plugin writes at the API server; the chart's policy of its ServiceAccount admits exactly these.
+"""Every key that the plugin writes at the API server; the chart's admission policy admits no more.
 
 The policy is ``templates/device-plugin/policies.yaml``: the plugin of a node whose administrator is an attacker can
 write these keys of that node and its pods, and nothing else. ``tests/deploy`` compares both.

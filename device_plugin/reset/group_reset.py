@@ -295,7 +295,7 @@ class GroupReset:
             self._enter(Phase.VERIFYING, now_s)
 
     def found_starting(self, missing: ChipSet, now_s: float) -> None:
-        """Take over that chips may not have started: they are withheld until they have.
+        """Withhold chips that may not have started, until they have.
 
         They were not listed by the driver until now, or this program was restarted during a reset.
         """
@@ -335,7 +335,7 @@ class GroupReset:
         return [chip for chip in view.wanting if not self.called >> chip & 1]
 
     def _end(self, view: View, now_s: float, why: str = "") -> None:
-        """Finish; ``why`` says what prevents the reset of those that are left."""
+        """Finish; ``why`` says what prevents the reset of the remaining chips."""
         self._failure = self._earlier_failure or self._failure
         if view.wanting and not self._failure:
             left = join_names(self._untried_chips(view))

@@ -68,7 +68,7 @@ class ChipSide(Protocol):
 
     @property
     def muting(self) -> Muting:
-        """Keeps back what they say while they are reset."""
+        """Withholds readings and events of chips during a reset."""
 
     @property
     def health(self) -> Withholds:
@@ -196,7 +196,7 @@ class HotReset:
             self._hold(listed & ~chip_set(chip.phy_id for chip in before.chips if chip.is_listed))
 
     def _hold(self, chips: ChipSet) -> None:
-        """Withhold chips until they have started, except those that pods use."""
+        """Withhold chips until they have started, except the chips of pods."""
         used = chip_set(self._known.ledgers.holders)
         for group in self._groups.values():
             group.found_starting(chips & ~used, self._moment().mono_s)

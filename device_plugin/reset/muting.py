@@ -1,4 +1,4 @@
-"""Keeps from the judgement of chips what a chip says while it is reset: that is no fault, and no recovery from one."""
+"""Withholds readings and events of a chip during its reset: they show neither faults nor recoveries."""
 
 from ascend.chips import ChipSet, chip_set
 from device_plugin.chips.scanner import Listener

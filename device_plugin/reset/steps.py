@@ -1,4 +1,4 @@
-"""The values of a group's reset: how far it is, what has to be done, what is known, and how long it waits."""
+"""The values of a group's reset: phase, next command, view and time limits."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ class Phase(enum.StrEnum):
 
 
 class Command(enum.StrEnum):
-    """What the caller has to do; it says what came of it by the method with the same name."""
+    """The next command to the caller, who reports its outcome by the method of the same name."""
 
     CHECK = "check"
     RESET = "reset"

@@ -65,7 +65,7 @@ class Users:
         return found
 
     async def started_chips(self, chips: Iterable[ChipFacts]) -> ChipSet:
-        """Return the chips that have started; one that does not answer has not."""
+        """Return the started chips; a chip without an answer has not started."""
         found = 0
         for chip in chips:
             try:

@@ -24,7 +24,7 @@ RETRY_S = 0.05
 
 
 class InstanceLock:
-    """A lock file in the kubelet's folder, and a second one by which its next holder is known.
+    """A lock file in the kubelet's folder, and a second file that announces the next holder.
 
     Args:
         directory: the kubelet's device-plugin folder; it may not exist yet.
@@ -77,7 +77,7 @@ class InstanceLock:
             self.problem = f"the lock {self._path} is released"
 
     def settle(self) -> None:
-        """Let the instance that had the lock before know that this one has taken over its work."""
+        """Tell the former holder of the lock that this instance has taken over its work."""
         if self._successor is not None:
             self._successor.close()
             self._successor = None

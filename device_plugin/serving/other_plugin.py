@@ -44,7 +44,7 @@ SOCKET = socket_of(WHOLE_CHIPS)
 
 
 def served_on(socket: str) -> DeviceType | None:
-    """The type of devices that MindCluster's plugin serves on a socket of this name; None if it is not one of its."""
+    """The type of devices that MindCluster's plugin serves on a socket of this name; None for a foreign name."""
     if socket == SOCKET:
         return WHOLE_CHIPS
     suffix = suffix_of(WHOLE_CHIPS.resource + socket.removeprefix(WHOLE_CHIPS.name).removesuffix(".sock"))
@@ -112,7 +112,7 @@ class OtherPlugin:
         return self.problem is not None
 
     async def _served_type(self) -> DeviceType | None:
-        """Return a type of devices that the other plugin serves, our own if possible; None if it serves none.
+        """Return a type of devices that the other plugin serves, preferably this plugin's; None without a type.
 
         Raises:
             OSError: that can't be told.

@@ -74,7 +74,7 @@ async def register(path: Path, resource: str, deadline_s: float) -> None:
 
 
 def _why_not(path: Path) -> str:
-    """Return why there can't be a socket, which gRPC does not say; empty if there can."""
+    """Return why a socket can't be made, which gRPC does not say; empty if it can."""
     try:
         with socket.socket(socket.AF_UNIX) as trial:
             trial.bind(str(path))

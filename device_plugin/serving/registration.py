@@ -224,7 +224,7 @@ class Registration:
         """Return whether another plugin has ended with which the kubelet has lost the devices."""
 
         async def stays() -> bool:
-            """Whether the kubelet keeps this plugin; of the two lists of devices it has the one that was sent last."""
+            """Whether the kubelet keeps this plugin; the kubelet has the list of devices that was sent last."""
             if is_kept := await self._succession.distinguishes():
                 servicer.send_again()
             return is_kept

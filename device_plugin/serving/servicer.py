@@ -207,7 +207,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
 
 
 class NoDevicesServicer(pb_grpc.DevicePluginServicer):
-    """The service of a resource of which there is no device, so that the kubelet allocates none."""
+    """The service of a resource without devices, so that the kubelet allocates none."""
 
     def __init__(self) -> None:
         self.listed = asyncio.Event()
@@ -235,7 +235,7 @@ class NoDevicesServicer(pb_grpc.DevicePluginServicer):
 
 
 def device_list(snapshot: Snapshot, device_type: DeviceType = WHOLE_CHIPS) -> pb.ListAndWatchResponse:
-    """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy if it is idle.
+    """Return the kubelet's list of devices: every chip, so that a failed idle chip is seen as unhealthy.
 
     The NUMA node is included only if all chips are close to the same one. Otherwise a kubelet with a topology policy
     narrows the choice to the chips close to the CPUs it plans to use, before it calls GetPreferredAllocation

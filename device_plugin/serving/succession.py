@@ -140,7 +140,7 @@ class Succession:
         return distinguishes_plugins(await self._version())
 
     async def detach(self, servicer: DevicePluginServicer, register_failing: Callable[[], Awaitable[None]]) -> bool:
-        """End the stream of a kubelet that does not distinguish plugins without its notice; return whether it worked.
+        """End the stream of a kubelet that does not distinguish plugins, unnoticed by the kubelet; return success.
 
         Args:
             servicer: the registered service.
@@ -157,7 +157,7 @@ class Succession:
 
     @asynccontextmanager
     async def ending(self) -> AsyncIterator[None]:
-        """Answer the kubelet after the block, if there is a successor, until that one is registered.
+        """Answer the kubelet after the block until the successor, if any, is registered.
 
         The instance lock is released within the block.
         """

@@ -216,7 +216,7 @@ class OtherPlugins:
 
     @property
     def uncertain(self) -> str | None:
-        """Why it is not known whether there is one; None if it is."""
+        """Why the search for other plugins gave no answer; None if it gave one."""
         return self.mindcluster.unknown or self.unknown.unknown
 
 

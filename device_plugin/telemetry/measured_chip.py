@@ -80,7 +80,7 @@ class MeasuredChip:
 
     @property
     def pending(self) -> list[asyncio.Future[None]]:
-        """The work of this round that has not ended; not that of an earlier round, which hangs."""
+        """The unfinished work of this round, without the hanging work of earlier rounds."""
         return [lane.work for lane in self.lanes if lane.work is not None and lane.remaining and not lane.is_late]
 
     def take_over(self) -> None:
@@ -130,7 +130,7 @@ class MeasuredChip:
 
 
 class Lane:
-    """A thread that takes readings, one after another; what it has read is there at once, whatever hangs afterwards.
+    """A thread that takes readings in order; each outcome is available at once, whatever hangs afterwards.
 
     Args:
         driver: measures the chip.
@@ -151,7 +151,7 @@ class Lane:
 
     @property
     def remaining(self) -> Sequence[Item]:
-        """What is being read and what comes after it; empty as soon as all outcomes are there."""
+        """The present reading and the readings after it; empty once all outcomes are available."""
         return self._items[self._done :]
 
     def begin(self, chip: ChipFacts, items: Sequence[Item]) -> Item | None:

@@ -166,7 +166,7 @@ async def _edit(client: KubeClient, node: str, wanted: ChipSet, cordon: Cordon |
 
 
 def _patch(report: ConfigMap, wanted: ChipSet, cordon: Cordon | None) -> JsonObject:
-    """The change of a report, if it is still as it was read. Entries of the list that name no chip stay."""
+    """The change of a report, if unchanged since it was read. Entries that name no chip stay."""
     names = [chip_name(chip) for chip in chip_ids(wanted)]
     entries = map(str.strip, report.data.get(MANUALLY_SEPARATED, "").split(","))
     listed = [entry for entry in entries if entry and entry not in names]

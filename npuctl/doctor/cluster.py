@@ -53,7 +53,7 @@ _OF_KUBELETS: Final = {Reason.RESOURCE_NOT_OFFERED, Reason.INCONSISTENT_CAPACITY
 
 
 async def check_cluster(objects: ClusterObjects, details: Details, settings: Settings, now_ns: int) -> list[Finding]:
-    """Check a cluster by its objects, what else is known of its programs, and the allocator's settings.
+    """Check a cluster by its objects, details of its programs, and the allocator's settings.
 
     The time ``now_ns`` is in Unix nanoseconds.
     """
@@ -138,7 +138,7 @@ def _check_certificates(expiring: Iterable[tuple[str, float]], now_s: float) -> 
 def _check_orders(
     npu_nodes: Iterable[NodeRecord], objects: ClusterObjects, refused_rules: Sequence[str]
 ) -> Iterator[Finding]:
-    """Check what people write about chips and their faults: what of it has no effect."""
+    """Check for annotations and labels of operators about chips and faults that have no effect."""
     if refused_rules:
         yield warning(
             f"the site's fault rules are invalid: {'; '.join(refused_rules)}", "correct them: they are left out"
@@ -234,7 +234,7 @@ def _offered(server: Server, unhealthy: ChipSet, kept: Kept) -> Iterator[tuple[s
 
 
 def _spread(pods: Iterable[Pod]) -> frozenset[str]:
-    """The pods of which a controller has others on other nodes: they need the network ports of their chips.
+    """The pods whose controller has pods on several nodes: they need the network ports of their chips.
 
     Those that work alone don't, as the replicas of a Deployment: the allocator says so on each.
     """
@@ -251,7 +251,7 @@ def _names(held: Held) -> tuple[str, ...]:
 
 
 def _conflicts(first: Holding, second: Holding) -> tuple[str, ...]:
-    """The devices of two pods that are the same, or of which one is a part of the other."""
+    """The devices that two pods share, whole or in part."""
     whole = chip_set(
         chip for chip in chip_ids(first.occupied & second.occupied) if (first.chips | second.chips) >> chip & 1
     )
@@ -397,7 +397,7 @@ def _check_waiting(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
 
 
 def _refusal_of(pod: Pod) -> str:
-    """Why its scheduler could not place a pod when it tried last; empty if it did not try."""
+    """Why the scheduler could not place a pod at the last try; empty without a try."""
     conditions = (
         condition
         for condition in pod.status.conditions

@@ -96,7 +96,7 @@ class _Pod(msgspec.Struct):
 
     @property
     def scheduler_names(self) -> list[str]:
-        """The schedulers that an allocator serves by its flag; none without it."""
+        """The schedulers that an allocator serves, by its flag."""
         words = [word for container in self.spec.containers or () for word in container.args or ()]
         given = [word.removeprefix(_SERVED) for word in words if word.startswith(_SERVED)]
         try:
@@ -153,7 +153,7 @@ class _Node(msgspec.Struct):
 
     @property
     def heartbeat_s(self) -> float | None:
-        """When its device plugin has written last whether it is ready, Unix seconds; None if that is not known."""
+        """The time of the device plugin's last heartbeat, Unix seconds; None if unknown."""
         own = (
             condition.last_heartbeat_time for condition in self.status.conditions or () if condition.type == NOT_READY
         )
@@ -184,12 +184,12 @@ class _Event(msgspec.Struct, rename="camel"):
 
     @property
     def expiry(self) -> tuple[str, float]:
-        """What it says, and when it was seen last, Unix seconds."""
+        """The note, and the time of the last sighting, Unix seconds."""
         return self.note, msgspec.convert(self.last, datetime).timestamp() if self.last else 0.0
 
     @property
     def told(self) -> Told:
-        """What it says, and of what."""
+        """The note, and the object that it is about."""
         about = self.regarding or _Metadata("")
         namespace = about.namespace if about.kind != "Node" else ""
         return Told(self.reason, self.note, about.kind, "/".join(filter(None, (namespace, about.name))), about.uid)

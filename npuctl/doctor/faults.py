@@ -70,7 +70,7 @@ def _finding(same: list[ChipFault], spread: Collection[str]) -> Finding:
 
 
 def _is_silent(record: NodeRecord, faults: list[ChipFault]) -> bool:
-    """Whether the device plugin knows nothing of all chips that it may report: of those in use it reports nothing."""
+    """Whether the device plugin knows nothing of all chips that it may report; chips in use are not reported."""
     if not isinstance(record.server, Server):
         return False
     held = 0

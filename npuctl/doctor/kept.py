@@ -1,4 +1,4 @@
-"""What pods have of unhealthy chips: the device plugin keeps it healthy for the kubelet until they have ended.
+"""The unhealthy devices of running pods: healthy for the kubelet until the pods have ended.
 
 The kubelet counts it as taken, so it offers that much more than is healthy. MindCluster's plugin does not keep it, so
 any number in between is right.
@@ -28,7 +28,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, holdings: Iterable[Holding], unhealthy: ChipSet, kind: Divisible | None) -> "Kept":
-        """What pods with these holdings have of unhealthy chips; the kind of the chips, if they are cut for pods."""
+        """The unhealthy devices of these holdings, in words; ``kind`` is the kind of chip if chips are cut for pods."""
         chips, cut, vnpus = 0, 0, Counter[str]()
         for holding in holdings:
             chips += (holding.chips & unhealthy).bit_count()

@@ -128,7 +128,7 @@ async def check_plugin(directory: Path, device_type: DeviceType = WHOLE_CHIPS) -
 
 
 async def check_readiness(address: str) -> Sequence[Finding]:
-    """Return what the plugin itself waits for; nothing if its HTTP page can't be reached, as from outside its pod."""
+    """Return what the plugin waits for; nothing if its HTTP page can't be reached, as from outside the pod."""
     host, port = split_address(address)
     place = join_address(_LOCAL.get(host, host), port)
     try:

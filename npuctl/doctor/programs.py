@@ -237,7 +237,7 @@ def _follows(command_line: str) -> bool | None:
 
 
 def _flags(command_line: str) -> list[str] | None:
-    """The words after the name of MindCluster's device plugin, up to the end of its command; None if it is not there.
+    """The arguments of MindCluster's device plugin in a command line; None without the program.
 
     They may be in a script for a shell, quoted as a whole.
     """

@@ -1,4 +1,4 @@
-"""The check of chips that need a reset: what the device plugin would reset now, and what prevents it."""
+"""The check of chips that need a reset: the reset groups, and what prevents their reset now."""
 
 from collections.abc import Callable, Sequence
 

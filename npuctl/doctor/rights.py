@@ -1,4 +1,4 @@
-"""The check of rights: whether the accounts of both programs have those that they need with any settings."""
+"""The check of rights: whether the accounts of both programs have the rights that all settings need."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ ALLOCATORS: Final = (
 
 
 class Account(NamedTuple):
-    """The account of a program: which program, and the user as which it is authenticated."""
+    """The account of a program: the program and its authenticated user."""
 
     program: str
     user: str

@@ -1,4 +1,4 @@
-"""The check of schedulers: whether those that the allocator serves ask it, as far as their pods tell.
+"""The check of schedulers: whether the served schedulers call the allocator, as far as their pods tell.
 
 A pod that was bound without the allocator is refused by the device plugin of its node, and stays as *Failed*.
 """
@@ -99,7 +99,7 @@ def _check_errors(pods: Iterable[Pod]) -> Iterator[Finding]:
 
 
 def _check_untried(pods: Iterable[Pod], now_s: float) -> Iterator[Finding]:
-    """Pods that no scheduler has tried. Volcano says nothing of the pods of a job that it has not admitted."""
+    """Pods that no scheduler has tried. Volcano is silent about pods of jobs that are not admitted."""
     untried, last_s = defaultdict[str, list[Pod]](list), defaultdict[str, float](float)
     for pod in pods:
         scheduler, created_s = pod.spec.scheduler_name, _created_s(pod)
@@ -131,7 +131,7 @@ def _check_unconfigured(pods: Iterable[Pod], served: Collection[str]) -> Iterato
 
 
 def _refusal(pod: Pod) -> str | None:
-    """The reason for which the device plugin of its node has refused a pod; None if it has not."""
+    """The reason for which the node's device plugin has refused a pod; None without a refusal."""
     if pod.status.phase != "Failed" or pod.status.reason != _REFUSED:
         return None
     found = _REASON.search(pod.status.message)

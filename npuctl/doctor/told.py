@@ -22,7 +22,7 @@ ADVICE: Final[Mapping[str, str]] = {
 
 
 class Told(NamedTuple):
-    """An Event, as it was seen last: its reason and note, what it is about, and the uid of that."""
+    """The last sighting of an Event: reason and note, and the object with its uid."""
 
     reason: str
     note: str

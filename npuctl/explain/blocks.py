@@ -1,4 +1,4 @@
-"""What is said about the blocks of a pod's job: in which SuperPods they are, and why not in others."""
+"""The sentences on the blocks of a pod's job: the chosen SuperPods, and why none else."""
 
 from collections import defaultdict
 from collections.abc import Mapping

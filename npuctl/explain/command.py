@@ -177,7 +177,7 @@ def _blocks(title: str, sentences: Iterable[str]) -> Iterator[Text]:
 
 
 def _queue(answer: Explanation) -> Iterator[Text]:
-    """What is before it in the queue, as far as it matters: what gets something."""
+    """The jobs before the pod in the queue that get devices."""
     if answer.told is not None and (ahead := answer.told.ahead).pods:
         chips = f", for {count(ahead.chips, 'chip')}" if ahead.chips else ""
         yield Text(f"\nbefore it in the queue: {count(ahead.pods, 'pod')} of other jobs{chips}")

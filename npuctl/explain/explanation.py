@@ -178,7 +178,7 @@ async def explain(
 
 
 class _Judging:
-    """Judges pods in the order of the queue; those that are asked for are explained when it is their turn."""
+    """Judges pods in the order of the queue; explains the requested pods when their turn comes."""
 
     def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
         self._given = objects
@@ -282,7 +282,7 @@ class _Judging:
         )
 
     def _begin(self, pod: Pod) -> Explanation:
-        """What is said of a pod whether it fits or not, before its gang is placed."""
+        """The part of the answer on a pod that does not depend on whether it fits, before its gang is placed."""
         refused = as_values(self._allocator.refusals(pod))
         return structs.replace(
             self._describe(pod),
@@ -339,7 +339,7 @@ class _Judging:
         return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, invalid))
 
     def _search(self, waiting: Explanation, pod: Pod, request: ChipRequest) -> tuple[tuple[Remedy, ...], int, int]:
-        """What would help, on how many nodes that was tried, and on how many it fits if nobody is before it."""
+        """The remedies, the number of nodes tried, and the number of nodes that fit but for the queue."""
         refused = waiting.nodes
         likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
         examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
@@ -349,7 +349,7 @@ class _Judging:
         return found, len(examined), self._fits_alone(pod) if any(ahead.placed for ahead in waiting.ahead) else 0
 
     def _fits_alone(self, pod: Pod) -> int:
-        """The number of nodes on which a pod fits, or one of its gang, if nobody is before it in the queue."""
+        """The number of nodes on which a pod, or a pod of its gang, fits without the queue before it."""
         candidates = find_candidates(self._untouched, pod)
         if not self._untouched.engine.is_of_gang(pod):
             return len(candidates)
@@ -374,7 +374,7 @@ def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator,
 
 
 def _of_several(pod: Pod, request: ChipRequest, allocator: OfflineAllocator) -> str:
-    """What to do about a pod that would fit now if it was not one of several of a job; empty if it would not."""
+    """The advice for a pod that would fit as the only pod of its job; empty if it would not fit either."""
     alone = structs.replace(request, distributed=False, needs_network=False, is_spread=False)
     if alone == request or allocator.cluster.index.best(alone, allocator.selected_nodes(pod)) is None:
         return ""

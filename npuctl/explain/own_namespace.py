@@ -121,7 +121,7 @@ async def _ask(pods: Sequence[Pod], client: KubeClient) -> dict[str, Explained]:
 
 
 def _with_answer(answer: Explanation, told: Explained) -> Explanation:
-    """What the allocator says now of a pod that waits, in place of what follows from no node at all."""
+    """The allocator's present answer on a waiting pod, for users who may not read nodes."""
     cure = _REASONS[told.reason].cure.replace("`", "") if told.reason in _REASONS else ""
     return replace(
         _blank(answer),
@@ -141,7 +141,7 @@ def _blank(answer: Explanation) -> Explanation:
 
 
 def _with_verdict(answer: Explanation, pod: Pod, event: _Event | None) -> Explanation:
-    """What the allocator says of a pod that waits, in place of what follows from no node at all."""
+    """The allocator's answer on a waiting pod, for users who may not read nodes."""
     if not _waits(answer, pod):
         return answer
     own = _REASONS.get(answer.reason)

@@ -57,7 +57,7 @@ class Remedy(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A node, its report and its pods: everything that decides whether a pod fits on it.
+    """A node, the node's report and pods: everything on which a fit depends.
 
     Attributes:
         node: the node.
@@ -89,7 +89,7 @@ class Scene:
 
 
 def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Remedy]:
-    """Return every single change that makes a pod fit on a node, on which it does not fit as it is, at a Unix time."""
+    """Return every single change by which a pod would fit on an unfit node, at a Unix time."""
     name = scene.node.name
     found = [Remedy(kind, name) for kind, changed in _node_changes(scene, now_s) if fits(changed)]
     found += [Remedy("end", name, (pod.key,)) for pod in scene.holders if fits(scene.without((pod,)))]

@@ -145,7 +145,7 @@ def _kind(typed: str) -> str:
 
 
 def belongs_to(pod: Pod) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of the objects by which a user may mean a pod: its job, its owner, and what created that."""
+    """Yield kind and name of the objects by which users may name a pod: the job, the owner, and the owner's owner."""
     job, owner = find_job(pod), pod.metadata.controller
     if job.kind != SINGLE:
         yield _JOB, job.name

@@ -1,1 +1,1 @@
-"""The command ``npuctl queue``: what waits, in the order in which it is decided on."""
+"""The command ``npuctl queue``: the waiting jobs and pods in the order of the decisions."""

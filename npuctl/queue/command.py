@@ -48,7 +48,7 @@ class QueueAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/q
 
 
 async def run_queue(source: Source, namespace: str | None, output: Output) -> int:
-    """Print what waits, of all namespaces or of one; the positions are those among all.
+    """Print the queue of all namespaces or of a given namespace; positions count all namespaces.
 
     Raises:
         InvalidValue: the input is invalid.
@@ -80,7 +80,7 @@ def _render(answer: QueueAnswer, now_ns: int) -> RenderableType:
 
 
 class _Entries:
-    """A line for each entry; why it waits is below it, or in a pipe in the last column, so that one line has all."""
+    """A line for each entry; the reason is on a line below, or in the last column if the output is a pipe."""
 
     def __init__(self, entries: Sequence[Entry], now_ns: int) -> None:
         self._entries = entries
@@ -108,7 +108,7 @@ class _Entries:
 
 
 def why(entry: Entry) -> str:
-    """Why it waits, without the name of its pod; empty if it starts."""
+    """The reason to wait, without the name of the pod; empty if the job starts."""
     if not entry.reason:
         return ""
     first = next(pod for pod in entry.pods if pod.state == "waits")

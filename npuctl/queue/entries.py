@@ -1,4 +1,4 @@
-"""The queue: what becomes of each job that waits when its turn comes, and what it waits for then."""
+"""The queue: the outcome of each waiting job in its turn, and the reason to wait."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class QueuedPod(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A gang that waits, or the waiting pods of another job that have one priority.
+    """A waiting gang, or the waiting pods of the same job and priority.
 
     Attributes:
         position: its place in the queue, from 1.
@@ -135,7 +135,7 @@ class _Rooms:
 
 
 class Queue:
-    """Decides on everything that waits, and says of each job what it waits for.
+    """Decides on all waiting pods, and says for each job why it waits.
 
     Args:
         evaluation: the evaluation; nothing has been decided yet.
@@ -204,7 +204,7 @@ class Queue:
         return 1 if gang is None else max(1, gang.needed - gang.placed_beside(""))
 
     def _next(self, verdict: Verdict) -> tuple[Next, tuple[str, ...]]:
-        """What happens before a pod that waits starts, and behind which jobs it is."""
+        """The next step of a waiting pod, and the jobs before the pod."""
         pod = verdict.pod
         match verdict.waits_for:
             case WaitingFor.CHANGE:
@@ -220,7 +220,7 @@ class Queue:
         return Next.CHIPS, ()
 
     def _holders(self, pod: Pod, job: str) -> tuple[str, ...]:
-        """The jobs before a pod that have got chips, or keep them, where there was room for it."""
+        """The jobs before a pod that take or keep chips where the pod would fit."""
         nodes = self._rooms.for_pod(pod).nodes
         found = [name for name, taken in self._ahead.items() if not taken.isdisjoint(nodes)]
         found += [

@@ -31,7 +31,7 @@ def ready(node: Node, *, is_ready: bool) -> Node:
 
 
 def offering(node: Node, chips: ChipSet) -> Node:
-    """The node if its kubelet has these chips as well, their vNPUs or their AI cores; never more than there are."""
+    """The node with these chips added to the kubelet's, as chips, vNPUs or AI cores; never more than the capacity."""
     there = _devices(node, ALL_CHIPS)
     more = _devices(node, chips)
     offered = {resource: _offered(node, resource) for resource in more}

@@ -328,7 +328,7 @@ def _manifests(origin: Origin, document: object, generated: Counter[tuple[str, s
 
 
 def _as_written(place: Origin, raw: msgspec.Raw, inherited: Json) -> Manifest | None:
-    """An item of a list that gives it kind and version; None unless its head is as an API server writes it."""
+    """An item of a list that supplies kind and version; None unless the head has the form of an API server's."""
     try:
         head = msgspec.json.decode(raw, type=_Head)
     except UNREADABLE:
@@ -381,7 +381,7 @@ def _normalized(origin: Origin, manifest: Json) -> tuple[Origin, Normalized]:
 
 
 def _named(origin: Origin, normalized: Normalized, generated: Counter[tuple[str, str]]) -> tuple[Origin, Normalized]:
-    """An object with a name: one that has only ``generateName`` gets a number after it."""
+    """An object with a name: ``generateName`` is completed by a number."""
     metadata = normalized.body.get("metadata")
     if not isinstance(metadata, dict) or metadata.get("name") or not isinstance(metadata.get("generateName"), str):
         return origin, normalized

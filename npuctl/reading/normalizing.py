@@ -56,7 +56,7 @@ def normalize(manifest: dict[str, Any], error: Callable[[str, str], InvalidValue
 
 
 def is_plain(resource: str, text: str) -> bool:
-    """Whether a quantity is one that normalizing leaves as it is."""
+    """Whether a quantity is in normal form already."""
     digits = text.isascii() and text.isdigit()
     return digits or (not resource.startswith(_CHIPS) and _QUANTITY.fullmatch(text) is not None)
 

@@ -1,4 +1,4 @@
-"""Where a command's objects come from, and by which settings and at which time they are judged."""
+"""The source of a command's objects, with the settings and the time by which they are judged."""
 
 import math
 import re

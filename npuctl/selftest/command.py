@@ -130,7 +130,7 @@ async def _run(command: Sequence[str]) -> Any:
 
 
 def render(answer: Mapping[str, Any]) -> RenderableType:
-    """Lay out a report, as JSON decodes it, for people: what is in it, and what to do with it."""
+    """Lay out a decoded report for people: the contents, and the next step."""
     node = answer["node"]
     lines = [Text(f"{name} {value}") for name, value in node["versions"].items()]
     server = node["server"]

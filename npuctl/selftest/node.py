@@ -83,7 +83,7 @@ async def examine_node(arguments: Sequence[str], output: Output, devices_of: str
 
 
 async def examine(settings: DriverSettings) -> Examination:
-    """Ask the driver all that the device plugin asks it, but for what changes something, and record its answers."""
+    """Make all calls of the device plugin to the driver except calls with effects, and record the answers."""
     calls: list[Call] = []
     driver: Any = settings.make_driver()
     if settings.driver == "dcmi":  # without the policy of dies, which would be set

@@ -1,4 +1,4 @@
-"""Starts pods with chips on one node, one after another, and compares who says which chips they have."""
+"""Starts pods with chips on a node, in order, and compares all accounts of the pods' chips."""
 
 import asyncio
 import json
@@ -132,7 +132,7 @@ class Trial:
         return True
 
     def manifest(self, name: str, chips: int) -> dict[str, Any]:
-        """A pod that prints what it sees, and stays."""
+        """A pod that prints its chips, and stays."""
         container = {
             "name": "main",
             "image": self.image,
@@ -205,7 +205,7 @@ class Trial:
 
 
 async def _poll(check: Callable[[], Awaitable[T | None]]) -> T | None:
-    """Return what a check returns as soon as that is not None; None if it never is."""
+    """Return the first outcome of a check that is not None; None after the deadline."""
     deadline_s = time.monotonic() + PATIENCE_S
     while (found := await check()) is None and time.monotonic() < deadline_s:  # noqa: ASYNC110 - others' state
         await asyncio.sleep(PAUSE_S)
@@ -213,7 +213,7 @@ async def _poll(check: Callable[[], Awaitable[T | None]]) -> T | None:
 
 
 def seen_chips(printed: str) -> Sequence[int]:
-    """The chips that a container sees: its device nodes; without any, what its environment names."""
+    """The chips that a container sees: device nodes, or else the chips of the environment."""
     ids = _SEEN.findall(printed) or "".join(_VISIBLE.findall(printed)[:1]).split(",")
     return sorted(int(chip_id) for chip_id in ids if chip_id)
 

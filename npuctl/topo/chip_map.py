@@ -38,7 +38,7 @@ MARKS: Final = {
 
 
 def node_map(views: Sequence[NodeView]) -> RenderableType:
-    """Lay out nodes side by side; a chip shows its number and the pod that holds it."""
+    """Lay out nodes side by side; a chip shows its number and its holder."""
     pods = sorted(
         {holder for view in views for chip in view.chips for device in chip.devices for holder in device.holders}
     )
@@ -129,7 +129,7 @@ class _NodePanel:
         return self._mark(cell, chip)
 
     def _part(self, part: VnpuView) -> Text:
-        """A vNPU: its size and vdev id, and the pod that holds it."""
+        """A vNPU: size, vdev id and holder."""
         name = f"{part.size}-{part.vdev_id}"
         if len(part.holders) > 1:
             return Text(f"[{name} CONFLICT]", style="bold white on red")

@@ -104,7 +104,7 @@ class ChipView:
 
     @property
     def free_vnpus(self) -> int:
-        """The number of its vNPUs that can be allocated and that no pod holds."""
+        """The number of allocatable vNPUs without a holder."""
         usable = self.healthy and not self.holders
         return sum(not vnpu.holders and not vnpu.unknown for vnpu in self.vnpus) if usable else 0
 
@@ -190,7 +190,7 @@ def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list
 
 
 def _as_usable(node: Node) -> Node:
-    """The node as if it could be used, because its chips are shown also while it can't."""
+    """The node as if it was usable, because chips of unusable nodes are shown too."""
     offered = {RESOURCE: "1"} if not node.allocatable_cores else {}
     status = structs.replace(
         node.status,

@@ -109,7 +109,7 @@ def node_table(views: Sequence[NodeView]) -> RenderableType:
 
 
 def fault_lines(views: Sequence[NodeView]) -> list[Text]:
-    """A line for each fault code and each cordon: what it means, which chips have it, and which pods have these."""
+    """A line for each fault code and each cordon: the meaning, the chips, and the holders of the chips."""
     chips: dict[str, list[str]] = {}
     for view in views:
         for chip in view.chips:

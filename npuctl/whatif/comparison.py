@@ -1,4 +1,4 @@
-"""What runs, what waits and what is free in two clusters, once everything has been decided that waits in each."""
+"""The running jobs, waiting jobs and free chips of two clusters, after the decisions on all waiting pods."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping

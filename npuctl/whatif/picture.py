@@ -95,7 +95,7 @@ def draw(before: Sequence[NodeView], after: Sequence[NodeView], *, title: Sequen
 
 
 def _shown(old: dict[str, NodeView], new: dict[str, NodeView]) -> tuple[list[str], int]:
-    """The names of the nodes that are drawn: of very many those that change; and how many are not."""
+    """The names of the drawn nodes, only the changed nodes of a large cluster; and the number of undrawn nodes."""
     # New nodes last, so that the others have their place in both halves.
     names = [*sorted(old), *sorted(new.keys() - old)]
     if len(names) <= _MOST_NODES:

@@ -51,7 +51,7 @@ def check_types(resource: Resource, document: Json) -> None:
 
 
 def fill_namespace(target: Target, metadata: Json) -> None:
-    """Set the namespace of the path in the metadata, which may omit it but not name another one.
+    """Set the namespace of the path in the metadata, which may omit the namespace but not contradict the path.
 
     Raises:
         StatusError: 400.

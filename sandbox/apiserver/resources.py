@@ -77,7 +77,7 @@ class Resource:
 
     @property
     def storage(self) -> str:
-        """The name under which the store keeps its objects; two versions of one kind share it."""
+        """The name under which the store keeps the objects of all versions of a kind."""
         return self.stored_as or f"{self.group}/{self.plural}"
 
     @property

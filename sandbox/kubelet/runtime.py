@@ -1,4 +1,4 @@
-"""The simulated container runtime: records how it would create containers; like a real one it outlives the kubelet."""
+"""The simulated container runtime: records how it would create containers, and outlives the kubelet."""
 
 import random
 from collections.abc import Iterable, Mapping

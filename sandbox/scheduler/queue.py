@@ -1,4 +1,4 @@
-"""The scheduling queue: pods in the order in which they arrive, and the backoff of those that failed.
+"""The scheduling queue: pods in order of arrival, and the backoff of failed pods.
 
 As in kube-scheduler, a pod that fits on no node waits for a change in the cluster, and a pod whose scheduling cycle
 failed with an error does not; both wait for their backoff. A change during a pod's cycle counts for that pod too.
@@ -84,7 +84,7 @@ class SchedulingQueue:
             self.move(uid)
 
     def move(self, uid: str) -> None:
-        """Try a pod again after a change that may let it fit, such as one of the pod itself."""
+        """Try a pod again after a change that may let it fit, such as an edit of the pod."""
         queued = self._pods.get(uid)
         if queued is None:
             return

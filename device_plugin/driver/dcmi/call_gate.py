@@ -45,7 +45,7 @@ class CallGate:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Initialize the library: hold other calls back, and wait for those that could still use the table."""
+        """Initialize the library: hold new calls back, and wait until running calls no longer use the table."""
         with self._changed:
             self._changed.wait_for(lambda: not self._closed)
             self._closed = True

@@ -285,13 +285,13 @@ class Calls:
         return status.value
 
     def brother_card(self, chip: Place) -> int:
-        """Return the card that is reset together with that of a chip of type A3; -1 if there is none."""
+        """Return the card that is reset together with the card of an A3 chip; -1 without a partner."""
         card = c_int(-1)
         self._call("dcmi_get_netdev_brother_device", *chip, byref(card), target=chip)
         return card.value
 
     def reset(self, chip: Place) -> None:
-        """Reset a chip and those that are linked to it, through the PCIe bus."""
+        """Reset a chip and the chips of its reset group, through the PCIe bus."""
         self._call("dcmi_set_device_reset", *chip, _IN_BAND, target=chip)
 
     def _call(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:

@@ -192,7 +192,7 @@ class DcmiDriver:
         return self._load_chip(chip).processes((chip.card_id, chip.device_id))
 
     def reset(self, chip: ChipFacts) -> None:
-        """Reset a chip and all that are reset with it; returns before they have started.
+        """Reset a chip and the chips of its reset group; returns before they have started.
 
         Raises:
             DriverError: the driver refuses; says why.
@@ -320,7 +320,7 @@ class DcmiDriver:
         )
 
     def _survey(self, calls: Calls, cards: list[int]) -> None:
-        """Survey all cards at the same time, each in a thread. A card that hangs keeps its thread and gets no other."""
+        """Survey all cards at the same time, each in a thread. A card that hangs keeps its thread."""
 
         def survey(card: int) -> None:
             known = self._surveyed.get(card, ())

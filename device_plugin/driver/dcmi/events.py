@@ -23,7 +23,7 @@ _HANDLERS: list[Any] = []
 
 
 def make_handler(on_event: Callable[[FaultEvent], None]) -> "ctypes._FuncPointer":
-    """Return a callback for the library; it is kept, because even a subscription that fails may have kept it."""
+    """Return a callback for the library, kept alive because even a failed subscription may refer to it."""
     handler = EventHandler(_relay(on_event))
     _HANDLERS.append(handler)
     return handler

@@ -97,7 +97,7 @@ class RecordingLingqu(LingquDriver):
 
 
 def recorded(record: list[Call], name: str, arguments: Sequence[Any], call: Callable[[], int]) -> int:
-    """Make a call and record it, also while it has not returned; return its code."""
+    """Make a call and record it from its start on; return the library's code."""
     given = [argument.value if isinstance(argument, ctypes.c_uint) else argument for argument in arguments]
     inputs = (each if isinstance(each, int) else _plain(each) for each in given if not _is_output(each))
     made = Call(name, [each for each in inputs if each not in ({}, {"ip_type": 0})])

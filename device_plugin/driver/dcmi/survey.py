@@ -46,7 +46,7 @@ def chip_type(board_id: int, chip_name: str) -> ChipType | None:
 
 
 def node_of_cpus(cpus: str, sysfs: Path = SYSFS) -> int | None:
-    """Return the NUMA node that has exactly these CPUs; None if there is none.
+    """Return the NUMA node with exactly these CPUs, or None.
 
     Args:
         cpus: such as ``0-23``.
@@ -83,7 +83,7 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """The facts about a chip, and those about its server that the driver reports per chip.
+    """The facts about a chip, and the facts about the server that the driver reports per chip.
 
     Attributes:
         facts: the chip.
