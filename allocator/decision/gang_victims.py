@@ -275,7 +275,7 @@ def _needed_victims_on(trial: Trial, node: str, taken: ChipSet) -> frozenset[str
     """The pods that have to end on a node for these chips; None if these are not free even then."""
 
     def free(staying: Iterable[str]) -> bool:
-        offer = trial.offer(node, set(staying))
+        offer = trial.offer(node, staying=set(staying))
         return isinstance(offer, Vacancy) and not taken & ~offer.free and offer.room >= taken.bit_count()
 
     if not free(()):

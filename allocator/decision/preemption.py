@@ -20,7 +20,7 @@ from typing import Final
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.gang_preemption import GangPreemption
 from allocator.decision.occupants import Occupants
-from allocator.decision.trial import ending_on, offer_without
+from allocator.decision.trial import ending_on
 from allocator.decision.victim_set import NEVER, Suggestion, VictimSet
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
@@ -181,8 +181,8 @@ class Preemption:
         return self._fits(record, ending_on(record, self._cluster), pod, request)
 
     def _fits(self, record: NodeRecord, gone: Collection[str], pod: Pod, request: ChipRequest) -> bool:
-        owners = (pod.uid, self._cluster.jobs.job_of(pod).key.plan)
-        return isinstance(_judge(offer_without(record, gone, self._ledger, owners, pod.priority), request), Fit)
+        plan = self._cluster.jobs.job_of(pod).key.plan
+        return isinstance(_judge(self._without(record, gone, pod, (plan,)), request), Fit)
 
     def _promise_of(self, pod: Pod) -> Promise | None:
         """What a pod or its gang was promised of the chips of others that end."""
@@ -228,10 +228,17 @@ class Preemption:
         for job, pairs in groupby(sorted(of_gangs, key=lambda each: each[0].key), key=lambda each: each[0]):
             self._resume_gang(job, [pod for _, pod in pairs if self._ledger.get(pod.uid) is None])
 
-    def without(self, record: NodeRecord, gone: Collection[str], pod: Pod | None = None) -> Offer:
-        """What a node would have left for a pod without these pods; a refusal if it can't be used."""
-        uid, priority = (pod.uid, pod.priority) if pod is not None else ("", 0)
-        return offer_without(record, gone, self._ledger, (uid,), priority)
+    def _without(self, record: NodeRecord, gone: Collection[str], pod: Pod, plans: Collection[str] = ()) -> Offer:
+        """What a node would have left for a pod without others; a refusal if it can't be used.
+
+        Args:
+            record: the node.
+            gone: the uids of the others.
+            pod: the pod: what is reserved for it, or promised to it or to lower priorities, does not count.
+            plans: the plans of gangs to which promised chips count as free, too.
+        """
+        uid = pod.uid
+        return self._cluster.offer_of(record, without={uid, *gone}, ignoring=(uid, *plans), priority=pod.priority)
 
     async def _improve_gang(
         self, pod: Pod, request: ChipRequest, gang: Job, suggested: Mapping[str, Suggestion]
@@ -274,7 +281,7 @@ class Preemption:
 
     def _promise(self, pod: Pod, chosen: VictimSet, request: ChipRequest) -> None:
         record = self._cluster.nodes[chosen.node]
-        fit = _judge(self.without(record, {each.uid for each in chosen.victims}, pod), request)
+        fit = _judge(self._without(record, {each.uid for each in chosen.victims}, pod), request)
         if isinstance(fit, Fit):
             due_s, take = self._due_s(each.uid for each in chosen.victims), fit.take
             chips, part = {chosen.node: take.chip_set}, take.vnpu or take.cut
@@ -306,7 +313,7 @@ class Preemption:
             request = self._engine.request_of(pod)
             occupants = self._on(record, request)
             lower = {each.uid for each in occupants if each.terminating or each.work.priority < pod.priority}
-            offer = offer_without(record, lower, self._ledger, (job.key.plan,), pod.priority)
+            offer = self._cluster.offer_of(record, without=lower, ignoring=(job.key.plan,), priority=pod.priority)
             if isinstance(offer, Vacancy):
                 offer = offer.without(Take(chip_set=chips[node]))
             fit = _judge(offer, request)
@@ -344,18 +351,18 @@ class Preemption:
             return self._select_one(record, pod, request, occupants)
         if request.cores:
             return self._select_few(record, pod, request, occupants)
-        empty = self.without(record, {each.uid for each in occupants}, pod)
+        empty = self._without(record, {each.uid for each in occupants}, pod)
         return empty if isinstance(empty, Refusal) else select_victims(empty, request, occupants)
 
     def _select_one(
         self, record: NodeRecord, pod: Pod, request: ChipRequest, occupants: Sequence[Occupant]
     ) -> tuple[Occupant, ...] | Refusal:
         """The pod whose vNPU the request gets, the one that costs least; none if one is free."""
-        verdict = _judge(self.without(record, (), pod), request)
+        verdict = _judge(self._without(record, (), pod), request)
         if isinstance(verdict, Fit):
             return ()
         for each in sorted(least_important_first(occupants), key=lambda each: cost([each])):
-            if isinstance(_judge(self.without(record, {each.uid}, pod), request), Fit):
+            if isinstance(_judge(self._without(record, {each.uid}, pod), request), Fit):
                 return (each,)
         return verdict
 
@@ -365,7 +372,7 @@ class Preemption:
         """The pods without which AI cores fit: of all, the most costly work goes on as far as it can."""
 
         def verdict(gone: Iterable[Occupant]) -> Fit | Refusal:
-            return _judge(self.without(record, {each.uid for each in gone}, pod), request)
+            return _judge(self._without(record, {each.uid for each in gone}, pod), request)
 
         empty = verdict(occupants)
         if isinstance(empty, Refusal):

@@ -1,20 +1,18 @@
 """Judges pods for a scheduler that places several before it binds any: those that it has placed count as well."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.occupants import Occupants
 from allocator.decision.request import ResolvedRequest
-from allocator.decision.trial import ending_on, offer_without
+from allocator.decision.trial import ending_on
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge, peer_on_node
 from allocator.rules.victims import Occupant, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, unknown_node
-from allocator.state.offers import assess
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.takes import Take
@@ -59,17 +57,14 @@ class Tentative:
         record = self._cluster.nodes.get(node)
         if record is None:
             raise unknown_node(node)
-        if once_ended:
-            ending = ending_on(record, self._cluster)
-            staying = {uid: held for uid, held in record.holdings.items() if uid not in ending}
-            record = replace(record, holdings=staying)
+        gone = ending_on(record, self._cluster) if once_ended else ()
         vacant = self._engine.gangs.vacant_on(pod, request, gang, node) if gang is not None else None
         with self._ledger.suspended(vacant.uid) if vacant is not None else nullcontext():
             if gang is not None and resolved.policy.level is not None:
                 self._engine.gangs.planner.plan_alone(pod, request, gang, node)  # where its block, or its switch, is
             usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
             with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(usable):
-                verdict = self._judge(record, request, others)
+                verdict = self._judge(record, request, others, gone)
         if isinstance(verdict, Refusal):
             raise Refusal(verdict.reason, verdict.message)
         return verdict
@@ -102,7 +97,7 @@ class Tentative:
         gang = resolved.gang
         usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
         owners = (pod.uid, *usable)
-        empty = offer_without(record, gone, self._ledger, owners, pod.priority)
+        empty = self._cluster.offer_of(record, without={pod.uid, *gone}, ignoring=owners, priority=pod.priority)
         if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
             return []
         found = select_victims(empty, request, occupants)
@@ -129,19 +124,20 @@ class Tentative:
         freed = [each.counted for each in victims]
         return record.server.allocatable - sum(staying) + sum(freed) - min(freed) < request.chips
 
-    def _judge(self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod]) -> Fit | Refusal:
-        """The verdict on a request beside pods that are placed on a node."""
-        kept = self._ledger.promises.kept_on(record.name)
-        reserved: Mapping[str, Take] = self._ledger.on(record.name)
+    def _judge(
+        self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod], gone: Collection[str]
+    ) -> Fit | Refusal:
+        """The verdict on a request beside pods that are placed on a node, without those that are gone."""
+        known, beside = {*self._ledger.on(record.name), *record.holdings}.difference(gone), dict[str, Take]()
         for other in sorted(others, key=lambda each: each.uid):
-            if other.uid in reserved or other.uid in record.holdings or not self._engine.handles(other):
+            if other.uid in known or not self._engine.handles(other):
                 continue
-            left = assess(record, reserved, *kept)
+            left = self._cluster.offer_of(record, without=gone, beside=beside)
             try:
                 fit = judge(left, self._engine.request_of(other)) if isinstance(left, Vacancy) else left
             except Refusal:
                 continue  # it will not be bound
             if isinstance(fit, Fit):
-                reserved = {**reserved, other.uid: fit.take}
-        left = assess(record, reserved, *kept)
+                beside[other.uid] = fit.take
+        left = self._cluster.offer_of(record, without=gone, beside=beside)
         return left if isinstance(left, Refusal) else judge(left, request)

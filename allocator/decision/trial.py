@@ -6,7 +6,6 @@ can't work; else a pod alone.
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import replace
 
 import msgspec
 from msgspec import structs
@@ -19,14 +18,11 @@ from allocator.rules.victims import Occupant, Work, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Offer
-from allocator.state.offers import assess
+from allocator.state.node import NodeRecord, Offer, unknown_node
 from allocator.state.switches import SwitchUse
-from ascend.cores import Cut
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
-from ascend.vnpus import Vnpu
 
 
 class Unit(msgspec.Struct, eq=False, gc=False):
@@ -121,7 +117,7 @@ class Trial:
             record = self._cluster.nodes.get(name)
             if record is not None:
                 self._read_pods(record, may_end=name in nodes)
-                self.index.put(name, self._offer(record))
+                self.index.put(name, self.offer(name))
             await self.turn.share()
 
     @property
@@ -169,10 +165,7 @@ class Trial:
 
     def capacity(self, node: str, request: ChipRequest, without: Iterable[Occupant] = ()) -> int:
         """How many pods with this request fit on a node, if these pods end as well."""
-        record = self._cluster.nodes.get(node)
-        if record is None:
-            return 0
-        offer = self._offer(record, {each.uid for each in without})
+        offer = self.offer(node, ending={each.uid for each in without})
         return capacity(offer, request)[0] if isinstance(offer, Vacancy) else 0
 
     def cheapest(self, node: str, request: ChipRequest, units: Collection[Unit]) -> list[Occupant]:
@@ -180,14 +173,14 @@ class Trial:
 
         Their work is what has not ended.
         """
-        record, running = self._cluster.nodes.get(node), list[Occupant]()
+        running = list[Occupant]()
         for unit in self.units_on(node):
             if unit in units:
                 here = unit.running_on(node)
                 running += [structs.replace(each, work=unit.left) for each in here] if unit.ended else here
-        if record is None or not running:
+        if not running:
             return []
-        empty = self._offer(record, {each.uid for each in running})
+        empty = self.offer(node, ending={each.uid for each in running})
         if isinstance(empty, Refusal):
             return []
         found = select_victims(empty, request, running, pods=self.capacity(node, request) + 1)
@@ -204,30 +197,19 @@ class Trial:
         )
         return [*self._terminating.get(node, ()), *ended]
 
-    def offer(self, node: str, staying: Collection[str] = ()) -> Offer | None:
-        """What a node has left now, if these of the ended pods stay; None if it is gone."""
+    def offer(self, node: str, *, ending: Collection[str] = (), staying: Collection[str] = ()) -> Offer:
+        """What a node has left now, if these pods end as well, and these of the ended pods stay."""
         record = self._cluster.nodes.get(node)
         if record is None:
-            return None
-        gone = {each.uid for each in self.ended_on(node)}.difference(staying)
-        return self._without(record, gone)
-
-    def _offer(self, record: NodeRecord, more: Collection[str] = ()) -> Offer:
-        ended = self.ended_on(record.name)
-        if not (ended or more or self._ledger.promises) and record.offer is not None:
-            return record.offer
-        return self._without(record, {each.uid for each in ended}.union(more))
-
-    def _without(self, record: NodeRecord, gone: Collection[str]) -> Offer:
-        return offer_without(record, gone, self._ledger, (self._owner,), self._priority)
+            return unknown_node(node)
+        gone = {each.uid for each in self.ended_on(node)}.union(ending).difference(staying)
+        return self._cluster.offer_of(record, without=gone, ignoring=(self._owner,), priority=self._priority)
 
     async def _renew(self, pods: Iterable[Occupant]) -> None:
         await self.turn.share()
         for node in self.nodes_of(pods):
             await self.turn.share()
-            record = self._cluster.nodes.get(node)
-            if record is not None:
-                self.index.put(node, self._offer(record))
+            self.index.put(node, self.offer(node))
 
     def _read_pods(self, record: NodeRecord, *, may_end: bool) -> None:
         for uid, holding in record.holdings.items():
@@ -254,30 +236,3 @@ class Trial:
 def ending_on(record: NodeRecord, cluster: Cluster) -> set[str]:
     """The uids of the pods on a node that terminate."""
     return {uid for uid in record.holdings if (pod := cluster.pods.get(uid)) is not None and pod.is_terminating}
-
-
-def offer_without(
-    record: NodeRecord, gone: Collection[str], ledger: Ledger, owners: Collection[str], priority: int
-) -> Offer:
-    """What a node would have left for a preemptor without these pods, or why it can't be used.
-
-    Args:
-        record: the node.
-        gone: the uids of the pods.
-        ledger: the reservations and promises.
-        owners: the preemptor's uid or the plan of its gang, and whoever else's promises it may use: what is promised to
-            these, or reserved for them, does not count.
-        priority: the preemptor's; it may take what was promised to lower priorities.
-    """
-    promised, parts = 0, list[Vnpu | Cut]()
-    for promise in ledger.promises.owners_on(record.name) if ledger.promises else ():
-        if promise.owner not in owners and promise.priority >= priority:
-            promised |= promise.chips[record.name]
-            parts += [promise.part] if promise.part is not None else []
-    reserved = ledger.on(record.name)
-    if gone:
-        staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
-        record = replace(record, holdings=staying)
-    if not reserved.keys().isdisjoint(owners):
-        reserved = {uid: take for uid, take in reserved.items() if uid not in owners}
-    return assess(record, reserved, promised, parts=parts)

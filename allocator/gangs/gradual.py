@@ -30,8 +30,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Offer, unknown_node
-from allocator.state.offers import assess
+from allocator.state.node import unknown_node
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -185,22 +184,10 @@ class GradualPlans:
             if not number % _STEP:
                 yield
             record = self._cluster.nodes.get(name)
-            offer = self._offer(record, plan) if record is not None else None
-            index.put(name, offer if offer is not None else unknown_node(name))
+            index.put(
+                name, self._cluster.offer_of(record, ignoring=(plan,)) if record is not None else unknown_node(name)
+            )
         return index
-
-    def _offer(self, record: NodeRecord, plan: str) -> Offer | None:
-        """What a node has left for the gang of a plan: what is promised to it counts as free."""
-        promises = self._ledger.promises
-        on_node = promises.owners_on(record.name) if promises else ()
-        if not any(each.owner == plan for each in on_node):
-            return record.offer
-        others = [each for each in on_node if each.owner != plan]
-        promised = 0
-        for each in others:
-            promised |= each.chips[record.name]
-        parts = [each.part for each in others if each.part is not None]
-        return assess(record, self._ledger.on(record.name), promised, parts=parts)
 
     def _are_free(self, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], plan: str) -> bool:
         """Whether the chips of seats can be reserved now."""
@@ -209,7 +196,7 @@ class GradualPlans:
             by_node[seat.node].append(seat)
         for node, here in by_node.items():
             record = self._cluster.nodes.get(node)
-            left = self._offer(record, plan) if record is not None else None
+            left = self._cluster.offer_of(record, ignoring=(plan,)) if record is not None else None
             for seat in here:
                 request = requests[seat.uid]
                 if not isinstance(left, Vacancy) or not left.has(seat.take, request):

@@ -1,7 +1,9 @@
 """The state of the cluster, kept current object by object, each in constant time."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from allocator.rules.job import JobKey
 from allocator.rules.job_settings import with_settings
@@ -42,6 +44,7 @@ from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Node, Pod
 from ascend.reasons import Reason
+from ascend.takes import Take
 from ascend.turn import Steps
 
 REMEMBERED_GONE = 10_000
@@ -173,9 +176,36 @@ class Cluster:
         has_moved = held.part is not None and self.index.topology.has_left(held.node, *held.part.place)
         if record is None or not request.is_for(held.take) or has_moved:
             return False
-        others = {uid: take for uid, take in self._ledger.on(held.node).items() if uid != held.uid}
-        left = assess(record, others)
+        left = self.offer_of(record, without=(held.uid,), priority=math.inf)
         return isinstance(left, Vacancy) and isinstance(judge(left, request), Fit) and left.has(held.take, request)
+
+    def offer_of(
+        self,
+        record: NodeRecord,
+        *,
+        without: Collection[str] = (),
+        beside: Mapping[str, Take] = MappingProxyType({}),
+        ignoring: Collection[str] = (),
+        priority: float = -math.inf,
+    ) -> Offer:
+        """What a node would have left, or why it can't be used; changes nothing.
+
+        Args:
+            record: the node; it may differ from the one that is known.
+            without: the uids of pods of which neither what they hold nor what is reserved for them counts.
+            beside: what other pods would take, by uid.
+            ignoring: the owners of promises that don't count.
+            priority: promises of lower priority don't count either.
+        """
+        reserved = self._ledger.on(record.name)
+        if beside:
+            reserved = {**reserved, **beside}
+        if not reserved.keys().isdisjoint(without):
+            reserved = {uid: take for uid, take in reserved.items() if uid not in without}
+        if not record.holdings.keys().isdisjoint(without):
+            staying = {uid: holding for uid, holding in record.holdings.items() if uid not in without}
+            record = replace(record, holdings=staying)
+        return assess(record, reserved, self._ledger.promises.kept_on(record.name, ignoring, priority))
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was deleted recently; a pod that was never seen may be new."""
@@ -398,7 +428,7 @@ class Cluster:
 
     def _offer(self, record: NodeRecord) -> None:
         self.changes.note(record.name)
-        offer = assess(record, self._ledger.on(record.name), *self._ledger.promises.kept_on(record.name))
+        offer = assess(record, self._ledger.on(record.name), self._ledger.promises.kept_on(record.name))
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)

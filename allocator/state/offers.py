@@ -9,12 +9,13 @@ others, as the kubelet counts it until it has refused it; and the plugin gives n
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from allocator.rules.cores import CoresLeft, cores_left
 from allocator.rules.vacancy import Vacancy
 from allocator.rules.vnpus import VnpusLeft, vnpus_left
 from allocator.state.node import NodeRecord, Offer, Server
+from allocator.state.promises import NOTHING_KEPT, Kept
 from allocator.state.report import HEALTH_ANNOTATION, NodeHealth, NodeReport
 from ascend.chips import ChipSet, chip_set
 from ascend.cores import Cut
@@ -24,22 +25,15 @@ from ascend.takes import Take
 from ascend.vnpus import Vnpu
 
 
-def assess(
-    record: NodeRecord,
-    reserved: Mapping[str, Take],
-    promised: ChipSet = 0,
-    keeper: str = "",
-    parts: Collection[Vnpu | Cut] = (),
-) -> Offer:
+def assess(record: NodeRecord, reserved: Mapping[str, Take], others: Kept = NOTHING_KEPT) -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
         record: the node.
         reserved: what is reserved on it, by pod uid.
-        promised: the chips on it that are kept for others, held or not.
-        keeper: what they are kept for, in sentences.
-        parts: the vNPUs on it that are kept for others, held or not.
+        others: what is kept on it for others, held or not.
     """
+    promised, keeper, parts = others
     idle = record.idle if record.idle is not None else _assess_idle(record)
     if isinstance(idle, Refusal) or not (reserved or promised or parts):
         return idle

@@ -10,6 +10,7 @@ Promised chips count as taken for every pod; a promise is lifted while a pod is 
 decisions cost nothing more while there are no promises.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -74,7 +75,7 @@ class Kept(NamedTuple):
     parts: tuple[Vnpu | Cut, ...]
 
 
-_NOTHING_KEPT: Final = Kept(0, "", ())
+NOTHING_KEPT: Final = Kept(0, "", ())
 
 
 class Promises:
@@ -106,22 +107,23 @@ class Promises:
         """The promise of a pod or a gang."""
         return self._by_owner.get(owner)
 
-    def on(self, node: str) -> ChipSet:
-        """The promised chips of a node, without those of lifted promises."""
-        chips = 0
-        for owner in self._by_node.get(node, ()):
-            if owner not in self._lifted:
-                chips |= self._by_owner[owner].chips[node]
-        return chips
+    def kept_on(self, node: str, ignoring: Collection[str] = (), priority: float = -math.inf) -> Kept:
+        """What is kept on a node, without lifted promises.
 
-    def kept_on(self, node: str) -> Kept:
-        """What is kept on a node, without lifted promises."""
+        Args:
+            node: the node.
+            ignoring: the owners of promises that don't count.
+            priority: promises of lower priority don't count either.
+        """
         if node not in self._by_node:
-            return _NOTHING_KEPT
-        chips = self.on(node)
-        valid = [each for each in self.owners_on(node) if each.owner not in self._lifted]
-        parts = tuple(each.part for each in valid if each.part is not None)
-        return Kept(chips, " and ".join(each.what for each in valid) if chips or parts else "", parts)
+            return NOTHING_KEPT
+        chips, whats, parts = 0, list[str](), list[Vnpu | Cut]()
+        for promise in self.owners_on(node):
+            if promise.priority >= priority and promise.owner not in ignoring and promise.owner not in self._lifted:
+                chips |= promise.chips[node]
+                whats.append(promise.what)
+                parts += [promise.part] if promise.part is not None else []
+        return Kept(chips, " and ".join(whats) if chips or parts else "", tuple(parts))
 
     def owners_on(self, node: str) -> list[Promise]:
         """The promises on a node."""

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
-from allocator.decision.trial import offer_without
+from allocator.decision.trial import Trial
 from allocator.decision.victim_set import Suggestion, VictimSet
-from allocator.state.node import NodeRecord, Offer
+from allocator.state.node import Offer
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -96,13 +96,16 @@ async def test_one_node_is_examined_in_each_turn_for_a_gang(monkeypatch: pytest.
     examined: list[str] = []
     longest = 0
 
-    def counted(record: NodeRecord, *more: Any) -> Offer:
-        examined.append(record.name)
-        return offer_without(record, *more)
-
-    monkeypatch.setattr("allocator.decision.trial.offer_without", counted)
     pods = gang(20)
     world, preemption = world_of(20, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(20)), *pods)
+    offer = Trial.offer
+
+    def counted(trial: Trial, node: str, **more: Any) -> Offer:
+        if more or trial.ended_on(node):
+            examined.append(node)
+        return offer(trial, node, **more)
+
+    monkeypatch.setattr(Trial, "offer", counted)
     improving = asyncio.create_task(preemption.improve(pods[0], everywhere(world)))
     while not improving.done():
         examined.clear()

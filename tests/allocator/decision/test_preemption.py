@@ -48,7 +48,7 @@ def test_free_chips_per_ring_without_the_victims(case: dict[str, Any]) -> None:
     world.add(node("n1", chips=case["available"]), report("n1", unhealthy=unhealthy))
     world.add(pod("victim", 1, node="n1", chips=COUNTING["preemptee_chips"], priority=1))
     world.add(*(pod(f"other-{chip}", 1, node="n1", chips=[chip], priority=9) for chip in case["other_pods"]))
-    left = Preemption(world.cluster, world.ledger, world.engine).without(world.cluster.nodes["n1"], {"uid-victim"})
+    left = world.cluster.offer_of(world.cluster.nodes["n1"], without={"uid-victim"})
     assert isinstance(left, Vacancy)
     expected = case.get("free") or {"1": case["free_of_card_1"]}
     for ring, count in expected.items():

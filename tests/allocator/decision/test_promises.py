@@ -249,7 +249,7 @@ async def test_no_chip_is_promised_twice_or_taken_by_a_less_important_pod(
         assert sum(taken.bit_count() for taken in promise.chips.values()) == chips
     for name in ("n0", "n1"):
         promised = [promise.chips.get(name, 0) for promise in world.ledger.promises]
-        assert sum(taken.bit_count() for taken in promised) == world.ledger.promises.on(name).bit_count()
+        assert sum(taken.bit_count() for taken in promised) == world.ledger.promises.kept_on(name).chips.bit_count()
     end(world, *ending)
     kept = {promise.owner: promise for promise in world.ledger.promises}
     for _ in range(16):  # as many as there are chips
