@@ -233,8 +233,8 @@ class Settings(DaemonSettings):
     enqueue_pod_groups: bool = setting(
         default=False,
         description="change the phase of Volcano's pod groups to Inqueue, as its scheduler does, if they belong to"
-        " an AscendJob, Volcano Job, PyTorchJob, TFJob or MPIJob that names one of scheduler_names: their operators"
-        " create no pods before",
+        " an AscendJob, a Volcano Job or a job of Kubeflow that names one of scheduler_names: their operators create no"
+        " pods before",
     )
     reschedule: Literal["off", "dry-run", "on"] = setting(
         default="off",

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Final
 
 from allocator.rules.job import writes_rank
-from allocator.rules.job_marks import OPERATOR
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.location import Location
@@ -39,6 +38,7 @@ from ascend.annotations import (
 )
 from ascend.chips import join_names_sorted
 from ascend.errors import InvalidValue
+from ascend.jobs.kubeflow import OPERATOR
 from ascend.kube.objects import Node, Pod
 from ascend.leaf_switches import SwitchTable
 from ascend.turn import Steps

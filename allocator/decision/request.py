@@ -17,7 +17,6 @@ from allocator.gangs.progress import group_missing
 from allocator.rules.asked import Asked, JobDefaults
 from allocator.rules.cores import is_for_chips, requested_cores
 from allocator.rules.job import require_group_name, stated_minimum, stated_whole, works_alone
-from allocator.rules.job_kinds import SINGLE
 from allocator.rules.job_products import (
     SUPER_POD_BLOCK,
     TOR_AFFINITY,
@@ -42,6 +41,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.location import Level
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.jobs.core import SINGLE
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason

@@ -1,18 +1,14 @@
-"""Who creates a deleted pod anew: the one table of it. A pod that nobody creates anew is never deleted."""
+"""Who creates a deleted pod anew, by the kinds of jobs. A pod that nobody creates anew is never deleted."""
 
 from collections.abc import Callable
 from typing import Final
 
-from allocator.rules.job_kinds import LEADER_WORKER_SET
 from allocator.state.job import Job
 from allocator.state.owned import Owned
+from ascend.jobs.leader_worker_set import LEADER_WORKER_SET
+from ascend.jobs.table import RECREATING
 from ascend.kube.objects import Pod
 
-_CORE: Final = frozenset({"apps/v1 StatefulSet", "apps/v1 ReplicaSet", "v1 ReplicationController"})
-_OPERATORS: Final = frozenset({
-    "batch.volcano.sh Job", "mindxdl.gitee.com AscendJob", "ray.io RayCluster",
-    "kubeflow.org PyTorchJob", "kubeflow.org TFJob", "kubeflow.org MPIJob",
-})  # fmt: skip
 _JOB: Final = "batch/v1 Job"
 
 
@@ -52,8 +48,7 @@ def why_nobody(pod: Pod, owned: Owned | None, pods: int) -> str | None:
     named = f"{owner.kind} {pod.metadata.namespace}/{owner.name}"
     if f"{owner.api_version} {owner.kind}" == _JOB:
         return _job(named, owned, pods)
-    group = owner.api_version.partition("/")[0]
-    if f"{owner.api_version} {owner.kind}" in _CORE or f"{group} {owner.kind}" in _OPERATORS:
+    if f"{owner.api_version.partition('/')[0]} {owner.kind}" in RECREATING:
         return None
     if owner.kind == "DaemonSet":
         return f"{named} would create pod {pod.key} anew on the same node"

@@ -1,28 +1,21 @@
 """Which job a pod belongs to, and what the pod itself states about its job: minimum, replicas, rank.
 
-How the pods of each kind of job are marked is in the table of ``allocator.rules.job_kinds``.
+How the pods of each kind of job are marked is in ``ascend.jobs``.
 """
 
 import re
 
 import msgspec
 
-from allocator.rules.job_kinds import (
-    BY_NAME,
-    INDEXED_JOB,
-    JOB,
-    JOB_KINDS,
-    MARKING_OWNERS,
-    MARKS,
-    SINGLE,
-    STATEFUL_SET,
-    VOLCANO_JOB,
-    JobKind,
-)
-from allocator.rules.job_marks import VOLCANO_ANNOTATIONS, Position, number
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
-from ascend.kube.job_objects import LEADERS
+from ascend.jobs.core import INDEXED_JOB, JOB, SINGLE, STATEFUL_SET
+from ascend.jobs.job_set import JOBS_ALIKE
+from ascend.jobs.kind import LEADERS, JobKind
+from ascend.jobs.marks import Position, number
+from ascend.jobs.pod_groups import VOLCANO_ANNOTATIONS
+from ascend.jobs.table import BY_NAME, JOB_KINDS, MARKS
+from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Reason
@@ -31,13 +24,12 @@ _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]
 _LONGEST_NAME = 253
 _SHOWN = 60
 _OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
-_JOB_SET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
 _WITHOUT_GROUP = tuple(kind for kind in JOB_KINDS if not kind.is_group)
-_BY_OWNERS_KIND = {
-    "Job": tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB)),
-    **{name: (BY_NAME[name],) for name in (STATEFUL_SET, "ReplicaSet", "ReplicationController")},
-}
 _OTHERS = tuple(BY_NAME[name] for name in ("", SINGLE))
+_BY_OWNERS_KIND = {
+    kind: (*(row for row in JOB_KINDS if any(owner.endswith(f" {kind}") for owner in row.owners)), *_OTHERS)
+    for kind in {owner.partition(" ")[2] for row in JOB_KINDS for owner in row.owners}
+}
 _ALONE = (BY_NAME[SINGLE],)
 _STATED = frozenset(key for kind in JOB_KINDS for key in kind.stated)
 _BY_OWNER = tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB, STATEFUL_SET, ""))
@@ -49,7 +41,7 @@ class JobKey(msgspec.Struct, frozen=True, order=True, gc=False):
     Attributes:
         namespace: the namespace of its pods.
         name: the name of its group or owner.
-        kind: the kind of its group or owner, as in ``job_kinds``.
+        kind: the kind of its group or owner, as in ``ascend.jobs.table``.
     """
 
     namespace: str
@@ -117,10 +109,7 @@ def _first(pod: Pod, kinds: tuple[JobKind, ...]) -> tuple[JobKind, JobKey]:
     # Most pods of a cluster have no mark but their owner; called several times for each change of a pod.
     metadata, owner = pod.metadata, pod.metadata.controller
     if MARKS.isdisjoint(metadata.labels) and MARKS.isdisjoint(metadata.annotations):
-        if owner is None:
-            kinds = _ALONE
-        elif owner.kind not in MARKING_OWNERS:
-            kinds = _BY_OWNERS_KIND.get(owner.kind, _OTHERS)
+        kinds = _ALONE if owner is None else _BY_OWNERS_KIND.get(owner.kind, _OTHERS)
     return first_kind(pod, kinds)
 
 
@@ -230,7 +219,7 @@ def stated_replicas(pod: Pod) -> int | None:
 
     It is the number of Jobs of one template of a JobSet. How many pods each Job has is not written on its pods.
     """
-    jobs = number(pod.metadata.labels.get(_JOB_SET_REPLICAS, ""))
+    jobs = number(pod.metadata.labels.get(JOBS_ALIKE, ""))
     return jobs if jobs is not None and jobs > 1 else None
 
 

@@ -20,7 +20,7 @@ from allocator.rules.job_products import (
 )
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
 from ascend.kube.kept import NETWORK_TOPOLOGY
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason

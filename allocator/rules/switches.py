@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ascend.errors import InvalidValue
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
 from ascend.kube.objects import Pod
 
 _E = TypeVar("_E", bound=StrEnum)

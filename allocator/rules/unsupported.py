@@ -26,7 +26,7 @@ from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES, STRICT, unknown_
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
 from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.kube.objects import Pod
 from ascend.printable import printable

@@ -24,7 +24,7 @@ from allocator.rules.validity import requested_vnpus
 from allocator.state.owned import Owned
 from allocator.state.pod_ranks import PodRanks
 from allocator.state.statements import Statements, annotated_minimum
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, at_once
 

@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from allocator.rules.job import JobKey, find_job, find_object, is_group
-from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
 from allocator.rules.job_products import is_mind_ie
 from allocator.rules.job_settings import DECIDING
 from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES
@@ -16,7 +15,8 @@ from allocator.state.discovery import Discovery
 from allocator.state.job import Job
 from allocator.state.owned import Owned, end_of
 from ascend.annotations import MIN_AVAILABLE
-from ascend.kube.job_objects import JobFacts, JobObject
+from ascend.jobs.core import INDEXED_JOB, SINGLE, STATEFUL_SET
+from ascend.jobs.kind import JobFacts, JobObject
 from ascend.kube.kept import NETWORK_TOPOLOGY, settings_among
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet, task_minima

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
-from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, VOLCANO
 from allocator.state.cluster import Cluster
 from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
 from allocator.state.plain_pods import PlainPods
 from ascend.deviceinfo import LABELS, NAMESPACE
-from ascend.kube.job_objects import JobObject
+from ascend.jobs.kind import JobObject
+from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
+from ascend.jobs.table import JOB_KINDS
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
 from ascend.kube.workloads import (
     BATCH_JOBS,

@@ -4,7 +4,7 @@ import math
 from datetime import datetime
 from typing import NamedTuple
 
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
 from ascend.kube.objects import Pod
 
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from allocator.rules.job import find_job, stated_minimum
-from allocator.rules.job_kinds import INDEXED_JOB, JOB, SINGLE, STATEFUL_SET
 from ascend.errors import Refusal
+from ascend.jobs.core import INDEXED_JOB, JOB, SINGLE, STATEFUL_SET
 from ascend.kube.objects import Pod
 
 _VENDOR: Final = "huawei.com/"

@@ -5,13 +5,14 @@ deleted (docs/spec/superpod.md#other-details): MindCluster's operator makes it s
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from allocator.rules.job import filling_order, written_rank
 from allocator.state.ranks import Ranks
 from ascend.annotations import BACKUP_SOURCE
-from ascend.kube.job_objects import JobPart
+from ascend.jobs.kind import PodSet
 from ascend.kube.objects import Pod
 from ascend.turn import Steps
 
@@ -34,10 +35,10 @@ class PodRanks(msgspec.Struct, eq=False, gc=False):
         """How many pods stand by to replace others."""
         return len(self._replaced)
 
-    def know(self, parts: Iterable[JobPart]) -> None:
+    def know(self, parts: Iterable[PodSet[Any]]) -> None:
         """Set the parts of the job, as the object from which its pods are created states them."""
         known = tuple(parts)
-        self._parts = tuple(part.name for part in known)
+        self._parts = tuple(part.part for part in known)
         self._ranks.know(known)
 
     def put(self, pod: Pod) -> None:

@@ -6,12 +6,13 @@ and no other pod has it written.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from allocator.rules.job import marks_of, written_rank
-from allocator.rules.job_marks import Position
-from ascend.kube.job_objects import JobPart
+from ascend.jobs.kind import PodSet
+from ascend.jobs.marks import Position
 from ascend.kube.objects import Pod
 
 
@@ -28,17 +29,17 @@ class Ranks(msgspec.Struct, eq=False, gc=False):
 
     _wishes: dict[str, _Wish] = {}
     _parts: dict[str, int] = {}
-    _known: dict[str, tuple[int, JobPart]] = {}
+    _known: dict[str, tuple[int, PodSet[Any]]] = {}
     _given: dict[str, int] = {}
     _holders: dict[int, str] = {}
     _wanted: dict[int, int] = {}
     _lowest: int = 0
 
-    def know(self, parts: Iterable[JobPart]) -> None:
+    def know(self, parts: Iterable[PodSet[Any]]) -> None:
         """Set the parts of the job, as the object from which its pods are created states them."""
         known, first = {}, 0
         for part in parts:
-            known[part.name] = (first, part)
+            known[part.part] = (first, part)
             first += part.ranks if part.requests_chips else 0
         if known != self._known:
             self._known = known

@@ -8,7 +8,7 @@ import msgspec
 from allocator.rules.job import minimum_from, stated_minimum, stated_whole
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
 from ascend.kube.objects import Pod
 
 

@@ -8,25 +8,23 @@ gang. It never touches a group whose job names a scheduler that is not served.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 
 from allocator.settings import Settings
 from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Unreachable
+from ascend.jobs.kind import VOLCANO_SCHEDULER
+from ascend.jobs.table import ENQUEUED
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import JsonObject, KubeObject, OwnerReference, Resource
+from ascend.kube.objects import JsonObject, OwnerReference, Resource
 from ascend.kube.reflector import Reflector
 from ascend.kube.workloads import OfJob
 
 log = structlog.get_logger()
 
 INQUEUE: Final = "Inqueue"
-VOLCANO: Final = "volcano"
-"""The scheduler of jobs that name none: the operators write it on their pods."""
-DEFAULT: Final = "default-scheduler"
 RETRY_S: Final = 5.0
 
 
@@ -47,93 +45,7 @@ class QueuedPodGroup(OfJob, frozen=True, kw_only=True):
         return self.status.phase in {"", "Pending"} and self.metadata.deletion_timestamp is None
 
 
-class _PodSpec(msgspec.Struct, rename="camel", frozen=True):
-    scheduler_name: str = ""
-
-
-class _Template(msgspec.Struct, frozen=True):
-    spec: _PodSpec = _PodSpec()
-
-
-class _Replicas(msgspec.Struct, frozen=True):
-    template: _Template = _Template()
-
-
-class AscendJobSpec(msgspec.Struct, rename="camel", frozen=True):
-    """The schedulers that an AscendJob names."""
-
-    scheduler_name: str = ""
-    replica_specs: dict[str, _Replicas] = {}
-
-    @property
-    def schedulers(self) -> set[str]:
-        """The schedulers of its pods, as the operator sets them.
-
-        A name in a template counts. If no template has one, that of the job counts, or Volcano. If only some have one,
-        the operator leaves the others to the default scheduler.
-        """
-        named = {each.template.spec.scheduler_name for each in self.replica_specs.values()}
-        if named <= {""}:
-            return {self.scheduler_name or VOLCANO}
-        return {name or DEFAULT for name in named}
-
-
-class AscendJob(KubeObject, frozen=True, kw_only=True):
-    """MindCluster's job."""
-
-    spec: AscendJobSpec = AscendJobSpec()
-
-
-class VolcanoJobSpec(msgspec.Struct, rename="camel", frozen=True):
-    """The schedulers that a Volcano Job names."""
-
-    scheduler_name: str = ""
-    tasks: list[_Replicas] = []
-
-    @property
-    def schedulers(self) -> set[str]:
-        """The schedulers of its pods: a name in a template counts before that of the job."""
-        own = self.scheduler_name or VOLCANO
-        return {each.template.spec.scheduler_name or own for each in self.tasks} or {own}
-
-
-class VolcanoJob(KubeObject, frozen=True, kw_only=True):
-    """Volcano's job."""
-
-    spec: VolcanoJobSpec = VolcanoJobSpec()
-
-
-class KubeflowJobSpec(msgspec.Struct, rename="camel", frozen=True):
-    """The schedulers that a job of Kubeflow's training operator names."""
-
-    pytorch_replica_specs: dict[str, _Replicas] = {}
-    tf_replica_specs: dict[str, _Replicas] = {}
-    mpi_replica_specs: dict[str, _Replicas] = {}
-
-    @property
-    def schedulers(self) -> set[str]:
-        """The schedulers of its pods: the operator writes Volcano on those whose template names none."""
-        given = self.pytorch_replica_specs or self.tf_replica_specs or self.mpi_replica_specs
-        return {each.template.spec.scheduler_name or VOLCANO for each in given.values()} or {VOLCANO}
-
-
-class KubeflowJob(KubeObject, frozen=True, kw_only=True):
-    """A job of Kubeflow's training operator."""
-
-    spec: KubeflowJobSpec = KubeflowJobSpec()
-
-
 POD_GROUPS = Resource(QueuedPodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups")
-ASCEND_JOBS = Resource(AscendJob, "AscendJob", "apis/mindxdl.gitee.com/v1", "ascendjobs")
-VOLCANO_JOBS = Resource(VolcanoJob, "Job", "apis/batch.volcano.sh/v1alpha1", "jobs")
-_JOBS: Final[Mapping[tuple[str, str], Resource[Any]]] = {
-    ("mindxdl.gitee.com", "AscendJob"): ASCEND_JOBS,
-    ("batch.volcano.sh", "Job"): VOLCANO_JOBS,
-    **{
-        ("kubeflow.org", kind): Resource(KubeflowJob, kind, "apis/kubeflow.org/v1", f"{kind.lower()}s")
-        for kind in ("PyTorchJob", "TFJob", "MPIJob")
-    },
-}
 
 
 class Leads(Protocol):
@@ -215,11 +127,11 @@ class PodGroupQueue:
     async def _schedulers_of(self, group: QueuedPodGroup) -> set[str]:
         owner = _job_of(group)
         if owner is None:
-            return {VOLCANO}
-        job = await self._client.get(_JOBS[_kind(owner)], owner.name, group.metadata.namespace)
+            return {VOLCANO_SCHEDULER}
+        job = await self._client.get(ENQUEUED[_kind(owner)], owner.name, group.metadata.namespace)
         # A job that was recreated under its name has another group.
         schedulers: set[str] = job.spec.schedulers
-        return schedulers if job.uid == owner.uid else {VOLCANO}
+        return schedulers if job.uid == owner.uid else {VOLCANO_SCHEDULER}
 
     async def _admit(self, group: QueuedPodGroup) -> None:
         # With its version, so that a phase that Volcano has written meanwhile is not overwritten.
@@ -233,11 +145,11 @@ class PodGroupQueue:
             await self._client.patch(POD_GROUPS, group.name, body, namespace=namespace)
 
 
-def _kind(owner: OwnerReference) -> tuple[str, str]:
-    return owner.api_version.partition("/")[0], owner.kind
+def _kind(owner: OwnerReference) -> str:
+    return f"{owner.api_version.partition('/')[0]} {owner.kind}"
 
 
 def _job_of(group: QueuedPodGroup) -> OwnerReference | None:
     """The job for which an operator has made a group; None if its phase keeps no pods from being created."""
     owner = group.metadata.controller
-    return owner if owner is not None and _kind(owner) in _JOBS else None
+    return owner if owner is not None and _kind(owner) in ENQUEUED else None

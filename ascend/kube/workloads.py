@@ -14,8 +14,6 @@ _SIGNALLED: Final = (137, 143)
 """The exit codes of containers that SIGKILL or SIGTERM ends."""
 _BACKOFF_LIMIT: Final = 6
 
-RAY_GANG: Final = "ray.io/gang-scheduling-enabled"
-
 
 def task_minima(tasks: Mapping[str, int], minimum: int) -> dict[str, str]:
     """The minima of tasks as an annotation; none where Volcano ignores them.

@@ -1,8 +1,8 @@
 """The generated parts of each page, and how a page is rendered.
 
-A generated table is between ``<!-- name -->`` and ``<!-- /name -->``. To add one, write a function that returns its
-lines, and add it to ``TABLES`` below. Output of npuctl needs no entry: each console block that begins with
-``$ npuctl`` is run.
+A generated table is between ``<!-- name -->`` and ``<!-- /name -->``, in the chart between comments with these. To add
+one, write a function that returns its lines, and add it to ``TABLES`` below. Output of npuctl needs no entry: each
+console block that begins with ``$ npuctl`` is run.
 """
 
 import re
@@ -22,6 +22,7 @@ from docs.generate.tables import (
     authors_table,
     checks_table,
     controllers_table,
+    enqueued_jobs,
     jobs_table,
     metrics_table,
     reasons_table,
@@ -29,12 +30,15 @@ from docs.generate.tables import (
     settings_table,
     telemetry_table,
     unsupported_table,
+    watched_jobs,
+    workloads_table,
     writers_table,
 )
 from docs.generate.told import told_table
 
 ROOT: Final = Path(__file__).parents[2]
-PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_RIGHTS: Final = ROOT / "deploy" / "charts" / "ascend-affinity" / "templates" / "allocator" / "rbac.yaml"
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), _RIGHTS)
 
 TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "allocator-reference.md": {
@@ -52,6 +56,8 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "security.md": {"writers": writers_table, "authors": authors_table},
     "npuctl-operate.md": {"node-checks": checks_table},
     "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},
+    "npuctl.md": {"workloads": workloads_table},
+    "rbac.yaml": {"watched-jobs": watched_jobs, "enqueued-jobs": enqueued_jobs},
     "support.md": {
         "products": support_table,
         "functions": functions_table,
@@ -61,7 +67,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
 }
 
-_TABLE = re.compile(r"(?P<start><!-- (?P<name>[a-z-]+) -->\n).*?(?P<end><!-- /(?P=name) -->)", re.DOTALL)
+_TABLE = re.compile(r"(?P<start><!-- (?P<name>[a-z-]+) -->\n).*?(?P<end>[ #]*<!-- /(?P=name) -->)", re.DOTALL)
 
 
 def render(path: Path) -> str:

@@ -1,7 +1,7 @@
 """The tables of settings, metrics and rights."""
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,7 +13,6 @@ from prometheus_client.metrics_core import Metric
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.rescheduling.faults import FAULT_TYPE
-from allocator.rules.job_kinds import JOB_KINDS, MARKS
 from allocator.rules.job_settings import DECIDING
 from allocator.rules.switches import FAULT_SCHEDULING
 from allocator.rules.unsupported import UNSUPPORTED
@@ -22,7 +21,9 @@ from ascend.annotations import ALLOCATED, BACKUP_SOURCE, MIN_AVAILABLE, RANK, WR
 from ascend.daemon.observable import Observable
 from ascend.daemon.setting import Setting, settings_of
 from ascend.daemon.settings import ProgramSettings, fixed_settings
+from ascend.jobs.table import ENQUEUED, JOB_KINDS, MARKS, WORKLOADS
 from ascend.kube.kept import NETWORK_TOPOLOGY
+from ascend.kube.objects import Resource
 from ascend.reasons import Category, Reason
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.metrics import Metrics
@@ -201,3 +202,37 @@ def jobs_table() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for kind in JOB_KINDS:
         yield f"| {' | '.join(kind.text)} |"
+
+
+def workloads_table() -> Iterator[str]:
+    """Yield the lines of the table of the workloads that ``npuctl plan`` expands."""
+    yield "| kind | pods |"
+    yield "|---|---|"
+    rows: dict[str, dict[str, list[str]]] = {}
+    for row in WORKLOADS.values():
+        rows.setdefault(row.pods, {}).setdefault(row.version, []).append(f"`{row.kind}`")
+    for pods, versions in rows.items():
+        named = (f"{', '.join(kinds)} (`{version}`)" for version, kinds in versions.items())
+        yield f"| {', '.join(named)} | {pods} |"
+
+
+def watched_jobs() -> Iterator[str]:
+    """Yield the rules of the chart by which the allocator watches the objects of jobs."""
+    return _rules((resource for kind in JOB_KINDS for resource in kind.objects), "list, watch")
+
+
+def enqueued_jobs() -> Iterator[str]:
+    """Yield the rules of the chart by which it reads the jobs whose pod groups it admits to the queue."""
+    return _rules(ENQUEUED.values(), "get")
+
+
+def _rules(resources: Iterable[Resource[Any]], verbs: str) -> Iterator[str]:
+    plurals: dict[str, list[str]] = {}
+    for resource in resources:
+        named = plurals.setdefault(resource.api_version.partition("/")[0], [])
+        if resource.plural not in named:
+            named.append(resource.plural)
+    for group, names in plurals.items():
+        yield f"  - apiGroups: [{group}]"
+        yield f"    resources: [{', '.join(names)}]"
+        yield f"    verbs: [{verbs}]"

@@ -4,48 +4,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from allocator.rules.job import find_job
-from allocator.rules.job_kinds import SINGLE
 from ascend.errors import InvalidValue
+from ascend.jobs.core import SINGLE
+from ascend.jobs.leader_worker_set import NAME as LEADER_WORKER_SET_NAME
+from ascend.jobs.table import WORKLOADS
 from ascend.kube.objects import Pod
 
 _POD: Final = "pod"
 _JOB: Final = "job"
 _SHORT_NAMES: Final = {
     "po": _POD,
-    "vj": _JOB,
-    "vcjob": _JOB,
-    "rs": "replicaset",
     "rc": "replicationcontroller",
-    "sts": "statefulset",
-    "deploy": "deployment",
     "pg": "podgroup",
-    "cj": "cronjob",
-    "lws": "leaderworkerset",
-    "acjob": "ascendjob",
+    **{short: row.kind.lower() for row in WORKLOADS.values() for short in row.short_names},
 }
-_LEADER_WORKER_SET: Final = "leaderworkerset.sigs.k8s.io/name"
-_RAY_CLUSTER: Final = "-raycluster-"
-_KNOWN: Final = frozenset(
-    {
-        _JOB,
-        "replicaset",
-        "replicationcontroller",
-        "statefulset",
-        "deployment",
-        "podgroup",
-        "cronjob",
-        "jobset",
-        "leaderworkerset",
-        "ascendjob",
-        "raycluster",
-        "rayjob",
-        "rayservice",
-        "pytorchjob",
-        "tfjob",
-        "mpijob",
-        "paddlejob",
-    }
-)
+_KNOWN: Final = frozenset({"replicationcontroller", "podgroup", *(row.kind.lower() for row in WORKLOADS.values())})
 _FORMS: Final = (
     "give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job as job/NAME, with -n for its namespace"
 )
@@ -150,13 +123,10 @@ def belongs_to(pod: Pod) -> Iterator[tuple[str, str]]:
     if job.kind != SINGLE:
         yield _JOB, job.name
         yield job.kind.partition(".")[0].lower(), job.name
-    yield "leaderworkerset", pod.metadata.labels.get(_LEADER_WORKER_SET, "")
+    yield "leaderworkerset", pod.metadata.labels.get(LEADER_WORKER_SET_NAME, "")
     if owner is None:
         return
     yield owner.kind.lower(), owner.name
-    if owner.kind == "ReplicaSet":
-        yield "deployment", owner.name.removesuffix(f"-{pod.metadata.labels.get('pod-template-hash')}")
-    if owner.kind == "Job":
-        yield "cronjob", owner.name.rpartition("-")[0]
-    if owner.kind == "RayCluster":
-        yield from ((kind, owner.name.rpartition(_RAY_CLUSTER)[0]) for kind in ("rayjob", "rayservice"))
+    for row in WORKLOADS.values():
+        if owner.kind == row.creates:
+            yield row.kind.lower(), owner.name.rpartition(row.infix)[0]

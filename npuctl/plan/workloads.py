@@ -1,35 +1,31 @@
 """Expands workloads that were not submitted yet into the pods that their controllers would create."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.jobs import SETTINGS
-from allocator.state.kinds import KINDS as WATCHED
-from ascend.kube.job_objects import RAY_CLUSTERS, RayCluster
+from allocator.state.kinds import KINDS
+from ascend.errors import InvalidValue
+from ascend.jobs.creation import Controller
+from ascend.jobs.kind import JobSpec
+from ascend.jobs.table import WORKLOADS
 from ascend.kube.objects import KubeObject, Metadata, Pod
-from ascend.kube.workloads import PodGroup
-from npuctl.plan.kinds import KINDS, Controller
 from npuctl.plan.placement import UnplannedWorkload
 from npuctl.reading.manifests import Manifest, Named
 from npuctl.reading.objects import ClusterObjects
 
-_RAY_CLUSTERS: Final = next(kind.name for kind in WATCHED if kind.resource is RAY_CLUSTERS)
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of workloads that are created suspended: Kueue resumes them when it has admitted them."""
-_CREATED: Final = (
-    ("ReplicaSet", "-", "Deployment"),
-    ("Job", "-", "CronJob"),
-    ("RayCluster", "-raycluster-", "RayJob"),
-    ("RayCluster", "-raycluster-", "RayService"),
-)
+_CREATED: Final = tuple((row.creates, row.infix, row.kind) for row in WORKLOADS.values() if row.creates)
 """What is created from workloads under a generated name: its kind, what is before the suffix, and the workload."""
 _PARTS_SUSPENDED: Final = ("runPolicy", "rayClusterSpec", "rayClusterConfig")
 """The parts of a workload's ``spec`` that can suspend it, beside that itself."""
+_WATCHED: Final = {kind.resource.type: kind.name for kind in reversed(KINDS) if kind.is_optional}
+"""Where the objects are counted that are created between workloads and pods, of each type the first kind."""
 _NOT_WATCHED: Final = ("Deployment", "ReplicaSet")
 _DEVICES: Final = ("huawei.com/Ascend", "huawei.com/npu")
 
@@ -74,15 +70,14 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
     misplaced: list[str] = []
     for each in workloads:
         kind, requests_chips = each.origin.kind, _requests_chips(each.body, set())
-        if (kind, each.version) not in KINDS:
+        if (row := WORKLOADS.get((kind, each.version))) is None:
             if requests_chips:
                 named = each.convert(Named).metadata
                 message = f"npuctl plan does not expand {kind} of {each.version}"
                 unplanned.append(UnplannedWorkload(kind, named.namespace, named.name, message))
             continue
         kinds[kind] += 1
-        spec, create = KINDS[kind, each.version]
-        manifest = each.convert(msgspec.defstruct("Manifest", [("spec", spec)], bases=(Named,)))
+        manifest = each.convert(msgspec.defstruct("Manifest", [("spec", row.spec)], bases=(Named,)))
         namespace, name = manifest.metadata.namespace, manifest.metadata.name
         if (namespace, kind, name) in owners:
             existing.append(f"{kind} {namespace}/{name}")
@@ -94,7 +89,7 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
         else:
             given = manifest.metadata
             workload = Controller(each.version, kind, namespace, name, given.labels, given.annotations)
-            pods = list(create(workload, manifest.spec))
+            pods = _create(each, workload, manifest.spec)
             if kind in _NOT_WATCHED:
                 misplaced += _misplaced(workload, manifest.spec.template.metadata)
             if not owners.isdisjoint(_owners(pods)):
@@ -104,10 +99,31 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
             for created in pods:
                 made.append(_renamed(created, kind) if created.key in taken and isinstance(created, Pod) else created)
                 taken.add(made[-1].key)
-    groups = [each for each in made if isinstance(each, PodGroup)]
-    clusters = [each for each in made if isinstance(each, RayCluster)]
-    every = objects.plus(made, {VOLCANO: groups, _RAY_CLUSTERS: clusters})
-    return Expansion(every, tuple(unplanned), tuple(without_chips), tuple(existing), kinds, tuple(misplaced))
+    return Expansion(
+        objects.plus(made, _watched(made)),
+        tuple(unplanned),
+        tuple(without_chips),
+        tuple(existing),
+        kinds,
+        tuple(misplaced),
+    )
+
+
+def _create(manifest: Manifest, workload: Controller, spec: Any) -> list[KubeObject]:
+    if isinstance(spec, JobSpec) and not spec.pod_sets:
+        raise manifest.origin.error("spec", f"it has no templates of pods where {workload.version} has them")
+    try:
+        return list(spec.create(workload))
+    except InvalidValue as error:
+        raise manifest.origin.error("spec", str(error)) from error
+
+
+def _watched(made: Iterable[KubeObject]) -> dict[str, list[KubeObject]]:
+    found: defaultdict[str, list[KubeObject]] = defaultdict(list)
+    for child in made:
+        if kind := _WATCHED.get(type(child)):
+            found[kind].append(child)
+    return found
 
 
 def _misplaced(workload: Controller, template: Metadata) -> Iterator[str]:

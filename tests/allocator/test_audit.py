@@ -3,12 +3,13 @@
 import pytest
 
 from allocator.rules.job import JobKey
-from allocator.rules.job_kinds import COSCHEDULING, STATEFUL_SET, VOLCANO
 from allocator.state.owned import Owned
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.core import STATEFUL_SET
+from ascend.jobs.kind import JobFacts
+from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
 from ascend.kube.objects import ConfigMap, Container, Metadata, Node, Pod, Resources
 from ascend.kube.workloads import BatchJob, StatefulSet
 from ascend.takes import Take

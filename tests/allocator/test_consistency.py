@@ -20,12 +20,12 @@ from allocator.binding.binder import Binder
 from allocator.binding.known_pods import FOR_SCHEDULERS, KnownPods
 from allocator.binding.reserving import Reserver
 from allocator.rules.job import JobKey
-from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.vacancy import Vacancy
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, held_chips
 from ascend.chips import chip_set
 from ascend.errors import NotFound, Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, Node, Pod
 from ascend.turn import at_once

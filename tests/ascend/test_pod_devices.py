@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ascend.annotations import ALLOCATED, OURS, PREDICATE_TIME, REAL, Grant, is_ours, read_grant
 from ascend.chips import RESOURCE, chip_ids, chip_name, chip_set
 from ascend.errors import InvalidValue
-from ascend.kube.job_objects import RayCluster
+from ascend.jobs.ray import RayCluster
 from ascend.kube.objects import Container, Node, NodeStatus, Resources
 from ascend.pod_devices import Held, read_held, read_vnpu_grant
 from ascend.takes import NOTHING, Take

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from allocator.rules.job_kinds import JOB_KINDS
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import chip_fault
+from ascend.jobs.table import JOB_KINDS
 from npuctl.cli import app
 from npuctl.plan.placement import Planning
 from npuctl.reading.manifests import read_manifests

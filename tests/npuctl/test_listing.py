@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from allocator.rules.job_kinds import COSCHEDULING, VOLCANO
 from ascend.errors import ApiError
+from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
 from ascend.kube.client import KubeClient
 from npuctl.reading.listing import list_objects
 from sandbox.apiserver import ApiServer

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from allocator.rules.job_kinds import VOLCANO
 from ascend.annotations import MIN_AVAILABLE
+from ascend.jobs.pod_groups import VOLCANO
 from npuctl.cli import app
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests

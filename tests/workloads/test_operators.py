@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from allocator.rules.job_kinds import COSCHEDULING, RAY_CLUSTER
+from ascend.jobs.pod_groups import COSCHEDULING
+from ascend.jobs.ray import RAY_CLUSTER
 from ascend.kube.objects import Pod
 from tests.workloads.definitions import POD_GROUP
 from tests.workloads.world import Workloads, chips, example

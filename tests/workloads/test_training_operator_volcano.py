@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from allocator.rules.job_kinds import VOLCANO
+from ascend.jobs.pod_groups import VOLCANO
 from tests.workloads.definitions import VOLCANO_POD_GROUP
 from tests.workloads.world import Workloads, chips, example
 

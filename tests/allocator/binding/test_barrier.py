@@ -10,10 +10,10 @@ from allocator.binding.barrier import REFUSED_S, RETRIED_S, STALLED_S
 from allocator.binding.binding import Assignment, PodRef
 from allocator.gangs.obstacles import SKIPPED_S
 from allocator.gangs.start_queue import TURN_S
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Condition, Pod
 from ascend.kube.workloads import PodGroup
 from ascend.reasons import Reason

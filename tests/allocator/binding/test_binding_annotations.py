@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.binding.annotations import DAY_NS, Stamper
-from allocator.rules.job_kinds import VOLCANO
-from allocator.rules.job_marks import OPERATOR
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import (
     ALLOCATED,
@@ -27,6 +25,8 @@ from ascend.annotations import (
     write_base_device_infos,
 )
 from ascend.deviceinfo import DeviceReport, encode_report
+from ascend.jobs.kubeflow import OPERATOR
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Metadata, Node, NodeAddress, Pod
 from ascend.takes import Take
 from ascend.turn import at_once

@@ -16,7 +16,7 @@ from allocator.decision.engine import DecisionEngine
 from allocator.state.promises import Promise
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
-from ascend.kube.job_objects import KubeflowJob
+from ascend.jobs.kubeflow import KubeflowJob
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import BatchJob, BatchJobSpec, BatchJobStatus
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, report

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from allocator.decision.earmarks import PATIENCE_S
 from allocator.decision.setbacks import ASIDE_S, LONGEST_S, Setbacks
 from allocator.rules.job import JobKey
-from allocator.rules.job_kinds import VOLCANO
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Condition, Pod
 from tests.allocator.builders import World, pod
 from tests.allocator.decision.test_earmarks import end, gang, holder, places, world_of

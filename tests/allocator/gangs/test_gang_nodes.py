@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, pod, selecting
 from tests.allocator.gangs.builders import MESHES, TWO, bind, gang, of_pool, reason, world_of

@@ -12,13 +12,13 @@ from allocator.decision.engine import DecisionEngine
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.packing import Packing, pack
 from allocator.gangs.policy import GangRequest
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ranking import Ranking
 from allocator.state.reservation import Seat
 from ascend.annotations import RANK
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod, PodStatus
 from ascend.reasons import Reason
 from ascend.turn import Steps

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.job_products import SCHEDULE_POLICY as POLICY
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, node, pod, pod_group
 from tests.allocator.gangs.builders import MESHES, TWO, bind, gang, of_pool, reason, world_of

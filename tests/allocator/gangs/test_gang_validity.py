@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from allocator.rules.job_kinds import VOLCANO
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, pod_group, stateful_set

@@ -9,10 +9,10 @@ from allocator.gangs import packing
 from allocator.gangs.packing import PACKING, pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import JobKey
-from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.request import ChipRequest
 from ascend.chips import chip_set
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.turn import at_once
 from tests.allocator.builders import World, node, pod
 from tests.allocator.gangs.builders import gang, of_pool

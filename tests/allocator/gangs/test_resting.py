@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from allocator.gangs.resting import FIRST_REST_S, LONGEST_REST_S, SHARE, Resting
 from allocator.gangs.start_queue import IDLE_S
-from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.job_products import SUB_HEALTH_STRATEGY
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, pod, pod_group, report

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from allocator.rules.job_kinds import BY_NAME
 from ascend.chips import RESOURCE
-from ascend.kube.job_objects import JobObject
+from ascend.jobs.kind import JobObject
+from ascend.jobs.table import BY_NAME
 from ascend.kube.objects import Pod
 
 _CONTAINERS: Final = [{"name": "main", "resources": {"limits": {RESOURCE: "8"}}}]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.job_products import SCHEDULE_POLICY
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import PodGroup, PodGroupSpec
 from ascend.reasons import Reason

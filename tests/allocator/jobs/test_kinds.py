@@ -7,10 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.rules.job import JobKey, find_job, first_kind
-from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, KUEUE, LEADER_WORKER_SET, VOLCANO, VOLCANO_JOB
 from allocator.state.jobs import Jobs
 from ascend.annotations import MIN_AVAILABLE
-from ascend.kube.job_objects import JobObject
+from ascend.jobs.kind import JobObject
+from ascend.jobs.kueue import KUEUE
+from ascend.jobs.leader_worker_set import LEADER_WORKER_SET
+from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
+from ascend.jobs.table import JOB_KINDS
+from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.objects import KubeObject, Metadata, Pod
 from ascend.kube.workloads import BatchJob, BatchJobSpec, PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
 from tests.allocator.jobs.manifests import (

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from allocator.rules.job_kinds import COSCHEDULING, LEADER_WORKER_SET, VOLCANO, VOLCANO_JOB
 from allocator.rules.job_products import SCHEDULE_POLICY
 from allocator.rules.unsupported import without_effect
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.jobs.leader_worker_set import LEADER_WORKER_SET
+from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
+from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.objects import ConfigMap, Metadata, Pod
 from ascend.kube.workloads import PodGroup, PodGroupSpec
 from ascend.reasons import Reason

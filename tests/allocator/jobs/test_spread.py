@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.rules.job_kinds import VOLCANO
 from allocator.settings import Settings
 from ascend.annotations import Grant
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Category, Reason

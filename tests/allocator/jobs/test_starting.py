@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.binding.annotations import Stamper
-from allocator.rules.job_kinds import LEADER_WORKER_SET, VOLCANO, VOLCANO_JOB
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
-from ascend.kube.job_objects import JobObject
+from ascend.jobs.kind import JobObject
+from ascend.jobs.leader_worker_set import LEADER_WORKER_SET
+from ascend.jobs.pod_groups import VOLCANO
+from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import StatefulSet, StatefulSetSpec
 from ascend.reasons import Reason

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
 from allocator.decision.engine import DecisionEngine
 from allocator.observe.cluster_gauges import ClusterGauges
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.supply import SIZES, Supply, SupplyReader
 from ascend.annotations import MIN_AVAILABLE, PLACEMENT_GATE
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod, SchedulingGate
 from ascend.products import PRODUCTS
 from sandbox.apiserver import ApiServer

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.observe.notices import REASON, notices
-from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.unsupported import without_effect
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import StatefulSet

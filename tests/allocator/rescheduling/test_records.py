@@ -13,8 +13,8 @@ from allocator.rescheduling.record_writer import PERIOD_S, RecordWriter
 from allocator.rescheduling.records import MAX_BYTES, REASONS_KEY, RETRIES_KEY, job_id, stated_retries, with_record
 from ascend.annotations import RANK
 from ascend.errors import NotFound
+from ascend.jobs.kind import JobFacts
 from ascend.kube.client import KubeClient
-from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import CONFIG_MAPS, KubeObject, Resource
 from sandbox.cluster import SandboxCluster
 from tests.allocator.builders import GROUP, World, node, owned_by, pod

@@ -6,7 +6,7 @@ import pytest
 
 from allocator.rules.switches import OFF, Mode, Reach, Strategy, Switches, read_switches
 from ascend.errors import InvalidValue
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
 from tests.allocator.builders import pod
 from tests.allocator.rescheduling.cases import of_area
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from allocator.rules.job_kinds import VOLCANO, VOLCANO_JOB
 from allocator.rules.switches import KNOWN_VALUES
 from allocator.rules.unsupported import (
     _KEYS,
@@ -19,7 +18,9 @@ from allocator.rules.unsupported import (
 )
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
-from ascend.kube.job_objects import JobFacts
+from ascend.jobs.kind import JobFacts
+from ascend.jobs.pod_groups import VOLCANO
+from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, settings_among
 from ascend.kube.objects import Container, OwnerReference, Pod, Resources
 from ascend.kube.workloads import NetworkTopology, PodGroupSpec

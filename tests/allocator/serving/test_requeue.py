@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.metrics import AllocatorMetrics
-from allocator.rules.job_kinds import VOLCANO
 from allocator.serving.requeue import AT_ONCE, FORGET_S, LONGEST_WAIT_S, PERIOD_S, Requeuer
 from allocator.serving.retries import NOWHERE
 from ascend import turn
 from ascend.annotations import MIN_AVAILABLE, REQUEUED
 from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, pod_group, report, stateful_set

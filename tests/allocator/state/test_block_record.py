@@ -1,8 +1,8 @@
 """Where the pods of jobs with blocks were."""
 
 from allocator.rules.job import JobKey
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.block_record import TTL_S, BlockRecord, Spot
+from ascend.jobs.pod_groups import VOLCANO
 
 A, B, C = (JobKey("default", name, VOLCANO) for name in "abc")
 

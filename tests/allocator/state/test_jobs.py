@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.rules.job import JobKey, find_job, is_later, own_rank, stated_minimum
-from allocator.rules.job_kinds import COSCHEDULING, INDEXED_JOB, JOB_SET, KUBEFLOW, SINGLE, VOLCANO
 from allocator.state.jobs import Jobs
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
+from ascend.jobs.core import INDEXED_JOB, SINGLE
+from ascend.jobs.job_set import JOB_SET
+from ascend.jobs.kubeflow import KUBEFLOW
+from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import BatchJob, BatchJobSpec, StatefulSet
 from tests.allocator.builders import GROUP, pod_group, stateful_set

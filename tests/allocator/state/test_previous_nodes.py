@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import JobKey
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.cluster import Cluster
 from allocator.state.previous_nodes import TTL_S, PreviousNodes
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod
 from tests.allocator.builders import GROUP, World, node, pod, selecting
 from tests.allocator.reference import reference_cases

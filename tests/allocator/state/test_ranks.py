@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.rules.job import own_rank
-from allocator.rules.job_kinds import JOB_SET, VOLCANO_JOB
 from allocator.state.jobs import Jobs
 from ascend.annotations import RANK
+from ascend.jobs.job_set import JOB_SET
+from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.objects import Pod
 from tests.allocator.jobs.manifests import (
     TEMPLATE,

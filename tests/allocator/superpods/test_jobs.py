@@ -14,10 +14,10 @@ from allocator.decision.victim_set import Suggestion
 from allocator.gangs.record import count_neighbours
 from allocator.rules.asked import SuperPodLimits
 from allocator.rules.job import JobKey
-from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
 from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import OwnerReference, Pod
 from ascend.reasons import Reason
 from ascend.turn import at_once

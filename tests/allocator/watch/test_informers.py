@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from allocator.rules.job_kinds import COSCHEDULING, VOLCANO
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
 from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
@@ -21,6 +20,7 @@ from allocator.watch.informers import OptionalInformer, make_reflector
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, encode_report
 from ascend.errors import Refusal
+from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
 from ascend.kube.client import KubeClient
 from ascend.reasons import Reason
 from sandbox.apiserver import ApiServer

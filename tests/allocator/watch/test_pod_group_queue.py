@@ -6,7 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.watch.pod_group_queue import AscendJobSpec, KubeflowJobSpec, QueuedPodGroup, VolcanoJobSpec
+from allocator.watch.pod_group_queue import QueuedPodGroup
+from ascend.jobs.kubeflow import AscendSpec, KubeflowSpec
+from ascend.jobs.templates import Template
+from ascend.jobs.volcano_job import VolcanoSpec
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Resource
 from tests.allocator.harness import Json, running, until
@@ -66,7 +69,7 @@ def template(scheduler: str = "") -> dict[str, Any]:
 )
 def test_the_schedulers_of_an_ascend_job(own: str, master: str, worker: str, schedulers: set[str]) -> None:
     spec = {"schedulerName": own, "replicaSpecs": {"Master": template(master), "Worker": template(worker)}}
-    assert msgspec.convert(spec, AscendJobSpec).schedulers == schedulers
+    assert msgspec.convert(spec, AscendSpec[Template]).schedulers == schedulers
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_the_schedulers_of_an_ascend_job(own: str, master: str, worker: str, sch
 )
 def test_the_schedulers_of_a_volcano_job(own: str, tasks: list[str], schedulers: set[str]) -> None:
     spec = {"schedulerName": own, "tasks": [template(each) for each in tasks]}
-    assert msgspec.convert(spec, VolcanoJobSpec).schedulers == schedulers
+    assert msgspec.convert(spec, VolcanoSpec[Template]).schedulers == schedulers
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_the_schedulers_of_a_volcano_job(own: str, tasks: list[str], schedulers:
 )
 def test_the_schedulers_of_a_kubeflow_job(field: str, names: list[str], schedulers: set[str]) -> None:
     spec = {field: {f"type-{at}": template(each) for at, each in enumerate(names)}}
-    assert msgspec.convert(spec, KubeflowJobSpec).schedulers == schedulers
+    assert msgspec.convert(spec, KubeflowSpec[Template]).schedulers == schedulers
 
 
 @pytest.mark.parametrize(("phase", "waits"), [("", True), ("Pending", True), ("Inqueue", False), ("Running", False)])

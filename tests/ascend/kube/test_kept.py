@@ -19,15 +19,18 @@ import allocator
 import ascend
 import device_plugin
 import npuctl
-from allocator.rules.job_kinds import MARKS
 from allocator.rules.job_settings import DECIDING
 from allocator.rules.own_devices import named_devices
 from allocator.state.jobs import SETTINGS as OF_JOBS
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PLACEMENT_GATE, RANK, REAL
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue, Refusal
+from ascend.jobs.job_set import JobSet
+from ascend.jobs.kubeflow import KubeflowJob
+from ascend.jobs.ray import RayCluster
+from ascend.jobs.table import MARKS
+from ascend.jobs.volcano_job import VolcanoJob
 from ascend.kube import kept
-from ascend.kube.job_objects import JobSet, KubeflowJob, RayCluster, VolcanoJob
 from ascend.kube.objects import KubeObject, Pod
 from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet
 from ascend.pod_devices import read_held

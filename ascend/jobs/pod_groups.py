@@ -1,0 +1,34 @@
+"""PodGroups of Volcano and of the coscheduling plugin: they precede what created the pods."""
+
+from typing import Final
+
+from ascend.jobs.kind import JobKind, Text
+from ascend.jobs.marks import by_label, first_of
+
+VOLCANO: Final = "PodGroup.scheduling.volcano.sh"
+COSCHEDULING: Final = "PodGroup.scheduling.x-k8s.io"
+VOLCANO_ANNOTATIONS: Final = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+_COSCHEDULING_LABELS = (
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name",
+)
+_OF_PODS = "as those of the kind of the pods", "that of the kind of the pods"
+_SIZE = "the object from which the pods were created, else `minMember`"
+
+# fmt: off
+KINDS: Final = (
+    JobKind(
+        VOLCANO,
+        Text("PodGroup of Volcano", f"annotation `{VOLCANO_ANNOTATIONS[0]}` (or `{VOLCANO_ANNOTATIONS[1]}`)",
+             _SIZE, "`minMember`", *_OF_PODS),
+        lambda pod: first_of(pod.metadata.annotations, VOLCANO_ANNOTATIONS), marks=VOLCANO_ANNOTATIONS, is_group=True,
+    ),
+    JobKind(
+        COSCHEDULING,
+        Text("PodGroup of scheduler-plugins", f"label `{_COSCHEDULING_LABELS[0]}` (or the older "
+             f"`{_COSCHEDULING_LABELS[1]}`, with or without `/name`)", _SIZE, "`minMember`", *_OF_PODS),
+        by_label(*_COSCHEDULING_LABELS), marks=_COSCHEDULING_LABELS, is_group=True,
+    ),
+)
+# fmt: on
