@@ -32,6 +32,7 @@ class Kind(IntEnum):
 class Setting(IntEnum):
     """A setting of a connection."""
 
+    HEADER_TABLE_SIZE = 1
     MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
     MAX_FRAME_SIZE = 5

@@ -34,6 +34,8 @@ BODY_BYTES: Final = 16 << 20
 FRAME_BYTES: Final = 256 << 10
 """The most bytes of a frame: the names of thousands of nodes are in one."""
 
+_BLOCKS, _BLOCK_BYTES = 256, 1024
+"""How many blocks of headers are kept with what they say, and the longest of them."""
 _CREDIT: Final = 8 << 20
 """After so many bytes the client may send so many more."""
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
@@ -93,6 +95,7 @@ class Http2:
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._decoder = Decoder(max_header_list_size=2 * MOST_HEADER_BYTES)
+        self._blocks: dict[bytes, Mapping[str, str]] = {}
         self._pending = bytearray()
         self._preface = PREFACE
         self._block: tuple[int, int, bytearray] | None = None
@@ -105,6 +108,8 @@ class Http2:
         self.streams: dict[int, Stream] = {}
         self.waiting: dict[int, Stream] = {}
         settings = {
+            # Without a table equal headers have equal bytes, which are decoded once: in Python that takes long.
+            Setting.HEADER_TABLE_SIZE: 0,
             Setting.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
             Setting.INITIAL_WINDOW_SIZE: BODY_BYTES,
             Setting.MAX_FRAME_SIZE: FRAME_BYTES,
@@ -253,10 +258,7 @@ class Http2:
             self._begin(number, bytes(block), is_whole=bool(first & _END_STREAM))
 
     def _begin(self, number: int, block: bytes, *, is_whole: bool) -> None:
-        try:
-            headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
-        except (HPACKError, UnicodeDecodeError) as broken:
-            raise BrokenError(Code.COMPRESSION_ERROR) from broken
+        headers = self._decode_block(block)
         if number <= self._last:
             self._trailed(self._of(number), is_whole=is_whole)
             return
@@ -273,6 +275,24 @@ class Http2:
             self._receiver.completed(stream)
         elif is_whole:
             self._complete(stream)
+
+    def _decode_block(self, block: bytes) -> Mapping[str, str]:
+        """The headers of a block."""
+        table = self._decoder.header_table
+        was_empty = not table.dynamic_entries
+        if was_empty and (known := self._blocks.get(block)) is not None:
+            return known
+        size = table.maxsize
+        try:
+            headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
+        except (HPACKError, UnicodeDecodeError) as broken:
+            raise BrokenError(Code.COMPRESSION_ERROR) from broken
+        # Only a block that neither uses the table nor changes it always says the same.
+        if was_empty and not table.dynamic_entries and table.maxsize == size and len(block) <= _BLOCK_BYTES:
+            if len(self._blocks) >= _BLOCKS:
+                self._blocks.clear()
+            self._blocks[block] = headers
+        return headers
 
     def _trailed(self, stream: Stream | None, *, is_whole: bool) -> None:
         """Headers after a body end it; what they say is ignored."""

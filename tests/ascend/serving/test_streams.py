@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from h2.connection import H2Connection
+from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -270,6 +271,20 @@ def test_it_does_not_matter_how_bytes_are_cut(bodies: list[bytes], size: int) ->
     for at in range(0, len(sent), size):
         server.receive(sent[at : at + size])
     assert requests.seen == [(f"/{len(body)}", body) for body in bodies]
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, 0, 60, 4096]), st.sampled_from("abc")), min_size=1, max_size=20))
+def test_headers_are_read_whether_or_not_a_client_uses_its_table(sent: list[tuple[int | None, str]]) -> None:
+    encoder, requests = Encoder(), _Requests()
+    server, number = Http2(requests), 1
+    server.receive(PREFACE)
+    for size, path in sent:
+        if size is not None:
+            encoder.header_table_size = size
+        block = encoder.encode([(":method", "GET"), (":path", f"/{path}")])
+        server.receive(len(block).to_bytes(3, "big") + b"\1\5" + number.to_bytes(4, "big") + block)
+        number += 2
+    assert requests.seen == [(f"/{path}", b"") for _, path in sent]
 
 
 @given(st.integers(0, 12), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=64))
