@@ -111,14 +111,9 @@ class Writes:
                 pod = current()
                 if pod is None:
                     return False
-                await self._client.patch(
-                    PODS,
-                    pod.name,
-                    request(pod),
-                    namespace=pod.metadata.namespace,
-                    content_type=content_type,
-                    subresource=subresource,
-                )
+                # The informer shows what was written: the answer is not decoded.
+                path = PODS.path(namespace=pod.metadata.namespace, name=pod.name, subresource=subresource)
+                await self._client.request("PATCH", path, body=request(pod), content_type=content_type)
         except Throttled as error:
             pause_s = error.retry_after_s or THROTTLED_S
             self._next_s = max(self._next_s, self._monotonic() + pause_s)

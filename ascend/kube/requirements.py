@@ -33,15 +33,19 @@ _Fields: TypeAlias = dict[str, msgspec.Raw]
 
 
 class _Metadata(msgspec.Struct):
-    labels: _Fields | None = None
+    labels: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Pod(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    spec: _Fields = {}
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+_KNOWN: Final[dict[int, int]] = {}
+"""The numbers of the last specs and labels, by their hashes: most changes of a pod that waits are of its status."""
+_MOST_KNOWN: Final = 4096
 _PODS: Final = msgspec.json.Decoder(_Pod)
+_FIELDS: Final = msgspec.json.Decoder(_Fields | None)
 _LISTS: Final = msgspec.json.Decoder(list[_Fields] | None)
 
 
@@ -49,9 +53,16 @@ def requirements_of(raw: bytes | msgspec.Raw) -> int:
     """The number of a pod. Another process has other numbers."""
     try:
         pod = _PODS.decode(raw)
-        return hash((frozenset(_read(pod.spec)), frozenset(_selectable(pod.spec, pod.metadata.labels or {}))))
+        key = hash((bytes(pod.spec), bytes(pod.metadata.labels)))
+        if (number := _KNOWN.get(key)) is None:
+            spec, labels = _FIELDS.decode(pod.spec) or {}, _FIELDS.decode(pod.metadata.labels) or {}
+            number = hash((frozenset(_read(spec)), frozenset(_selectable(spec, labels))))
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = number
     except UNREADABLE:
         return hash(bytes(raw))  # fields of other types than Kubernetes has
+    return number
 
 
 def _read(spec: _Fields) -> Iterator[tuple[str, Hashable]]:

@@ -9,7 +9,7 @@ import pytest
 from allocator.nomination.writes import AT_ONCE, Writes
 from ascend.annotations import NOMINATED, PLACEMENT_GATE
 from ascend.errors import Conflict, Throttled
-from ascend.kube.client import KubeClient
+from ascend.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import Pod
 from tests.allocator.builders import pod
 
@@ -22,19 +22,23 @@ class PatchServer:
     def __init__(self, *, takes_s: float = 0.0) -> None:
         self.taken_s: list[float] = []
         self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
         self.refusals: list[Exception] = []
         self.in_flight = self.most = 0
         self._takes_s = takes_s
 
-    async def patch(self, _resource: object, _name: str, body: dict[str, Any], **how: str) -> None:
+    async def request(self, method: str, path: str, *, body: dict[str, Any], content_type: str) -> bytes:
+        assert (method, content_type) in {("PATCH", MERGE_PATCH), ("PATCH", STRATEGIC_MERGE_PATCH)}
         self.taken_s.append(asyncio.get_running_loop().time())
-        self.bodies.append({**body, **how})
+        self.bodies.append(body)
+        self.paths.append(path)
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         await asyncio.sleep(self._takes_s)
         self.in_flight -= 1
         if self.refusals:
             raise self.refusals.pop(0)
+        return b"{}"
 
 
 def writes_to(api: PatchServer, *, per_s: float) -> Writes:
@@ -83,6 +87,8 @@ async def test_a_nomination_names_the_version_that_was_seen_and_a_gate_only_ours
     assert await writes.lift(lambda: each)
     nominate, clear, lift = api.bodies
     assert nominate["metadata"] == {"uid": each.uid, "resourceVersion": "", "annotations": {NOMINATED: "n1"}}
-    assert (clear["status"], clear["subresource"]) == ({"nominatedNodeName": None}, "status")
+    assert clear["status"] == {"nominatedNodeName": None}
+    status = "/api/v1/namespaces/default/pods/pod/status"
+    assert api.paths == [status, status, status.removesuffix("/status")]
     assert lift["spec"] == {"schedulingGates": [{"name": PLACEMENT_GATE, "$patch": "delete"}]}
     assert lift["metadata"] == {"uid": each.uid}
