@@ -127,10 +127,12 @@ class Binder:
         task = self._running.get(ref.uid) or self._start(ref, node, is_repeated=is_repeated)
         self._callers[ref.uid] += 1
         try:
-            first: set[asyncio.Future[Any]] = {task, self._posting[ref.uid]}
-            done, _ = await asyncio.wait(first, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                self._barrier.withdraw(ref.uid)
+            first: tuple[asyncio.Future[Any], ...] = task, self._posting[ref.uid]
+            await asyncio.sleep(0)  # the Binding of a pod alone is posted at once, without a wait for its turn
+            if not any(future.done() for future in first):
+                done, _ = await asyncio.wait(first, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    self._barrier.withdraw(ref.uid)
             await asyncio.wait({task}, timeout=timeout_s)
         finally:
             self._callers[ref.uid] -= 1

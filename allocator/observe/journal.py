@@ -1,9 +1,11 @@
 """Records decisions: a log line and a count for each, and an Event on refused pods."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Final
 
 import structlog
@@ -23,6 +25,7 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 
 log = structlog.get_logger()
+_ROOT: Final = logging.getLogger()
 
 _LINES: Final = 400
 _LINE_S: Final = 0.05
@@ -45,7 +48,8 @@ class Journal:
     def __init__(
         self, metrics: AllocatorMetrics, events: RefusalEvents, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._metrics = metrics
+        self._decided = cache(metrics.decisions.labels)
+        self._duration_s = cache(metrics.duration_s.labels)
         self._events = events
         self._monotonic = monotonic
         self._lines = FairRate(_LINES, _LINE_S, monotonic)
@@ -58,24 +62,24 @@ class Journal:
         try:
             yield
         finally:
-            self._metrics.duration_s.labels(kind).observe(self._monotonic() - started_s)
+            self._duration_s(kind).observe(self._monotonic() - started_s)
 
     def bind_ended(self, ref: PodRef, node: str, result: Assignment | AscendError, duration_s: float) -> None:
         """An attempt to bind a pod has ended."""
-        line = log.bind(pod=ref.key, pod_uid=ref.uid, node=node, duration_s=round(duration_s, 6))
+        shown = {"pod": ref.key, "pod_uid": ref.uid, "node": node, "duration_s": round(duration_s, 6)}
         if isinstance(result, Assignment):
-            self._metrics.decisions.labels("repeated" if result.repeated else "bound", "").inc()
+            self._decided("repeated" if result.repeated else "bound", "").inc()
             if result.repeated:
-                line.info("the pod was bound before", bound_to=result.node, **_chips(result.grant))
+                log.info("the pod was bound before", **shown, bound_to=result.node, **_chips(result.grant))
             else:
-                line.info("bound a pod", **_chips(result.grant))
+                log.info("bound a pod", **shown, **_chips(result.grant))
             return
         outcome = "failed"
         if isinstance(result, Refusal):
             outcome = "refused"
             self._post_event(ref, result, "Bind")
-        self._metrics.decisions.labels(outcome, result.reason).inc()
-        line.warning("could not bind a pod", reason=result.reason, error=result.message)
+        self._decided(outcome, result.reason).inc()
+        log.warning("could not bind a pod", **shown, reason=result.reason, error=result.message)
 
     def _post_event(self, ref: PodRef, refusal: Refusal, action: str) -> None:
         if refusal.reason is not Reason.POD_UNKNOWN:  # a caller can invent any number of pods
@@ -83,14 +87,14 @@ class Journal:
 
     def reserved(self, pod: Pod, assignment: Assignment) -> None:
         """Chips were reserved for a caller that binds the pod itself."""
-        self._metrics.decisions.labels("reserved", "").inc()
+        self._decided("reserved", "").inc()
         log.info(
             "reserved chips for a pod", pod=pod.key, pod_uid=pod.uid, node=assignment.node, **_chips(assignment.grant)
         )
 
     def not_injected(self, ref: PodRef, node: str, error: AscendError) -> None:
         """The Binding of another scheduler was refused."""
-        self._metrics.decisions.labels("refused" if isinstance(error, Refusal) else "failed", error.reason).inc()
+        self._decided("refused" if isinstance(error, Refusal) else "failed", error.reason).inc()
         if isinstance(error, Refusal):
             self._post_event(ref, error, "Binding")
         log.info("refused a Binding", pod=ref.key, pod_uid=ref.uid, node=node, reason=error.reason, error=error.message)
@@ -103,7 +107,7 @@ class Journal:
             refusal: why.
             nodes: the number of nodes for each reason, if nodes were examined.
         """
-        self._metrics.decisions.labels("refused", refusal.reason).inc()
+        self._decided("refused", refusal.reason).inc()
         self._events.refused(PodRef.of(pod), refusal, action="Filter")
         if (left_out := self._may_log(pod.metadata.namespace)) is not None:
             line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or requested_part(pod))
@@ -111,7 +115,7 @@ class Journal:
 
     def denied(self, refusal: Refusal) -> None:
         """A pod was not created; its creator shows why."""
-        self._metrics.decisions.labels("refused", refusal.reason).inc()
+        self._decided("refused", refusal.reason).inc()
 
     def gated(self, pod: Pod, refusal: Refusal) -> bool:
         """A gated pod has to wait; returns whether it has an Event that says why."""
@@ -123,11 +127,12 @@ class Journal:
 
     def filtered(self, pod: Pod, filtered: Filtered) -> None:
         """A pod was filtered; reasons are counted, not listed, since there may be thousands of nodes."""
-        reasons = filtered.reasons
         if filtered.fitting:
-            fitting = len(filtered.fitting)
-            log.debug("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=fitting, refused=dict(reasons))
+            if _ROOT.isEnabledFor(logging.DEBUG):  # structlog finds that out later, and each pod has this line
+                fitting, reasons = len(filtered.fitting), dict(filtered.reasons)
+                log.debug("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=fitting, refused=reasons)
             return
+        reasons = filtered.reasons
         self.refused(pod, sum_up_nodes(pod.key, requested_what(pod), filtered.refusals), nodes=dict(reasons))
 
     def preempts(self, pod: Pod, chosen: VictimSet | Refusal | None) -> None:

@@ -63,9 +63,11 @@ class Informers:
 
     def missing(self) -> str | None:
         """The informers that have not synced, a sentence; None once all have."""
+        if self._settled.is_set():
+            return None
         waiting = [name for name, informer in self._informers.items() if not informer.synced.is_set()]
         if not waiting:
-            return None if self._settled.is_set() else "the informers have synced; their first lists are being read"
+            return "the informers have synced; their first lists are being read"
         return f"the informers have not synced: waiting for {', '.join(waiting)}"
 
     async def synced(self) -> None:
