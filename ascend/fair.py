@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
+from ascend.rate_limiters import TokenBucket
+
 T = TypeVar("T")
 
 _OWN: Final = 1 / 2
@@ -16,18 +18,6 @@ _FOR_QUIET: Final = 1 / 5
 """The part of the burst of all that is left for namespaces that have used at most one of theirs lately."""
 _REMEMBERED: Final = 1000
 """Namespaces, before those are forgotten that have been quiet for long."""
-
-
-class _Bucket:
-    __slots__ = ("burst", "filled_s", "refill_s", "tokens")
-
-    def __init__(self, burst: float, refill_s: float, now_s: float) -> None:
-        self.burst, self.refill_s, self.tokens, self.filled_s = burst, refill_s, burst, now_s
-
-    def fill(self, now_s: float) -> float:
-        self.tokens = min(self.burst, self.tokens + (now_s - self.filled_s) / self.refill_s)
-        self.filled_s = now_s
-        return self.tokens
 
 
 class FairRate:
@@ -44,31 +34,32 @@ class FairRate:
 
     def __init__(self, burst: int, refill_s: float, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._all = _Bucket(burst, refill_s, monotonic())
-        self._own: dict[str, _Bucket] = {}
+        self._refill_s = refill_s
+        self._all = TokenBucket(burst, refill_s, monotonic)
+        self._own: dict[str, TokenBucket] = {}
 
     def take(self, namespace: str) -> bool:
         """Whether something may happen now on account of a namespace; empty for none. It counts if it may."""
-        now_s = self._monotonic()
-        left = self._all.fill(now_s)
+        left = self._all.left()
         if namespace:
-            own = self._bucket(namespace, now_s)
-            is_quiet = own.fill(now_s) >= own.burst - 1
-            if own.tokens < 1 or (not is_quiet and left < self._all.burst * _FOR_QUIET + 1):
+            own = self._bucket(namespace)
+            own_left = own.left()
+            is_quiet = own_left >= own.burst - 1
+            if own_left < 1 or (not is_quiet and left < self._all.burst * _FOR_QUIET + 1):
                 return False
         if left < 1:
             return False
-        self._all.tokens -= 1
+        self._all.spend()
         if namespace:
-            own.tokens -= 1
+            own.spend()
         return True
 
-    def _bucket(self, namespace: str, now_s: float) -> _Bucket:
+    def _bucket(self, namespace: str) -> TokenBucket:
         own = self._own.get(namespace)
         if own is None:
             if len(self._own) >= _REMEMBERED:
-                self._own = {name: bucket for name, bucket in self._own.items() if bucket.fill(now_s) < bucket.burst}
-            own = _Bucket(max(self._all.burst * _OWN, 1), self._all.refill_s / _OWN, now_s)
+                self._own = {name: bucket for name, bucket in self._own.items() if bucket.left() < bucket.burst}
+            own = TokenBucket(max(self._all.burst * _OWN, 1), self._refill_s / _OWN, self._monotonic)
             self._own[namespace] = own
         return own
 

@@ -26,6 +26,7 @@ from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
+from ascend.rate_limiters import doubled_s
 from ascend.reasons import Reason
 
 _AGAIN_S: Final = 5.0
@@ -196,7 +197,7 @@ class GangPreemption:
             last.is_vain, last.vain = True, last.vain + 1
         if self._offered.held(job) and self._victims.missing(job) <= 1:
             return  # its scheduler says that the last pod fits beside its peers
-        wait_s = min(_VAIN_S * 2 ** (last.vain - 1), _LONGEST_VAIN_S) if last.is_vain else 0.0
+        wait_s = doubled_s(_VAIN_S, last.vain, _LONGEST_VAIN_S) if last.is_vain else 0.0
         left_s = last.at_s + wait_s - self._now_s
         if left_s > 0:
             times = count(last.vain, "time")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from allocator.rules.job import JobKey
-from allocator.state.item_backoff import ItemBackoff
+from ascend.rate_limiters import ItemBackoff
 
 ASIDE_S: Final = 600.0
 """How long a job is left out after its first attempt in vain, and a namespace after its second."""
@@ -45,13 +45,13 @@ class Setbacks:
         """Chips that were kept for a job were of no use to it."""
         since_s = self._monotonic() - _PROVEN_S
         self._proven = {name: last_s for name, last_s in self._proven.items() if last_s > since_s}
-        self._jobs.failed(job)
-        self._namespaces.failed(job.namespace)
+        self._jobs.fail(job)
+        self._namespaces.fail(job.namespace)
         if job.namespace not in self._proven:
-            self._unproven.failed(None)
+            self._unproven.fail(None)
 
     def used(self, job: JobKey) -> None:
         """A job has started on chips that were kept for it."""
         self._proven[job.namespace] = self._monotonic()
-        self._jobs.succeeded(job)
-        self._namespaces.succeeded(job.namespace)
+        self._jobs.forget(job)
+        self._namespaces.forget(job.namespace)

@@ -30,13 +30,13 @@ from allocator.gangs.start_queue import StartQueue, Wait, priority_of
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
-from allocator.state.item_backoff import ItemBackoff
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
+from ascend.rate_limiters import ItemBackoff
 from ascend.reasons import Reason
 from ascend.turn import Steps
 
@@ -176,7 +176,7 @@ class Attempts:
         holder = next((gang for gang in self._yielding() if self._fits_without(gang, pod, request, job)), None)
         if holder is None:
             return False
-        self._helped.failed(job.key)
+        self._helped.fail(job.key)
         self.resting.begin(holder)
         self.step_back(holder, (), f"pod {pod.key} fits on them, and gangs like it have kept chips in vain")
         return True

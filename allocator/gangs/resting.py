@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 from allocator.rules.job import JobKey
 from allocator.rules.job_settings import deciding
 from allocator.state.cluster import Cluster
-from allocator.state.item_backoff import ItemBackoff
 from allocator.state.job import Job
+from ascend.rate_limiters import ItemBackoff
 
 FIRST_REST_S: Final = 15.0
 """How long gangs rest after a try in vain, also if pods end all the time."""
@@ -56,7 +56,7 @@ class Resting:
         # Pods that are bound have no requirements any more, so the kind of a gang that starts is no longer known then.
         self._tried = {key: known for key, known in self._tried.items() if key in self._cluster.jobs.by_key}
         self._tried[job.key] = kind
-        self._backoff.failed(kind)
+        self._backoff.fail(kind)
         self._openings[kind] = self._cluster.openings
         self._openings = {known: count for known, count in self._openings.items() if known in self._backoff}
 
@@ -69,7 +69,7 @@ class Resting:
     def ended(self, job: JobKey) -> None:
         """A gang that has waited starts: the tries in vain of gangs like it don't count any more."""
         if (kind := self._tried.pop(job, None)) is not None:
-            self._backoff.succeeded(kind)
+            self._backoff.forget(kind)
 
     @property
     def is_owed(self) -> bool:

@@ -16,6 +16,7 @@ from ascend.annotations import NOMINATED, PLACEMENT_GATE
 from ascend.errors import ApiError, Throttled, Unreachable
 from ascend.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import PODS, JsonObject, Pod
+from ascend.rate_limiters import TokenBucket
 
 log = structlog.get_logger()
 
@@ -36,10 +37,8 @@ class Writes:
 
     def __init__(self, client: KubeClient, *, per_s: float, monotonic: Callable[[], float]) -> None:
         self._client = client
-        self._interval_s = 1.0 / per_s
-        self._monotonic = monotonic
+        self._rate = TokenBucket(0, 1.0 / per_s, monotonic)
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._next_s = 0.0
         self._tasks: set[asyncio.Task[bool]] = set()
 
     @property
@@ -116,7 +115,7 @@ class Writes:
                 await self._client.request("PATCH", path, body=request(pod), content_type=content_type)
         except Throttled as error:
             pause_s = error.retry_after_s or THROTTLED_S
-            self._next_s = max(self._next_s, self._monotonic() + pause_s)
+            self._rate.pause(pause_s)
             log.warning("the API server throttles nominations", pause_s=pause_s)
             return False
         except (ApiError, Unreachable) as error:
@@ -128,9 +127,6 @@ class Writes:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         async with self._slots:
-            now_s = self._monotonic()
-            turn_s = max(self._next_s, now_s)
-            self._next_s = turn_s + self._interval_s
-            if turn_s > now_s:
-                await asyncio.sleep(turn_s - now_s)
+            if (wait_s := self._rate.spend()) > 0:
+                await asyncio.sleep(wait_s)
             yield

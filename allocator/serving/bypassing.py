@@ -25,6 +25,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.grammar import some
 from ascend.kube.objects import Pod
+from ascend.rate_limiters import ItemBackoff
 from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import RESOURCES
@@ -56,15 +57,11 @@ class _Bypass:
         pod: its namespace and name.
         node: the node that refused it.
         refused_s: when, Unix seconds.
-        tried_s: when it was refused, or another pod was created nevertheless, by the monotonic clock.
-        wait_s: from then until one is created nevertheless.
     """
 
     pod: str
     node: str
     refused_s: float
-    tried_s: float
-    wait_s: float = TRIAL_S
 
 
 class Bypasses:
@@ -79,6 +76,7 @@ class Bypasses:
         self._monotonic = monotonic
         self._now_s = now_s
         self._bypasses: dict[_Key, _Bypass] = {}
+        self._trials = ItemBackoff[_Key](monotonic, TRIAL_S, LONGEST_TRIAL_S, remembered_s=2 * LONGEST_TRIAL_S)
         self._worked_s: dict[_Key, float] = {}
         self._refused: set[str] = set()  # the uids of the refused pods that were counted
         self._unsettled: defaultdict[str, set[str]] = defaultdict(set)  # by controller, bound pods without chips
@@ -132,10 +130,9 @@ class Bypasses:
             bypass = self._bypasses.get(key)
             if bypass is None:
                 continue
-            now_s = self._monotonic()
-            if dry_run or now_s - bypass.tried_s < bypass.wait_s:
+            if dry_run or self._trials.is_waiting(key):
                 raise _refusal(pod, bypass, sorted(name for name, resource in self._worked_s if resource == key[1]))
-            bypass.tried_s, bypass.wait_s = now_s, min(2 * bypass.wait_s, LONGEST_TRIAL_S)
+            self._trials.fail(key)
 
     async def _wait_for_the_first(self, controller: str, keys: Collection[_Key]) -> None:
         """Wait until it is known what became of the pods of this controller; the first one needs not."""
@@ -190,8 +187,9 @@ class Bypasses:
                 )
             elif known is None:
                 continue
-            wait_s = known.wait_s if known is not None else TRIAL_S
-            self._bypasses[key] = _Bypass(pod.key, pod.spec.node_name, refused_s, self._monotonic(), wait_s)
+            if known is None:
+                self._trials.fail(key)
+            self._bypasses[key] = _Bypass(pod.key, pod.spec.node_name, refused_s)
             self._worked_s.pop(key, None)
             self._wake()
 
@@ -204,6 +202,7 @@ class Bypasses:
 
     def _forget(self, key: _Key) -> None:
         if self._bypasses.pop(key, None) is not None:
+            self._trials.forget(key)
             log.info("a scheduler calls the allocator again", scheduler=key[0], resource=key[1])
             self._wake()
 

@@ -23,6 +23,7 @@ from allocator.state.cluster import Cluster
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
+from ascend.rate_limiters import TokenBucket
 from ascend.reasons import Reason
 
 ANSWER_S: Final = 4.0
@@ -61,7 +62,7 @@ class Explanations:
         self._monotonic = monotonic
         self._asking: set[str] = set()
         self._one = asyncio.Lock()
-        self._rested_s = 0.0
+        self._time = TokenBucket(0, _REST, monotonic)
 
     async def answer(self, ref: PodRef, asker: Asker) -> Explained:
         """Answer why a pod waits.
@@ -95,13 +96,12 @@ class Explanations:
         return await self._client.may("get", PODS.plural, namespace=ref.namespace, name=ref.name, subject=subject)
 
     async def _explain(self, pod: Pod) -> Explained:
-        await asyncio.sleep(max(self._rested_s - self._monotonic(), 0))
+        await asyncio.sleep(self._time.spend(0))
         started_s = self._monotonic()
         try:
             return await explain(pod, self._cluster, self._engine)
         finally:
-            now_s = self._monotonic()
-            self._rested_s = now_s + _REST * (now_s - started_s)
+            self._time.spend(self._monotonic() - started_s)
 
 
 def _unknown(ref: PodRef) -> Refusal:

@@ -35,6 +35,7 @@ from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
 from ascend.fair import in_turn
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
+from ascend.rate_limiters import doubled_s
 from ascend.turn import Turn
 
 log = structlog.get_logger()
@@ -57,7 +58,7 @@ class _Refused(msgspec.Struct, gc=False):
     request: ChipRequest
     is_of_gang: bool
     tried_s: float
-    wait_s: float = FIRST_WAIT_S
+    requeues: int = 0
     is_due: bool = False
     may_preempt: bool = False
     """Whether it is retried once its gang is complete, though it does not fit: it may preempt then."""
@@ -69,12 +70,17 @@ class _Refused(msgspec.Struct, gc=False):
 
     @property
     def is_new_gang(self) -> bool:
-        return self.is_of_gang and self.wait_s == FIRST_WAIT_S
+        return self.is_of_gang and not self.requeues
+
+    @property
+    def wait_s(self) -> float:
+        """The seconds from its last try until it is requeued."""
+        return doubled_s(FIRST_WAIT_S, 1 + self.requeues, LONGEST_WAIT_S)
 
     def requeued(self, now_s: float) -> None:
         """It was requeued; if its scheduler doesn't refuse it again, it is the next time after twice the wait."""
         self.tried_s, self.is_due = now_s, False
-        self.wait_s = min(2 * self.wait_s, LONGEST_WAIT_S)
+        self.requeues += 1
 
 
 class Requeuer:

@@ -12,10 +12,10 @@ import structlog
 from allocator.state.cluster import Cluster
 from allocator.state.kinds import WatchedKind, watched_kinds
 from ascend.errors import ApiError, NotFound, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
 from ascend.kube.reflector import Reflector
+from ascend.rate_limiters import Backoff
 from ascend.turn import Turn
 
 log = structlog.get_logger()

@@ -29,10 +29,10 @@ import msgspec
 
 from ascend.errors import UNREADABLE, ApiError, Expired, TooLarge, Unreachable
 from ascend.kube.answers import Status, decode, error_of
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.handler import Handler, Unkept
 from ascend.kube.objects import KubeObject, Resource, T, read_object
+from ascend.rate_limiters import Backoff
 from ascend.turn import Turn
 
 log = logging.getLogger(__name__)

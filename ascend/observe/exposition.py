@@ -11,6 +11,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from ascend.rate_limiters import TokenBucket, loop_time_s
+
 SHARE: Final = 0.05
 """The most of the event loop's time that pages take in the long run."""
 
@@ -36,18 +38,14 @@ class Exposition:
         self._registry = registry
         self._refresh = refresh
         self._spent_s = spent_s
-        self._credit_s = BURST_S
-        self._refilled_s = 0.0
+        self._credit_s = TokenBucket(BURST_S, 1 / SHARE, loop_time_s)
         self._page = b""
         self._making: asyncio.Task[None] | None = None
 
     async def page(self) -> bytes:
         """Return the page, as new as may be."""
         if self._making is None:
-            now_s = asyncio.get_running_loop().time()
-            self._credit_s = min(BURST_S, self._credit_s + SHARE * (now_s - self._refilled_s))
-            self._refilled_s = now_s
-            if self._credit_s <= 0 and self._page:
+            if self._credit_s.left() <= 0 and self._page:
                 return self._page
             # A task of its own: the client that asks first may go before it is done.
             self._making = asyncio.create_task(self._make())
@@ -60,6 +58,6 @@ class Exposition:
                 await self._refresh()
             started_s = self._spent_s()
             self._page = generate_latest(self._registry)
-            self._credit_s -= self._spent_s() - started_s
+            self._credit_s.spend(self._spent_s() - started_s)
         finally:
             self._making = None

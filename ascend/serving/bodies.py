@@ -15,6 +15,7 @@ from typing import Final
 from aiohttp import StreamReader, web
 
 from ascend.errors import InvalidValue
+from ascend.rate_limiters import TokenBucket, loop_time_s
 from ascend.serving.counts import Cause
 from ascend.serving.limits import BODIES_BYTES
 
@@ -81,7 +82,7 @@ class Bodies:
         self._total = 0
         self._held: Counter[str] = Counter()
         self._arriving: dict[Body, None] = {}
-        self._next_s = 0.0
+        self._pace = TokenBucket(0, _PACE_S, loop_time_s)
 
     @property
     def held(self) -> int:
@@ -148,10 +149,7 @@ class Bodies:
 
     async def take_turn(self, size: int) -> None:
         """Wait until a large body may be decoded; large ones leave the event loop to others most of the time."""
-        now_s = asyncio.get_running_loop().time()
-        begin_s = max(now_s, self._next_s)
-        self._next_s = begin_s + size * _PACE_S
-        await asyncio.sleep(begin_s - now_s)
+        await asyncio.sleep(self._pace.spend(size))
 
     def _victim(self, body: Body, wanted: int) -> Body | None:
         """The first body that arrives for the address with most bytes; None if that would be unfair."""

@@ -7,7 +7,7 @@ because readings pause while the driver is initialized (docs/spec/dcmi.md#start)
 import time
 from collections.abc import Callable, Hashable
 
-from ascend.kube.backoff import Backoff
+from ascend.rate_limiters import Backoff
 
 LIMIT_S = 600.0
 """The reference's ``deviceResetTimeout``: how long it waits for all cards."""

@@ -19,7 +19,7 @@ import structlog
 
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
 from ascend.errors import DriverError
-from ascend.kube.backoff import Backoff
+from ascend.rate_limiters import Backoff
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.chips.chip_reader import NOT_READ, ChipReader
 from device_plugin.chips.renewal import LIMIT_S, Renewal

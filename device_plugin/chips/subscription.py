@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from ascend.errors import AscendError
-from ascend.kube.backoff import Backoff
+from ascend.rate_limiters import Backoff
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import Driver, FaultEvent
 from device_plugin.health.snapshot import Moment

@@ -15,7 +15,7 @@ import structlog
 
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import DriverError
-from ascend.kube.backoff import Backoff
+from ascend.rate_limiters import Backoff
 from ascend.switches import UNREADABLE_SWITCHES, SwitchFault, SwitchReport
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver.switches import SwitchDriver

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ascend.rate_limiters import doubled_s
+
 QUIET_HOLDS = 10
 """After this many hold times without a relapse the earlier relapses no longer count."""
 
@@ -20,8 +22,7 @@ class Damping:
 
     def hold_after(self, relapses: int) -> float:
         """Return the hold time after this many relapses."""
-        # 2.0 to the power of a larger number could overflow, long after any limit is reached.
-        return min(self.hold_s * 2.0 ** min(relapses, 64), max(self.limit_s, self.hold_s))
+        return doubled_s(self.hold_s, 1 + relapses, max(self.limit_s, self.hold_s))
 
     def quiet_after(self, relapses: int) -> float:
         """Return how long the condition must be good for the next fault not to count as a relapse.

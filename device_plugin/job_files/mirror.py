@@ -16,10 +16,10 @@ import structlog
 
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.job_files import RESET, RESET_CONFIG, RESTART_TYPE
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, ConfigMap
 from ascend.kube.reflector import Reflector
+from ascend.rate_limiters import Backoff
 from device_plugin.job_files.folder import MirroredFolder
 from device_plugin.ledger.node_pods import NodePods
 

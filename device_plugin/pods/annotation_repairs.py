@@ -5,7 +5,6 @@ hand-over is the truth. A change has no effect in this program, but others read 
 them again and again is answered less and less often.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias
@@ -13,6 +12,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import structlog
 
 from ascend.annotations import KUBELET_IDS, PREDICATE_TIME, REAL
+from ascend.rate_limiters import ItemBackoff, loop_time_s
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.ledger.pod_annotations import grant_text
@@ -50,17 +50,11 @@ class _Seen:
         handover: the hand-over it is compared with.
         foreign: those of other types of devices that it had when that was first seen.
         right: what was right once.
-        repairs: how often it was repaired lately.
-        next_s: when it may be repaired again.
-        last_s: when it was repaired last.
     """
 
     handover: HandOver
     foreign: frozenset[str]
     right: set[_Aspect] = field(default_factory=set)
-    repairs: int = 0
-    next_s: float = 0.0
-    last_s: float = 0.0
 
 
 class AnnotationRepairs:
@@ -88,10 +82,12 @@ class AnnotationRepairs:
         self._announce = announce
         self._metrics = metrics
         self._seen: dict[str, _Seen] = {}
+        self._repairs = ItemBackoff[str](
+            loop_time_s, SLOW_S, LIMIT_S, free=QUICK - 1, free_s=SPACING_S, remembered_s=FORGET_S
+        )
 
     def look(self) -> float | None:
         """Repair what was changed and is due; return in how many seconds something else is due, None if nothing is."""
-        now_s = asyncio.get_running_loop().time()
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in self._handovers}
         waits_s = []
         for handover in tuple(self._handovers):
@@ -105,9 +101,9 @@ class AnnotationRepairs:
             changed = tuple(self._foreign_annotations(pod, handover, seen))
             if not changed:
                 continue
-            if now_s >= seen.next_s:
-                self._repair(pod, handover, seen, changed, now_s)
-            waits_s.append(seen.next_s - now_s)
+            if not self._repairs.is_waiting(pod.uid):
+                self._repair(pod, handover, seen, changed)
+            waits_s.append(self._repairs.due_s(pod.uid) - loop_time_s())
         return min(waits_s, default=None)
 
     def _foreign_annotations(self, pod: NodePod, handover: HandOver, seen: _Seen) -> Iterator[str]:
@@ -138,12 +134,8 @@ class AnnotationRepairs:
         answers = self._handovers.answers.values()
         return any((answer.uid, answer.chips) == (handover.uid, handover.chips) for answer in answers)
 
-    def _repair(self, pod: NodePod, handover: HandOver, seen: _Seen, changed: tuple[str, ...], now_s: float) -> None:
-        if now_s - seen.last_s > FORGET_S:
-            seen.repairs = 0
-        seen.repairs += 1
-        slow_s = min(SLOW_S * 2.0 ** min(seen.repairs - QUICK, 16), LIMIT_S)
-        seen.last_s, seen.next_s = now_s, now_s + (SPACING_S if seen.repairs < QUICK else slow_s)
+    def _repair(self, pod: NodePod, handover: HandOver, seen: _Seen, changed: tuple[str, ...]) -> None:
+        self._repairs.fail(pod.uid)
         device_type = self._pods.device_type
         own: dict[str, str | None] = {device_type.resource: grant_text(handover.chips, handover.template, device_type)}
         removed: dict[str, str | None] = dict.fromkeys(pod.foreign - seen.foreign)

@@ -20,9 +20,9 @@ from ascend.annotations import (
     write_configuration,
 )
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
+from ascend.rate_limiters import Backoff
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import HandOver
 

@@ -17,7 +17,7 @@ import structlog
 from ascend.chips import chip_name
 from ascend.daemon.observable import wait_for_change
 from ascend.errors import DriverError
-from ascend.kube.backoff import Backoff
+from ascend.rate_limiters import Backoff, ItemBackoff, loop_time_s
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
 from device_plugin.ledger.cores import CoreLedger
@@ -64,7 +64,7 @@ class CoreKeeper:
         self._announce_node = announce_node
         self._cutting: Counter[int] = Counter()
         self._told: set[tuple[int, int]] = set()
-        self._retries: dict[tuple[int, int], tuple[Backoff, float]] = {}
+        self._retries = ItemBackoff[tuple[int, int]](loop_time_s, RETRY_S, RETRY_LIMIT_S)
 
     # For calls of the kubelet.
 
@@ -136,9 +136,7 @@ class CoreKeeper:
         for vnpu in listed:
             if self._ledger.owns(vnpu):
                 self._vnpus.has_owner(vnpu)
-        if any(
-            self._is_unused(vnpu) and self._retry_at_s(vnpu) <= asyncio.get_running_loop().time() for vnpu in listed
-        ):
+        if any(self._is_unused(vnpu) and not self._retries.is_waiting((vnpu.phy_id, vnpu.vdev_id)) for vnpu in listed):
             await self.settle()  # what is given back is judged by what the kubelet's ledger says now
         left: dict[tuple[int, int], VirtualNpu] = {}
         for vnpu in self._vnpus:
@@ -150,29 +148,23 @@ class CoreKeeper:
             if not gone and not self._belongs(vnpu) and vnpu in self._vnpus:
                 left[chip, vnpu.vdev_id] = vnpu
         self._told &= left.keys()
-        self._retries = {key: backoff for key, backoff in self._retries.items() if key in left}
+        for key in self._retries:
+            if key not in left:
+                self._retries.forget(key)
         self._ledger.swept(left, {vnpu.phy_id for vnpu in self._vnpus if not self._belongs(vnpu)})
         return bool(left) or self._vnpus.has_not_given
 
-    def _retry_at_s(self, vnpu: VirtualNpu) -> float:
-        """Return when a vNPU that was left may be tried again, on the loop's clock."""
-        _, at_s = self._retries.get((vnpu.phy_id, vnpu.vdev_id), (None, -math.inf))
-        return at_s
-
     async def _try_removal(self, vnpu: VirtualNpu) -> bool:
-        key, now_s = (vnpu.phy_id, vnpu.vdev_id), asyncio.get_running_loop().time()
-        if now_s < self._retry_at_s(vnpu):
+        key = (vnpu.phy_id, vnpu.vdev_id)
+        if self._retries.is_waiting(key):
             return False
         error = "a container has it"
         try:
             if await self._give_back(vnpu, CALL_S):
-                self._retries.pop(key, None)
                 return True
         except DriverError as refused:
             error = refused.message
-        backoff, _ = self._retries.get(key, (Backoff(first_s=RETRY_S, limit_s=RETRY_LIMIT_S), now_s))
-        wait_s = backoff.next_s()
-        self._retries[key] = (backoff, now_s + wait_s)
+        wait_s = self._retries.fail(key)
         name = chip_name(vnpu.phy_id)
         log.warning("a vNPU is left", chip=name, vnpu=vnpu.vdev_id, error=error, retry_s=round(wait_s, 2))
         return False
@@ -211,6 +203,5 @@ class CoreKeeper:
 
     def _due_in_s(self) -> float:
         """Return how long it takes until another vNPU is no longer new, or may be tried again."""
-        again_s = (at_s for _, at_s in self._retries.values())
-        now_s = asyncio.get_running_loop().time()
+        now_s, again_s = loop_time_s(), map(self._retries.due_s, self._retries)
         return min((at_s - now_s for at_s in (*self._vnpus.old_at_s(), *again_s) if at_s > now_s), default=math.inf)

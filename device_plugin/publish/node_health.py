@@ -11,9 +11,9 @@ import structlog
 
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import ApiError, Conflict, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import NODES, Condition, JsonObject, Node, Taint, is_newer
+from ascend.rate_limiters import Backoff
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.publish.node_conditions import (
     CONDITIONS,

@@ -20,12 +20,12 @@ from ascend.annotations import (
 from ascend.chips import chip_ids
 from ascend.daemon.observable import Observable
 from ascend.errors import ApiError, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.handler import Handler
 from ascend.kube.objects import NODES, Node, is_newer
 from ascend.kube.reflector import Reflector
+from ascend.rate_limiters import Backoff
 from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
 from ascend.rules.identity import SERVER_TYPE as SERVER_TYPE_LABEL
 from device_plugin.driver import Inventory

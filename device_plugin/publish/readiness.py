@@ -14,9 +14,9 @@ import structlog
 
 from ascend.conditions import NOT_READY, Lack
 from ascend.errors import ApiError, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, Condition
+from ascend.rate_limiters import Backoff
 from device_plugin.publish.node_conditions import ENDED, LONGEST_MESSAGE, NO_FAULT
 from device_plugin.publish.node_health import HEARTBEAT_S, RETRY_LIMIT_S, patch_conditions
 

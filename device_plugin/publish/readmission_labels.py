@@ -12,9 +12,9 @@ import structlog
 from ascend.chips import MAX_CHIP_ID, ChipSet, chip_ids
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import ApiError, Conflict, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, Node, is_newer
+from ascend.rate_limiters import Backoff
 from device_plugin.health.snapshot import Snapshot
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -11,9 +11,9 @@ import structlog
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, read_base_device_infos
 from ascend.deviceinfo import DEVICE_INFO, DeviceReport, decode_report, read_manually_separated, read_upgrades
 from ascend.errors import ApiError, InvalidReport, InvalidValue, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Node
+from ascend.rate_limiters import Backoff
 from ascend.vnpus import parse_vnpu
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor

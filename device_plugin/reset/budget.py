@@ -1,6 +1,9 @@
 """How often a group of chips may be reset: a limit per hour, and a wait after each failure that doubles."""
 
+import math
 from collections.abc import Iterable
+
+from ascend.rate_limiters import doubled_s
 
 HOUR_S = 3600.0
 FIRST_S = 60.0
@@ -19,7 +22,7 @@ class Budget:
         self._per_hour = per_hour
         self._resets = sorted(earlier)
         self._failures = 0
-        self._failed_s = 0.0
+        self._failed_s = -math.inf
 
     @property
     def resets(self) -> tuple[float, ...]:
@@ -49,9 +52,7 @@ class Budget:
 
     def due_s(self, now_s: float) -> float:
         """Return when the next reset may be, at the earliest now."""
-        due_s = now_s
-        if self._failures:
-            due_s = max(due_s, self._failed_s + min(FIRST_S * 2.0 ** min(self._failures - 1, 16), HOUR_S))
+        due_s = max(now_s, self._failed_s + doubled_s(FIRST_S, self._failures, HOUR_S))
         if self.is_spent(now_s):
             recent = [reset for reset in self._resets if reset > now_s - HOUR_S]
             due_s = max(due_s, recent[-self._per_hour] + HOUR_S)

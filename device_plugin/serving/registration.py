@@ -27,7 +27,7 @@ import grpc
 import structlog
 
 from ascend.errors import Unreachable
-from ascend.kube.backoff import Backoff
+from ascend.rate_limiters import Backoff
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics

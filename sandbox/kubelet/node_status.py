@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Mapping
 
 from ascend.errors import ApiError, Conflict, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import NODES, JsonObject, Node
+from ascend.rate_limiters import Backoff
 from sandbox.kubelet.ledger import Ledger
 from sandbox.kubelet.runtime import NODE_IP
 from sandbox.pods import is_extended, timestamp_now

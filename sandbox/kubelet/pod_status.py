@@ -8,9 +8,9 @@ from http import HTTPStatus
 from typing import Final
 
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import JsonObject
+from ascend.rate_limiters import Backoff
 from sandbox.kubelet.runtime import NODE_IP, Container, Runtime
 from sandbox.pods import ALL_OF_PODS, ContainerSpec, FullPod, timestamp_now
 

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ascend.rate_limiters import doubled_s
+
 FLUSH_S: Final = 300.0
 """After this time an unschedulable pod is tried again without a change in the cluster."""
 
@@ -75,7 +77,7 @@ class SchedulingQueue:
             return
         queued.moved = queued.moved or not needs_change
         queued.backing_off = True
-        backoff_s = min(self._first_s * 2 ** (queued.attempts - 1), self._limit_s)
+        backoff_s = doubled_s(self._first_s, queued.attempts, self._limit_s)
         queued.timer = asyncio.create_task(self._back_off(uid, queued, backoff_s), name=f"backoff of {uid}")
 
     def move_all(self) -> None:

@@ -8,9 +8,9 @@ import pytest
 import structlog
 
 from ascend.annotations import Grant
-from ascend.kube.backoff import Backoff
 from ascend.kube.objects import CONFIG_MAPS, PODS
 from ascend.kube.reflector import Reflector
+from ascend.rate_limiters import Backoff
 from device_plugin.job_files import mirror
 from device_plugin.job_files.folder import MirroredFolder
 from device_plugin.job_files.mirror import JobFiles

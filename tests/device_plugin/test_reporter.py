@@ -13,9 +13,9 @@ from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report, encode_report
 from ascend.errors import ApiError
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject, Node
+from ascend.rate_limiters import Backoff
 from ascend.switches import UNREADABLE_SWITCHES, SwitchReport
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.levels import Level

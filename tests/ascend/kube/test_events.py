@@ -64,7 +64,7 @@ class Recorder:
         for _ in range(2):
             self.fences += 1
             fence = Regarding("Node", f"fence-{self.fences}")
-            self.recorder._rate._all.tokens += 1  # a fence is not limited
+            self.recorder._rate._all.spend(-1)  # a fence is not limited
             self.publish("through", about=fence)
             async with asyncio.timeout(10):
                 while not await self.shown(fence.name):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
+from ascend.rate_limiters import Backoff
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import pod
 
