@@ -1,10 +1,9 @@
 """Finds the nodes that match a node selector or a required node affinity, and the products of these nodes.
 
-Many pods have the same selectors, and at any time a node may come or get other labels. So nodes are grouped by a label,
-and products counted by selector, when these are needed first; after that a change of a node takes constant time.
+Many pods have the same selectors, and at any time a node may come or get other labels. So nodes are grouped by product,
+and by a label when that is needed first; after that a change of a node takes constant time.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -40,6 +39,11 @@ class Marks(NamedTuple):
             return cls(None, record.product)
         return cls(record.node.metadata.labels, record.product, record.node.spec.taints)
 
+    @property
+    def of_node(self) -> Product | None:
+        """The product of a node that exists."""
+        return self.product if self.labels is not None else None
+
 
 class NodeLabels:
     """Finds nodes by label.
@@ -56,18 +60,19 @@ class NodeLabels:
         self._records = records
         # The first are needed in any cluster, and reading all nodes of a large one takes milliseconds.
         self._names: dict[str, dict[str, set[str]]] = {ACCELERATOR_TYPE: {}}
-        self._products: dict[frozenset[tuple[str, str]], Counter[str]] = {frozenset(): Counter()}
+        # A dict of texts is not walked by the garbage collector, unlike a set.
+        self._of_product: dict[str, dict[str, None]] = {}
         self._selected: dict[tuple[str, str], frozenset[str]] = {}
-        self._eligible: dict[object, tuple[int, frozenset[str]]] = {}
+        self._products: dict[object, tuple[int, frozenset[str]]] = {}
 
     def changed(self, name: str, old: Marks, new: Marks) -> None:
         """Take over that the labels, the taints or the product of a node have changed."""
         self.version += 1
-        for each, step in ((old, -1), (new, 1)):
-            if each.labels is not None and each.product is not None:
-                for selector, products in self._products.items():
-                    if selector <= each.labels.items():
-                        products[each.product.name] += step
+        if old.of_node is not new.of_node:
+            if old.of_node is not None:
+                del self._of_product[old.of_node.name][name]
+            if new.of_node is not None:
+                self._of_product.setdefault(new.of_node.name, {})[name] = None
         if old.labels is not new.labels:
             before, after = old.labels or {}, new.labels or {}
             for key, names in self._names.items():
@@ -94,24 +99,39 @@ class NodeLabels:
 
     def products(self, spec: PodSpec = _ANY) -> frozenset[str]:
         """The names of the products of the nodes that selector, affinity and tolerations of a pod allow."""
-        found = self._products_of(spec.node_selector)
-        if len(found) <= 1:  # nearly always
-            return found
         key = spec.node_requirements, spec.tolerations
-        known = self._eligible.get(key)
+        known = self._products.get(key)
         if known is None or known[0] != self.version:
-            if len(self._eligible) >= _LIMIT:
-                self._eligible.clear()
-            records = (self._records[name] for name in self.admitting(spec))
-            products = frozenset(
-                record.product.name
-                for record in records
-                if record.product is not None
-                and record.node is not None
-                and untolerated(record.node.spec.taints, spec.tolerations) is None
-            )
-            known = self._eligible[key] = self.version, products
+            if len(self._products) >= _LIMIT:
+                self._products.clear()
+            known = self._products[key] = self.version, self._read_products(spec)
         return known[1]
+
+    def _read_products(self, spec: PodSpec) -> frozenset[str]:
+        by_product = {product: names for product, names in self._of_product.items() if names}
+        selected: Collection[str] | None = None
+        if spec.node_selector:
+            selected = self.selected(spec.node_selector)
+            by_product = {
+                product: names for product, names in by_product.items() if not names.keys().isdisjoint(selected)
+            }
+        if len(by_product) <= 1:  # nearly always
+            return frozenset(by_product)
+        # Of most products the first node is allowed, so few are looked at.
+        return frozenset(
+            product
+            for product, names in by_product.items()
+            if any((selected is None or name in selected) and self._allows(name, spec) for name in names)
+        )
+
+    def _allows(self, name: str, spec: PodSpec) -> bool:
+        """Whether affinity and tolerations of a pod allow a node that its selector matches."""
+        node = self._records[name].node
+        return (
+            node is not None
+            and (spec.affinity is None or admits(spec.affinity, name, node.metadata.labels))
+            and untolerated(node.spec.taints, spec.tolerations) is None
+        )
 
     def only_product(self, names: Iterable[str]) -> str | None:
         """The name of the product of these nodes; None if they are of several products, or of unknown ones only."""
@@ -128,17 +148,6 @@ class NodeLabels:
     def _labels(self, name: str) -> Mapping[str, str]:
         node = self._records[name].node
         return node.metadata.labels if node is not None else {}
-
-    def _products_of(self, selector: Mapping[str, str]) -> frozenset[str]:
-        """The names of the products of the nodes that match a node selector, usable or not."""
-        key = frozenset(selector.items())
-        found = self._products.get(key)
-        if found is None:
-            if len(self._products) >= _LIMIT:
-                self._products = {frozenset(): self._products[frozenset()]}
-            products = (self._records[name].product for name in self.selected(selector))
-            found = self._products[key] = Counter(each.name for each in products if each is not None)
-        return frozenset(name for name, number in found.items() if number)
 
     def _with(self, key: str, value: str) -> frozenset[str]:
         """The names of the nodes with a label."""
