@@ -1,5 +1,6 @@
 """The front end for any scheduler: the calls of ``ascend.allocator.v1.Allocator``."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import chain
 from typing import Final
@@ -26,7 +27,7 @@ from ascend.chips import chip_ids, chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
 from ascend.reasons import Reason
-from ascend.turn import Turn
+from ascend.turn import Steps, Turn
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
 
@@ -38,6 +39,9 @@ _DEFAULT_LIMIT: Final = 10
 
 _EXAMPLES: Final = 5
 """The most nodes that Explain names for each reason."""
+
+_STEP: Final = 1024
+"""After so many nodes there may be a pause."""
 
 
 class AllocatorService(pb_grpc.AllocatorServicer):
@@ -186,12 +190,13 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         ignored = self._engine.without_effect(pod)
         with self._journal.timed("explain"):
             seat = await self._engine.preview(pod, candidates)
+            turn = Turn()
             try:
-                filtered = await Turn().share_between(self._engine.filtering(pod, candidates, seat))
+                filtered = await turn.share_between(self._engine.filtering(pod, candidates, seat))
             except Refusal as refusal:
                 message = refusal_message(refusal)
                 return pb.ExplainResponse(standing="refused", refusal=message, without_effect=ignored)
-            explained = _explained(filtered)
+            explained = await turn.share_between(_explained(filtered))
             explained.without_effect.extend(ignored)
             held = self._ledger.get(pod.uid)
             if self._is_bound(pod.uid):
@@ -328,10 +333,19 @@ def _templates_of(job: pb.ValidateJobRequest) -> list[tuple[Pod, int]]:
     return templates
 
 
-def _explained(filtered: Filtered) -> pb.ExplainResponse:
+def _explained(filtered: Filtered) -> Steps[pb.ExplainResponse]:
+    nodes, shown, seen = Counter[Reason](), dict[Reason, dict[str, str]](), set[Refusal]()
+    for number, (name, refusal) in enumerate(filtered.refused.items(), start=1):
+        nodes[refusal.reason] += 1
+        sentences = shown.setdefault(refusal.reason, {})
+        if len(sentences) < _EXAMPLES or refusal not in seen:  # nodes share refusals
+            sentences[name] = refusal.message
+            seen.add(refusal)
+        if not number % _STEP:
+            yield
     obstacles = []
-    for reason, count in filtered.reasons.most_common():
-        sentences = {name: each.message for name, each in filtered.refused.items() if each.reason == reason}
+    for reason, count in nodes.most_common():
+        sentences = shown[reason]
         first = example(sentences)
         examples = [first, *(name for name in sentences if name != first)][:_EXAMPLES]
         message = sentences[first]
