@@ -16,7 +16,7 @@ from allocator.decision.earmarks import LOANS, Earmarks
 from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled, settled_refusal
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
-from allocator.gangs.gradual import MANY, GradualPlans
+from allocator.gangs.gradual import GradualPlans
 from allocator.gangs.resuming import resume_gangs
 from allocator.gangs.super_pods import SuperPods
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
@@ -79,9 +79,9 @@ class DecisionEngine:
         )
 
     async def prepare(self, pod: Pod, candidates: Collection[str] | None = None) -> None:
-        """Plan the gang of a pod piece by piece if it is large; a decision right after it finds the pod's seat."""
+        """Plan the gang of a pod piece by piece if that takes long; a decision right after it finds the pod's seat."""
         gang = self.gang_of(pod)
-        if gang is not None and gang.size > MANY:
+        if gang is not None:
             await self.plans.make(pod, gang, candidates)
 
     async def resume(self) -> list[Job]:
@@ -176,7 +176,7 @@ class DecisionEngine:
         None if there is none yet, or no need for one: then these make a plan, find the pod's seat, or say why not.
         """
         gang = self.gang_of(pod)
-        return await self.plans.preview(pod, gang, candidates) if gang is not None and gang.size > MANY else None
+        return await self.plans.preview(pod, gang, candidates) if gang is not None else None
 
     def filter(self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing. Arguments and exceptions are those of ``filtering``."""

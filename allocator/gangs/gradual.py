@@ -30,7 +30,6 @@ from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import unknown_node
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -38,6 +37,8 @@ from ascend.turn import Steps, Turn
 
 MANY: Final = 64
 """Gangs of which more pods need a seat are planned piece by piece; others take a few milliseconds."""
+MANY_NODES: Final = 8_192
+"""Gangs for which more nodes are named are planned like that, too: reading that many names takes milliseconds."""
 TRIES: Final = 3
 """After so many plans that became outdated one is made at once."""
 _STEP: Final = 32
@@ -73,7 +74,7 @@ class GradualPlans:
             return
         async with self._lock:
             turn = Turn()
-            several = None if candidates is None else frozenset(candidates)
+            several = await _as_set(candidates, turn)
             for _ in range(TRIES):
                 if not self._is_wanted(pod, job, several) or await self._try(pod, job, several, turn):
                     break
@@ -96,20 +97,22 @@ class GradualPlans:
         """
         if not self._is_wanted(pod, job, candidates):
             return None
-        several = None if candidates is None else frozenset(candidates)
         async with self._lock:
-            found = await self._search(pod, job, several, Turn())
+            turn = Turn()
+            found = await self._search(pod, job, await _as_set(candidates, turn), turn)
         await asyncio.sleep(0)  # the answer has a turn of its own
         seats = () if found is None or isinstance(found, Refusal) else found[0]
         return next((seat.node for seat in seats if seat.uid == pod.uid), None)
 
     def _is_wanted(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> bool:
-        if job.size - job.placed_beside("") <= MANY or (candidates is not None and len(candidates) <= 1):
+        if self._ledger.get(pod.uid) is not None:
+            return False
+        number = len(candidates) if candidates is not None else None
+        if number == 1 or (job.size - job.placed_beside("") <= MANY and (number is None or number <= MANY_NODES)):
             return False
         plan = job.key.plan
         return not (
-            self._ledger.get(pod.uid) is not None
-            or pod.is_gated
+            pod.is_gated
             or self._ledger.unused(plan)
             or self._ledger.held(plan)
             or self._gangs.queue.get(job) is not None
@@ -147,7 +150,8 @@ class GradualPlans:
         if gang.candidates and is_common:
             names, gang = gang.candidates, replace(gang, candidates=None)  # the copy has no others
         await turn.share()
-        index = await turn.share_between(self._copied(job.key.plan, list(names)))
+        index = await turn.share_between(self._cluster.index.copied(list(names)))
+        await turn.share_between(self._open(job.key.plan, index))
         found = await turn.share_between(
             planner.search.seats(replace(gang, limits=dict.fromkeys(left, 0)), needed, index)
         )
@@ -177,17 +181,15 @@ class GradualPlans:
         is_known = self._cluster.jobs.by_key.get(job.key) is job
         return is_known, job.version, self._cluster.labels.version
 
-    def _copied(self, plan: str, names: Collection[str]) -> Steps[NodeIndex]:
-        """These nodes as they are for the gang of a plan."""
-        index = NodeIndex(self._cluster.index.topology.copy())
-        for number, name in enumerate(names):
+    def _open(self, plan: str, index: NodeIndex) -> Steps[None]:
+        """Let a copy of the index have what is promised to the gang of a plan."""
+        promise = self._ledger.promises.get(plan)
+        for number, name in enumerate(promise.chips if promise is not None else (), start=1):
+            record = self._cluster.nodes.get(name)
+            if record is not None and name in index.entries:
+                index.put(name, self._cluster.offer_of(record, ignoring=(plan,)))
             if not number % _STEP:
                 yield
-            record = self._cluster.nodes.get(name)
-            index.put(
-                name, self._cluster.offer_of(record, ignoring=(plan,)) if record is not None else unknown_node(name)
-            )
-        return index
 
     def _are_free(self, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], plan: str) -> bool:
         """Whether the chips of seats can be reserved now."""
@@ -205,3 +207,13 @@ class GradualPlans:
                     return False
                 left = left.without(seat.take)
         return True
+
+
+async def _as_set(candidates: Collection[str] | None, turn: Turn) -> frozenset[str] | None:
+    if candidates is None:
+        return None
+    names = list(candidates)  # many are decoded only now
+    await turn.share()
+    several = frozenset(names)
+    await turn.share()
+    return several

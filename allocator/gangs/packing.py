@@ -134,7 +134,10 @@ class _Board:
         """Take nodes and chips for ``number`` pods, or for as many as fit."""
         if number == 1 and not self._changed and not self._limits and not self._peers:
             return self._take_one(request, candidates)
-        heap = list(self._entries(request, candidates))
+        heap: list[_Entry] = []
+        for entry in self._entries(request, candidates):
+            heap.append(entry)
+            yield
         heapq.heapify(heap)
         memo: dict[int, tuple[Vacancy, dict[Take, tuple[Vacancy, Verdict]]]] = {}
         taken: list[tuple[str, Take]] = []
@@ -247,9 +250,12 @@ class _Board:
         for bucket in self._index.buckets:
             fit = ranking.verdict(bucket)
             if isinstance(fit, Fit):
-                names = (name for name in bucket if name not in self._changed)
-                allowed = names if candidates is None else (name for name in names if name in candidates)
-                ordered = _in_order(allowed)  # most of thousands are never asked for
+                names: Iterable[str] = bucket.names
+                if self._changed:
+                    names = (name for name in names if name not in self._changed)
+                if candidates is not None:
+                    names = filter(candidates.__contains__, names)
+                ordered = _in_order(names)  # most of thousands are never asked for
                 if (first := next(ordered, None)) is not None:
                     yield _Entry(fit.key, first, bucket.vacancy, fit, ordered)
         for name, vacancy in self._changed.items():

@@ -123,7 +123,9 @@ class Extender:
     async def filter(self, body: bytes) -> FilterResult:
         """Answer a filter call, also one that can't be decoded."""
         try:
+            turn = Turn()
             named, names = read_args(body)
+            await turn.share()  # thousands of names take milliseconds, here and for a plan
             self._require_open()
             with self._journal.timed("filter"):
                 pod = await self._pods.find(named.ref, version=named.version)

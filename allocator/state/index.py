@@ -18,12 +18,15 @@ from allocator.state.ranking import Bucket, Ranking
 from allocator.state.topology import Topology
 from ascend.errors import Refusal
 from ascend.reasons import Reason
+from ascend.turn import Steps
 
 MAX_RANKINGS: Final = 64
 """The most requests with a cached ranking; beyond it the least recently used one is dropped."""
 
 _SPARE_JOURNAL = 1024
 _SPARE_BUCKETS = 64
+_STEP: Final = 256
+"""After so many nodes of a copy there may be a pause."""
 
 
 class NodeIndex:
@@ -56,6 +59,24 @@ class NodeIndex:
         """The buckets that have nodes."""
         return [bucket for bucket in self._buckets.values() if bucket.names]
 
+    def copied(self, names: Iterable[str]) -> Steps["NodeIndex"]:
+        """A copy with these nodes, each as it is when the copy gets to it; there may be pauses in between."""
+        copy = NodeIndex(self.topology.copy())
+        alike: dict[Bucket, Bucket] = {}  # in the copy; finding it by vacancy takes longer
+        for number, name in enumerate(names, start=1):
+            entry = self._entries.get(name)
+            if not isinstance(entry, Bucket):
+                copy.put(name, entry if entry is not None else unknown_node(name))
+            else:
+                bucket = alike.get(entry)
+                if bucket is None:
+                    bucket = alike[entry] = copy._buckets.setdefault(entry.vacancy, Bucket(entry.vacancy))
+                bucket.add(name)
+                copy._enter(name, bucket)
+            if not number % _STEP:
+                yield
+        return copy
+
     def put(self, name: str, offer: Offer) -> None:
         """Add a node, or move it to the bucket of its offer."""
         self.version += 1
@@ -70,14 +91,17 @@ class NodeIndex:
             bucket = self._buckets[offer] = Bucket(offer)
         if bucket.add(name):
             self._note(bucket)
-        self._entries[name] = bucket
-        if self.topology.locations:
-            self.topology.put(name, bucket)
+        self._enter(name, bucket)
 
     def drop(self, name: str) -> None:
         """Remove a node."""
         self.version += 1
         self._leave(name, self._entries.pop(name, None))
+
+    def _enter(self, name: str, bucket: Bucket) -> None:
+        self._entries[name] = bucket
+        if self.topology.locations:
+            self.topology.put(name, bucket)
 
     def _leave(self, name: str, old: Bucket | Refusal | None) -> None:
         if isinstance(old, Bucket):

@@ -28,8 +28,8 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allocator.gangs.pending._STEP", 1)
     monkeypatch.setattr("allocator.gangs.planning._STEP", 1)
     monkeypatch.setattr("allocator.gangs.packing._STEP", 1)
+    monkeypatch.setattr("allocator.state.index._STEP", 1)
     monkeypatch.setattr(gradual, "MANY", 1)
-    monkeypatch.setattr("allocator.decision.engine.MANY", 1)
 
 
 def seats(world: World) -> dict[str, tuple[str, int]]:
@@ -108,6 +108,18 @@ async def test_small_gangs_and_single_pods_are_not_prepared(monkeypatch: pytest.
     for each in (pods[0], alone):
         await prepare(world, each)
     assert not len(world.ledger)
+
+
+async def test_a_small_gang_is_planned_piece_by_piece_among_many_named_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradual, "MANY", 64)
+    monkeypatch.setattr(gradual, "MANY_NODES", 7)
+    world = world_of(8)
+    world.add(*(pods := gang("train", 4)))
+    names = [f"n{number}" for number in range(8)]
+    assert await prepare(world, pods[0], names[:7]) < 8
+    assert not len(world.ledger)
+    assert await prepare(world, pods[0], names) > 8
+    assert len(world.ledger) == 4
 
 
 async def test_calls_for_other_pods_of_the_gang_wait_for_its_plan() -> None:

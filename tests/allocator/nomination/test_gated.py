@@ -148,7 +148,6 @@ async def test_a_gang_is_let_go_when_its_whole_plan_is_there(tmp_path: Path) -> 
 
 async def test_a_large_gang_is_planned_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allocator.gangs.gradual.MANY", 1)
-    monkeypatch.setattr("allocator.decision.engine.MANY", 1)
     at_once: list[object] = []
     monkeypatch.setattr("allocator.gangs.planning.Planner.plan", lambda *arguments: at_once.append(arguments))
     async with gating(tmp_path, "n1", "n2", "n3") as allocator:

@@ -312,7 +312,7 @@ async def test_the_pods_of_a_gang_get_victims_of_one_plan_and_keep_their_chips(a
 async def test_other_calls_are_answered_while_a_large_gang_is_planned(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("allocator.gangs.gradual", "allocator.decision.engine", "allocator.decision.waiting_jobs"):
+    for module in ("allocator.gangs.gradual", "allocator.decision.waiting_jobs"):
         monkeypatch.setattr(f"{module}.MANY", 30)
     monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
     monkeypatch.setattr("allocator.gangs.gradual._STEP", 1)

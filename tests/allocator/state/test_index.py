@@ -10,7 +10,7 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state import index as index_module
 from allocator.state.index import NodeIndex
-from allocator.state.node import Offer
+from allocator.state.node import Offer, unknown_node
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910A, ASCEND_910B_8, ASCEND_A3_8, MESH_8
 from ascend.reasons import Reason
@@ -47,6 +47,7 @@ def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     # So that the journal is cleared and a ranking is dropped within a test.
     monkeypatch.setattr(index_module, "_SPARE_JOURNAL", 10)
     monkeypatch.setattr(index_module, "MAX_RANKINGS", 5)
+    monkeypatch.setattr(index_module, "_STEP", 1)
 
 
 def scan(offers: dict[str, Offer], request: ChipRequest) -> tuple[str, Fit] | None:
@@ -78,6 +79,40 @@ def test_the_best_node_is_the_one_a_full_scan_finds(changes: list[tuple[str, Off
     for request in REQUESTS:
         assert index.best(request) == scan(current, request)
     assert len(index.entries) == len(current)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the same for all examples
+@given(before=changes, after=changes, names=st.lists(st.sampled_from([*NAMES, "gone"]), unique=True))
+def test_a_copy_has_its_nodes_as_they_were_when_the_copy_got_to_them(
+    before: list[tuple[str, Offer | None]], after: list[tuple[str, Offer | None]], names: list[str]
+) -> None:
+    index, current = NodeIndex(), dict[str, Offer]()
+
+    def change(name: str, offer: Offer | None) -> None:
+        if offer is None:
+            index.drop(name)
+            current.pop(name, None)
+        else:
+            index.put(name, offer)
+            current[name] = offer
+
+    for name, offer in before:
+        change(name, offer)
+    copying, copied, later = index.copied(names), dict[str, Offer](), iter(after)
+    for name in names:
+        copied[name] = current.get(name, unknown_node(name))
+        next(copying)
+        if (changed := next(later, None)) is not None:
+            change(*changed)
+    with pytest.raises(StopIteration) as done:
+        next(copying)
+    copy: NodeIndex = done.value.value
+    assert list(copy.entries) == names
+    assert {name: str(offer) for name, offer in copied.items() if isinstance(offer, Refusal)} == {
+        name: str(entry) for name, entry in copy.entries.items() if isinstance(entry, Refusal)
+    }
+    for request in REQUESTS:
+        assert copy.best(request) == scan(copied, request)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the same for all examples
