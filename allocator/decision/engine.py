@@ -417,7 +417,7 @@ class DecisionEngine:
                 self._ledger.release(pod.uid)
             elif (candidates is None or held.node in candidates) and self._cluster.suits(held, request):
                 return self._ledger.advance(pod.uid, Stage.RESERVED) or held
-        if held is not None or self._ledger.promises:
+        if held is not None or self._ledger.promises.get(pod.uid) is not None:
             with self._ledger.suspended(pod.uid):
                 best = self._choice.best(pod, resolved, candidates)
         else:
