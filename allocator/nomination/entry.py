@@ -30,6 +30,13 @@ class State(Enum):
     LEFT = auto()
     """It is left to its scheduler."""
 
+    STALE = auto()
+    """It is left to its scheduler, and its nomination is to be cleared: the informer has not seen that yet."""
+
+
+NOMINATED_STATES: Final = frozenset({State.ORDERED, State.SEEN})
+"""The states of pods for which a node is nominated, or about to be."""
+
 
 class Entry(msgspec.Struct, eq=False, gc=False):
     """A pod that waits for a node.
@@ -40,7 +47,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
         state: its state.
         since_s: since when, or when the pod was filtered last.
         is_filtered: whether its scheduler has called ``filter``; of a nominated pod, since it was nominated.
-        node: the nominated node.
+        node: the nominated node, also if its nomination is to be cleared.
         failure: why its scheduler could not place it before it was nominated.
         has_seat: whether its chips are reserved in the plan of a gang.
     """
@@ -57,7 +64,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     @property
     def is_nominated(self) -> bool:
         """Whether a node is nominated, or about to be."""
-        return self.state in {State.ORDERED, State.SEEN}
+        return self.state in NOMINATED_STATES
 
 
 def is_ours(pod: Pod) -> bool:

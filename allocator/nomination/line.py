@@ -64,16 +64,16 @@ class Line:
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> str | None:
-        """Remove the first pod and return its uid; None if there is none."""
-        uid = self.first
-        if uid is not None:
-            self.remove(uid)
-        return uid
+
+SEATED: Final = ""
+"""In place of a namespace: the pods whose chips are reserved in the plan of a gang."""
 
 
 class Lines:
-    """A line for each namespace; of those that are admitted the pod comes first that would in one line of all."""
+    """A line for each namespace, and one for pods with seats.
+
+    Of the lines that are admitted the pod comes first that would come first in one line of all.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
@@ -83,11 +83,11 @@ class Lines:
     def __len__(self) -> int:
         return len(self._namespaces)
 
-    def add(self, pod: Pod) -> None:
-        """Add a pod; no effect if it is there."""
-        namespace = pod.metadata.namespace
+    def add(self, pod: Pod, *, has_seat: bool = False, is_tried: bool = False) -> None:
+        """Add a pod, behind the pods of its priority that were not tried if it was; no effect if it is there."""
+        namespace = SEATED if has_seat else pod.metadata.namespace
         if self._namespaces.setdefault(pod.uid, namespace) == namespace:
-            self._lines.setdefault(namespace, Line(self._numbers)).add(pod)
+            self._lines.setdefault(namespace, Line(self._numbers)).add(pod, is_tried=is_tried)
 
     def remove(self, uid: str) -> None:
         """Remove a pod; no effect if it is not there."""

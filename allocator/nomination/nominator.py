@@ -24,13 +24,14 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Final
 
+import structlog
+
 from allocator.binding.lapsed import LapsedHolds
 from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.candidates import Candidates
-from allocator.nomination.cleaner import Cleaner
-from allocator.nomination.entry import Entry, State, failure_of, is_ours
-from allocator.nomination.line import Line, Lines
+from allocator.nomination.entry import NOMINATED_STATES, Entry, State, failure_of, is_ours
+from allocator.nomination.line import SEATED, Lines
 from allocator.nomination.options import NominationOptions
 from allocator.nomination.pace import Pace
 from allocator.nomination.precedence import in_the_way
@@ -42,6 +43,8 @@ from allocator.state.reservation import Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
+
+log = structlog.get_logger()
 
 PERIOD_S: Final = 1.0
 """How often nominations are checked."""
@@ -85,10 +88,9 @@ class Nominator:
         self._monotonic = monotonic
         self._entries: dict[str, Entry] = {}
         # The entries of some states, in order.
-        self._line, self._seated = Lines(), Line()
-        self._next: dict[str, None] = {}
+        self._line = Lines()
+        self._next = ""
         self._unfiltered = Window(options.window)
-        self._cleaner = Cleaner(cluster, writes, metrics)
         self._candidates = Candidates(cluster, engine, monotonic)
         self._pace = Pace(monotonic)
         self.freed: Callable[[], None] = lambda: None
@@ -111,10 +113,14 @@ class Nominator:
         if (node := self._lapsed.node_of(pod.uid)) is not None:
             self._keep(pod, node, entry)
             return
-        if entry is None and (not self._options.nominates or self._cleaner.applied(pod)):
+        if entry is None and not self._options.nominates:
             return
-        if not self._options.serves(pod):
+        if entry is not None and entry.state is State.STALE and pod.status.nominated_node_name == entry.node:
+            self._post_clearing(entry)  # the last request came too late for the version it named
+        elif not self._options.serves(pod):
             self._end(pod, entry)
+        elif entry is not None and entry.state is State.STALE:
+            self._enter(pod, State.LEFT)
         elif entry is not None and entry.is_nominated:
             self._follow(pod, entry)
         elif is_ours(pod):
@@ -127,7 +133,6 @@ class Nominator:
 
     def pod_deleted(self, pod: Pod) -> None:
         """A pod was deleted."""
-        self._cleaner.keep(pod.uid)
         self._forget(pod.uid)
 
     def filtered(self, pod: Pod, names: Collection[str]) -> None:
@@ -136,9 +141,9 @@ class Nominator:
             return
         self._pace.filtered(all_nodes=len(names) > 1)
         entry = self._entries.get(pod.uid)
-        if entry is None or not entry.is_nominated:
+        if entry is None or not entry.node:
             entry = self._enter(pod, State.LEFT)
-        elif entry.node not in names:
+        elif entry.is_nominated and entry.node not in names:
             self._candidates.avoid(entry.node)
         entry.is_filtered, entry.since_s = True, self._monotonic()
         self._unfiltered.remove(pod.uid)
@@ -149,13 +154,13 @@ class Nominator:
         """Wait until the pods that the scheduler filters next are nominated. Call it before answering ``filter``."""
         if self._options.nominates:
             self._metrics.nomination_waits.inc(await self._pace.wait(self._is_behind))
-            self._pace.answered(has_next=bool(self._unfiltered or self._next or self._line or self._seated))
+            self._pace.answered(has_next=bool(self._unfiltered or self._next or self._line))
 
     def _is_behind(self) -> bool:
         pods = map(self._cluster.pods.get, self._unfiltered.unseen())
         if any(pod is not None and not pod.spec.scheduling_gates for pod in pods):  # the scheduler sees no gated pod
             return True
-        return self._unfiltered.is_short and bool(self._line or self._seated)
+        return self._unfiltered.is_short and bool(self._line)
 
     def make_room(self, pod: Pod, names: Collection[str] | None = None) -> bool:
         """Release what is reserved for nominated pods of lower priority, if a pod that was refused fits then.
@@ -219,16 +224,14 @@ class Nominator:
                 checked_s = self._monotonic()
 
     async def _advance(self) -> None:
-        """Nominate pods alone as far as the window has room, and in turn with them those with seats."""
+        """Nominate pods alone as far as the window has room, and those with seats as far as few requests wait."""
         turn = Turn()
-        while True:
-            alone = self._line.pop(self.has_room_for) if self.has_room else None
-            seated = self._seated.pop() if self._writes.has_room else None
-            if alone is None and seated is None:
-                return
-            for uid in filter(None, (alone, seated)):
-                await self._decide(uid)
+        while (uid := self._line.pop(self._admits)) is not None:
+            await self._decide(uid)
             await turn.share()
+
+    def _admits(self, namespace: str) -> bool:
+        return self.has_room_for(namespace) if namespace != SEATED else self._writes.has_room
 
     async def _decide(self, uid: str) -> None:
         pod, entry = self._cluster.pods.get(uid), self._entries.get(uid)
@@ -266,7 +269,6 @@ class Nominator:
             self._write(pod, node, is_filtered=True)
 
     def _write(self, pod: Pod, node: str, *, is_filtered: bool = False, has_seat: bool = False) -> "asyncio.Task[bool]":
-        self._cleaner.keep(pod.uid)
         entry = self._enter(pod, State.ORDERED, node=node, is_filtered=is_filtered, has_seat=has_seat)
         return self._writes.start(self._post(entry), f"nominate {pod.key}")
 
@@ -285,7 +287,7 @@ class Nominator:
         if not written and self._entries.get(entry.uid) is entry:
             # Its chips stay reserved: the scheduler is about to filter it.
             self._leave(entry)
-        if self._seated:
+        if self._line:
             self._wake.set()
         return written
 
@@ -295,8 +297,7 @@ class Nominator:
         try:
             held = self._engine.place(pod, None if self._engine.is_of_gang(pod) else (node,))
         except Refusal:
-            self._enter(pod, State.LEFT)
-            self._cleaner.clear(pod, node, "stale")
+            self._clear(pod, node, "stale")
             return
         if held.node != node:
             self._write(pod, held.node, has_seat=bool(held.plan))
@@ -315,17 +316,17 @@ class Nominator:
         # The scheduler found no node for it, and may have nominated one where it preempts others.
         if not entry.is_filtered:
             self._engine.release(pod.uid)
-        self._leave(entry)
-        self._cleaner.clear(pod, entry.node, "refused")
+        self._clear(pod, entry.node, "refused")
 
     def _end(self, pod: Pod, entry: Entry | None) -> None:
         """A pod was bound, or does not need a node any more."""
-        self._forget(pod.uid)
         if entry is not None and entry.is_nominated and pod.spec.node_name:
             is_there = pod.spec.node_name == entry.node
             self._metrics.nominations.labels("bound" if is_there else "elsewhere").inc()
-            if not is_there:
-                self._cleaner.clear(pod, entry.node, "elsewhere")
+            if not is_there and pod.status.nominated_node_name == entry.node:
+                self._clear(pod, entry.node, "elsewhere")
+                return
+        self._forget(pod.uid)
 
     async def _check(self) -> None:
         """Clear nominations of which nothing will come."""
@@ -335,15 +336,16 @@ class Nominator:
             pod, node = self._cluster.pods.get(uid), self._lapsed.node_of(uid)
             if pod is not None and node is not None:
                 self._keep(pod, node, self._entries.get(uid))
-        self._cleaner.retry()
         for entry in tuple(self._entries.values()):
             await turn.share()
             if self._entries.get(entry.uid) is not entry:
                 continue
             if entry.state is State.NEXT and now_s - entry.since_s > self._ledger.ttl_s:
                 self._leave(entry)
-            elif entry.state is State.LEFT and entry.uid not in self._cluster.pods:
+            elif entry.state in {State.LEFT, State.STALE} and entry.uid not in self._cluster.pods:
                 self._forget(entry.uid)  # the informer has never seen it
+            elif entry.state is State.STALE:
+                self._post_clearing(entry)  # the last request may have failed
             elif entry.is_nominated and not self._is_kept(entry, now_s):
                 self._withdraw(entry)
 
@@ -364,9 +366,28 @@ class Nominator:
         pod, held = self._cluster.pods.get(entry.uid), self._ledger.get(entry.uid)
         if held is not None and held.node == entry.node:
             self._engine.release(entry.uid)
-        self._leave(entry)
         if pod is not None:
-            self._cleaner.clear(pod, entry.node, "stale")
+            self._clear(pod, entry.node, "stale")
+        else:
+            self._forget(entry.uid)
+
+    def _clear(self, pod: Pod, node: str, why: str) -> None:
+        """Leave a pod to its scheduler, and clear its nomination of a node, until that is seen."""
+        if pod.status.nominated_node_name != node:
+            self._enter(pod, State.LEFT)
+            return
+        self._metrics.nominations.labels("cleared").inc()
+        log.debug("clears a nomination", pod=pod.key, pod_uid=pod.uid, node=node, why=why)
+        self._post_clearing(self._enter(pod, State.STALE, node=node))
+
+    def _post_clearing(self, entry: Entry) -> None:
+        def current() -> Pod | None:
+            """The pod, if it still has the nomination."""
+            pod = self._cluster.pods.get(entry.uid)
+            is_stale = self._entries.get(entry.uid) is entry
+            return pod if is_stale and pod is not None and pod.status.nominated_node_name == entry.node else None
+
+        self._writes.start(self._writes.nominate(current, ""), f"clear the nomination of {entry.uid}")
 
     def _leave(self, entry: Entry) -> None:
         """Leave a pod to its scheduler."""
@@ -385,18 +406,16 @@ class Nominator:
             pod.metadata.namespace,
             state,
             self._monotonic(),
-            is_filtered or (not node and old is not None and old.is_filtered),
+            is_filtered or (state not in NOMINATED_STATES and old is not None and old.is_filtered),
             node,
             failure_of(pod),
             has_seat,
         )
         self._entries[pod.uid] = entry
-        if state is State.QUEUED and has_seat:
-            self._seated.add(pod, is_tried=entry.is_filtered)
-        elif state is State.QUEUED:
-            self._line.add(pod)
+        if state is State.QUEUED:
+            self._line.add(pod, has_seat=has_seat, is_tried=has_seat and entry.is_filtered)
         elif state is State.NEXT:
-            self._next[pod.uid] = None
+            self._next = pod.uid
         elif entry.is_nominated and not is_filtered:
             self._unfiltered.add(entry)
         self._wake.set()
@@ -406,8 +425,7 @@ class Nominator:
         entry = self._entries.pop(uid, None)
         if entry is not None:
             self._line.remove(uid)
-            self._seated.remove(uid)
-            self._next.pop(uid, None)
+            self._next = self._next if self._next != uid else ""
             self._unfiltered.remove(uid)
             if entry.is_nominated:
                 self._pace.progressed()

@@ -26,7 +26,10 @@ def test_the_line_is_in_the_order_of_priority_and_age(pods: list[tuple[int, int]
             left = [each for each in left if each is not made[number]]
     assert len(line) == len(left)
     ordered = sorted(left, key=lambda each: (-each.priority, each.metadata.creation_timestamp or ""))
-    assert list(iter(line.pop, None)) == [each.uid for each in ordered]
+    for each in ordered:
+        assert line.first == each.uid
+        line.remove(each.uid)
+    assert line.first is None
 
 
 def of(namespace: str, name: str, priority: int = 0) -> Pod:

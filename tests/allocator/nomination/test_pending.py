@@ -195,6 +195,24 @@ async def test_a_pod_that_the_scheduler_can_place_nowhere_releases_its_chips(tmp
         assert allocator.app.ledger.get(pod["metadata"]["uid"]) is None
 
 
+async def test_a_nomination_that_is_to_be_cleared_is_not_taken_up_again(tmp_path: Path) -> None:
+    async with nominating(tmp_path) as allocator:
+        await busy(allocator)
+        uid = (await allocator.pod("pod", 8))["metadata"]["uid"]
+        node = await nominated(allocator, "pod")
+        allocator.server.pause_watches()
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no CPU"}
+        await allocator.patch("pod", {"status": {"conditions": [condition]}}, subresource="status")
+        allocator.server.fail_next("PATCH", "pods/pod/status", 500)
+        allocator.server.resume_watches()
+        await until(lambda: allocator.app.ledger.get(uid) is None)
+        assert (await allocator.read("pod"))["status"]["nominatedNodeName"] == node
+        await allocator.patch("pod", {"metadata": {"labels": {"changed": "yes"}}})
+        await until(lambda: "changed" in allocator.app.cluster.pods[uid].metadata.labels)
+        assert allocator.app.ledger.get(uid) is None
+        await not_nominated(allocator, "pod")
+
+
 async def test_a_pod_of_higher_priority_takes_what_is_only_nominated(tmp_path: Path) -> None:
     async with nominating(tmp_path, nodes=("n1",)) as allocator:
         await busy(allocator)
