@@ -16,7 +16,7 @@ from ascend.reasons import Category
 from device_plugin.metrics import Metrics as DevicePluginMetrics
 from device_plugin.settings import Settings as DevicePluginSettings
 from docs.generate.console import with_output
-from docs.generate.support import functions_table, reports_table, support_table, ways_table
+from docs.generate.support import functions_table, kubernetes_table, reports_table, support_table, ways_table
 from docs.generate.tables import (
     allocator_registry,
     authors_table,
@@ -63,6 +63,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "functions": functions_table,
         "ways": ways_table,
         "reports": reports_table,
+        "kubernetes": kubernetes_table,
     },
     "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
 }

@@ -22,6 +22,7 @@ from device_plugin.driver.reset_groups import one_by_one, reset_groups
 from device_plugin.driver.simulated_resets import partners
 from device_plugin.driver.telemetry import HBM, NOT_ON, Quantity, Reading
 from npuctl.selftest.report import Selftest
+from tests.cluster.binaries import VERSIONS
 
 ROOT: Final = Path(__file__).parents[2]
 REPORTS: Final = ROOT / "tests" / "dcmi" / "reports"
@@ -77,6 +78,15 @@ def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[lis
     for each in function.decorator_list:
         if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.shows":
             yield [str(ast.literal_eval(argument)) for argument in each.args]
+
+
+def kubernetes_table() -> Iterator[str]:
+    """Yield the lines of the table of versions of Kubernetes: with which of them the tests of the real cluster run."""
+    yield "| Kubernetes | tests of the real cluster | long tests of the real cluster |"
+    yield "|---|---|---|"
+    newest, *older = VERSIONS
+    yield f"| {newest} | `make test` | `make test-long` |"
+    yield from (f"| {version} | `make test-long` | no |" for version in older)
 
 
 def support_table() -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.cluster.errors import ClusterError
 
-VERSIONS: Final = ("1.34.4", "1.32.9", "1.37.1")
+VERSIONS: Final = ("1.37.1", "1.36.3", "1.34.4", "1.32.9")
 """The versions of Kubernetes that can be built; the first one, unless the variable KUBERNETES_VERSION names another."""
 KUBERNETES_VERSION: Final = os.environ.get("KUBERNETES_VERSION") or VERSIONS[0]
 if KUBERNETES_VERSION not in VERSIONS:

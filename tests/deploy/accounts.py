@@ -20,6 +20,7 @@ NAMESPACE: Final = "npu-system"
 """Of the release: not kube-system, whose objects it only shares."""
 TENANT: Final = "tenant"
 OWN, OTHER = "own", "other"
+ROOM: Final = {"cpu": "64", "memory": "64Gi", "pods": "110"}
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
@@ -147,7 +148,8 @@ def installed(*options: str) -> Iterator[Lab]:
         for node in (OWN, OTHER, f"{OWN}x"):
             taint = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
             made = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": {"taints": [taint]}}
-            cluster.api.create(made)
+            # From 1.35 on the API server compares a resize with what the node has, before any policy.
+            cluster.api.create({**made, "status": {"capacity": ROOM, "allocatable": ROOM}})
         cluster.api.create(definition("scheduling.volcano.sh", "v1beta1", "PodGroup", status=True))
         where = ("--namespace", NAMESPACE)
         helm.run(
