@@ -6,13 +6,14 @@ from typing import Annotated, Final, Generic, TypeAlias
 import msgspec
 from msgspec import structs
 
+from ascend.errors import InvalidValue
 from ascend.jobs.creation import MOST_PODS, NOTHING, Controller
-from ascend.jobs.kind import ONE, JobKind, Text, Workload
+from ascend.jobs.kind import ALONE, BINDINGS, ONE, JobKind, Text, Workload
 from ascend.jobs.marks import COMPLETION_INDEX, ORDINAL, by_owner
 from ascend.jobs.templates import PodTemplate, T
 from ascend.kube.kept import settings_among
 from ascend.kube.objects import KubeObject, Metadata, Pod
-from ascend.kube.workloads import BatchJob, BatchJobSpec
+from ascend.kube.workloads import BatchJob, BatchJobSpec, StatefulSet, StatefulSetSpec
 
 INDEXED_JOB: Final = "Indexed Job"
 JOB: Final = "Job"
@@ -99,6 +100,23 @@ class _StatefulSetSpec(_DeploymentSpec):
         return controller.pods(self.template, range(start, start + self.replicas), index=ORDINAL)
 
 
+def replicas_of(
+    controller: Controller, kind: str, name: str, template: PodTemplate, number: int, *, policy: str = "Parallel"
+) -> Iterator[KubeObject]:
+    """Yield the pods of a StatefulSet or a Deployment of this name that the controller creates, and the StatefulSet.
+
+    Raises:
+        InvalidValue: the kind is another one.
+    """
+    if kind == "Deployment":
+        yield from controller.child("apps/v1", "ReplicaSet", name).pods(template, range(number))
+    elif kind == STATEFUL_SET:
+        yield StatefulSet(metadata=controller.metadata(kind, name), spec=StatefulSetSpec(number, policy))
+        yield from controller.child("apps/v1", kind, name).pods(template, range(number), index=ORDINAL)
+    else:
+        raise InvalidValue(f"{name}: npuctl plan does not expand {kind} there")
+
+
 def _indexed_job(pod: Pod) -> str | None:
     metadata = pod.metadata
     has_index = COMPLETION_INDEX in metadata.labels or COMPLETION_INDEX in metadata.annotations
@@ -110,9 +128,7 @@ def _other_owner(pod: Pod) -> str | None:
     return None if owner is None or owner.kind in _NO_JOBS else owner.name
 
 
-_BINDINGS = "in the order of their Bindings"
 _REPLICAS = "`replicas`"
-_ALONE = "1: each pod is a job of its own"
 
 # fmt: off
 KINDS: Final = (
@@ -128,7 +144,7 @@ KINDS: Final = (
         ),
     ),
     JobKind(
-        JOB, Text("Job without an index", "its owner, a Job", _ALONE, ONE, _BINDINGS, "the Job, by `backoffLimit`"),
+        JOB, Text("Job without an index", "its owner, a Job", ALONE, ONE, BINDINGS, "the Job, by `backoffLimit`"),
         by_owner(JOB), owners=("batch Job",), is_alone=True,
     ),
     JobKind(
@@ -140,7 +156,7 @@ KINDS: Final = (
     ),
     JobKind(
         "ReplicaSet",
-        Text("Deployment, ReplicaSet", "its owner, a ReplicaSet", _ALONE, ONE, _BINDINGS, "the ReplicaSet"),
+        Text("Deployment, ReplicaSet", "its owner, a ReplicaSet", ALONE, ONE, BINDINGS, "the ReplicaSet"),
         by_owner("ReplicaSet"), owners=("apps ReplicaSet",), is_alone=True,
         workloads=(
             Workload("Deployment", "apps/v1", _DeploymentSpec, _REPLICAS, ("deploy",), "ReplicaSet"),
@@ -149,12 +165,12 @@ KINDS: Final = (
     ),
     JobKind(
         "ReplicationController",
-        Text("ReplicationController", "its owner, a ReplicationController", _ALONE, ONE, _BINDINGS,
+        Text("ReplicationController", "its owner, a ReplicationController", ALONE, ONE, BINDINGS,
              "the ReplicationController"),
         by_owner("ReplicationController"), owners=("v1 ReplicationController",), is_alone=True,
     ),
     JobKind(
-        "", Text("any other owner", "its owner, unless that is a DaemonSet or a Node", "unknown", ONE, _BINDINGS,
+        "", Text("any other owner", "its owner, unless that is a DaemonSet or a Node", "unknown", ONE, BINDINGS,
                  "its owner"),
         _other_owner,
     ),

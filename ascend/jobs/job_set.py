@@ -22,7 +22,9 @@ _ALL_JOBS = f"{_PREFIX}global-replicas"
 _JOB_INDEX = f"{_PREFIX}job-index"
 
 
-class _ReplicatedJob(msgspec.Struct, Generic[T], frozen=True):
+class ReplicatedJob(msgspec.Struct, Generic[T], frozen=True):
+    """Jobs that are made from one template."""
+
     name: str
     template: JobTemplate[T]
     replicas: Count = 1
@@ -31,7 +33,7 @@ class _ReplicatedJob(msgspec.Struct, Generic[T], frozen=True):
 class JobSetSpec(JobSpec[T], Generic[T], frozen=True):
     """The ``spec`` of a JobSet."""
 
-    replicated_jobs: list[_ReplicatedJob[T]] = msgspec.field(default_factory=list)
+    replicated_jobs: list[ReplicatedJob[T]] = msgspec.field(default_factory=list)
 
     @property
     def pod_sets(self) -> tuple[PodSet[T], ...]:

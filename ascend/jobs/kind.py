@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -10,7 +10,7 @@ from ascend.jobs.creation import Controller
 from ascend.jobs.marks import Position, position_by_index
 from ascend.jobs.templates import T
 from ascend.kube.kept import short
-from ascend.kube.objects import KubeObject, Pod, Resource
+from ascend.kube.objects import KubeObject, Metadata, Pod, Resource
 from ascend.kube.workloads import OfJob
 
 LEADERS: Final = frozenset({"master", "chief", "launcher", "leader", "head", "headgroup"})
@@ -21,6 +21,8 @@ VOLCANO_SCHEDULER: Final = "volcano"
 ALL: Final = "all of them"
 ONE: Final = "1"
 OF_OBJECT: Final = "the object's replicas"
+ALONE: Final = "1: each pod is a job of its own"
+BINDINGS: Final = "in the order of their Bindings"
 
 
 class PodSet(NamedTuple, Generic[T]):
@@ -133,6 +135,14 @@ class JobObject(OfJob, frozen=True, kw_only=True):
         return JobFacts(spec.pod_sets, spec.minimum, spec.whole(labels), labels, annotations)
 
 
+_Watched = TypeVar("_Watched", bound=JobObject)
+
+
+def as_watched(kind: type[_Watched], metadata: Metadata, spec: JobSpec[Any]) -> _Watched:
+    """An object that a controller creates between a workload and the pods, as the allocator keeps it."""
+    return msgspec.convert({"metadata": msgspec.to_builtins(metadata), "spec": msgspec.to_builtins(spec)}, kind)
+
+
 class Text(NamedTuple):
     """A row for readers: sentences for the documentation and for ``npuctl``.
 
@@ -186,7 +196,8 @@ class JobKind:
         position: the position of a pod in the job.
         marks: the labels and annotations that mark its pods; without any, a pod is recognized by its owner.
         owners: the controllers of its pods, *group kind*; a pod that has none of the marks of any kind is recognized by
-            one of these. They create a deleted pod anew.
+            one of these.
+        recreates: these create a deleted pod anew.
         objects: where the API server serves the objects from which the pods are created, if they are watched; the
             first one that is served.
         object_name: the name of such an object; by default that of the job.
@@ -204,6 +215,7 @@ class JobKind:
     position: Callable[[Pod], Position] = position_by_index
     marks: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
+    recreates: bool = True
     objects: tuple[Resource[Any], ...] = ()
     object_name: Callable[[Pod], str | None] | None = None
     workloads: tuple[Workload, ...] = ()

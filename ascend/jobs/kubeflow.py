@@ -180,7 +180,7 @@ def _kind(
     spec = AscendSpec[PodTemplate] if job is AscendJob else KubeflowSpec[PodTemplate]
     return JobKind(
         name,
-        Text(name, f"label `{_NAME}`, and `{OPERATOR}: {name.lower()}-controller` or its owner", OF_OBJECT,
+        Text(name, f"label `{OPERATOR}: {name.lower()}-controller`, or its owner", OF_OBJECT,
              f"`runPolicy.schedulingPolicy.minAvailable`, else {minimum}", ranks, owner),
         _by_operator(name), _position, marks=(_NAME, OPERATOR), is_enqueued=True,
         owners=(f"{versions[0].partition('/')[0]} {name}",),
@@ -200,12 +200,12 @@ KINDS: Final = (
     _kind("MPIJob", f"{ALL}; without a launcher that waits for its workers",
           "the launcher if it requests chips, then workers by index",
           versions=("kubeflow.org/v1", "kubeflow.org/v2beta1")),
+    _kind("PaddleJob", ALL, _MASTER_FIRST),
     JobKind(
         KUBEFLOW,
         Text("another job of Kubeflow", f"label `{_NAME}`", "unknown", ONE,
              "master first, then by replica type and index", "the training operator, by `restartPolicy`"),
         by_label(_NAME), _position, marks=(_NAME,),
-        workloads=(Workload("PaddleJob", "kubeflow.org/v1", KubeflowSpec[PodTemplate], _PODS),),
     ),
 )
 # fmt: on

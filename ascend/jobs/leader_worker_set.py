@@ -20,7 +20,9 @@ _SIZE = f"{_PREFIX}size"
 _WORKER = f"{_PREFIX}worker-index"
 
 
-class _Group(msgspec.Struct, Generic[T], rename="camel", frozen=True):
+class Group(msgspec.Struct, Generic[T], rename="camel", frozen=True):
+    """The templates of a group."""
+
     size: Count | None = None
     leader_template: T | None = None
     worker_template: T | None = None
@@ -29,7 +31,7 @@ class _Group(msgspec.Struct, Generic[T], rename="camel", frozen=True):
 class LeaderWorkerSpec(JobSpec[T], Generic[T], frozen=True):
     """What a LeaderWorkerSet says of each of its groups."""
 
-    leader_worker_template: _Group[T] = _Group()
+    leader_worker_template: Group[T] = Group()
     replicas: Count = 1
     startup_policy: str = ""
 

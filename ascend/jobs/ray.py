@@ -7,7 +7,7 @@ import msgspec
 
 from ascend.jobs.core import BatchJobTemplate, JobTemplate
 from ascend.jobs.creation import Controller
-from ascend.jobs.kind import JobKind, JobObject, JobSpec, PodSet, Text, Workload
+from ascend.jobs.kind import JobKind, JobObject, JobSpec, PodSet, Text, Workload, as_watched
 from ascend.jobs.marks import Position, by_label
 from ascend.jobs.templates import Count, PodTemplate, T, Template
 from ascend.kube.objects import KubeObject, Pod, Resource
@@ -106,13 +106,7 @@ class _RayServiceSpec(msgspec.Struct, rename="camel"):
 def _owned_cluster(controller: Controller, spec: RayClusterSpec[PodTemplate]) -> Iterator[KubeObject]:
     name = f"{controller.name}-raycluster-0"
     # KubeRay copies labels and annotations to it.
-    yield msgspec.convert(
-        {
-            "metadata": msgspec.to_builtins(controller.metadata_with_labels(RAY_CLUSTER, name)),
-            "spec": msgspec.to_builtins(spec),
-        },
-        RayCluster,
-    )
+    yield as_watched(RayCluster, controller.metadata_with_labels(RAY_CLUSTER, name), spec)
     yield from spec.create(controller.child(controller.version, RAY_CLUSTER, name))
 
 

@@ -5,6 +5,7 @@ The ``spec`` of each kind is a generic type: the allocator reads it with ``Templ
 text.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
@@ -87,6 +88,12 @@ class PodTemplate(msgspec.Struct, frozen=True):
     def scheduler(self) -> str:
         """The name of the scheduler; empty without a name."""
         return self.spec.scheduler_name
+
+    def marked(self, labels: Mapping[str, str], annotations: Mapping[str, str]) -> "PodTemplate":
+        """Return the template with more labels and annotations."""
+        given = self.metadata
+        more = {"labels": {**given.labels, **labels}, "annotations": {**given.annotations, **annotations}}
+        return PodTemplate(msgspec.structs.replace(given, **more), self.spec)
 
 
 T = TypeVar("T", bound=Template | PodTemplate)

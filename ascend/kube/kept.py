@@ -68,6 +68,9 @@ _MARKS: Final = frozenset({
         "jobset-name", "job-index", "global-replicas", "replicatedjob-name", "replicatedjob-replicas")),
     *(f"kueue.x-k8s.io/pod-group-{key}" for key in ("name", "serving", "total-count", "pod-index", "pod-index-label")),
     *(f"ray.io/{key}" for key in ("cluster", "group", "node-type")),
+    *(f"modelserving.volcano.sh/{key}" for key in ("name", "group-name", "role", "entry")),
+    "storm-service-name", "roleset-name", "role-name", "stormservice.orchestration.aibrix.ai/role-replica-index",
+    "spark-app-selector", "spark-role",
     "batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index", "statefulset.kubernetes.io/pod-name",
     "volcano.sh/task-spec", "volcano.sh/task-index", "volcano.sh/job-name", "deploy-name", "pod-template-hash",
 })  # fmt: skip

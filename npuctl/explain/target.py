@@ -7,7 +7,7 @@ from allocator.rules.job import find_job
 from ascend.errors import InvalidValue
 from ascend.jobs.core import SINGLE
 from ascend.jobs.leader_worker_set import NAME as LEADER_WORKER_SET_NAME
-from ascend.jobs.table import WORKLOADS
+from ascend.jobs.table import JOB_KINDS, WORKLOADS
 from ascend.kube.objects import Pod
 
 _POD: Final = "pod"
@@ -18,7 +18,11 @@ _SHORT_NAMES: Final = {
     "pg": "podgroup",
     **{short: row.kind.lower() for row in WORKLOADS.values() for short in row.short_names},
 }
-_KNOWN: Final = frozenset({"replicationcontroller", "podgroup", *(row.kind.lower() for row in WORKLOADS.values())})
+_KNOWN: Final = frozenset(
+    name.lower()
+    for name in (*(row.kind for row in WORKLOADS.values()), *(kind.name.partition(".")[0] for kind in JOB_KINDS))
+    if name not in {"", SINGLE} and " " not in name
+)
 _FORMS: Final = (
     "give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job as job/NAME, with -n for its namespace"
 )

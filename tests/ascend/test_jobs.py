@@ -31,7 +31,6 @@ def manifests() -> dict[tuple[str, str], dict[str, Any]]:
     """A manifest of each workload, by kind and version: the example for users where there is one."""
     found: dict[tuple[str, str], dict[str, Any]] = {
         ("CronJob", "batch/v1"): {"spec": {"jobTemplate": {"spec": {"template": TEMPLATE}}}},
-        ("PaddleJob", "kubeflow.org/v1"): {"spec": {"paddleReplicaSpecs": {"Worker": {"template": TEMPLATE}}}},
         ("ReplicaSet", "apps/v1"): {"spec": {"replicas": 2, "template": TEMPLATE}},
     }
     for path in sorted(EXAMPLES.glob("*.yaml")):
@@ -62,10 +61,23 @@ def test_each_kind_has_an_example_whose_pods_are_recognized_and_told_apart(kind:
             assert is_known(row.kind)
             assert row.creates or (row.kind.lower(), "train") in belongs_to(pod)
             found = marks_of(pod).kind.name
-            assert kind.name in {found, "kubeflow job"} or {found, kind.name} <= CORE or row.kind == "RayJob"
+            assert kind.name == found or {found, kind.name} <= CORE or row.kind == "RayJob"
         at = [(find_job(pod), marks_of(pod).position) for pod in pods]
         has_index = all(position.at is not None for _, position in at)
         assert len(set(at)) == len(at) or not has_index
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("TrainJob", {"JobSet"}),
+        ("RoleBasedGroup", {"StatefulSet", "LeaderWorkerSet"}),
+        ("InferServiceSet", {"StatefulSet"}),
+    ],
+)
+def test_the_pods_of_other_workloads_are_of_the_kinds_that_these_create(kind: str, found: set[str]) -> None:
+    row, manifest = next((row, MANIFESTS[key]) for key, row in WORKLOADS.items() if row.kind == kind)
+    assert {marks_of(pod).kind.name for pod in created(row, manifest)} == found
 
 
 @pytest.mark.parametrize("kind", WATCHED)

@@ -1046,6 +1046,9 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("ClusterRole", "pytorchjobs.kubeflow.org"): {"list", "watch"},
         ("ClusterRole", "tfjobs.kubeflow.org"): {"list", "watch"},
         ("ClusterRole", "mpijobs.kubeflow.org"): {"list", "watch"},
+        ("ClusterRole", "paddlejobs.kubeflow.org"): {"list", "watch"},
+        ("ClusterRole", "modelservings.workload.serving.volcano.sh"): {"list", "watch"},
+        ("ClusterRole", "stormservices.orchestration.aibrix.ai"): {"list", "watch"},
         ("ClusterRole", "jobsets.jobset.x-k8s.io"): {"list", "watch"},
         ("ClusterRole", "rayclusters.ray.io"): {"list", "watch"},
         ("ClusterRole", "jobs.batch.volcano.sh"): {"list", "watch"},
@@ -1235,7 +1238,7 @@ def test_pod_groups_may_be_written_only_if_they_are_admitted_to_the_queue() -> N
         ("ClusterRole", "jobs.batch.volcano.sh"): {"get", "list", "watch"},
         **{
             ("ClusterRole", f"{kind}.kubeflow.org"): {"get", "list", "watch"}
-            for kind in ("pytorchjobs", "tfjobs", "mpijobs")
+            for kind in ("pytorchjobs", "tfjobs", "mpijobs", "paddlejobs")
         },
     }
     container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]

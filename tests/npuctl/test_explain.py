@@ -515,7 +515,7 @@ def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path
         ("default/none", "there is no pod default/none"),
         ("team/train", "there is no pod team/train; there is default/train; team is neither a namespace with pods nor"),
         ("nokind/x", "there is no pod nokind/x; nokind is neither a namespace with pods nor a kind; kinds are pod, "),
-        ("nokind/x", " ascendjob, cronjob, deployment, job, jobset, leaderworkerset, "),
+        ("nokind/x", " ascendjob, cronjob, deployment, inferserviceset, job, jobset, leaderworkerset, "),
         ("job/", "'job/' has no name after the slash; give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the"),
         ("default/", "'default/' has no name after the slash; "),
         ("/train", "'/train' has neither a kind nor a namespace before the slash; "),

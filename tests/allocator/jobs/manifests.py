@@ -1,8 +1,8 @@
 """Jobs as their projects' users write them, and the pods that their controllers make.
 
 The labels and annotations are those of kube-controller-manager, LeaderWorkerSet v0.7.0, JobSet v0.8.0, Kubeflow's
-training-operator v1.8.1, KubeRay v1.2.2, Kueue v0.14.0, scheduler-plugins v0.32.7, Volcano and MindCluster's
-ascend-operator.
+training-operator v1.8.1, KubeRay v1.2.2, AIBrix, Kthena, Kueue v0.14.0, scheduler-plugins v0.32.7,
+Volcano and MindCluster's ascend-operator.
 """
 
 from collections.abc import Mapping
@@ -135,6 +135,22 @@ def ray(group: str, number: int, *, chips: bool = True, name: str = "train") -> 
         "ray.io/is-ray-node": "yes",
     }
     return made(f"{name}-{group}-{number}", ("ray.io/v1", "RayCluster", name), labels, chips=chips)
+
+
+def serving(role: str, at: int, *, is_entry: bool = False, name: str = "serve", group: int = 1) -> Pod:
+    """A pod of a serving group of a ModelServing."""
+    prefix = "modelserving.volcano.sh"
+    labels = {f"{prefix}/name": name, f"{prefix}/group-name": f"{name}-{group}", f"{prefix}/role": role}
+    labels |= {f"{prefix}/role-id": f"{role}-0"} | ({f"{prefix}/entry": "true"} if is_entry else {})
+    owner = ("workload.serving.volcano.sh/v1alpha1", "ModelServing", name)
+    return made(f"{name}-{group}-{role}-0-{at}", owner, labels)
+
+
+def storm(role: str, at: int, *, name: str = "serve") -> Pod:
+    """A pod of a role set of a StormService."""
+    role_set, key = f"{name}-roleset-x7k2p", "stormservice.orchestration.aibrix.ai/role-replica-index"
+    labels = {"storm-service-name": name, "roleset-name": role_set, "role-name": role, key: str(at)}
+    return made(f"{role_set}-{role}-{at}", ("orchestration.aibrix.ai/v1alpha1", "RoleSet", role_set), labels)
 
 
 def queued(number: int, total: str, *, name: str = "train") -> Pod:

@@ -29,6 +29,8 @@ from tests.allocator.jobs.manifests import (
     ray,
     ray_cluster,
     replicated,
+    serving,
+    storm,
     task,
 )
 
@@ -271,8 +273,84 @@ CASES: Final = {
         2,
         2,
     ),
+    "PaddleJob": Case(
+        "PaddleJob",
+        [job_object("PaddleJob", f"{{paddleReplicaSpecs: {{Worker: {{replicas: 2, template: {TEMPLATE}}}}}}}")],
+        [kubeflow("PaddleJob", "worker", at) for at in range(2)],
+        "train",
+        2,
+        2,
+    ),
+    "ModelServing": Case(
+        "ModelServing",
+        [
+            job_object(
+                "ModelServing",
+                f"""
+                schedulerName: default-scheduler
+                replicas: 2
+                template:
+                  gangPolicy: {{minRoleReplicas: {{llama: 1}}}}
+                  roles:
+                    - {{name: llama, replicas: 1, workerReplicas: 1, entryTemplate: {TEMPLATE},
+                        workerTemplate: {TEMPLATE}}}
+                    - {{name: router, workerReplicas: 0, entryTemplate: {NO_CHIPS}}}
+                """,
+                name="serve",
+            )
+        ],
+        [serving("llama", 0, is_entry=True), serving("llama", 1)],
+        "serve-1",
+        2,
+        1,
+    ),
+    "StormService": Case(
+        "StormService",
+        [
+            job_object(
+                "StormService",
+                f"""
+                replicas: 1
+                stateful: true
+                template:
+                  spec:
+                    roles:
+                      - {{name: prefill, replicas: 1, stateful: true, template: {TEMPLATE}}}
+                      - {{name: decode, replicas: 1, podGroupSize: 2, template: {TEMPLATE}}}
+                """,
+                name="serve",
+            )
+        ],
+        [storm("prefill", 0), storm("decode", 0), storm("decode", 1)],
+        "serve-roleset-x7k2p",
+        3,
+        1,
+    ),
+    "Workflow of Argo": Case(
+        "Workflow",
+        [],
+        [made(f"steps-{at}", ("argoproj.io/v1alpha1", "Workflow", "steps")) for at in "ab"],
+        "steps",
+        1,
+        1,
+    ),
+    "executors of Spark": Case(
+        "Spark application",
+        [],
+        [
+            made(
+                f"pi-exec-{at}",
+                ("v1", "Pod", "pi-driver"),
+                {"spark-app-selector": "spark-7f", "spark-role": "executor", "spark-exec-id": str(at)},
+            )
+            for at in (1, 2)
+        ],
+        "spark-7f",
+        1,
+        1,
+    ),
     "another job of Kubeflow": Case(
-        "kubeflow job", [], [kubeflow("PaddleJob", "worker", at) for at in range(2)], "train", None, 1
+        "kubeflow job", [], [kubeflow("XGBoostJob", "worker", at) for at in range(2)], "train", None, 1
     ),
     "RayCluster": Case(
         "RayCluster",

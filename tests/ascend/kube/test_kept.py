@@ -275,6 +275,7 @@ OF_OTHERS = frozenset({
     "volume.kubernetes.io/selected-node", "kueue.x-k8s.io/queue-name", "ResetInfo", "huawei.com/Ascend910-Recover",
     "huawei.com/Ascend910-NetworkRecover", "huawei.com/topotree.rackid", "huawei.com/topotree.serverid",
     "huawei.com/topotree.superpodid", "certificate", "topology.kubernetes.io/zone", "topology.kubernetes.io/region",
+    "infer.huawei.com/gang-schedule",
 })  # fmt: skip
 """Keys of nodes, claims, metrics and objects that are not kept; of the labels of pods those that any pod may have."""
 
