@@ -14,7 +14,7 @@ import structlog
 
 from ascend.annotations import NOMINATED, PLACEMENT_GATE
 from ascend.errors import ApiError, Throttled, Unreachable
-from ascend.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, KubeClient
+from ascend.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, UNVALIDATED, KubeClient
 from ascend.kube.objects import PODS, JsonObject, Pod
 from ascend.rate_limiters import TokenBucket
 
@@ -112,7 +112,9 @@ class Writes:
                     return False
                 # The informer shows what was written: the answer is not decoded.
                 path = PODS.path(namespace=pod.metadata.namespace, name=pod.name, subresource=subresource)
-                await self._client.request("PATCH", path, body=request(pod), content_type=content_type)
+                await self._client.request(
+                    "PATCH", path, query=UNVALIDATED, body=request(pod), content_type=content_type
+                )
         except Throttled as error:
             pause_s = error.retry_after_s or THROTTLED_S
             self._rate.pause(pause_s)

@@ -27,6 +27,9 @@ from ascend.kube.transport import ServerAnswer, Transport
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
+UNVALIDATED: Final = {"fieldValidation": "Ignore"}
+"""The query of frequent requests, without validation of unknown fields: for it the server decodes the body again."""
+
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
 
@@ -339,9 +342,7 @@ class KubeClient:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         path = PODS.path(namespace=namespace, name=name, subresource="binding")
-        # Without validation of unknown fields, for which the server would decode the body a second time.
-        query = {"fieldValidation": "Ignore"}
-        await self.request("POST", path, query=query, body=body, timeout_s=timeout_s, limits_server=True)
+        await self.request("POST", path, query=UNVALIDATED, body=body, timeout_s=timeout_s, limits_server=True)
 
 
 def _left(limit: asyncio.Timeout | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from allocator.nomination.writes import AT_ONCE, Writes
 from ascend.annotations import NOMINATED, PLACEMENT_GATE
 from ascend.errors import Conflict, Throttled
-from ascend.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, KubeClient
+from ascend.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, UNVALIDATED, KubeClient
 from ascend.kube.objects import Pod
 from tests.allocator.builders import pod
 
@@ -27,8 +27,9 @@ class PatchServer:
         self.in_flight = self.most = 0
         self._takes_s = takes_s
 
-    async def request(self, method: str, path: str, *, body: dict[str, Any], content_type: str) -> bytes:
-        assert (method, content_type) in {("PATCH", MERGE_PATCH), ("PATCH", STRATEGIC_MERGE_PATCH)}
+    async def request(self, method: str, path: str, *, query: object, body: dict[str, Any], content_type: str) -> bytes:
+        assert (method, query) == ("PATCH", UNVALIDATED)
+        assert content_type in {MERGE_PATCH, STRATEGIC_MERGE_PATCH}
         self.taken_s.append(asyncio.get_running_loop().time())
         self.bodies.append(body)
         self.paths.append(path)
