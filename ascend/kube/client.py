@@ -197,7 +197,7 @@ class KubeClient:
             answer.release()
             await self._refresh_credentials(self._reload)
             answer = await send()
-        if answer.status < HTTPStatus.MULTIPLE_CHOICES:
+        if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
             return answer
         try:
             error = read_error(answer, await answer.read())

@@ -125,3 +125,14 @@ async def test_a_proxy_gets_the_whole_address_and_its_own_credentials() -> None:
     (request,) = server.requests
     assert request.startswith("GET http://api.test:8080/prefix/api/v1/pods?limit=1 HTTP/1.1\r\nHost: api.test:8080\r\n")
     assert "Proxy-Authorization: Basic dXNlcjp3b3Jk\r\n" in request
+
+
+async def test_tls_goes_through_a_tunnel_of_the_proxy() -> None:
+    server = Scripted(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+    async with client_of(server, url="https://api.test", proxy="user:word") as client:
+        with pytest.raises(Unreachable, match="407"):
+            await client.request("POST", "/api/v1/pods", body={})
+    (request,) = server.requests
+    assert request.startswith("CONNECT api.test:443 HTTP/1.1\r\n")
+    assert "Proxy-Authorization: Basic dXNlcjp3b3Jk\r\n" in request
+    assert "Bearer" not in request
