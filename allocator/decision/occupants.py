@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from typing import Final
 
+from allocator.rules.job import JobKey
 from allocator.rules.victims import CHIP, Occupant, Work
 from allocator.state.cluster import Cluster
 from allocator.state.holding import Holding
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from allocator.state.memo import Memo
 from allocator.state.node import NodeRecord, Server
 from allocator.state.plain_pods import PlainPod
 from ascend.chips import ChipSet
@@ -32,7 +34,7 @@ class Occupants:
     def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
         self._cluster = cluster
         self._ledger = ledger
-        self._works: dict[int, Work] = {}
+        self._works = Memo[JobKey, Work](_MOST_JOBS)
 
     def of(self, pod: Pod, record: NodeRecord, holding: Holding) -> Occupant:
         """A pod on a node, with what it holds there."""
@@ -65,17 +67,14 @@ class Occupants:
 
     def _work(self, job: Job) -> Work:
         """The work of the placed pods of a gang."""
-        known = self._works.get(job.version)  # no two jobs have the same
-        if known is None:
-            members, nodes = job.pods, self._cluster.nodes
-            pods = {uid: members[uid] for uid in job.placed}
-            size = sum(self._size_of(uid, nodes.get(pod.spec.node_name)) for uid, pod in pods.items())
-            spare = max(0, len(pods) + job.ended - job.needed)
-            known = Work(max(pod.priority for pod in pods.values()), size, len(pods), spare)
-            if len(self._works) >= _MOST_JOBS:
-                self._works.clear()
-            self._works[job.version] = known
-        return known
+        if (known := self._works.recall(job.key, job.version)) is not None:
+            return known
+        members, nodes = job.pods, self._cluster.nodes
+        pods = {uid: members[uid] for uid in job.placed}
+        size = sum(self._size_of(uid, nodes.get(pod.spec.node_name)) for uid, pod in pods.items())
+        spare = max(0, len(pods) + job.ended - job.needed)
+        work = Work(max(pod.priority for pod in pods.values()), size, len(pods), spare)
+        return self._works.keep(job.key, job.version, work)
 
     def _size_of(self, uid: str, record: NodeRecord | None) -> int:
         """The work of a placed pod, which is on this node unless it is only reserved."""

@@ -12,6 +12,7 @@ from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from allocator.state.memo import Memo
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, at_once
@@ -59,7 +60,7 @@ class PendingMembers:
         self._cluster = cluster
         self._ledger = ledger
         self._request_of = request_of
-        self._cached: dict[JobKey, tuple[tuple[int, int], list[Waiting]]] = {}
+        self._read_members = Memo[JobKey, list[Waiting]](_MOST_GANGS)
 
     def needed(self, pod: Pod, request: ChipRequest, job: Job) -> tuple[list[Waiting], int]:
         """The pods that need a seat, by rank, and how many of them must get one.
@@ -84,25 +85,21 @@ class PendingMembers:
     def read(self, job: Job) -> Steps[list[Waiting] | None]:
         """Read the pods of a job that need a seat, unless they are cached; None if its pods have changed meanwhile."""
         version = self._version(job)
-        cached = self._cached.pop(job.key, None)
-        if cached is None or cached[0] != version:
-            found: list[Waiting] = []
-            yield from job.assign_ranks()
-            ranked = job.ranked()
-            if len(ranked) > _STEP:
-                yield
-            for rank, each in ranked:
-                if each.waits_for_chips and self._ledger.get(each.uid) is None:
-                    found.append(Waiting.of(rank, each, self._read(each)))
-                    if not len(found) % _STEP:
-                        yield
-                if self._version(job) != version:
-                    return None
-            cached = version, found
-            if len(self._cached) >= _MOST_GANGS:
-                del self._cached[next(iter(self._cached))]
-        self._cached[job.key] = cached
-        return cached[1]
+        if (known := self._read_members.recall(job.key, version)) is not None:
+            return known
+        found: list[Waiting] = []
+        yield from job.assign_ranks()
+        ranked = job.ranked()
+        if len(ranked) > _STEP:
+            yield
+        for rank, pod in ranked:
+            if pod.waits_for_chips and self._ledger.get(pod.uid) is None:
+                found.append(Waiting.of(rank, pod, self._read(pod)))
+                if not len(found) % _STEP:
+                    yield
+            if self._version(job) != version:
+                return None
+        return self._read_members.keep(job.key, version, found)
 
     def _version(self, job: Job) -> tuple[int, int]:
         # Requests depend on the labels and products of nodes as well.

@@ -95,17 +95,19 @@ class Cluster:
         self.nodes: Mapping[str, NodeRecord] = self._records
         self.pods: Mapping[str, Pod] = self._pods
         self._gone: dict[str, None] = {}
-        self.plain = PlainPods()
-        self.plain.lost = self._opened
+        self.plain = PlainPods(self._opened)
         self.index = NodeIndex()
         self.labels = NodeLabels(self._records)
         self.changes = Changes()
         self.jobs = Jobs()
         self.blocks = BlockRecord(lambda job: job in self.jobs.by_key)
         self.switches = Switches(
-            self.jobs.by_key, lambda node: self.index.topology.location(node).spot, ledger, self.blocks
+            self.jobs.by_key,
+            lambda node: self.index.topology.location(node).spot,
+            ledger,
+            self.blocks,
+            changed=self._switches_changed,
         )
-        self.switches.changed = self._switches_changed
         self.faulty_nodes = FaultyNodes()
         self.waiting = WaitingPods()
         self.followers = PodFollowers()

@@ -61,14 +61,16 @@ class PlainPods:
 
     They are passed to it by a reflector that keeps no copy of them (``ascend.kube.handler.Unkept``).
 
+    Args:
+        lost: called after a list that lacked pods: they have ended while nobody watched.
+
     Attributes:
         schedulers: the names of the schedulers that are served.
-        lost: called after a list that lacked pods: they have ended while nobody watched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.schedulers: Collection[str] = ()
-        self.lost: Callable[[], None] = lambda: None
+        self._lost = lost
         # A uid as a number takes half the memory of its text, and numbers don't concern the garbage collector.
         self._pods: dict[int | str, int] = {}
         self._listed: dict[int | str, int] | None = None
@@ -116,7 +118,7 @@ class PlainPods:
             is_complete = len(self._listed) >= len(self._pods)  # what is listed is put into both
             self._pods, self._listed = self._listed, None
             if not is_complete:
-                self.lost()
+                self._lost()
 
     def _pack(self, pod: Pod) -> int:
         position = self._position.setdefault(pod.priority, len(self._priorities))

@@ -84,22 +84,28 @@ class Switches:
         spot: where a node is; None if it is below no known switch.
         ledger: the reservations.
         past: where pods that have ended were.
+        changed: called after the table has changed: nodes may be elsewhere.
 
     Attributes:
-        changed: called after the table has changed: nodes may be elsewhere.
         unreadable: called with a sentence on what can't be read.
         limits: by which version of the rule jobs are placed.
         table: the switches, or why they are unknown, a part of a sentence.
     """
 
     def __init__(
-        self, jobs: Mapping[JobKey, Job], spot: Callable[[str], Spot | None], ledger: Ledger, past: BlockRecord
+        self,
+        jobs: Mapping[JobKey, Job],
+        spot: Callable[[str], Spot | None],
+        ledger: Ledger,
+        past: BlockRecord,
+        *,
+        changed: Callable[[], None],
     ) -> None:
         self._jobs = jobs
         self._spot = spot
         self._ledger = ledger
         self._past = past
-        self.changed: Callable[[], None] = lambda: None
+        self._changed = changed
         self.unreadable: Callable[[str], None] = lambda _sentence: None
         self.limits = DEFAULT_SWITCHES
         self.table: SwitchTable | str = _MISSING
@@ -188,7 +194,7 @@ class Switches:
                 self.unreadable(problem)
         elif table != _MISSING:
             self.unreadable(table)
-        self.changed()
+        self._changed()
 
     def _spans(self, job: Job) -> Spanning | None:
         """How a job that has placed pods uses the switches; None if it spans none."""

@@ -13,6 +13,8 @@ from ascend.kube.objects import Condition, Pod, PodStatus
 from tests.allocator.builders import World, node
 from tests.allocator.gangs.builders import gang
 
+pytestmark = pytest.mark.usefixtures("unchecked_memos")
+
 
 class Members:
     """The pending members of a world; counts how often a pod's request is read."""
@@ -93,7 +95,7 @@ def test_the_least_recently_used_gang_is_dropped(monkeypatch: pytest.MonkeyPatch
     for pods in jobs:
         members.world.add(*pods)
         members.needed(pods[0])
-    assert len(members.pending._cached) == 2
+    assert len(members.pending._read_members) == 2
     members.needed(jobs[2][0])
     assert members.read == 6
 
