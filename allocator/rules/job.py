@@ -25,6 +25,7 @@ _LONGEST_NAME = 253
 _SHOWN = 60
 _OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
 _WITHOUT_GROUP = tuple(kind for kind in JOB_KINDS if not kind.is_group)
+_MARKS_WITHOUT_GROUP = frozenset(key for kind in _WITHOUT_GROUP for key in kind.marks)
 _OTHERS = tuple(BY_NAME[name] for name in ("", SINGLE))
 _BY_OWNERS_KIND = {
     kind: (*(row for row in JOB_KINDS if any(owner.endswith(f" {kind}") for owner in row.owners)), *_OTHERS)
@@ -87,12 +88,12 @@ class Marks(msgspec.Struct, frozen=True):
 
 def find_job(pod: Pod) -> JobKey:
     """The job a pod belongs to (docs/spec/scheduling.md#session, docs/spec/scheduling.md#jobs-and-requests)."""
-    return _first(pod, JOB_KINDS)[1]
+    return _first(pod, JOB_KINDS, MARKS)[1]
 
 
 def marks_of(pod: Pod) -> Marks:
     """The job of a pod by its own marks, regardless of its pod group."""
-    kind, job = _first(pod, _WITHOUT_GROUP)
+    kind, job = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)
     return Marks(kind, job, kind.position(pod))
 
 
@@ -105,10 +106,10 @@ def first_kind(pod: Pod, kinds: tuple[JobKind, ...] = JOB_KINDS) -> tuple[JobKin
     return kind, _key(pod, pod.metadata.name, kind)
 
 
-def _first(pod: Pod, kinds: tuple[JobKind, ...]) -> tuple[JobKind, JobKey]:
+def _first(pod: Pod, kinds: tuple[JobKind, ...], marks: frozenset[str]) -> tuple[JobKind, JobKey]:
     # Most pods of a cluster have no mark but their owner; called several times for each change of a pod.
     metadata, owner = pod.metadata, pod.metadata.controller
-    if MARKS.isdisjoint(metadata.labels) and MARKS.isdisjoint(metadata.annotations):
+    if marks.isdisjoint(metadata.labels) and marks.isdisjoint(metadata.annotations):
         kinds = _ALONE if owner is None else _BY_OWNERS_KIND.get(owner.kind, _OTHERS)
     return first_kind(pod, kinds)
 
@@ -120,7 +121,7 @@ def _key(pod: Pod, name: str, kind: JobKind) -> JobKey:
 
 def find_object(pod: Pod) -> JobKey | None:
     """The object from which the pod was created, if it is of a kind that is watched."""
-    kind, job = _first(pod, _WITHOUT_GROUP)
+    kind, job = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)
     if not kind.objects:
         return None
     name = kind.object_name(pod) if kind.object_name is not None else job.name
@@ -145,7 +146,7 @@ def works_alone(pod: Pod, job: JobKey) -> bool:
     """
     kind = BY_NAME.get(job.kind)
     if kind is not None and kind.is_group:
-        kind = _first(pod, _WITHOUT_GROUP)[0]
+        kind = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)[0]
     return kind is not None and kind.is_alone
 
 
@@ -192,7 +193,7 @@ def stated_whole(pod: Pod) -> int | None:
     annotations = pod.metadata.annotations
     if not annotations or _STATED.isdisjoint(annotations):  # called by every decision
         return None
-    for key in _first(pod, _WITHOUT_GROUP)[0].stated:
+    for key in _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)[0].stated:
         if (text := annotations.get(key)) is not None:
             return minimum_from(text, f"pod {pod.key}: {key}")
     return None

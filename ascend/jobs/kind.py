@@ -21,8 +21,8 @@ VOLCANO_SCHEDULER: Final = "volcano"
 ALL: Final = "all of them"
 ONE: Final = "1"
 OF_OBJECT: Final = "the object's replicas"
-ALONE: Final = "1: each pod is a job of its own"
-BINDINGS: Final = "in the order of their Bindings"
+ALONE: Final = "1: each pod is a job"
+BINDINGS: Final = "by their Bindings"
 
 
 class PodSet(NamedTuple, Generic[T]):

@@ -14,7 +14,7 @@ _COSCHEDULING_LABELS = (
     "pod-group.scheduling.sigs.k8s.io/name",
 )
 _OF_PODS = "as those of the kind of the pods", "that of the kind of the pods"
-_SIZE = "the object from which the pods were created, else `minMember`"
+_SIZE = "that of the pods' object, else `minMember`"
 
 # fmt: off
 KINDS: Final = (
