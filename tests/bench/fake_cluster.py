@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Any, Final
 
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE
+from ascend.errors import ApiError
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, PODS, JsonObject, Pod
 from ascend.kube.reflector import Reflector
@@ -136,7 +138,14 @@ async def delete_pods(client: KubeClient, watch: PodWatch) -> None:
     """Delete all pods at once, and wait until none is left."""
     body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
     path = PODS.path(namespace=NAMESPACE)
-    await client.request("DELETE", path, body=body, timeout_s=_PATIENCE_S)
+    while True:
+        try:
+            await client.request("DELETE", path, body=body, timeout_s=_PATIENCE_S)
+        except ApiError as error:
+            if error.status != HTTPStatus.GATEWAY_TIMEOUT:  # the API server deletes thousands for at most a minute
+                raise
+        else:
+            break
     await watch.empty()
 
 

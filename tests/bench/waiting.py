@@ -6,6 +6,7 @@ Each pod that ends makes kube-scheduler try all pods again that an extender has 
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from itertools import product
 from typing import Final
 
 from rich.text import Text
@@ -32,8 +33,8 @@ async def measure(run: Run) -> Outcome:
     outcome = Outcome()
     if sentences := requirements.missing():
         return Outcome([Text("\n".join(("WAITING NOT MEASURED: the real cluster cannot run here.", *sentences)))])
-    sizes = [(nodes, 500) for nodes in run.sizes] or ([(20, 10)] if run.quick else [(1_000, 500), (5_000, 500)])
-    for nodes, waiting in sizes:
+    large = product(run.sizes or (1_000, 5_000), (500, 5_000))
+    for nodes, waiting in [(20, 10)] if run.quick else large:
         size = Size(nodes=nodes, pods=0, rounds=1, warm_up=0, singles=0, quiet_s=_PATIENCE_S)
         shown = table("nominate", "pods that\nfit", "wait\np50 ms", "\nmax ms", "CPU %\nsched.", "\nAPI", "\nalloc.")
         async with AsyncExitStack() as stack:
