@@ -28,7 +28,7 @@ from allocator.binding.lapsed import LapsedHolds
 from allocator.binding.verdicts import Verdicts
 from allocator.gangs.gangs import Gangs
 from allocator.rules.job import JobKey
-from allocator.rules.scheduled import is_refusal, keys_of, refused
+from allocator.rules.scheduled import Refused, is_refusal, keys_of, refused, refused_by_filters
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -421,7 +421,7 @@ class Barrier:
         """
         job, missing = assembly.job, self._missing(assembly.job)
         silent_s = now_s - assembly.since_s
-        is_retried = silent_s >= (RETRIED_S if self._gangs.queue.get(job) is None else TURN_RETRIED_S)
+        retried_s = RETRIED_S if self._gangs.queue.get(job) is None else TURN_RETRIED_S
         victims_of = self._gangs.awaiting_victims(job)
         for uid in victims_of:
             self._verdicts.settle(uid)  # it was refused before they were evicted
@@ -432,7 +432,10 @@ class Barrier:
                 continue
             if verdict.number > assembly.last:
                 assembly.refused.setdefault(uid, now_s)
-            is_new = now_s - assembly.refused.get(uid, math.inf) >= refused_s
+            # A pod with a seat lacks chips in the eyes of a scheduler that has yet to see what others have released.
+            is_short = refused_by_filters(verdict.condition) is Refused.CHIPS
+            is_new = now_s - assembly.refused.get(uid, math.inf) >= (TURN_RETRIED_S if is_short else refused_s)
+            is_retried = silent_s >= (TURN_RETRIED_S if is_short else retried_s)
             # The gang may have been refused before it was planned, and the pod has not been filtered since.
             stale = () if uid in self._ledger.refused(job.key.plan) else (Reason.GANG_DOES_NOT_FIT,)
             if is_new or (is_retried and is_refusal(verdict.condition, *stale)):

@@ -429,7 +429,7 @@ class DecisionEngine:
                 best = best or self.earmarks.borrow(pod, request, candidates)
         if best is None:
             self._ledger.release(pod.uid)
-            if self.gangs.make_room(pod, request, self._cluster.jobs.job_of(pod)):
+            if self.gangs.make_room(pod, request, self._cluster.jobs.job_of(pod), candidates):
                 return self._place_alone(pod, resolved, None, candidates)
             self.earmarks.note(pod)
             return None

@@ -184,7 +184,7 @@ class WaitingJobs:
             if job is None or self._setbacks.is_aside(need.job) or self._gangs.obstacles.of(job) is not None:
                 continue
             # One in the queue waits for a turn, in which it may use all that is kept.
-            if self._gangs.queue.get(job) is None and not self._gangs.resting.yields(job):
+            if self._gangs.queue.get(job) is None and not self._gangs.resting.owes(job):
                 yield need
 
     def _needs_alone(self) -> Iterator[Need]:

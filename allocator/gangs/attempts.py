@@ -11,6 +11,10 @@ A gang without prospects has no turn, and nobody waits for it: its scheduler off
 A gang that does not fit with all that is remembered has tried in vain: it rests, with all gangs like it
 (``resting.py``).
 
+While a gang tries, it *yields* once it has no prospect that anybody knows of: its scheduler refuses one of its pods
+beside the others, or it has tried in vain before, or a gang like it. It releases its chips to whoever lacks nothing
+else, and its next try keeps the chips: so it starts if it can, whoever comes.
+
 A gang that has not tried yet leaves the nodes of the last try to the gangs of the same or a higher priority that have
 stepped back: it would only fail there as well, and take from them what they lack. If it doesn't fit elsewhere, it waits
 for a turn like them, without a try in vain.
@@ -29,10 +33,13 @@ from allocator.gangs.resting import FIRST_REST_S, LONGEST_REST_S, Resting, kind_
 from allocator.gangs.start_queue import StartQueue, Wait, priority_of
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
+from allocator.rules.taints import untolerated
+from allocator.rules.vacancy import Vacancy, capacity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.reservation import Seat
+from allocator.state.node import NodeRecord
+from allocator.state.reservation import Seat, Stage
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
@@ -135,7 +142,7 @@ class Attempts:
             return self._planner.plan(pod, request, job, candidates, avoided=frozenset[str]().union(*left.values()))
         except Refusal:
             holder = self.queue.first
-            if holder is not None and self._fits_without(holder, pod, request, job):
+            if holder is not None and self._fits_without(holder, pod, request, job, candidates):
                 raise _waits(job, f"pod {pod.key} waits for job {holder.key}, which has what it needs") from None
             if not left and (candidates is None or not job.is_mixed):
                 raise
@@ -149,36 +156,82 @@ class Attempts:
         rest = f"its pods differ, and do not all fit where pod {pod.key} may be; each of them has to be filtered"
         raise _waits(job, f"job {job.key}: {rest}")
 
-    def _fits_without(self, holder: Job, pod: Pod, request: ChipRequest, job: Job) -> bool:
-        """Whether a gang would fit beside the pods that run, on what the holder has; examined now and then.
+    def _fits_without(
+        self, holder: Job, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+    ) -> bool:
+        """Whether a job would fit beside the pods that run, on what the holder has; examined now and then.
 
-        No for a large gang, and without some seats of a large holder: both would take long.
+        Of a large gang the chips are counted, and of a large holder some seats: more would take long.
         """
         seats = [*self._ledger.held(holder.key.plan), *(seat.uid for seat in self._ledger.seats(holder.key.plan))]
-        if not seats or job.size > _MANY:
+        if not seats:
             return False
         now_s, known = self._ledger.monotonic(), self._examined
         self._examined = known = {key: (at_s, fits) for key, (at_s, fits) in known.items() if now_s < at_s + TRIED_S}
         if (job.key, holder.key) not in known:
-            with ExitStack() as stack:
-                for uid in seats[:_MANY]:
-                    stack.enter_context(self._ledger.suspended(uid))
-                known[job.key, holder.key] = now_s, self._planner.fits(pod, request, job)
+            if job.size > _MANY:
+                fits = self._has_chips_without(seats, request, job)
+            else:
+                names = self._usable(holder, pod, request, candidates)
+                with ExitStack() as stack:
+                    for uid in seats[:_MANY]:
+                        stack.enter_context(self._ledger.suspended(uid))
+                    fits = self._planner.fits(pod, request, job, names)
+            known[job.key, holder.key] = now_s, fits
         return known[job.key, holder.key][1]
 
-    def make_room(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
+    def _has_chips_without(self, seats: Collection[str], request: ChipRequest, job: Job) -> bool:
+        """Whether nothing but the chips of these seats is missing for a gang, by number."""
+        needed = job.needed - job.placed_beside("")
+        free = sum(capacity(bucket.vacancy, request)[0] * len(bucket) for bucket in self._cluster.index.buckets)
+        held = sum(seat.take.occupied.bit_count() for seat in map(self._ledger.get, seats) if seat is not None)
+        return free < needed <= free + held // max(request.chips, 1)
+
+    def _usable(
+        self, holder: Job, pod: Pod, request: ChipRequest, candidates: Collection[str] | None
+    ) -> Collection[str] | None:
+        """The nodes that a scheduler offers, and those that it may leave out for chips that it counts for a gang."""
+        if candidates is None:
+            return None
+        selected = self._cluster.labels.selected(pod.spec.node_selector) if pod.spec.node_selector else None
+        reach = set(candidates)
+        for name in self._nodes(holder.key.plan) - reach:
+            record = self._cluster.nodes.get(name)
+            if record is None or record.node is None or (selected is not None and name not in selected):
+                continue
+            if untolerated(record.node.spec.taints, pod.spec.tolerations) is None and self._is_short(record, request):
+                reach.add(name)
+        return frozenset(reach)
+
+    def _is_short(self, record: NodeRecord, request: ChipRequest) -> bool:
+        """Whether a scheduler may count too few chips on a node: it does not know seats that are only planned."""
+        if not isinstance(record.offer, Vacancy) or not request.is_for_chips:
+            return True
+        seats = filter(None, map(self._ledger.get, self._ledger.on(record.name)))
+        planned = sum(seat.take.occupied.bit_count() for seat in seats if seat.stage is Stage.PLANNED)
+        return record.offer.free.bit_count() + planned < request.chips
+
+    def make_room(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None = None) -> bool:
         """Let a yielding gang release its chips for a pod that does not fit without these; returns whether a gang did.
 
-        Not soon again for the same job: its scheduler may refuse the nodes for other reasons than chips.
+        The gang of the pod has the next turn. Not soon again for the same job: its scheduler may refuse the nodes for
+        other reasons than chips.
         """
-        if not self.resting.is_owed or not self._may_have_room(job):
+        if not self._may_have_room(job):
             return False
-        holder = next((gang for gang in self._yielding() if self._fits_without(gang, pod, request, job)), None)
+        yielding = (gang for gang in self._yielding() if gang is not job)
+        held = (gang for gang in yielding if self._fits_without(gang, pod, request, job, candidates))
+        holder = next((gang for gang in held if self._gives_way(gang, pod)), None)
         if holder is None:
             return False
         self._helped.fail(job.key)
-        self.resting.begin(holder)
-        self.step_back(holder, (), f"pod {pod.key} fits on them, and gangs like it have kept chips in vain")
+        had_turn = self.queue.first in (None, holder)
+        why = f"pod {pod.key} fits on them, and gangs like it have kept chips in vain"
+        self.step_back(holder, (), why, rests=self.resting.has_tried(holder))
+        if (wait := self.queue.get(holder)) is not None:
+            wait.may_keep = True
+        if job.is_gang and had_turn:
+            self.queue.lead(job)
         return True
 
     def make_room_for_waiting(self) -> Steps[None]:
@@ -186,31 +239,58 @@ class Attempts:
 
         Thousands may wait, so of pods and gangs that are alike one is examined.
         """
-        if not self.resting.is_owed or next(self._yielding(), None) is None:
+        if next(self._yielding(), None) is None:
             return
         examined = set[object]()
         for pod, job in self._obstacles.short_of_chips():
-            if job.size <= _MANY and self._may_have_room(job):
+            if self._may_have_room(job):
                 with suppress(Refusal):
                     request = self._planner.request_of(pod)
                     kind = kind_of(job) if job.is_gang else (request, frozenset(pod.spec.node_selector.items()))
                     is_new = kind not in examined
                     examined.add(kind)
-                    if is_new and not self._planner.fits(pod, request, job) and self.make_room(pod, request, job):
+                    if is_new and not self._fits(pod, request, job) and self.make_room(pod, request, job):
                         return
             yield
 
+    def _fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
+        """Whether a job fits as it is; for a large gang that is left to the count of chips."""
+        return job.size <= _MANY and self._planner.fits(pod, request, job)
+
     def _may_have_room(self, job: Job) -> bool:
-        """Whether a gang may release chips for a job, which lacks nothing but chips."""
-        is_ruled_out = self._helped.is_waiting(job.key) or self.resting.has_tried(job)
+        """Whether a gang may release chips for a job, which has not tried and lacks nothing but chips."""
+        is_ruled_out = self._has_tried(job) or self._helped.is_waiting(job.key)
         return not is_ruled_out and self._obstacles.of(job) is None
 
     def _yielding(self) -> Iterator[Job]:
         """The gangs that hold chips and may not keep them from others."""
         for plan in self._ledger.plans:
             holder = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
-            if holder is not None and self.resting.yields(holder) and self._progress.find_started(holder) is None:
+            if holder is not None and self.yields(holder):
                 yield holder
+
+    def _gives_way(self, holder: Job, pod: Pod) -> bool:
+        """Whether a gang that yields does so for a pod: for one of a lower priority only while anything is owed."""
+        if priority_of(holder) <= pod.priority or self.resting.is_owed:
+            return True
+        if (wait := self.queue.get(holder)) is not None:
+            wait.has_kept = True
+        return False
+
+    def yields(self, job: Job) -> bool:
+        """Whether a gang that has not started may not keep chips from others."""
+        return self._is_without_claim(job) and self._progress.find_started(job) is None
+
+    def _is_without_claim(self, job: Job) -> bool:
+        has_tried, wait = self._has_tried(job), self.queue.get(job)
+        if wait is not None and wait.may_keep:
+            return has_tried and self.resting.is_owed
+        return has_tried or self._obstacles.refusal(job) is not None
+
+    def _has_tried(self, job: Job) -> bool:
+        """Whether a gang, or one like it, has tried in vain."""
+        wait = self.queue.get(job)
+        return (wait is not None and wait.tries > 0) or self.resting.has_tried(job)
 
     def _nodes(self, plan: str) -> frozenset[str]:
         held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
@@ -282,15 +362,21 @@ class Attempts:
             wait.refuse(pod.uid, held.node, self._held_on(held.node, job))
         if pod.uid not in wait.offers:
             self.queue.advance(job)  # many pods take long
+        if not (wait.tries or wait.offers or job.is_mixed):
+            # What its scheduler offers for one pod it offers for each: a round of its queue may take seconds.
+            for uid, peer in job.pods.items():
+                if peer.waits_for_chips and not self._obstacles.lacks_more_than_chips(peer):
+                    wait.offer(uid, offered)
         wait.offer(pod.uid, offered)
 
-    def step_back(self, job: Job, refused: Collection[str], why: str) -> None:
+    def step_back(self, job: Job, refused: Collection[str], why: str, *, rests: bool = False) -> None:
         """Release all seats of a gang, and let it try again in its turn.
 
         Args:
             job: the gang.
             refused: the uids of the pods that its scheduler has refused.
             why: what kept it from starting, a part of a sentence.
+            rests: whether it rests, whatever its try has shown.
         """
         if (wait := self.queue.get(job)) is not None:
             for uid in refused:
@@ -300,8 +386,10 @@ class Attempts:
         since_s = min((seat.since_s for seat in seats), default=math.inf)
         chips = sum(seat.take.occupied.bit_count() for seat in seats)
         self._obstacles.released(job)
-        self.resting.kept(job, chips * max(0.0, self._ledger.monotonic() - since_s))
-        if wait is not None and job.is_mixed and wait.tries >= min(job.size, _ORDERS):
+        if wait is not None and (wait.may_keep or wait.has_kept):
+            self.resting.kept(chips * max(0.0, self._ledger.monotonic() - since_s))
+            wait.may_keep = wait.has_kept = False
+        if rests or (wait is not None and job.is_mixed and wait.tries >= min(job.size, _ORDERS)):
             self.resting.begin(job)
         elif wait is not None and wait.limits and not (job.is_mixed or self._may_fit(job, limits=wait.limits)):
             self._rest(job, wait)
@@ -315,7 +403,7 @@ class Attempts:
             return
         if turn_s < SETTLED_S and self._may_fit(job):
             wait.forget_offers()
-        elif not wait.tries:
+        elif not wait.tries or not (self.resting.has_tried(job) or self._may_fit(job)):
             self.queue.leave(job.key, is_vain=True)
         else:
             self._rest(job, wait)

@@ -86,6 +86,7 @@ class Gangs:
         self.queue, self.resting = self._attempts.queue, self._attempts.resting
         self.pass_on, self.left_to_others = self._attempts.pass_on, self._attempts.left_to_others
         self.make_room, self.make_room_for_waiting = self._attempts.make_room, self._attempts.make_room_for_waiting
+        self.yields = self._attempts.yields
         self.gang_request = self.planner.gang_request
         self._pruned = self._losses = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
@@ -118,7 +119,10 @@ class Gangs:
                 if not self._ledger.held(job.key.plan):
                     self._attempts.does_not_fit(job)
             elif refusal.reason is Reason.GANG_STEPPED_BACK and self.obstacles.refusal(job) is None:
+                is_new = self.queue.get(job) is None
                 self.queue.join(job)
+                if is_new and self.queue.first is job:
+                    return self.place(pod, request, job, candidates)
             raise
         if isinstance(found, Reservation):
             return self._take_seat(pod, found)
@@ -288,7 +292,7 @@ class Gangs:
         try:
             return self._find(pod, request, job, candidates)
         except Refusal:
-            if self._ledger.get(pod.uid) is not None or not self.make_room(pod, request, job):
+            if self._ledger.get(pod.uid) is not None or not self.make_room(pod, request, job, candidates):
                 raise
         self._attempts.note_offer(pod, job, candidates)  # it may be the turn of its gang now
         return self._find(pod, request, job, candidates)

@@ -176,6 +176,11 @@ class Obstacles:
             return None
         return refused(pod, verdict)
 
+    def lacks_more_than_chips(self, pod: Pod) -> bool:
+        """Whether its scheduler has refused a pod on every node last, for other reasons than chips."""
+        _, what = self._refused.get(self._jobs.get(pod.uid, _NO_JOB), {}).get(pod.uid, (None, None))
+        return what not in {None, Refused.CHIPS}
+
     def _counts(self, uid: str, verdict: Condition, now_s: float) -> bool:
         """Whether a verdict is not in doubt, and no Binding of its pod is held or in flight."""
         held = self._ledger.get(uid)

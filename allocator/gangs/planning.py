@@ -114,13 +114,13 @@ class Planner:
         self._refused: dict[PlanKey, Refusal] = {}
         self._refused_version = -1
 
-    def fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
+    def fits(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None = None) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
-        outcomes, key = self._known_outcomes(), self._key(pod, request, job, _Scope(None))
+        outcomes, key = self._known_outcomes(), self._key(pod, request, job, _Scope(candidates))
         if key in outcomes:
             return outcomes[key] is None
         try:
-            self.plan(pod, request, job, None)
+            self.plan(pod, request, job, candidates)
         except Refusal:
             return False
         return True

@@ -5,9 +5,9 @@ Such a try keeps chips for some seconds. So all gangs of a namespace whose pods 
 something changes that their scheduler reads (``Cluster.openings``), or else for a time that doubles with each try in
 vain, since not all is seen on which it depends.
 
-Further tries of gangs that have rested keep few chips from others, however many different gangs can't start: ``SHARE``
-of the chip-seconds of the cluster. What a try in vain has kept is owed until that share has made up for it. As long as
-anything is owed, tries *yield*: the gang releases its chips as soon as another pod fits on them.
+Further tries keep few chips from others, however many different gangs can't start: ``SHARE`` of the chip-seconds of the
+cluster. What a try in vain has kept from others is owed until that share has made up for it. As long as anything is
+owed, all further tries *yield* (``attempts.py``).
 
 Gangs are alike by the specs of their pods, and by the settings of the job, wherever these are written. Labels count if
 the affinity or the spreading of the pods names their keys, no others: one of them names the job, so no two gangs of one
@@ -29,7 +29,7 @@ FIRST_REST_S: Final = 15.0
 LONGEST_REST_S: Final = 300.0
 """How long they rest at most while nothing changes."""
 SHARE: Final = 0.01
-"""The share of the chips of the cluster that tries in vain may keep, but for the first ones of each kind of gang."""
+"""The share of the chips of the cluster that tries in vain may keep from others, but for the first one of each gang."""
 
 _Kind: TypeAlias = tuple[str, int, int, frozenset[tuple[str, str]]]
 
@@ -60,9 +60,9 @@ class Resting:
         self._openings[kind] = self._cluster.openings
         self._openings = {known: count for known, count in self._openings.items() if known in self._backoff}
 
-    def kept(self, job: Job, chip_s: float) -> None:
-        """A gang has kept chips in vain for so many chip-seconds; the first tries of its kind are free."""
-        if self.has_tried(job) and not self.is_owed:
+    def kept(self, chip_s: float) -> None:
+        """A gang has kept chips from others in vain for so many chip-seconds."""
+        if not self.is_owed:
             chips = sum(bucket.vacancy.healthy * len(bucket) for bucket in self._cluster.index.buckets)
             self._paid_s = self._monotonic() + chip_s / (SHARE * max(chips, 1))
 
@@ -76,8 +76,8 @@ class Resting:
         """Whether tries in vain have kept more than their share."""
         return self._paid_s > self._monotonic()
 
-    def yields(self, job: Job) -> bool:
-        """Whether a gang may not keep chips from others, while it tries or waits for chips."""
+    def owes(self, job: Job) -> bool:
+        """Whether gangs like this one have tried in vain, and tries have kept more than their share."""
         return self.is_owed and self.has_tried(job)
 
     def has_tried(self, job: Job) -> bool:

@@ -44,6 +44,8 @@ class Wait:
         limits: the most pods of the gang on a node, by name of the node, as far as the scheduler has refused more.
         nodes: the names of the nodes of its last plan.
         why: what kept it from starting then, a part of a sentence.
+        may_keep: whether its next try keeps its chips from others: its last one has released them to others.
+        has_kept: whether its try has kept chips from a pod of a lower priority.
     """
 
     job: int
@@ -54,6 +56,8 @@ class Wait:
     limits: dict[str, int] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     why: str = ""
+    may_keep: bool = False
+    has_kept: bool = False
     _known: dict[frozenset[str], frozenset[str]] = field(default_factory=dict)
 
     @property
@@ -185,6 +189,14 @@ class StartQueue:
             self._put(job, _new(job, has_begun=has_begun))
         elif has_begun:
             wait.rank = (False, *wait.rank[1:])
+
+    def lead(self, job: Job) -> None:
+        """Give a gang the next turn, unless one of a higher priority waits for it."""
+        self.join(job)
+        own = self._waiting[job.key].rank[:2]
+        if all(wait.rank[:2] >= own or not self._is_able(key) for key, wait in self._waiting.items()):
+            self._first, self.since_s = job.key, self._monotonic()
+            self.began_s = self.since_s
 
     def fail(self, job: Job) -> Wait:
         """A gang has tried in vain: it waits for a turn in the next round."""

@@ -57,10 +57,24 @@ pods of a mixed one differ."""
 class Queue:
     """A cluster without running pods on which gangs wait that can't start."""
 
-    def __init__(self, kinds: Sequence[str], nodes: int) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        nodes: int,
+        *,
+        cycles: int = 40,
+        is_eager: bool = True,
+        counts_bindings: bool = False,
+    ) -> None:
         self.names = frozenset(f"n{number}" for number in range(nodes))
         gangs = [impossible(kind, number, self.names) for number, kind in enumerate(kinds)]
-        self.simulation = Simulation(Case(dict.fromkeys(self.names, CPU), gangs), cycles=40, earmark_share=0.5)
+        self.simulation = Simulation(
+            Case(dict.fromkeys(self.names, CPU), gangs),
+            cycles=cycles,
+            is_eager=is_eager,
+            counts_bindings=counts_bindings,
+            earmark_share=0.5,
+        )
 
     async def seconds_until_start(self, pods: list[Demand], limit_s: int = 120) -> float:
         """How long pods wait that fit on what is free; they end at once."""
@@ -90,7 +104,7 @@ class Queue:
             used += CHIPS - free(record)
             for seat in filter(None, map(world.ledger.get, world.ledger.on(name))):
                 job = world.cluster.jobs.by_key.get(JobKey.of_plan(seat.plan)) if seat.plan else None
-                if job is not None and world.engine.gangs.resting.yields(job):
+                if job is not None and world.engine.gangs.yields(job):
                     used -= seat.take.occupied.bit_count()
         return used
 

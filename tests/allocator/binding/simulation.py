@@ -84,8 +84,10 @@ class Simulation:
 
     Attributes:
         case: the cluster and the gangs.
-        cycles: the scheduling cycles in a step. If it is above 1, pods are tried before their backoff is over when no
-            other has to be (k/k:pkg/scheduler/backend/queue, SchedulerPopFromBackoffQ).
+        cycles: the scheduling cycles in a step.
+        is_eager: pods are tried before their backoff is over when no other has to be, if there are several cycles in a
+            step (k/k:pkg/scheduler/backend/queue, SchedulerPopFromBackoffQ, since Kubernetes 1.33).
+        counts_bindings: a Binding that has failed makes the next backoff longer, as any attempt.
         earmark_share: the share of the chips that may be kept for a waiting gang.
         hold_s: how long a Binding is held.
         clears: kube-scheduler 1.34, which clears the nomination of a pod whose Binding has failed.
@@ -95,6 +97,8 @@ class Simulation:
 
     case: Case
     cycles: int = 1
+    is_eager: bool = True
+    counts_bindings: bool = False
     earmark_share: float = 0.0
     hold_s: float = HOLD_S
     clears: bool = True
@@ -108,6 +112,7 @@ class Simulation:
     _bound_thieves: list[tuple[float, str]] = field(default_factory=list)
     _arrived: set[str] = field(default_factory=set)
     _renominated_s: dict[str, float] = field(default_factory=dict)
+    _backoff_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.demands = {each.pod.uid: each for gang in self.case.gangs for each in gang}
@@ -127,6 +132,8 @@ class Simulation:
             self._admit_thieves()
             for _ in range(self.cycles):
                 self._schedule_next()
+                for _ in range(2):  # the Binding is asked for before the next pod is refused
+                    await asyncio.sleep(0)
             if self.now_s % 1 == 0:
                 self.rig.world.ledger.expire()
                 await self.rig.barrier.check()
@@ -161,6 +168,14 @@ class Simulation:
             del self.assumed[each.pod.uid], self.demands[each.pod.uid]
         self.wake()
 
+    def end_plain(self, thief: Demand) -> None:
+        """A pod without chips ends."""
+        self.thieves = [entry for entry in self.thieves if entry[1] is not thief]
+        arrived = replace(thief.pod, spec=replace(thief.pod.spec, node_name=self.assumed.pop(thief.pod.uid)))
+        self.rig.world.cluster.pod_deleted(arrived)
+        del self.demands[thief.pod.uid]
+        self.wake()
+
     async def close(self) -> None:
         """Give up the Bindings that are held."""
         for task in self.bindings.values():
@@ -183,7 +198,7 @@ class Simulation:
         now_s = self.rig.world.now_s
         active = [each for each in self.queue.values() if not each.needs_event]
         ready = [each for each in active if each.due_s <= now_s]
-        if not ready and self.cycles > 1:
+        if not ready and self.cycles > 1 and self.is_eager:
             ready = [each for each in active if not each.has_failed and each.tried_s < now_s]
         if not ready:
             return
@@ -242,6 +257,7 @@ class Simulation:
     def _fail(self, entry: Entry, message: str, *, needs_event: bool) -> None:
         entry.due_s = self.rig.world.now_s + entry.backoff_s
         entry.backoff_s = min(2 * entry.backoff_s, LONGEST_BACKOFF_S)
+        self._backoff_s[entry.demand.pod.uid] = entry.backoff_s
         entry.needs_event, entry.has_failed = needs_event, not needs_event
         known = self.rig.world.cluster.pods.get(entry.demand.pod.uid)
         if known is None:  # no gang, so nobody reads it
@@ -311,7 +327,8 @@ class Simulation:
             try:
                 bound = task.result()
             except AscendError as error:
-                entry = self.queue[uid] = Entry(self.demands[uid])
+                backoff_s = self._backoff_s.get(uid, 1.0) if self.counts_bindings else 1.0
+                entry = self.queue[uid] = Entry(self.demands[uid], backoff_s=backoff_s)
                 self._fail(entry, f"{error.reason}: {error}", needs_event=False)
                 del self.assumed[uid]
             else:

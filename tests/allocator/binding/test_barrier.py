@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from allocator.binding.barrier import REFUSED_S, RETRIED_S, STALLED_S
+from allocator.binding.barrier import REFUSED_S, RETRIED_S, STALLED_S, TURN_RETRIED_S
 from allocator.binding.binding import Assignment, PodRef
 from allocator.gangs.obstacles import SKIPPED_S
 from allocator.gangs.start_queue import TURN_S
@@ -37,6 +37,9 @@ def rig_of(*pods: Pod) -> BinderWorld:
     rig = BinderWorld(*pods)
     rig.world.add(node("n3"), node("n4"))
     return rig
+
+
+LACKS_CHIPS = "0/2 nodes are available: 2 Insufficient huawei.com/Ascend910."
 
 
 def refused_by_its_scheduler(each: Pod, message: str = "0/2 nodes are available: 2 Insufficient cpu.") -> Pod:
@@ -312,13 +315,25 @@ async def test_a_pod_that_is_refused_as_before_when_another_gang_has_given_up_is
 
 async def test_a_pod_that_is_refused_as_before_its_gang_was_planned_is_noticed() -> None:
     a, b = gang("a", 2)
-    rig = rig_of(a, refused_by_its_scheduler(b, "0/2 nodes are available: 2 Insufficient huawei.com/Ascend910."))
+    rig = rig_of(a, refused_by_its_scheduler(b, LACKS_CHIPS))
     scheduler = Scheduler(rig)
     await scheduler.try_(a)
-    await scheduler.wait(RETRIED_S - 1)
+    await scheduler.wait(TURN_RETRIED_S - 1)
     assert rig.stage(a.uid) is Stage.HELD
     await scheduler.wait(2)
     assert "default/a-1 was refused" in (await scheduler.refusal(a)).message
+
+
+async def test_a_gang_goes_on_although_its_scheduler_has_yet_to_see_what_others_have_released() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    rig.world.add(refused_by_its_scheduler(b, LACKS_CHIPS))
+    await scheduler.wait(TURN_RETRIED_S - 2)  # it tries the pod again after at most 10 s
+    assert await scheduler.try_(b) in NODES
+    await scheduler.wait(1)
+    assert scheduler.posted == 2
 
 
 async def test_a_gang_with_a_pod_that_lacks_cpu_on_every_node_holds_nothing_until_that_changes() -> None:

@@ -127,7 +127,6 @@ def test_tries_of_gangs_that_have_rested_keep_few_chips_whatever_changes(
     jobs = [world.cluster.jobs.job_of(pods[0]) for pods in gangs]
     resting = Resting(world.cluster, lambda: world.now_s)
     for job in jobs:
-        resting.kept(job, 1000)  # the first try is free
         resting.begin(job)
     begin_s, kept = world.now_s, 0.0
     for wait_s, chip_s, has_changed in tries:
@@ -135,8 +134,8 @@ def test_tries_of_gangs_that_have_rested_keep_few_chips_whatever_changes(
         world.cluster.openings += has_changed
         for job in jobs:
             if job not in resting:
-                kept += 0 if resting.yields(job) else chip_s
-                resting.kept(job, chip_s)
+                kept += 0 if resting.owes(job) else chip_s
+                resting.kept(chip_s)
                 resting.begin(job)
         assert kept <= SHARE * 16 * (world.now_s - begin_s) + 200
 
@@ -147,7 +146,7 @@ def test_a_gang_rests_for_5_minutes_at_most_whatever_is_owed(*, kept: list[float
     world.add(*pods)
     job, resting = world.cluster.jobs.job_of(pods[0]), Resting(world.cluster, lambda: world.now_s)
     for chip_s in kept:
-        resting.kept(job, chip_s)
+        resting.kept(chip_s)
         resting.begin(job)
         assert job in resting
         world.cluster.openings += has_changed
@@ -240,7 +239,7 @@ def test_the_next_try_of_a_gang_keeps_no_chips_from_others_while_much_is_owed(*,
     try_in_vain(world, pods)
     world.now_s += FIRST_REST_S
     if is_owed:
-        world.engine.gangs.resting.kept(world.cluster.jobs.job_of(pods[0]), 16.0)
+        world.engine.gangs.resting.kept(16.0)
     for each in pods[:-1]:
         assert reason(world, each) is Reason.GANG_STEPPED_BACK
     held = world.engine.place(pods[-1])
