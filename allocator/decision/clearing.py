@@ -71,12 +71,13 @@ async def clear(fitting: Fitting, trial: Trial, request: ChipRequest, disrupted:
     """
     if await fitting.check():
         return
-    units = list(trial.units.values())
+    units = list(trial.units.values())  # thousands: there is a pause after each step that reads all of them
     await trial.end(_pods(units))
     seats = await fitting.seats()
     if isinstance(seats, Refusal):
         raise Refusal(seats.reason, f"{seats.message}; also without the pods of lower priority")
-    shielded = {unit for unit in units if unit.occupants.keys() & disrupted} or set(units)
+    shielded = {unit for unit in units if not unit.occupants.keys().isdisjoint(disrupted)} or set(units)
+    await trial.turn.share()
     pool = units
     for highest in sorted({unit.work.priority for unit in shielded}):
         await trial.restore(_pods(pool))
@@ -92,7 +93,7 @@ async def clear(fitting: Fitting, trial: Trial, request: ChipRequest, disrupted:
 
 
 def _pods(units: Iterable[Unit]) -> list[Occupant]:
-    return [pod for unit in units for pod in unit.pods]
+    return [pod for unit in units for here in unit.occupants.values() for pod in here]
 
 
 async def _end_cheapest(
