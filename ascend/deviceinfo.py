@@ -24,8 +24,8 @@ from ascend.chips import (
     parse_chip_or_vnpu,
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
+from ascend.fabric_switches import SwitchReport, switch_info
 from ascend.faults import FAULT_LIST, Fault, read_faults
-from ascend.switches import SwitchReport, switch_info
 
 NAMESPACE = "kube-system"
 NAME_PREFIX = "mindx-dl-deviceinfo-"

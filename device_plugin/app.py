@@ -36,23 +36,23 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.running_time import RunningTime
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
-from device_plugin.kubelet.node_info import NodeStatus, read_node_status
+from device_plugin.kubelet.node_info import KubeletNodeStatus, read_node_status
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
+from device_plugin.ledger.allocations import Allocations
 from device_plugin.ledger.chip_choice import ChipChooser, VnpuChooser
 from device_plugin.ledger.cores import kind_of
-from device_plugin.ledger.handovers import HandOvers
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.offers import Offer, OfferMaker, Surroundings
-from device_plugin.parts import ChipSide, PodSide, Probes
-from device_plugin.pods.cdi_file import Injector
+from device_plugin.offers import DeviceService, OfferMaker, PluginContext
+from device_plugin.parts import ChipMonitoring, DeviceServing, Probes
+from device_plugin.pods.cdi_file import ContainerInjector
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.pods.container_edits import ContainerEdits, detect, offers_cdi
-from device_plugin.pods.topology import Topology, TopologyUpdates
+from device_plugin.pods.topology import TopologyFile, TopologyUpdates
 from device_plugin.processes.watch import ProcessWatch
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
-from device_plugin.publish.node_health import NodeHealth
+from device_plugin.publish.node_health import NodeHealthWriter
 from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.readiness import Readiness
@@ -103,10 +103,10 @@ class Plugin:
         self._driver = settings.make_driver(
             lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s), self._time.now_s
         )
-        self._node_status = Observable(NodeStatus())
+        self._node_status = Observable(KubeletNodeStatus())
         self._new_kubelets: Observable[None] = Observable(None)
         self._injector = self._injectors()[-1]
-        self._topology = Topology(settings.topology_dir)
+        self._topology = TopologyFile(settings.topology_dir)
         self._unread: dict[str, str] = {}
         """What the start waits for at the API server, and why it can't be read."""
         self._refused = RefusedRights()
@@ -115,9 +115,9 @@ class Plugin:
         """Until then the CDI file is another instance's."""
         self.snapshots: Observable[Snapshot | None] = Observable(None)
         self.order = PublishingOrder()
-        self.handovers = HandOvers()
-        self.pods = NodePods(on_gone=self.handovers.drop)
-        self.ledgers = Ledgers(self.pods, self.handovers)
+        self.allocations = Allocations()
+        self.pods = NodePods(on_gone=self.allocations.drop)
+        self.ledgers = Ledgers(self.pods, self.allocations)
         self._live: dict[str, Check] = {}
         self.http_address = ""
 
@@ -159,7 +159,12 @@ class Plugin:
         return self._settings.kubelet_pods_url or pods_url(self._host_ip)
 
     async def _work(
-        self, client: KubeClient, events: EventRecorder, chips: ChipSide, pods: PodSide, readiness: Readiness
+        self,
+        client: KubeClient,
+        events: EventRecorder,
+        chips: ChipMonitoring,
+        pods: DeviceServing,
+        readiness: Readiness,
     ) -> None:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
@@ -218,7 +223,7 @@ class Plugin:
             f"{server.ai_cores or 'an unknown number of'} AI cores, {memory_mb} MB)"
         )
 
-    async def _serve(self, client: KubeClient, chips: ChipSide, pods: PodSide, node: Node) -> None:
+    async def _serve(self, client: KubeClient, chips: ChipMonitoring, pods: DeviceServing, node: Node) -> None:
         """Do what only one plugin per node may do at a time."""
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
@@ -231,7 +236,7 @@ class Plugin:
             await updates.begin()
             start("topology", updates.run())
             if settings.choose_chips:
-                pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.handovers)
+                pods.whole.matcher.chooser = ChipChooser(node, self.pods, self.allocations)
             for device_type in self.ledgers.types.value:
                 self._offer(pods, device_type)
             for offer in pods.kept:
@@ -267,7 +272,7 @@ class Plugin:
             start("withdrawal", self._withdraw(client, pods))
             await self._offer_more(pods, start)
 
-    async def _withdraw(self, client: KubeClient, pods: PodSide) -> None:
+    async def _withdraw(self, client: KubeClient, pods: DeviceServing) -> None:
         """Withdraw what earlier plugins offered and this one does not."""
         # From its first list on the kubelet is there, and another plugin that serves is known.
         await self.order.advertised.newer_than(0)
@@ -275,7 +280,7 @@ class Plugin:
         withdrawal = Withdrawal(folder, self._instance, node, lambda: self._read_node_status(client))
         await withdrawal.run(lambda: {offer.device_type for offer in pods.offers}, lambda: pods.other_plugin)
 
-    def _process_watch(self, chips: ChipSide, pods: PodSide) -> ProcessWatch:
+    def _process_watch(self, chips: ChipMonitoring, pods: DeviceServing) -> ProcessWatch:
         return ProcessWatch(
             self._driver,
             self.snapshots,
@@ -286,7 +291,7 @@ class Plugin:
             pauses=lambda: pods.other_plugin is not None,
         )
 
-    def _hot_reset(self, chips: ChipSide, pods: PodSide, options: ResetOptions, node: Node) -> HotReset:
+    def _hot_reset(self, chips: ChipMonitoring, pods: DeviceServing, options: ResetOptions, node: Node) -> HotReset:
         known = Knowledge(
             self.snapshots,
             self.order.advertised,
@@ -305,15 +310,15 @@ class Plugin:
             moment=self._time.moment,
         )
 
-    def _offer(self, pods: PodSide, device_type: DeviceType) -> Offer:
+    def _offer(self, pods: DeviceServing, device_type: DeviceType) -> DeviceService:
         """Offer the vNPUs of a size."""
         offer = pods.vnpus[device_type] = pods.make_offer(device_type)
         if self._settings.choose_chips:
             ledger = self.ledgers.serve(device_type)
-            offer.matcher.chooser = VnpuChooser(ledger.pods, ledger.handovers)
+            offer.matcher.chooser = VnpuChooser(ledger.pods, ledger.allocations)
         return offer
 
-    async def _offer_more(self, pods: PodSide, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
+    async def _offer_more(self, pods: DeviceServing, start: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
         """Offer each size of vNPUs as soon as the first of it appears."""
         while True:
             version = self.ledgers.types.version
@@ -334,7 +339,7 @@ class Plugin:
 
         return start
 
-    async def _follow_settings(self, chips: ChipSide) -> None:
+    async def _follow_settings(self, chips: ChipMonitoring) -> None:
         if self._source is None:
             await asyncio.Event().wait()
             return
@@ -361,13 +366,13 @@ class Plugin:
                 log.info("containers get their chips in another way", injection=found.injection)
             self._injector = found
 
-    def _injectors(self) -> list[Injector]:
+    def _injectors(self) -> list[ContainerInjector]:
         """Return how containers can get chips by the settings, the best way first."""
         settings, info = self._settings, self._node_status.value.node_info
         # Without the node's folder the file would be written where no container runtime looks.
         cdi = settings.cdi_dir.is_dir() and offers_cdi(info.container_runtime_version, info.kubelet_version)
         ways = (detect(settings.injection, os.environ, cdi=each) for each in ((True, False) if cdi else (False,)))
-        return [Injector(way, settings.device_root, settings.cdi_dir) for way in dict.fromkeys(ways)]
+        return [ContainerInjector(way, settings.device_root, settings.cdi_dir) for way in dict.fromkeys(ways)]
 
     async def _read_node_status(self, client: KubeClient) -> None:
         """Read the status of the Node; what can't be read stays as it was."""
@@ -389,7 +394,7 @@ class Plugin:
             if self._node_status.value.node_info != before:
                 self._renew_injector()
 
-    def _prepare(self, injector: Injector) -> bool:
+    def _prepare(self, injector: ContainerInjector) -> bool:
         """Return whether containers can get chips this way; until they can, each is refused with the same sentence."""
         snapshot = self.snapshots.value
         whole, vnpus = (snapshot.chips, snapshot.vnpus) if snapshot is not None else ((), {})
@@ -407,7 +412,7 @@ class Plugin:
             return False
         return True
 
-    def _chip_side(self, client: KubeClient, events: EventRecorder) -> ChipSide:
+    def _chip_side(self, client: KubeClient, events: EventRecorder) -> ChipMonitoring:
         settings = self._settings
         announce = node_announcer(events, settings.node_name)
         book = HealthBook(
@@ -445,7 +450,7 @@ class Plugin:
             order=self.order,
             metrics=self.metrics,
         )
-        node_health = NodeHealth(client, settings.node_name, snapshots=self.snapshots, rule=settings.taint_rule)
+        node_health = NodeHealthWriter(client, settings.node_name, snapshots=self.snapshots, rule=settings.taint_rule)
         muting = Muting(health)
         hangs = HangDetector(
             self._driver,
@@ -472,7 +477,7 @@ class Plugin:
         )
         if settings.telemetry:
             self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.ledgers))
-        return ChipSide(
+        return ChipMonitoring(
             scanner,
             muting,
             hangs,
@@ -487,14 +492,14 @@ class Plugin:
             reporter,
         )
 
-    def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> PodSide:
+    def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> DeviceServing:
         settings = self._settings
         claims = ClaimWriter(client)
         self.metrics.claims_pending.set_function(lambda: claims.pending)
         watch = Reflector(client, PODS, self.ledgers, field_selector=f"spec.nodeName={settings.node_name}")
         lock = InstanceLock(settings.device_plugin_dir)
         succession = Succession(lock, lambda: kubelet_version(client, settings.node_name))
-        surroundings = Surroundings(
+        context = PluginContext(
             settings=settings,
             client=client,
             events=events,
@@ -511,9 +516,11 @@ class Plugin:
             host_ip=lambda: self._host_ip,
             new_kubelets=self._new_kubelets,
         )
-        maker = OfferMaker(surroundings, self.order)
+        maker = OfferMaker(context, self.order)
         cores = maker.make_cores(self._driver) if settings.dynamic_vnpus else None
-        return PodSide(watch, kubelet_pods, claims, lock, succession, maker.make(WHOLE_CHIPS), {}, maker.make, cores)
+        return DeviceServing(
+            watch, kubelet_pods, claims, lock, succession, maker.make(WHOLE_CHIPS), {}, maker.make, cores
+        )
 
     def _inject(self, chips: tuple[int, ...], device_type: DeviceType) -> ContainerEdits:
         edits = self._injector.inject(chips, device_type)  # a reload of the settings may replace the injector
@@ -524,6 +531,6 @@ def _stood_still(still_s: float) -> None:
     log.warning("the plugin stood still, that time counts for no chip", still_s=round(still_s, 1))
 
 
-def _of(offer: Offer) -> str:
+def _of(offer: DeviceService) -> str:
     """Return the name of what is offered, for the names of tasks; empty for whole chips."""
     return f" of {offer.device_type.name}" if offer.device_type != WHOLE_CHIPS else ""

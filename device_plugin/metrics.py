@@ -35,7 +35,7 @@ class Metrics:
             "ascend_dp_allocations", "Allocate calls by result: granted, or the reason of the refusal", ["result"]
         )
         self.mismatches = counter(
-            "ascend_dp_allocation_mismatches", "Hand-overs for which the kubelet's ledger has other device ids"
+            "ascend_dp_allocation_mismatches", "Allocations for which the kubelet's ledger has other device ids"
         )
         self.annotation_repairs = counter(
             "ascend_dp_annotation_repairs",

@@ -19,9 +19,9 @@ from device_plugin.driver.dividing import DividingDriver
 from device_plugin.health.offers import OfferedDevices
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods
+from device_plugin.ledger.allocations import Allocation, DeviceLedger
 from device_plugin.ledger.core_offers import offered_cores
 from device_plugin.ledger.cores import kind_of
-from device_plugin.ledger.handovers import HandOver, Ledger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.metrics import Metrics
@@ -47,7 +47,7 @@ from device_plugin.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DeviceService:
     """Offers the devices of one type.
 
     Attributes:
@@ -66,7 +66,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PluginContext:
     """What all offers have in common.
 
     Attributes:
@@ -122,7 +122,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class CoreOffer(Offer):
+class CoreOffer(DeviceService):
     """Offers AI cores.
 
     Attributes:
@@ -135,7 +135,7 @@ class CoreOffer(Offer):
     cores: Observable[Snapshot | None]
     cutter: Cutter
     keeper: CoreKeeper
-    node: Surroundings
+    node: PluginContext
 
     def update(self) -> None:
         """Take over the present state of chips and pods."""
@@ -150,7 +150,7 @@ class CoreOffer(Offer):
         """Follow chips and pods until cancelled."""
         ledgers = self.node.ledgers
         whole = ledgers.whole
-        sources = (self.node.snapshots, ledgers.vnpu_changes, whole.pods.changes, whole.handovers.changes)
+        sources = (self.node.snapshots, ledgers.vnpu_changes, whole.pods.changes, whole.allocations.changes)
         while True:
             versions = [source.version for source in sources]
             self.update()
@@ -165,12 +165,12 @@ class OfferMaker:
         order: decides whether the report or the kubelet comes first, for whole chips.
     """
 
-    def __init__(self, node: Surroundings, order: PublishingOrder) -> None:
+    def __init__(self, node: PluginContext, order: PublishingOrder) -> None:
         self._node = node
         self._order = order
         self._unwatched: set[DeviceType] = set()
 
-    def make(self, device_type: DeviceType) -> Offer:
+    def make(self, device_type: DeviceType) -> DeviceService:
         """Return the offer of a type."""
         node = self._node
         ledger = node.ledgers.serve(device_type)
@@ -180,10 +180,10 @@ class OfferMaker:
         notices, devices = self._notices(ledger), ChipDevices(ledger, node.inject)
         matcher, reconciler = self._matcher(devices, snapshots), self._reconciler(devices, notices)
         once = pod_announcer(node.events, "WatchHealth", once=True)
-        fault_notices = FaultNotices(snapshots, ledger.pods, ledger.handovers, once)
+        fault_notices = FaultNotices(snapshots, ledger.pods, ledger.allocations, once)
 
         registration = self._registration(device_type, snapshots, matcher, reconciler, order)
-        return Offer(device_type, matcher, reconciler, fault_notices, registration)
+        return DeviceService(device_type, matcher, reconciler, fault_notices, registration)
 
     def make_cores(self, driver: DividingDriver) -> CoreOffer:
         """Return the offer of AI cores."""
@@ -211,23 +211,23 @@ class OfferMaker:
         )
         matcher, reconciler = self._matcher(devices, node.snapshots), self._reconciler(devices, notices)
         once = pod_announcer(node.events, "WatchHealth", once=True)
-        fault_notices = FaultNotices(node.snapshots, ledger.pods, ledger.handovers, once, WHOLE_CHIPS)
+        fault_notices = FaultNotices(node.snapshots, ledger.pods, ledger.allocations, once, WHOLE_CHIPS)
         cores: Observable[Snapshot | None] = Observable(None)
         order = CoreOrder(node.snapshots, self._order)
         registration = self._registration(CORES, cores, matcher, reconciler, order)
         return CoreOffer(CORES, matcher, reconciler, fault_notices, registration, cores, cutter, keeper, node)
 
-    def _notices(self, ledger: Ledger) -> PodNotices:
-        return PodNotices(ledger.pods, pod_announcer(self._node.events, "HandOver"), self._node.metrics)
+    def _notices(self, ledger: DeviceLedger) -> PodNotices:
+        return PodNotices(ledger.pods, pod_announcer(self._node.events, "Allocation"), self._node.metrics)
 
     def _matcher(self, devices: Devices, snapshots: Observable[Snapshot | None]) -> AdmissionMatcher:
-        pods, handovers, kubelet_pods = devices.ledger.pods, devices.ledger.handovers, self._node.kubelet_pods.list
+        pods, allocations, kubelet_pods = devices.ledger.pods, devices.ledger.allocations, self._node.kubelet_pods.list
         return AdmissionMatcher(
             snapshots=snapshots,
             devices=devices,
-            finder=AdmittedPodFinder(pods, handovers, kubelet_pods=kubelet_pods, api_pods=self._api_pods),
+            finder=AdmittedPodFinder(pods, allocations, kubelet_pods=kubelet_pods, api_pods=self._api_pods),
             refresh=self._node.refresh,
-            on_handover=self._claim,
+            on_allocation=self._claim,
         )
 
     def _reconciler(self, devices: Devices, notices: PodNotices) -> Reconciler:
@@ -240,13 +240,13 @@ class OfferMaker:
             notices=notices,
         )
 
-    def _claim(self, handover: HandOver, others: Mapping[str, str | None] = MappingProxyType({})) -> None:
+    def _claim(self, allocation: Allocation, others: Mapping[str, str | None] = MappingProxyType({})) -> None:
         node = self._node
-        namespace, _, name = handover.pod.partition("/")
-        annotations = claim_annotations(handover, node.snapshots.value, pod_name=name, host_ip=node.host_ip())
+        namespace, _, name = allocation.pod.partition("/")
+        annotations = claim_annotations(allocation, node.snapshots.value, pod_name=name, host_ip=node.host_ip())
         if not annotations[REAL]:
             del annotations[REAL]  # which vNPU it has is unknown
-        node.claims.write(uid=handover.uid, namespace=namespace, name=name, annotations={**annotations, **others})
+        node.claims.write(uid=allocation.uid, namespace=namespace, name=name, annotations={**annotations, **others})
 
     def _registration(
         self,

@@ -20,10 +20,10 @@ from device_plugin.device_types import DeviceType
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods
-from device_plugin.offers import CoreOffer, Offer
+from device_plugin.offers import CoreOffer, DeviceService
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
-from device_plugin.publish.node_health import NodeHealth
+from device_plugin.publish.node_health import NodeHealthWriter
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.refused_rights import RefusedRights
 from device_plugin.publish.reporter import Reporter
@@ -34,7 +34,7 @@ from device_plugin.telemetry.meter import Meter
 
 
 @dataclass(frozen=True, slots=True)
-class ChipSide:
+class ChipMonitoring:
     """Reads, judges and reports the chips."""
 
     scanner: Scanner
@@ -46,13 +46,13 @@ class ChipSide:
     switches: SwitchMonitor
     fault_config: FaultConfig
     node_object: NodeWriter
-    node_health: NodeHealth
+    node_health: NodeHealthWriter
     config_map: DeviceInfoConfigMap
     reporter: Reporter
 
 
 @dataclass(frozen=True, slots=True)
-class PodSide:
+class DeviceServing:
     """Gives the chips to pods.
 
     Attributes:
@@ -72,18 +72,18 @@ class PodSide:
     claims: ClaimWriter
     lock: InstanceLock
     succession: Succession
-    whole: Offer
-    vnpus: dict[DeviceType, Offer]
-    make_offer: Callable[[DeviceType], Offer]
+    whole: DeviceService
+    vnpus: dict[DeviceType, DeviceService]
+    make_offer: Callable[[DeviceType], DeviceService]
     cores: CoreOffer | None = None
 
     @property
-    def offers(self) -> tuple[Offer, ...]:
+    def offers(self) -> tuple[DeviceService, ...]:
         """What is offered to the kubelet."""
         return (self.cores,) if self.cores is not None else self.kept
 
     @property
-    def kept(self) -> tuple[Offer, ...]:
+    def kept(self) -> tuple[DeviceService, ...]:
         """What pods may have, offered now or before the settings were changed."""
         return (self.whole, *self.vnpus.values(), *((self.cores,) if self.cores is not None else ()))
 
@@ -127,8 +127,8 @@ class Probes:
 
     def __init__(
         self,
-        chips: ChipSide,
-        pods: PodSide,
+        chips: ChipMonitoring,
+        pods: DeviceServing,
         snapshots: Observable[Snapshot | None],
         *,
         unread: Mapping[str, str],

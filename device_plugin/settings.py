@@ -10,12 +10,12 @@ from ascend.daemon.setting import setting
 from ascend.daemon.settings import DaemonSettings, ProgramSettings, checked_address
 from ascend.errors import InvalidValue
 from device_plugin.driver.dividing import DividingDriver
+from device_plugin.driver.fabric_switches import SwitchDriver
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
-from device_plugin.driver.switches import SwitchDriver
 from device_plugin.driver.telemetry import MeasuringDriver
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.kubelet.identity import KubeletIdentity
 from device_plugin.pods.container_edits import InjectionSetting
 from device_plugin.publish.node_conditions import TaintEffect, TaintRule
@@ -274,7 +274,7 @@ class Settings(DriverSettings, DaemonSettings):
         """Which faults taint the Node; None if none does."""
         if self.taint_from == "off":
             return None
-        return TaintRule(Level.of_wire(self.taint_from), self.taint_effect)
+        return TaintRule(FaultLevel.of_wire(self.taint_from), self.taint_effect)
 
     @property
     def hot_reset_options(self) -> ResetOptions | None:

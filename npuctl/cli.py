@@ -22,7 +22,7 @@ from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
 from npuctl.help import Verb
 from npuctl.output import Output, use_ascii, use_locale, written_out
-from npuctl.topo.choice import By, Choice, Sort, View
+from npuctl.topo.choice import By, Sort, TopologyOptions, View
 
 _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
 
@@ -329,7 +329,7 @@ def topo(
     from npuctl.topo.command import run_topo, watch_topo
 
     source = Source.of(**options)
-    choice = Choice(
+    choice = TopologyOptions(
         nodes or (),
         selector,
         unhealthy,
@@ -580,10 +580,10 @@ def whatif(
     and nothing is changed.
     """
     from npuctl.reading.source import Source
-    from npuctl.whatif.changes import Changes
+    from npuctl.whatif.changes import WhatIfChanges
     from npuctl.whatif.command import run_whatif
 
-    changes = Changes(drain or (), lose or (), add or (), end or (), priority or ())
+    changes = WhatIfChanges(drain or (), lose or (), add or (), end or (), priority or ())
     return asyncio.run(run_whatif(Source.of(**options), changes, output))
 
 

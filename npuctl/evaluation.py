@@ -49,7 +49,7 @@ _NO_PRIORITY: Final = 1 << 31
 """Above every priority."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class PodVerdict(msgspec.Struct, frozen=True):
     """What becomes of a pod.
 
     Attributes:
@@ -130,14 +130,14 @@ class Evaluation:
         unserved = _unserved_scheduler(pod, self._schedulers)
         return (*named_devices(pod), *([unserved] if unserved is not None and pod.waits_for_chips else []))
 
-    async def decide(self, pod: Pod) -> Verdict:
+    async def decide(self, pod: Pod) -> PodVerdict:
         """Decide on a pod, and bind it to the node it gets."""
         verdict = await self.judge(pod)
         if verdict.held is not None:
             self.bind(pod, verdict.held)
         return verdict
 
-    async def judge(self, pod: Pod) -> Verdict:
+    async def judge(self, pod: Pod) -> PodVerdict:
         """Decide on a pod without a Binding: its devices are reserved, and its victims are deleted."""
         job = self.allocator.job_of(pod)
         try:
@@ -146,17 +146,17 @@ class Evaluation:
         except Refusal as refusal:
             refused = refusal.without_frames()
         else:
-            return Verdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
+            return PodVerdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
         gone = await self._preempt(pod, job)
         if gone:
             with suppress(Refusal):
                 held = self.allocator.place(pod)
-                return Verdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
+                return PodVerdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
             for each in gone:
                 self.apply(each)
             self.allocator.ledger.promises.drop(_owner(pod, job))
         self.allocator.engine.earmarks.choose()  # now, whether a verb asks for more of this pod or not
-        return Verdict(pod, job.key, refusal=refused, waits_for=self._waits_for(pod, job, refused))
+        return PodVerdict(pod, job.key, refusal=refused, waits_for=self._waits_for(pod, job, refused))
 
     def bind(self, pod: Pod, held: Reservation) -> dict[str, str]:
         """Bind a pod to the node it gets; returns the annotations of its Binding."""

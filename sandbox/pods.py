@@ -27,7 +27,7 @@ class FullMetadata(Metadata, frozen=True, omit_defaults=True):
     finalizers: list[str] = msgspec.field(default_factory=list)
 
 
-class EnvVar(msgspec.Struct, rename="camel", frozen=True):
+class PodEnvVar(msgspec.Struct, rename="camel", frozen=True):
     """An environment variable in a pod's spec."""
 
     name: str = ""
@@ -35,7 +35,7 @@ class EnvVar(msgspec.Struct, rename="camel", frozen=True):
     value_from: dict[str, Any] = {}
 
 
-class Amounts(msgspec.Struct, frozen=True):
+class ResourceAmounts(msgspec.Struct, frozen=True):
     """The resources of a container, all of them: the two programs keep only those of the maker."""
 
     limits: dict[str, str] = {}
@@ -47,9 +47,9 @@ class ContainerSpec(msgspec.Struct, rename="camel", frozen=True):
 
     name: str = ""
     image: str = ""
-    resources: Amounts = Amounts()
+    resources: ResourceAmounts = ResourceAmounts()
     restart_policy: str = ""
-    env: list[EnvVar] = []
+    env: list[PodEnvVar] = []
 
     @property
     def is_sidecar(self) -> bool:

@@ -187,7 +187,7 @@ class HealthMonitor:
             log.warning("going on without chips that have not been read", chips=join_names(self._unread))
         self._running = True
         whole = self._ledgers.whole
-        sources = (self._changed, whole.pods.changes, whole.handovers.changes, self._ledgers.vnpu_changes)
+        sources = (self._changed, whole.pods.changes, whole.allocations.changes, self._ledgers.vnpu_changes)
         while True:
             versions = [source.version for source in sources]
             self._judge()

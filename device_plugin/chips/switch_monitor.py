@@ -15,10 +15,10 @@ import structlog
 
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import DriverError
+from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchFault, SwitchReport
 from ascend.rate_limiters import Backoff
-from ascend.switches import UNREADABLE_SWITCHES, SwitchFault, SwitchReport
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.driver.switches import SwitchDriver
+from device_plugin.driver.fabric_switches import SwitchDriver
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.health.switch_faults import SwitchLevel, assess

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from ascend.errors import UNREADABLE, DriverError
-from ascend.switches import SwitchFault
+from ascend.fabric_switches import SwitchFault
 
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 _Code = Annotated[str, msgspec.Meta(pattern=r"^\[0x[0-9a-f]{8},(na|[0-9]+),(cpu|npu|L2|na),na\]$")]

@@ -8,7 +8,7 @@ from device_plugin.health.active_faults import ActiveFaults, FaultTransition
 from device_plugin.health.bus_errors import BusErrorFilter
 from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import FaultRules
-from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, Level
+from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, FaultLevel
 from device_plugin.health.lost_contact import LostContact
 from device_plugin.health.snapshot import DOUBTS, NO_CODE, Chip, EarlierState, FaultRecord, Moment, UpgradeReason
 from device_plugin.health.upgrades import Upgrades, raised
@@ -17,7 +17,7 @@ _READMISSION = "no fault, waiting for an operator to readmit it"
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class HealthSettings:
     """How all chips are judged.
 
     Attributes:
@@ -56,11 +56,11 @@ class ChipHealth:
 
     # Changes.
 
-    def announce(self, event: FaultEvent, at: Moment, policy: Policy) -> None:
+    def announce(self, event: FaultEvent, at: Moment, policy: HealthSettings) -> None:
         """Apply an event of this chip."""
         self._apply(self._faults.announce(event, at), policy)
 
-    def was_reset(self, at: Moment, policy: Policy) -> None:
+    def was_reset(self, at: Moment, policy: HealthSettings) -> None:
         """Take over that the chip was reset."""
         self._apply(self._faults.was_reset(at), policy)
 
@@ -68,7 +68,7 @@ class ChipHealth:
         """Believe readings alone until the next event."""
         self._faults.lose_events()
 
-    def read(self, state: ChipState, at: Moment, policy: Policy) -> None:
+    def read(self, state: ChipState, at: Moment, policy: HealthSettings) -> None:
         """Apply a reading that started at ``at``."""
         first = not self.was_read
         state = self._contact.confirm(state, self._faults.codes, policy.rules, at)
@@ -76,7 +76,7 @@ class ChipHealth:
         if first:
             self._upgrades.agree(self._faults, at)
 
-    def _apply(self, transitions: Iterator[FaultTransition], policy: Policy) -> None:
+    def _apply(self, transitions: Iterator[FaultTransition], policy: HealthSettings) -> None:
         for transition in self._bus_errors.filter(transitions, policy.rules):
             self._upgrades.update(transition, policy.rules)
 
@@ -91,12 +91,12 @@ class ChipHealth:
         """Whether the chip was ever read."""
         return self._faults.read_s is not None
 
-    def restore(self, phy_id: int, earlier: EarlierState, at: Moment, policy: Policy) -> None:
+    def restore(self, phy_id: int, earlier: EarlierState, at: Moment, policy: HealthSettings) -> None:
         """Take over the state from before a restart; a chip no longer separated was released in the meantime."""
         reasons = earlier.reasons.get(phy_id, ())
         separated = bool(earlier.manually_separated >> phy_id & 1)
         autofill = [why for why in reasons if why.kind == "FaultAutofill"]
-        kept = [why for why in reasons if separated or why.level is not Level.MANUALLY_SEPARATE]
+        kept = [why for why in reasons if separated or why.level is not FaultLevel.MANUALLY_SEPARATE]
         self._upgrades.restore((why for why in kept if why.kind != "FaultAutofill"), policy.rules, at)
         cordoned = bool(earlier.cordoned >> phy_id & 1)
         if separated and (autofill or cordoned or not self.is_separated):
@@ -116,18 +116,18 @@ class ChipHealth:
         if self._separated_ms is None:
             self._separated_ms = at.wall_ms
 
-    def release(self, now_s: float, policy: Policy) -> None:
+    def release(self, now_s: float, policy: HealthSettings) -> None:
         """Put it back into use, by an operator's order: at once unless another fault bars it."""
         own, network = self._records(policy.rules)
         level, network_level = self._level(own), _most_serious(network)
         self._separated_ms = None
         self._upgrades.release()
         self.settle(now_s, policy)
-        if level is Level.MANUALLY_SEPARATE:
+        if level is FaultLevel.MANUALLY_SEPARATE:
             self._barred.forgive()
             self._barred_new.forgive()
             self._awaits = self._barred.bad or (self._awaits and self._barred_new.bad)
-        if network_level is Level.MANUALLY_SEPARATE:
+        if network_level is FaultLevel.MANUALLY_SEPARATE:
             self._network.forgive()
             self._network_awaits = self._network.bad
 
@@ -138,7 +138,7 @@ class ChipHealth:
 
     # Consequences.
 
-    def settle(self, now_s: float, policy: Policy) -> None:
+    def settle(self, now_s: float, policy: HealthSettings) -> None:
         """Let time pass, and update the dampers."""
         for transition in self._bus_errors.advance(now_s):
             self._upgrades.update(transition, policy.rules)
@@ -157,7 +157,7 @@ class ChipHealth:
         self._awaits = policy.manual and (self._awaits or self._barred.bad)
         self._network_awaits = policy.manual and (self._network_awaits or self._network.bad)
 
-    def _is_silent(self, now_s: float, policy: Policy) -> bool:
+    def _is_silent(self, now_s: float, policy: HealthSettings) -> bool:
         if self._faults.read_s is None or not self._is_listed:
             return True
         return now_s >= self._faults.read_s + policy.stale_s
@@ -166,7 +166,7 @@ class ChipHealth:
     def _is_listed(self) -> bool:
         return self.facts is None or self.facts.is_listed
 
-    def next_s(self, now_s: float, policy: Policy) -> float | None:
+    def next_s(self, now_s: float, policy: HealthSettings) -> float | None:
         """Return the earliest time at which anything changes by itself; ``settle`` comes first."""
         dampers = (self._barred, self._barred_new, self._silence, self._network)
         times = [self._bus_errors.next_s(), self._upgrades.next_s(policy.rules)]
@@ -178,7 +178,7 @@ class ChipHealth:
     @property
     def is_separated(self) -> bool:
         """Whether only an operator can put it back into use."""
-        return any(why.level is Level.MANUALLY_SEPARATE for why in self.reasons())
+        return any(why.level is FaultLevel.MANUALLY_SEPARATE for why in self.reasons())
 
     @property
     def awaits(self) -> bool:
@@ -195,7 +195,7 @@ class ChipHealth:
         reasons = self._upgrades.reasons()
         if self._separated_ms is None:
             return reasons
-        return UpgradeReason(NO_CODE, Level.MANUALLY_SEPARATE, "FaultAutofill", self._separated_ms), *reasons
+        return UpgradeReason(NO_CODE, FaultLevel.MANUALLY_SEPARATE, "FaultAutofill", self._separated_ms), *reasons
 
     def _records(self, rules: FaultRules) -> tuple[list[FaultRecord], list[FaultRecord]]:
         """Return the chip's faults and the faults of its network port, the most serious first."""
@@ -210,27 +210,27 @@ class ChipHealth:
             records.sort(key=lambda record: (-record.level, record.code))
         return own, network
 
-    def _record(self, code: int, upgrade: tuple[Level, int] | None, rules: FaultRules) -> FaultRecord:
+    def _record(self, code: int, upgrade: tuple[FaultLevel, int] | None, rules: FaultRules) -> FaultRecord:
         """Return a fault as reported: if a rule raised it, with the rule's level and time.
 
         See docs/spec/node-report.md#fault-entries.
         """
         since = self._faults.codes.get(code)
-        level, since_ms = Level.NORMAL, 0
+        level, since_ms = FaultLevel.NORMAL, 0
         if since is not None:
             level, since_ms = rules.level(code, self._faults.severity(code)), since.wall_ms
         if upgrade is not None and upgrade[0] >= level:
             level, since_ms = upgrade
         return FaultRecord(code, rules.spell(code), since_ms, level)
 
-    def _level(self, own: Sequence[FaultRecord]) -> Level:
-        return Level.MANUALLY_SEPARATE if self._separated_ms is not None else _most_serious(own)
+    def _level(self, own: Sequence[FaultRecord]) -> FaultLevel:
+        return FaultLevel.MANUALLY_SEPARATE if self._separated_ms is not None else _most_serious(own)
 
     def _bars_use(self, own: Sequence[FaultRecord]) -> bool:
         """Return whether any fault bars use, even if the most serious one does not."""
         return self._separated_ms is not None or any(record.level.bars_use for record in own)
 
-    def judge(self, facts: ChipFacts, now_s: float, policy: Policy, *, running: bool) -> Chip:
+    def judge(self, facts: ChipFacts, now_s: float, policy: HealthSettings, *, running: bool) -> Chip:
         """Judge it; ``settle`` comes first.
 
         Args:
@@ -258,7 +258,9 @@ class ChipHealth:
             network_in_doubt=self._network.bad and not _most_serious(network).bars_network,
         )
 
-    def _why(self, own: Sequence[FaultRecord], now_s: float, policy: Policy, *, running: bool) -> tuple[str, str]:
+    def _why(
+        self, own: Sequence[FaultRecord], now_s: float, policy: HealthSettings, *, running: bool
+    ) -> tuple[str, str]:
         """Return why it is unhealthy, as a word and a sentence; empty if it is healthy."""
         if self._bars_use(own) or (self._level(own).bars_new_use and not running):
             return self._why_barred(own)
@@ -271,7 +273,7 @@ class ChipHealth:
             return "Recovering", _recovering(bad, policy)
         return ("AwaitingReadmission", _READMISSION) if self.awaits else ("", "")
 
-    def _why_silent(self, policy: Policy) -> str:
+    def _why_silent(self, policy: HealthSettings) -> str:
         if not self._is_listed:
             return "the driver does not list it"
         if self.was_read:
@@ -281,13 +283,13 @@ class ChipHealth:
     def _why_barred(self, own: Sequence[FaultRecord]) -> tuple[str, str]:
         barring = [record for record in own if record.level.bars_new_use]
         named = _named(barring)
-        if self._level(own) is Level.MANUALLY_SEPARATE:
+        if self._level(own) is FaultLevel.MANUALLY_SEPARATE:
             return "ManuallySeparated", ", ".join(filter(None, (named, "separated until an operator puts it back")))
         if any(record.code == CARD_DROP for record in barring):
             return "CardDropped", f"it does not answer: {named}"
         return "Fault", named
 
-    def _why_network(self, network: Sequence[FaultRecord], policy: Policy) -> str:
+    def _why_network(self, network: Sequence[FaultRecord], policy: HealthSettings) -> str:
         if barring := [record for record in network if record.level.bars_network]:
             return _named(barring)
         if self._network.bad:
@@ -295,14 +297,14 @@ class ChipHealth:
         return _READMISSION if self.network_awaits else ""
 
 
-def _most_serious(records: Sequence[FaultRecord]) -> Level:
-    return records[0].level if records else Level.NORMAL
+def _most_serious(records: Sequence[FaultRecord]) -> FaultLevel:
+    return records[0].level if records else FaultLevel.NORMAL
 
 
 def _named(records: Iterable[FaultRecord]) -> str:
     return ", ".join(f"{record.name} ({record.level.wire})" for record in records)
 
 
-def _recovering(dampers: Iterable[Damper], policy: Policy) -> str:
+def _recovering(dampers: Iterable[Damper], policy: HealthSettings) -> str:
     hold_s = max(damper.hold_s(policy.damping) for damper in dampers)
     return f"no fault, held back for {hold_s:g} s before it is used again"

@@ -16,7 +16,7 @@ import msgspec
 
 from ascend.errors import UNREADABLE, InvalidValue
 from device_plugin.driver import LINK_DOWN
-from device_plugin.health.levels import HBM_DOUBLE_BIT, NETWORK_CODES, Level, level_of_unknown
+from device_plugin.health.levels import HBM_DOUBLE_BIT, NETWORK_CODES, FaultLevel, level_of_unknown
 from device_plugin.health.switch_faults import SwitchLevel, read_switch_levels
 
 
@@ -35,7 +35,7 @@ class FrequencyRule:
     code: int
     window_s: int
     times: int
-    level: Level
+    level: FaultLevel
     release_s: int | None
 
 
@@ -53,7 +53,7 @@ class DurationRule:
     code: int
     fault_s: int
     recover_s: int
-    level: Level
+    level: FaultLevel
 
 
 _Rule = TypeVar("_Rule", bound=FrequencyRule | DurationRule)
@@ -72,14 +72,14 @@ class FaultRules:
         switches: levels of the faults of switches.
     """
 
-    chip: Mapping[int, Level]
-    network: Mapping[int, Level]
+    chip: Mapping[int, FaultLevel]
+    network: Mapping[int, FaultLevel]
     frequency: Mapping[int, tuple[FrequencyRule, ...]]
     duration: Mapping[int, tuple[DurationRule, ...]]
     spellings: Mapping[int, str]
     switches: Mapping[str, SwitchLevel]
 
-    def level(self, code: int, severity: int | None = None) -> Level:
+    def level(self, code: int, severity: int | None = None) -> FaultLevel:
         """Return the level of a code before any rule raises it.
 
         Args:
@@ -108,20 +108,20 @@ POLL_INTERVAL = "PollInterval"
 """How often the reference reads the ConfigMap; without effect here, because the ConfigMap is watched."""
 
 _CHIP_LISTS = {
-    "NotHandleFaultCodes": Level.NOT_HANDLE,
-    "SubHealthFaultCodes": Level.SUB_HEALTH,
-    "RestartRequestCodes": Level.RESTART_REQUEST,
-    "RestartBusinessCodes": Level.RESTART_BUSINESS,
-    "FreeRestartNPUCodes": Level.FREE_RESTART,
-    "RestartNPUCodes": Level.RESTART,
-    "PreSeparateNPUCodes": Level.PRE_SEPARATE,
-    "SeparateNPUCodes": Level.SEPARATE,
+    "NotHandleFaultCodes": FaultLevel.NOT_HANDLE,
+    "SubHealthFaultCodes": FaultLevel.SUB_HEALTH,
+    "RestartRequestCodes": FaultLevel.RESTART_REQUEST,
+    "RestartBusinessCodes": FaultLevel.RESTART_BUSINESS,
+    "FreeRestartNPUCodes": FaultLevel.FREE_RESTART,
+    "RestartNPUCodes": FaultLevel.RESTART,
+    "PreSeparateNPUCodes": FaultLevel.PRE_SEPARATE,
+    "SeparateNPUCodes": FaultLevel.SEPARATE,
 }
 _NETWORK_LISTS = {
-    "NotHandleFaultNetworkCodes": Level.NOT_HANDLE,
-    "SubHealthFaultNetworkCodes": Level.SUB_HEALTH,
-    "PreSeparateNPUNetworkCodes": Level.PRE_SEPARATE,
-    "SeparateNPUNetworkCodes": Level.SEPARATE,
+    "NotHandleFaultNetworkCodes": FaultLevel.NOT_HANDLE,
+    "SubHealthFaultNetworkCodes": FaultLevel.SUB_HEALTH,
+    "PreSeparateNPUNetworkCodes": FaultLevel.PRE_SEPARATE,
+    "SeparateNPUNetworkCodes": FaultLevel.SEPARATE,
 }
 _IN_NETWORK = frozenset(_NETWORK_LISTS.values())
 """The levels a network code can have; listed at another level it gets NotHandleFault.
@@ -198,8 +198,8 @@ def _read_object(data: Mapping[str, str], key: str, refused: list[str]) -> dict[
 
 def _with_levels(rules: FaultRules, codes: Mapping[str, Any], refused: list[str]) -> FaultRules:
     """Apply the levels of ``faultCode.json``; a code in several lists gets the most serious of their levels."""
-    chip: dict[int, Level] = {}
-    network: dict[int, Level] = {}
+    chip: dict[int, FaultLevel] = {}
+    network: dict[int, FaultLevel] = {}
     spellings = dict(rules.spellings)
     lists = {**_CHIP_LISTS, **_NETWORK_LISTS}
     refused += [f"{CODES_FILE}: {_shown(name)} is not a list of codes" for name in codes if name not in lists]
@@ -221,13 +221,13 @@ def _with_levels(rules: FaultRules, codes: Mapping[str, Any], refused: list[str]
             if text.startswith("0") and not text.startswith(("0x", "0X")):
                 spellings[code] = text.upper()
             if code in NETWORK_CODES:
-                _raise_to(network, code, level if level in _IN_NETWORK else Level.NOT_HANDLE)
+                _raise_to(network, code, level if level in _IN_NETWORK else FaultLevel.NOT_HANDLE)
             else:
                 _raise_to(chip, code, level)
     return replace(rules, chip=chip, network=network, spellings=spellings)
 
 
-def _raise_to(table: dict[int, Level], code: int, level: Level) -> None:
+def _raise_to(table: dict[int, FaultLevel], code: int, level: FaultLevel) -> None:
     table[code] = max(level, table.get(code, level))
 
 
@@ -269,14 +269,14 @@ def _frequency_rules(entry: Any) -> Iterator[FrequencyRule]:
     window_s = _whole(entry, "TimeWindow", _WINDOW_S)
     times = _whole(entry, "Times", _TIMES)
     release_s = _whole(entry, "ReleaseTimeWindow", _RELEASE_S) if entry.get("ReleaseTimeWindow", 0) != 0 else None
-    if release_s is None and level is not Level.MANUALLY_SEPARATE:
-        raise InvalidValue(f"ReleaseTimeWindow is missing, only {Level.MANUALLY_SEPARATE.wire} can do without")
+    if release_s is None and level is not FaultLevel.MANUALLY_SEPARATE:
+        raise InvalidValue(f"ReleaseTimeWindow is missing, only {FaultLevel.MANUALLY_SEPARATE.wire} can do without")
     return (FrequencyRule(code, window_s, times, level, release_s) for code in codes)
 
 
 def _duration_rules(entry: Any) -> Iterator[DurationRule]:
     codes, level = _subject(entry)
-    if level is Level.MANUALLY_SEPARATE:
+    if level is FaultLevel.MANUALLY_SEPARATE:
         raise InvalidValue(f"FaultHandling is {level.wire}, which only an operator could undo")
     fault_s = _optional(entry, "FaultTimeout", _FAULT_S)
     recover_s = _optional(entry, "RecoverTimeout", _RECOVER_S)
@@ -291,7 +291,7 @@ def _duration_rules(entry: Any) -> Iterator[DurationRule]:
     )
 
 
-def _subject(entry: Any) -> tuple[dict[int, None], Level]:
+def _subject(entry: Any) -> tuple[dict[int, None], FaultLevel]:
     """Read the part that all rules share: the level, and the codes in order without duplicates."""
     if not isinstance(entry, dict):
         raise InvalidValue(f"{_shown(entry)} is not an object")
@@ -303,8 +303,8 @@ def _subject(entry: Any) -> tuple[dict[int, None], Level]:
         codes = dict.fromkeys(_read_code(each) for each in texts)
     except InvalidValue as error:
         raise InvalidValue(f"EventId: {error}") from None
-    level = Level.of_wire(text) if isinstance(text, str) and len(text) <= _SHOWN else Level.NORMAL
-    if level is Level.NORMAL:
+    level = FaultLevel.of_wire(text) if isinstance(text, str) and len(text) <= _SHOWN else FaultLevel.NORMAL
+    if level is FaultLevel.NORMAL:
         raise InvalidValue(f"FaultHandling is {_shown(text)}, not a level to raise a fault to")
     return codes, level
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from device_plugin.health.fault_rules import FrequencyRule
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Moment
 
 MAX_TIMES = 100
@@ -23,7 +23,7 @@ class Counter:
         self._total = 0
         self._counted: dict[FrequencyRule, int] = {}  # by rule, how many occurrences no longer count
         self._clear_s: float | None = None  # since when the fault is clear; None while it is present
-        self.upgrades: dict[Level, int] = {}
+        self.upgrades: dict[FaultLevel, int] = {}
         """The levels the fault was raised to, and when, in Unix milliseconds."""
 
     @property
@@ -31,7 +31,7 @@ class Counter:
         """Whether the fault is present."""
         return self._clear_s is None
 
-    def restore(self, level: Level, time_ms: int, at: Moment) -> None:
+    def restore(self, level: FaultLevel, time_ms: int, at: Moment) -> None:
         """Take over a level from before a restart; unless the fault is found again, it counts as clear since then."""
         self.upgrades[level] = time_ms
         last_s = at.mono_s - max(0, at.wall_ms - time_ms) / 1000
@@ -76,7 +76,7 @@ class Counter:
         dues = [math.nextafter(due_s, math.inf) for _, due_s in self._releases(rules)]
         return min(dues, default=None)
 
-    def _releases(self, rules: Sequence[FrequencyRule]) -> list[tuple[Level, float]]:
+    def _releases(self, rules: Sequence[FrequencyRule]) -> list[tuple[FaultLevel, float]]:
         if self._clear_s is None or not self.upgrades:
             return []
         releases = []
@@ -89,11 +89,11 @@ class Counter:
 
     def keep(self, rules: Sequence[FrequencyRule]) -> None:
         """Apply new rules: remove levels that no rule can release, except levels that an operator releases."""
-        kept = {Level.MANUALLY_SEPARATE, *(rule.level for rule in rules)}
+        kept = {FaultLevel.MANUALLY_SEPARATE, *(rule.level for rule in rules)}
         self.upgrades = {level: time_ms for level, time_ms in self.upgrades.items() if level in kept}
         self._counted = {rule: total for rule, total in self._counted.items() if rule in rules}
 
     def release(self) -> None:
         """Forget the separation and the occurrences, because an operator puts the chip back into use."""
-        self.upgrades.pop(Level.MANUALLY_SEPARATE, None)
+        self.upgrades.pop(FaultLevel.MANUALLY_SEPARATE, None)
         self._occurrences.clear()

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from ascend.chips import ChipSet, chip_ids, chip_set
 from device_plugin.device_types import MAX_VDEV_ID, DeviceType, number_of
 from device_plugin.driver import NO_CARD, ChipState, FaultEvent, Inventory
-from device_plugin.health.chip_health import ChipHealth, Policy
+from device_plugin.health.chip_health import ChipHealth, HealthSettings
 from device_plugin.health.damping import Damping
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.snapshot import EarlierState, Moment, Snapshot, Vnpus
@@ -47,7 +47,7 @@ class HealthBook:
         tells_faults_in_use: bool = True,
     ) -> None:
         self._tells_faults_in_use = tells_faults_in_use
-        self._policy = Policy(rules, Damping(hold_s, HOLD_LIMIT_S), stale_s, readmission == "manual")
+        self._policy = HealthSettings(rules, Damping(hold_s, HOLD_LIMIT_S), stale_s, readmission == "manual")
         self._chips: dict[int, ChipHealth] = {}
         self._phy_ids: dict[int, int] = {}  # by logic id
         self._now: Moment | None = None

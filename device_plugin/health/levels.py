@@ -30,7 +30,7 @@ MAJOR = 2
 """The lowest severity that the driver ranks above "suggestion" and "minor"."""
 
 
-class Level(enum.IntEnum):
+class FaultLevel(enum.IntEnum):
     """How a fault has to be handled, in ascending order of seriousness (docs/spec/faults.md#levels)."""
 
     NORMAL = 0
@@ -50,7 +50,7 @@ class Level(enum.IntEnum):
         return _WIRE[self]
 
     @classmethod
-    def of_wire(cls, text: str) -> "Level":
+    def of_wire(cls, text: str) -> "FaultLevel":
         """Return the level with this name.
 
         Raises:
@@ -64,35 +64,35 @@ class Level(enum.IntEnum):
     @property
     def bars_use(self) -> bool:
         """Whether a chip with this level is unhealthy even while a pod uses it (docs/spec/faults.md#chip-health)."""
-        return self > Level.SUB_HEALTH and self is not Level.PRE_SEPARATE
+        return self > FaultLevel.SUB_HEALTH and self is not FaultLevel.PRE_SEPARATE
 
     @property
     def bars_new_use(self) -> bool:
         """Whether a chip with this level is unhealthy as soon as no pod uses it (docs/spec/faults.md#chip-health)."""
-        return self > Level.SUB_HEALTH
+        return self > FaultLevel.SUB_HEALTH
 
     @property
     def bars_network(self) -> bool:
         """Whether a network port with this level is unhealthy; sub-health is enough (docs/spec/faults.md#levels)."""
-        return self > Level.NOT_HANDLE
+        return self > FaultLevel.NOT_HANDLE
 
 
 _WIRE = {
-    Level.NORMAL: "NormalNPU",
-    Level.NOT_HANDLE: "NotHandleFault",
-    Level.SUB_HEALTH: "SubHealthFault",
-    Level.RESTART_REQUEST: "RestartRequest",
-    Level.RESTART_BUSINESS: "RestartBusiness",
-    Level.FREE_RESTART: "FreeRestartNPU",
-    Level.RESTART: "RestartNPU",
-    Level.PRE_SEPARATE: "PreSeparateNPU",
-    Level.SEPARATE: "SeparateNPU",
-    Level.MANUALLY_SEPARATE: "ManuallySeparateNPU",
+    FaultLevel.NORMAL: "NormalNPU",
+    FaultLevel.NOT_HANDLE: "NotHandleFault",
+    FaultLevel.SUB_HEALTH: "SubHealthFault",
+    FaultLevel.RESTART_REQUEST: "RestartRequest",
+    FaultLevel.RESTART_BUSINESS: "RestartBusiness",
+    FaultLevel.FREE_RESTART: "FreeRestartNPU",
+    FaultLevel.RESTART: "RestartNPU",
+    FaultLevel.PRE_SEPARATE: "PreSeparateNPU",
+    FaultLevel.SEPARATE: "SeparateNPU",
+    FaultLevel.MANUALLY_SEPARATE: "ManuallySeparateNPU",
 }
 _LEVELS = {name: level for level, name in _WIRE.items()}
 
 
-def level_of_unknown(code: int, severity: int | None) -> Level:
+def level_of_unknown(code: int, severity: int | None) -> FaultLevel:
     """Return the level of a code that no table lists.
 
     An unknown code counts as harmless only if the driver's event said so; a code found by polling has no severity
@@ -103,5 +103,5 @@ def level_of_unknown(code: int, severity: int | None) -> Level:
         severity: of the event that announced it; None if no event did.
     """
     if code in NETWORK_CODES:
-        return Level.PRE_SEPARATE
-    return Level.SEPARATE if severity is None or severity >= MAJOR else Level.NOT_HANDLE
+        return FaultLevel.PRE_SEPARATE
+    return FaultLevel.SEPARATE if severity is None or severity >= MAJOR else FaultLevel.NOT_HANDLE

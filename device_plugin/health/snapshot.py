@@ -8,7 +8,7 @@ from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_set
 from device_plugin.device_types import DeviceType
 from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 
 UpgradeKind: TypeAlias = Literal["FaultFrequency", "FaultDuration", "FaultAutofill"]
 
@@ -60,7 +60,7 @@ class FaultRecord:
     code: int
     name: str
     since_ms: int
-    level: Level
+    level: FaultLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class UpgradeReason:
     """
 
     code: int
-    level: Level
+    level: FaultLevel
     kind: UpgradeKind
     time_ms: int
 
@@ -157,8 +157,8 @@ class Chip:
     """
 
     facts: ChipFacts
-    level: Level = Level.NORMAL
-    network_level: Level = Level.NORMAL
+    level: FaultLevel = FaultLevel.NORMAL
+    network_level: FaultLevel = FaultLevel.NORMAL
     faults: tuple[FaultRecord, ...] = ()
     network_faults: tuple[FaultRecord, ...] = ()
     network_healthy: bool = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from ascend.switches import SwitchFault, SwitchReport
+from ascend.fabric_switches import SwitchFault, SwitchReport
 
 _L2 = 2
 _ALL_L2_PORTS = 16

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from device_plugin.health.active_faults import ActiveFaults, FaultTransition
 from device_plugin.health.fault_rules import DurationRule, FaultRules
 from device_plugin.health.frequency import Counter
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Moment, UpgradeReason
 
 
@@ -188,9 +188,9 @@ class Upgrades:
             counter.release()
 
 
-def raised(reasons: Iterable[UpgradeReason]) -> dict[int, tuple[Level, int]]:
+def raised(reasons: Iterable[UpgradeReason]) -> dict[int, tuple[FaultLevel, int]]:
     """Return, by code, the most serious level it was raised to and when, in Unix milliseconds."""
-    levels: dict[int, tuple[Level, int]] = {}
+    levels: dict[int, tuple[FaultLevel, int]] = {}
     for why in reasons:
         levels[why.code] = max((why.level, why.time_ms), levels.get(why.code, (why.level, why.time_ms)))
     return levels

@@ -18,7 +18,7 @@ class NodeInfo(msgspec.Struct, rename="camel", frozen=True):
     container_runtime_version: str = ""
 
 
-class NodeStatus(msgspec.Struct, rename="camel", frozen=True):
+class KubeletNodeStatus(msgspec.Struct, rename="camel", frozen=True):
     """The part of a node's status that the plugin uses.
 
     Attributes:
@@ -33,10 +33,10 @@ class NodeStatus(msgspec.Struct, rename="camel", frozen=True):
 class NodeWithStatus(KubeObject, frozen=True, kw_only=True):
     """A node, with that part of its status only."""
 
-    status: NodeStatus = NodeStatus()
+    status: KubeletNodeStatus = KubeletNodeStatus()
 
 
-async def read_node_status(client: KubeClient, node: str) -> NodeStatus:
+async def read_node_status(client: KubeClient, node: str) -> KubeletNodeStatus:
     """Read the status of a node.
 
     Raises:

@@ -21,7 +21,7 @@ DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class KubeletLedger:
+class PodResources:
     """The devices of one type that the kubelet's active pods have, called chips here.
 
     Attributes:
@@ -34,7 +34,7 @@ class KubeletLedger:
     ambiguous: set[str] = field(default_factory=set)
 
 
-async def read_ledger(socket: Path, device_type: DeviceType = WHOLE_CHIPS) -> KubeletLedger:
+async def read_ledger(socket: Path, device_type: DeviceType = WHOLE_CHIPS) -> PodResources:
     """Read the kubelet's ledger.
 
     Args:
@@ -44,7 +44,7 @@ async def read_ledger(socket: Path, device_type: DeviceType = WHOLE_CHIPS) -> Ku
     Raises:
         Unreachable: the kubelet does not answer, or lists device ids that are no names of such devices.
     """
-    pods, ledger = await _list(socket), KubeletLedger()
+    pods, ledger = await _list(socket), PodResources()
     try:
         for pod in pods:
             key = f"{pod.namespace}/{pod.name}"

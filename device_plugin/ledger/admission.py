@@ -23,12 +23,12 @@ from ascend.reasons import Reason
 from ascend.slices import ContainerRequest
 from device_plugin.device_types import DeviceType
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import Part
+from device_plugin.ledger.allocations import ContainerPart
 from device_plugin.ledger.node_pods import NOT_PLACED, NodePod, NodePods
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AdmissionCandidate:
     """A container that an admission call can be about.
 
     Attributes:
@@ -48,7 +48,7 @@ def candidates(
     granted: Mapping[str, Collection[str]],
     *,
     skips: bool = False,
-) -> list[Candidate]:
+) -> list[AdmissionCandidate]:
     """Return the containers that an admission call for ``count`` chips can be about, in the pods' order of arrival.
 
     Whether a container was given chips is decided by our ledger and the kubelet's, never by annotations, which can be
@@ -70,7 +70,7 @@ def candidates(
             still = pod.container_requests[done:] if skips else pod.container_requests[done : done + 1]
             ask = next((ask for ask in still if ask.count == count), None)
             if ask is not None:
-                found.append(Candidate(pod, ask, begun=done > 0))
+                found.append(AdmissionCandidate(pod, ask, begun=done > 0))
     return sorted(found, key=lambda each: each.pod.order)
 
 
@@ -88,7 +88,7 @@ class Listing:
     version: int
 
 
-def newest(listed: Iterable[Candidate], listings: Mapping[str, Listing]) -> Candidate:
+def newest(listed: Iterable[AdmissionCandidate], listings: Mapping[str, Listing]) -> AdmissionCandidate:
     """Return the candidate that came last to the kubelet's list.
 
     Args:
@@ -98,12 +98,12 @@ def newest(listed: Iterable[Candidate], listings: Mapping[str, Listing]) -> Cand
     return max(listed, key=lambda each: (listings[each.pod.uid], each.pod.order))
 
 
-def oldest_decision(waiting: Iterable[Candidate]) -> Candidate:
+def oldest_decision(waiting: Iterable[AdmissionCandidate]) -> AdmissionCandidate:
     """Return the candidate that has begun, else the one with the smallest predicate-time, else the first to come."""
     return min(waiting, key=lambda each: (not each.begun, _decided_at(each), each.pod.order))
 
 
-def _decided_at(candidate: Candidate) -> int:
+def _decided_at(candidate: AdmissionCandidate) -> int:
     time = candidate.pod.grant.predicate_time if candidate.pod.grant is not None else None
     return time if time is not None else CLAIMED
 
@@ -211,7 +211,7 @@ class UnofferedChips:
         """Note the chips of the pod that the kubelet does not offer although our ledger has no holder for them."""
         self._chips = frozenset(chips)
 
-    def check(self, pod: NodePod, part: Part) -> None:
+    def check(self, pod: NodePod, part: ContainerPart) -> None:
         """Check that a pod from before the kubelet's start gets only chips that are offered.
 
         Raises:

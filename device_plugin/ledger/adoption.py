@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from ascend.chips import chip_ids
 from ascend.slices import deal
-from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.allocations import Allocation, ContainerPart
 from device_plugin.ledger.node_pods import NodePod
 
 
@@ -30,20 +30,20 @@ def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str
     return [ask.container for ask in pod.container_requests if ask.keeps and ask.container not in held]
 
 
-def explains(handover: HandOver, held: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a hand-over is what a ledger entry shows."""
-    kept = {part.container: frozenset(part.kubelet_ids) for part in handover.parts if part.keeps}
+def explains(allocation: Allocation, held: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether an allocation is what a ledger entry shows."""
+    kept = {part.container: frozenset(part.kubelet_ids) for part in allocation.parts if part.keeps}
     return kept == {container: frozenset(ids) for container, ids in held.items()}
 
 
 def adopt(
     pod: NodePod,
     held: Mapping[str, tuple[int, ...]],
-    answers: Mapping[frozenset[int], HandOver],
+    answers: Mapping[frozenset[int], Allocation],
     *,
     admitted: bool,
-) -> HandOver:
-    """Return the hand-over that explains a ledger entry.
+) -> Allocation:
+    """Return the allocation that explains a ledger entry.
 
     Where we answered the call for a container's ids, it has the chips of that answer, whichever pod the call was taken
     for; otherwise those of the annotations, or of the ledger.
@@ -67,16 +67,16 @@ def adopt(
             # The kubelet did not follow the preferred allocation; its ids are not what the container was given.
             own = slices[ask.container]
         if ids:
-            parts.append(Part(ask.container, ask.keeps, own, ids))
-    return HandOver.of_parts(pod.uid, pod.key, chips, tuple(parts), pod.device_type)
+            parts.append(ContainerPart(ask.container, ask.keeps, own, ids))
+    return Allocation.of_parts(pod.uid, pod.key, chips, tuple(parts), pod.device_type)
 
 
-def _answer(answer: HandOver, ids: Iterable[int]) -> tuple[int, ...]:
+def _answer(answer: Allocation, ids: Iterable[int]) -> tuple[int, ...]:
     return next(part.chips for part in reversed(answer.parts) if set(part.kubelet_ids) == set(ids))
 
 
 def _chips_of(
-    pod: NodePod, answered: Iterable[HandOver], given: Mapping[str, tuple[int, ...]]
+    pod: NodePod, answered: Iterable[Allocation], given: Mapping[str, tuple[int, ...]]
 ) -> tuple[int, ...] | None:
     """Return the chips that were answered for a pod; None if not all calls for it are known."""
     wholes = {answer.chips for answer in answered}
@@ -86,8 +86,8 @@ def _chips_of(
     return parts if len(parts) == pod.count else None
 
 
-def believe(pod: NodePod) -> HandOver | None:
-    """Return the hand-over that a pod's claim describes, for use without an entry of the kubelet's ledger.
+def believe(pod: NodePod) -> Allocation | None:
+    """Return the allocation that a pod's claim describes, for use without an entry of the kubelet's ledger.
 
     Returns:
         None if the claim can't be true: it has another number of chips than the pod requests.
@@ -97,9 +97,10 @@ def believe(pod: NodePod) -> HandOver | None:
     chips = pod.grant.chips if pod.grant is not None and pod.grant.chip_set == pod.held else chip_ids(pod.held)
     slices = deal(pod.container_requests, chips)
     parts = tuple(
-        Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in pod.container_requests
+        ContainerPart(ask.container, ask.keeps, slices[ask.container], slices[ask.container])
+        for ask in pod.container_requests
     )
-    return HandOver.of_parts(pod.uid, pod.key, chips, parts, pod.device_type)
+    return Allocation.of_parts(pod.uid, pod.key, chips, parts, pod.device_type)
 
 
 def _chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

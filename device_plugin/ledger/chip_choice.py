@@ -18,9 +18,9 @@ from ascend.reasons import Reason
 from ascend.rules.families import RULES, refuse_number
 from ascend.rules.identity import SERVER_TYPE, identify
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOvers, used_chips
+from device_plugin.ledger.allocations import Allocations, used_chips
 from device_plugin.ledger.node_pods import NodePod, NodePods
-from device_plugin.ledger.stand_ins import counted_for
+from device_plugin.ledger.substitute_ids import counted_for
 
 
 class Chooser(Protocol):
@@ -41,12 +41,12 @@ class VnpuChooser:
 
     Args:
         pods: the node's pods.
-        handovers: the plugin's ledger.
+        allocations: the plugin's ledger.
     """
 
-    def __init__(self, pods: NodePods, handovers: HandOvers) -> None:
+    def __init__(self, pods: NodePods, allocations: Allocations) -> None:
         self._pods = pods
-        self._handovers = handovers
+        self._allocations = allocations
 
     def place(self, pod: NodePod, snapshot: Snapshot, wanted: Collection[int]) -> NodePod:
         """Return the pod with the chosen vNPU as if an allocator had written it on the pod; see ``Chooser``.
@@ -54,7 +54,7 @@ class VnpuChooser:
         Raises:
             Refusal: what the kubelet has chosen is unhealthy, or held by another pod.
         """
-        known = self._handovers.get(pod.uid)
+        known = self._allocations.get(pod.uid)
         chips = (
             known.chips if known is not None else chip_ids(self._free(pod, snapshot) & chip_set(wanted))[: pod.count]
         )
@@ -65,7 +65,7 @@ class VnpuChooser:
         return replace(pod, grant=Grant(chips, None), held=chip_set(chips))
 
     def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
-        return free_chips(pod, snapshot, self._pods, self._handovers)
+        return free_chips(pod, snapshot, self._pods, self._allocations)
 
 
 class ChipChooser:
@@ -77,13 +77,13 @@ class ChipChooser:
     Args:
         node: the Node as read at the start of the plugin; its labels name the product.
         pods: the node's pods.
-        handovers: the plugin's ledger.
+        allocations: the plugin's ledger.
     """
 
-    def __init__(self, node: Node, pods: NodePods, handovers: HandOvers) -> None:
+    def __init__(self, node: Node, pods: NodePods, allocations: Allocations) -> None:
         self._node = node
         self._pods = pods
-        self._handovers = handovers
+        self._allocations = allocations
         self._last: tuple[str, tuple[int, ...]] = ("", ())
         self._offered: tuple[str, ChipSet] = ("", 0)
 
@@ -100,7 +100,7 @@ class ChipChooser:
         Raises:
             Refusal: the product does not allow the number of chips, or the free ones are too few or not linked.
         """
-        known = self._handovers.get(pod.uid)
+        known = self._allocations.get(pod.uid)
         chips = known.chips if known is not None else self._choose(pod, snapshot, chip_set(wanted))
         self._last = pod.uid, chips
         return replace(pod, grant=Grant(chips, None), held=chip_set(chips))
@@ -136,13 +136,13 @@ class ChipChooser:
         """Return the chips whose ids the kubelet can allocate to this pod, or counts for a pod of our ledger."""
         uid, offered = self._offered
         self._offered = pod.uid, wanted | (offered if uid == pod.uid else 0)
-        return self._offered[1] | chip_set(counted_for(self._handovers))
+        return self._offered[1] | chip_set(counted_for(self._allocations))
 
     def _free(self, pod: NodePod, snapshot: Snapshot) -> ChipSet:
-        return free_chips(pod, snapshot, self._pods, self._handovers)
+        return free_chips(pod, snapshot, self._pods, self._allocations)
 
 
-def free_chips(pod: NodePod, snapshot: Snapshot, pods: NodePods, handovers: HandOvers) -> ChipSet:
+def free_chips(pod: NodePod, snapshot: Snapshot, pods: NodePods, allocations: Allocations) -> ChipSet:
     """Return the chips that a pod may get: the chips that no further pod has or waits for."""
-    taken = used_chips([other for other in pods if other.uid != pod.uid], handovers)
+    taken = used_chips([other for other in pods if other.uid != pod.uid], allocations)
     return snapshot.healthy & ~snapshot.recovering & ~snapshot.closed_to_new_pods & ~taken

@@ -10,7 +10,7 @@ from ascend.reasons import Reason
 from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Template
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.admission import grant_of
-from device_plugin.ledger.cores import CoreLedger, Taken, taken
+from device_plugin.ledger.cores import ChipUse, CoreLedger, taken
 from device_plugin.ledger.node_pods import NodePod
 
 
@@ -35,7 +35,7 @@ def check_cores(
     wanted = chip_set(chips)
     if unknown := wanted & ~snapshot.all_chips:
         raise Refusal(Reason.NO_RESOURCE, f"this node has no {join_names(chip_ids(unknown))}")
-    known = ledger.handovers.get(pod.uid)
+    known = ledger.allocations.get(pod.uid)
     _check_health(wanted, snapshot, own=known.chip_set if known is not None else 0)
     if held := wanted & whole:
         raise Refusal(Reason.CHIP_HELD, f"{join_names(chip_ids(held))}: a pod holds it as a whole")
@@ -67,7 +67,7 @@ def _check_health(wanted: ChipSet, snapshot: Snapshot, *, own: ChipSet) -> None:
             raise Refusal(reason, f"{join_names(chip_ids(found))}: {what}")
 
 
-def _check_room(chip: int, others: list[Taken], template: Template | None, kind: Divisible) -> None:
+def _check_room(chip: int, others: list[ChipUse], template: Template | None, kind: Divisible) -> None:
     if holder := next((each for each in others if not each.template or template is None), None):
         part = f"a vNPU of {holder.template}" if holder.template else "it as a whole"
         raise Refusal(Reason.CHIP_HELD, f"{chip_name(chip)}: pod {holder.pod} has {part}")

@@ -28,7 +28,7 @@ def offered_cores(snapshot: Snapshot, kind: Divisible, ledger: CoreLedger, whole
     closed = ~snapshot.healthy | snapshot.closed_to_new_pods | whole
     barred: list[int] = []
     spare: list[int] = []
-    ids = ledger.kubelet_ids | {number for handover in ledger.holding for number in handover.kubelet_ids}
+    ids = ledger.kubelet_ids | {number for allocation in ledger.holding for number in allocation.kubelet_ids}
     lacking = 0
     for index, chip in enumerate(snapshot.chips):
         own = [number for number in range(index * kind.cores, (index + 1) * kind.cores) if number not in ids]

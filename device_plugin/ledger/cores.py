@@ -1,6 +1,6 @@
 """The ledger of AI cores: the vNPU or the whole chips of each pod, and which of them are not free yet.
 
-The kubelet counts AI cores; what a pod has are chips, or a vNPU of one. So in these hand-overs the chips are those that
+The kubelet counts AI cores; what a pod has are chips or a vNPU. So in these allocations the chips are those that
 pods have, or have parts of, while the kubelet's ids are numbers of cores that say nothing about chips.
 """
 
@@ -14,7 +14,7 @@ from ascend.templates import TEMPLATES, Divisible, divisible
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES
 from device_plugin.driver import Inventory, VirtualNpu
-from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger, Part
+from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart, DeviceLedger
 from device_plugin.ledger.node_pods import NodePod, NodePods
 
 _MB_PER_GB: Final = 1024
@@ -26,15 +26,15 @@ def kind_of(server: Inventory) -> Divisible | None:
     return divisible(server.chip_type, server.ai_cores, hbm_mb // _MB_PER_GB)
 
 
-def core_handover(
+def core_allocation(
     pod: NodePod, ids: tuple[int, ...], chips: tuple[int, ...], template: str, vnpu: VirtualNpu | None
-) -> HandOver:
+) -> Allocation:
     """Return the allocation of a pod for the kubelet's ids: only one container of a pod requests AI cores."""
-    parts = tuple(Part(ask.container, ask.keeps, chips, ids) for ask in pod.container_requests[:1])
-    return HandOver(pod.uid, pod.key, chips, ids, parts, CORES, template, vnpu)
+    parts = tuple(ContainerPart(ask.container, ask.keeps, chips, ids) for ask in pod.container_requests[:1])
+    return Allocation(pod.uid, pod.key, chips, ids, parts, CORES, template, vnpu)
 
 
-class CoreLedger(Ledger):
+class CoreLedger(DeviceLedger):
     """The ledger of AI cores.
 
     Args:
@@ -42,8 +42,8 @@ class CoreLedger(Ledger):
     """
 
     def __init__(self, changes: Observable[None]) -> None:
-        handovers = HandOvers(changes, keeps_dropped=True)
-        super().__init__(NodePods(handovers.drop, CORES, changes), handovers)
+        allocations = Allocations(changes, keeps_dropped=True)
+        super().__init__(NodePods(allocations.drop, CORES, changes), allocations)
         self.changes = changes
         self.kubelet_ids: frozenset[int] = frozenset()
         """The numbers of the cores that pods have in the kubelet's ledger as last read."""
@@ -59,11 +59,11 @@ class CoreLedger(Ledger):
             self.kubelet_ids, self.left = ids, left
             self.changes.set(None)
 
-    def forget(self, handover: HandOver) -> None:
+    def forget(self, allocation: Allocation) -> None:
         """Forget the allocation of an ended pod; the chips are not free before the vNPU is destroyed."""
-        if handover.vnpu is not None:
-            self._ended |= {handover.vnpu.phy_id}
-        self.handovers.forget(handover.uid)
+        if allocation.vnpu is not None:
+            self._ended |= {allocation.vnpu.phy_id}
+        self.allocations.forget(allocation.uid)
 
     def swept(self, left: Mapping[tuple[int, int], VirtualNpu], undestroyed: Container[int]) -> None:
         """Take over which vNPUs of no pod could not be destroyed, and the chips that still have any."""
@@ -88,43 +88,44 @@ class CoreLedger(Ledger):
 
     @property
     def _kept(self) -> ChipSet:
-        return chip_set(chip for handover in self.handovers.kept.values() for chip in handover.chips)
+        return chip_set(chip for allocation in self.allocations.kept.values() for chip in allocation.chips)
 
     @property
     def claimed_vnpus(self) -> list[Vnpu]:
         """The vNPUs that live pods claim without an allocation in this ledger."""
-        known = {handover.uid for handover in self.holding}
+        known = {allocation.uid for allocation in self.holding}
         claimed = (pod.claimed_vnpu for pod in self.pods if pod.uid not in known)
         return [vnpu for vnpu in claimed if vnpu is not None]
 
     @property
     def vnpus(self) -> list[Vnpu]:
         """The vNPUs of pods, by allocation or by claim."""
-        own = (handover.vnpu.vnpu for handover in self.handovers if handover.vnpu is not None)
+        own = (allocation.vnpu.vnpu for allocation in self.allocations if allocation.vnpu is not None)
         return [*(vnpu for vnpu in own if vnpu is not None), *self.claimed_vnpus]
 
     @property
     def cut(self) -> ChipSet:
         """The chips that have vNPUs."""
-        held = (chip for handover in self.holding if handover.template for chip in handover.chips)
+        held = (chip for allocation in self.holding if allocation.template for chip in allocation.chips)
         claimed = (vnpu.chip for vnpu in self.claimed_vnpus)
         return chip_set((*held, *claimed)) | self._undestroyed
 
     def may_be_mistaken(self, vnpu: VirtualNpu) -> bool:
         """Return whether a pod can have this vNPU although another is taken for its own: they look alike."""
-        self.guessed &= {handover.uid for handover in self.holding}
+        self.guessed &= {allocation.uid for allocation in self.holding}
         return any(
-            handover.uid in self.guessed and (handover.chips, handover.template) == ((vnpu.phy_id,), vnpu.template)
-            for handover in self.holding
+            allocation.uid in self.guessed
+            and (allocation.chips, allocation.template) == ((vnpu.phy_id,), vnpu.template)
+            for allocation in self.holding
         )
 
     def owns(self, vnpu: VirtualNpu) -> bool:
         """Return whether a vNPU is that of a pod; one of another size is not, although the driver reuses ids."""
-        return any(handover.vnpu == vnpu for handover in self.holding)
+        return any(allocation.vnpu == vnpu for allocation in self.holding)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ChipUse:
     """What is taken of a chip.
 
     Attributes:
@@ -136,31 +137,31 @@ class Taken:
     template: str
 
 
-def taken(ledger: CoreLedger, pod: NodePod | None = None) -> dict[int, list[Taken]]:
+def taken(ledger: CoreLedger, pod: NodePod | None = None) -> dict[int, list[ChipUse]]:
     """Return what others than a pod have or wait for, by physical id of the chip.
 
     Args:
         ledger: the ledger.
         pod: the pod; those that came after it and are not admitted don't count. None to count what pods have.
     """
-    found: dict[int, list[Taken]] = {}
+    found: dict[int, list[ChipUse]] = {}
     known = set()
-    for handover in ledger.holding:
-        known.add(handover.uid)
-        if pod is None or handover.uid != pod.uid:
-            for chip in handover.chips:
-                found.setdefault(chip, []).append(Taken(handover.pod, handover.template))
+    for allocation in ledger.holding:
+        known.add(allocation.uid)
+        if pod is None or allocation.uid != pod.uid:
+            for chip in allocation.chips:
+                found.setdefault(chip, []).append(ChipUse(allocation.pod, allocation.template))
     for other in ledger.pods:
         if other.uid in known or not (other.live and other.count) or (pod is not None and other.uid == pod.uid):
             continue
         waits = pod is not None and other.order < pod.order and not other.is_mirror
         if other.past_admission or other.claimed or waits:
             for chip in chip_ids(other.held):
-                found.setdefault(chip, []).append(Taken(other.key, other.template))
+                found.setdefault(chip, []).append(ChipUse(other.key, other.template))
     return found
 
 
-def free_cores(kind: Divisible, of_chip: list[Taken], left: int = 0) -> int:
+def free_cores(kind: Divisible, of_chip: list[ChipUse], left: int = 0) -> int:
     """Return the AI cores of a chip that nobody has.
 
     Args:

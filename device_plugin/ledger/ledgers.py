@@ -9,8 +9,8 @@ from ascend.daemon.observable import Observable
 from ascend.kube.objects import Pod
 from ascend.vnpus import SUFFIXES
 from device_plugin.device_types import CORES, DeviceType, number_of
+from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.cores import CoreLedger
-from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger
 from device_plugin.ledger.node_pods import NodePods, read_pod, requested_types
 
 _SIZES: Final = frozenset(SUFFIXES.values())
@@ -24,12 +24,12 @@ class Ledgers:
 
     Args:
         pods: the node's pods, as far as whole chips are concerned.
-        handovers: the whole chips that they were given.
+        allocations: the whole chips that they were given.
     """
 
-    def __init__(self, pods: NodePods, handovers: HandOvers) -> None:
-        self.whole = Ledger(pods, handovers)
-        self.vnpus: dict[DeviceType, Ledger] = {}
+    def __init__(self, pods: NodePods, allocations: Allocations) -> None:
+        self.whole = DeviceLedger(pods, allocations)
+        self.vnpus: dict[DeviceType, DeviceLedger] = {}
         """The ledgers of vNPUs, by their type."""
         self.types: Observable[tuple[DeviceType, ...]] = Observable(())
         """The types of vNPUs that have a ledger, in the order they came."""
@@ -39,14 +39,16 @@ class Ledgers:
         """The ledger of AI cores, by which chips are cut when pods start."""
         self._pods: dict[str, Pod] = {}  # those that request vNPUs
 
-    def serve(self, device_type: DeviceType) -> Ledger:
+    def serve(self, device_type: DeviceType) -> DeviceLedger:
         """Return the ledger of a type; it is begun if there is none."""
         if not device_type.suffix:
             return self.whole
         if (known := self.vnpus.get(device_type)) is not None:
             return known
-        handovers = HandOvers(self.vnpu_changes)
-        ledger = self.vnpus[device_type] = Ledger(NodePods(handovers.drop, device_type, self.vnpu_changes), handovers)
+        allocations = Allocations(self.vnpu_changes)
+        ledger = self.vnpus[device_type] = DeviceLedger(
+            NodePods(allocations.drop, device_type, self.vnpu_changes), allocations
+        )
         for pod in self._pods.values():
             if device_type in _requested(pod):
                 ledger.pods.on_apply(pod)
@@ -112,29 +114,29 @@ class Ledgers:
 
     def _held_chips(self) -> Iterator[tuple[str, str, ChipSet]]:
         """Iterate over uid, name and chips of the pods: the chips allocated, or the chips written on a waiting pod."""
-        for handover in (*self, *self.cores.handovers.kept.values()):
-            yield handover.uid, handover.pod, handover.chip_set
+        for allocation in (*self, *self.cores.allocations.kept.values()):
+            yield allocation.uid, allocation.pod, allocation.chip_set
         for ledger in (self.whole, *self.vnpus.values(), self.cores):
             for pod in ledger.pods:
-                if pod.live and pod.count and pod.uid not in ledger.handovers:
+                if pod.live and pod.count and pod.uid not in ledger.allocations:
                     yield pod.uid, pod.key, ledger.device_type.chips(pod.held)
 
-    def __iter__(self) -> Iterator[HandOver]:
-        """Iterate over all hand-overs, with the chips that the devices are, or are parts of."""
-        yield from self.whole.handovers
-        yield from self.cores.handovers
+    def __iter__(self) -> Iterator[Allocation]:
+        """Iterate over all allocations, with the chips that the devices are, or are parts of."""
+        yield from self.whole.allocations
+        yield from self.cores.allocations
         for device_type, ledger in self.vnpus.items():
-            yield from (_on_chips(handover, device_type) for handover in ledger.handovers)
+            yield from (_on_chips(allocation, device_type) for allocation in ledger.allocations)
 
 
-def _on_chips(handover: HandOver, device_type: DeviceType) -> HandOver:
+def _on_chips(allocation: Allocation, device_type: DeviceType) -> Allocation:
     def chips(numbers: Iterable[int]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(map(device_type.chip, numbers)))
 
     parts = tuple(
-        replace(part, chips=chips(part.chips), kubelet_ids=chips(part.kubelet_ids)) for part in handover.parts
+        replace(part, chips=chips(part.chips), kubelet_ids=chips(part.kubelet_ids)) for part in allocation.parts
     )
-    return replace(handover, chips=chips(handover.chips), kubelet_ids=chips(handover.kubelet_ids), parts=parts)
+    return replace(allocation, chips=chips(allocation.chips), kubelet_ids=chips(allocation.kubelet_ids), parts=parts)
 
 
 def _requested(pod: Pod) -> set[DeviceType]:

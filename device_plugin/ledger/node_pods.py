@@ -53,7 +53,7 @@ class NodePod:
         grant: what the allocator wrote on it; None if nothing, or nothing readable.
         problem: why it can't get the chips written on it, as a refusal's reason and sentence; None if it can.
         held: the chips it holds according to its annotations: those claimed, else those of the grant, else of
-            AscendReal; a list of more chips than it requests is none. A hand-over is the truth, if it has one.
+            AscendReal; a list of more chips than it requests is none. An allocation is the truth, if it has one.
         real: the chips of its AscendReal annotation.
         claimed: whether it has our claim; AscendReal alone can also be from Volcano or from the pod's author.
         live: neither Succeeded nor Failed.

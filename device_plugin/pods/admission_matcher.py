@@ -19,9 +19,9 @@ from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.reasons import Category, Reason
 from device_plugin.device_types import CORES
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.admission import Candidate, UnofferedChips, known_ids
+from device_plugin.ledger.admission import AdmissionCandidate, UnofferedChips, known_ids
+from device_plugin.ledger.allocations import Allocation
 from device_plugin.ledger.chip_choice import Chooser
-from device_plugin.ledger.handovers import HandOver
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.devices import Answer, Devices, Preference
@@ -51,7 +51,7 @@ class AdmissionMatcher:
         devices: the type of devices that the calls are about.
         finder: finds the container under admission.
         refresh: waits until the watch of the node's pods has caught up with the API server.
-        on_handover: receives a pod's hand-over whenever its annotations have to be written.
+        on_allocation: receives a pod's allocation whenever its annotations have to be written.
 
     Attributes:
         chooser: chooses devices for pods that no allocator has placed; None to refuse these.
@@ -64,18 +64,18 @@ class AdmissionMatcher:
         devices: Devices,
         finder: AdmittedPodFinder,
         refresh: Callable[[], Awaitable[None]],
-        on_handover: Callable[[HandOver], None],
+        on_allocation: Callable[[Allocation], None],
     ) -> None:
         self._snapshots = snapshots
         self._devices = devices
         self._pods = devices.ledger.pods
         self._device_type = devices.ledger.device_type
-        self._handovers = devices.ledger.handovers
+        self._allocations = devices.ledger.allocations
         self._finder = finder
         self._refresh = refresh
-        self._on_handover = on_handover
+        self._on_allocation = on_allocation
         self._one_at_a_time = asyncio.Lock()
-        self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
+        self._preferred: tuple[AdmissionCandidate, tuple[int, ...]] | None = None
         self._unoffered = UnofferedChips(self._pods)
         self.chooser: Chooser | None = None
 
@@ -116,7 +116,7 @@ class AdmissionMatcher:
         return [self._device_type.device_name(number) for number in ids]
 
     async def _preference(
-        self, candidate: Candidate, available: Sequence[str], must_include: Sequence[str]
+        self, candidate: AdmissionCandidate, available: Sequence[str], must_include: Sequence[str]
     ) -> Preference:
         offered, included = known_ids(available, self._device_type), known_ids(must_include, self._device_type)
         if len(included) < len(set(must_include)):
@@ -153,11 +153,11 @@ class AdmissionMatcher:
                 candidate, _ = await self._finder.find(len(kubelet_ids), LIST_AFTER_S)
             except Refusal:
                 # Only now: while a pod may be waiting, the ids can be its own, left over from a pod that has ended.
-                if (earlier := self._repeat_answer(self._handovers, kubelet_ids)) is not None:
+                if (earlier := self._repeat_answer(self._allocations, kubelet_ids)) is not None:
                     return earlier
                 raise
         self._preferred = None
-        known = self._handovers.get(candidate.pod.uid)
+        known = self._allocations.get(candidate.pod.uid)
         # The kubelet never gives a container the chips that another one of its pod keeps, so the call is repeated.
         if known is not None and (earlier := self._repeat_answer([known], kubelet_ids, kept=True)) is not None:
             return earlier
@@ -167,42 +167,44 @@ class AdmissionMatcher:
             self._unoffered.check(current.pod, answer.part)
         except (Refusal, asyncio.CancelledError):
             # A call that runs out of time is a refusal too: until the watch shows the rejection, the pod looks pending.
-            self._handovers.refused.add(candidate.pod.uid)
+            self._allocations.refused.add(candidate.pod.uid)
             raise
         # No await from the answer to here: what was cut for the pod has an owner before anything unused is given back.
-        handover, part = answer.handover, answer.part
-        self._handovers.give(handover, kubelet_ids)
-        if known is None or chip_set(known.kubelet_ids) != chip_set(handover.kubelet_ids):
-            self._on_handover(handover)
-        given = handover.name if self._device_type == CORES else self._device_type.join(part.chips)
+        allocation, part = answer.allocation, answer.part
+        self._allocations.give(allocation, kubelet_ids)
+        if known is None or chip_set(known.kubelet_ids) != chip_set(allocation.kubelet_ids):
+            self._on_allocation(allocation)
+        given = allocation.name if self._device_type == CORES else self._device_type.join(part.chips)
         counted = self._device_type.join(kubelet_ids)
         log.info(
             "handed over",
-            pod=handover.pod,
-            pod_uid=handover.uid,
+            pod=allocation.pod,
+            pod_uid=allocation.uid,
             container=part.container,
             chips=given,
             kubelet_ids=counted,
         )
         return answer
 
-    def _recognise(self, kubelet_ids: Sequence[int]) -> Candidate | None:
+    def _recognise(self, kubelet_ids: Sequence[int]) -> AdmissionCandidate | None:
         """Return the container for which the kubelet was just told to prefer these ids, if it still waits."""
         if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
             return None
         return self._finder.still(self._preferred[0])
 
     def _repeat_answer(
-        self, handovers: Iterable[HandOver], kubelet_ids: Sequence[int], *, kept: bool = False
+        self, allocations: Iterable[Allocation], kubelet_ids: Sequence[int], *, kept: bool = False
     ) -> Answer | None:
         """Return the answer given before, if the kubelet repeats the call of a container because it lost the answer."""
-        for handover in handovers:
-            for part in handover.parts:
+        for allocation in allocations:
+            for part in allocation.parts:
                 if set(part.kubelet_ids) == set(kubelet_ids) and (part.keeps or not kept):
-                    return Answer(handover, part, self._devices.edits(handover, part))
+                    return Answer(allocation, part, self._devices.edits(allocation, part))
         return None
 
-    async def _now(self, candidate: Candidate, wanted: Collection[int]) -> tuple[Candidate, tuple[int, ...]]:
+    async def _now(
+        self, candidate: AdmissionCandidate, wanted: Collection[int]
+    ) -> tuple[AdmissionCandidate, tuple[int, ...]]:
         """Return the container, and the chips of its part, if need be after the watch has caught up.
 
         Chips are chosen here for a pod that no allocator has placed, if possible those that the kubelet has chosen or
@@ -219,7 +221,7 @@ class AdmissionMatcher:
             if not self._is_behind(pod, refusal):
                 raise
             log.info("the watch is behind", pod=pod.key, pod_uid=pod.uid, error=refusal.message)
-            handed = [handover.uid for handover in self._handovers]
+            handed = [allocation.uid for allocation in self._allocations]
             try:
                 async with asyncio.timeout(REFRESH_S):
                     await self._refresh()
@@ -228,7 +230,7 @@ class AdmissionMatcher:
         for uid in handed:
             if self._pods.get(uid) is None:
                 # Created and deleted unseen: the watch now knows every pod that was given chips before.
-                self._handovers.drop(uid)
+                self._allocations.drop(uid)
         seen = self._pods.get(pod.uid)
         if seen is None or self._pods.has_moved_on(pod.uid):
             self._pods.ended_unseen(pod)
@@ -241,7 +243,7 @@ class AdmissionMatcher:
             return refusal.reason.category is Category.OCCUPIED
         if refusal.reason not in {Reason.CHIP_HELD, Reason.NO_RESOURCE}:
             return False
-        holders = (handover.uid for handover in self._handovers if handover.chip_set & pod.held)
+        holders = (allocation.uid for allocation in self._allocations if allocation.chip_set & pod.held)
         return any(self._pods.get(uid) is None for uid in (pod.uid, *holders))
 
     @property
@@ -250,9 +252,11 @@ class AdmissionMatcher:
             raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
         return snapshot
 
-    async def _check(self, candidate: Candidate, wanted: Collection[int]) -> tuple[Candidate, tuple[int, ...]]:
+    async def _check(
+        self, candidate: AdmissionCandidate, wanted: Collection[int]
+    ) -> tuple[AdmissionCandidate, tuple[int, ...]]:
         pod, snapshot = candidate.pod, self._snapshot
-        known = self._handovers.get(pod.uid)
+        known = self._allocations.get(pod.uid)
         if known is not None:  # whatever has been written on it between the calls for its containers
             grant, held = Grant(known.chips, None), known.chip_set
             pod = replace(pod, grant=grant, template=known.template, held=held, problem=None)

@@ -13,8 +13,8 @@ from ascend.daemon.observable import wait_for_change
 from ascend.errors import ApiError, Refusal, TimedOut, Unreachable
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from device_plugin.ledger.admission import Candidate, Listing, candidates, newest, oldest_decision
-from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.admission import AdmissionCandidate, Listing, candidates, newest, oldest_decision
+from device_plugin.ledger.allocations import Allocations
 from device_plugin.ledger.node_pods import NodePod, NodePods, is_static
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ class Found(NamedTuple):
         is_guess: whether only predicate-time decided, because the kubelet could not be asked.
     """
 
-    candidate: Candidate
+    candidate: AdmissionCandidate
     is_guess: bool = False
 
 
@@ -43,15 +43,17 @@ class AdmittedPodFinder:
 
     Args:
         pods: the node's pods.
-        handovers: the plugin's ledger.
+        allocations: the plugin's ledger.
         kubelet_pods: lists the kubelet's pods.
         api_pods: lists the node's pods at the API server; called once for a call that fits no pod, if the kubelet can't
             be asked.
     """
 
-    def __init__(self, pods: NodePods, handovers: HandOvers, *, kubelet_pods: PodLister, api_pods: PodLister) -> None:
+    def __init__(
+        self, pods: NodePods, allocations: Allocations, *, kubelet_pods: PodLister, api_pods: PodLister
+    ) -> None:
         self._pods = pods
-        self._handovers = handovers
+        self._allocations = allocations
         self._kubelet_pods = kubelet_pods
         self._api_pods = api_pods
         self._listings: dict[str, Listing] = {}
@@ -84,7 +86,7 @@ class AdmittedPodFinder:
             raise self._no_such_pod(count)
         return Found(candidate)
 
-    def still(self, earlier: Candidate) -> Candidate | None:
+    def still(self, earlier: AdmissionCandidate) -> AdmissionCandidate | None:
         """Return the same container, if it still waits."""
         pod = self._pods.get(earlier.pod.uid)
         if pod is None and not self._pods.has_moved_on(earlier.pod.uid):
@@ -92,14 +94,14 @@ class AdmittedPodFinder:
         waiting = self._candidates([pod] if pod is not None else [], earlier.ask.count, skips=True)
         return next((candidate for candidate in waiting if candidate.ask == earlier.ask), None)
 
-    async def _by_kubelet(self, count: int, until_s: float) -> Candidate | None:
+    async def _by_kubelet(self, count: int, until_s: float) -> AdmissionCandidate | None:
         """Find it by the kubelet's list; None if that has no such container until then.
 
         Raises:
             Refusal: it is a container of a static pod.
             Unreachable: the kubelet can't be asked.
         """
-        sources = (self._pods.changes, self._handovers.changes)
+        sources = (self._pods.changes, self._allocations.changes)
         loop = asyncio.get_running_loop()
         while True:
             versions = [source.version for source in sources]
@@ -119,7 +121,7 @@ class AdmittedPodFinder:
                 return newest(fits, self._listings)
             if loop.time() >= until_s:
                 return None
-            # A hand-over can belong to another pod, which the kubelet's ledger tells soon.
+            # An allocation can belong to another pod, which the kubelet's ledger tells soon.
             await wait_for_change(sources, versions, within_s=min(ASK_AGAIN_S, until_s - loop.time()))
 
     async def _by_guess(self, count: int, limit_s: float) -> Found:
@@ -130,21 +132,21 @@ class AdmittedPodFinder:
         except TimeoutError:
             waiting = await self._waiting_by_list(count)
         # A refused pod looks pending until the watch shows its rejection.
-        fresh = [candidate for candidate in waiting if candidate.pod.uid not in self._handovers.refused] or waiting
+        fresh = [candidate for candidate in waiting if candidate.pod.uid not in self._allocations.refused] or waiting
         if not fresh:
             raise self._no_such_pod(count)
         return Found(oldest_decision(fresh), is_guess=True)
 
-    def _candidates(self, pods: Iterable[NodePod], count: int, *, skips: bool = False) -> list[Candidate]:
-        return candidates(pods, count, self._handovers.granted, skips=skips)
+    def _candidates(self, pods: Iterable[NodePod], count: int, *, skips: bool = False) -> list[AdmissionCandidate]:
+        return candidates(pods, count, self._allocations.granted, skips=skips)
 
-    async def _waiting(self, count: int) -> list[Candidate]:
-        sources = (self._pods.changes, self._handovers.changes)
+    async def _waiting(self, count: int) -> list[AdmissionCandidate]:
+        sources = (self._pods.changes, self._allocations.changes)
         while not (waiting := self._candidates(self._pods, count)):
             await wait_for_change(sources, [source.version for source in sources])
         return waiting
 
-    async def _waiting_by_list(self, count: int) -> list[Candidate]:
+    async def _waiting_by_list(self, count: int) -> list[AdmissionCandidate]:
         try:
             listed = await self._api_pods()
         except (ApiError, Unreachable) as error:
@@ -172,7 +174,7 @@ class AdmittedPodFinder:
     def _read(self, listed: Pod) -> NodePod | None:
         """Return a pod of a list in our order; one not known yet comes last.
 
-        A list may be older than the watch. A pod whose end the watch has shown must not come back by it: its hand-over
+        A list may be older than the watch. A pod whose end the watch has shown must not come back by it: its allocation
         is dropped, so it would look pending, and the waiting pod's call would get its chips.
         """
         if self._pods.has_moved_on(listed.uid):
@@ -181,7 +183,7 @@ class AdmittedPodFinder:
         return self._pods.read(listed, known.order if known is not None else self._pods.next_order)
 
 
-def _refuse_static(fits: Iterable[Candidate], static: Collection[str]) -> None:
+def _refuse_static(fits: Iterable[AdmissionCandidate], static: Collection[str]) -> None:
     """Refuse a static pod: no allocator knows static pods, so nobody reserves chips for them."""
     # The kubelet lists it as failed as soon as it is rejected, so one that fits is under admission.
     for found in fits:

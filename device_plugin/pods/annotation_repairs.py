@@ -1,7 +1,7 @@
-"""Puts right the annotations by which others know a pod's chips, if somebody has changed them since the hand-over.
+"""Puts right the annotations by which others know a pod's chips, if somebody has changed them since the allocation.
 
 The allocator writes the chips on the pod once, with the Binding, and the device plugin claims them; from then on the
-hand-over is the truth. A change has no effect in this program, but others read the annotations. Somebody who writes
+allocation is the truth. A change has no effect in this program, but others read the annotations. Somebody who writes
 them again and again is answered less and less often.
 """
 
@@ -13,7 +13,7 @@ import structlog
 
 from ascend.annotations import KUBELET_IDS, PREDICATE_TIME, REAL
 from ascend.rate_limiters import ItemBackoff, loop_time_s
-from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.allocations import Allocation, Allocations
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.ledger.pod_annotations import grant_text
 from device_plugin.metrics import Metrics
@@ -32,10 +32,10 @@ FORGET_S: Final = 600.0
 """After this time without a repair, a pod's repairs are quick again."""
 
 
-class Claim(Protocol):
+class WritesClaim(Protocol):
     """Writes a claim on a pod."""
 
-    def __call__(self, handover: HandOver, others: Mapping[str, str | None] = ..., /) -> None:
+    def __call__(self, allocation: Allocation, others: Mapping[str, str | None] = ..., /) -> None:
         """Write the claim and further annotations; None removes an annotation."""
 
 
@@ -47,12 +47,12 @@ class _Seen:
     """What has been seen of a pod's annotations.
 
     Attributes:
-        handover: the hand-over it is compared with.
+        allocation: the allocation it is compared with.
         foreign: those of other types of devices that it had when that was first seen.
         right: what was right once.
     """
 
-    handover: HandOver
+    allocation: Allocation
     foreign: frozenset[str]
     right: set[_Aspect] = field(default_factory=set)
 
@@ -62,7 +62,7 @@ class AnnotationRepairs:
 
     Args:
         pods: the node's pods.
-        handovers: what they were given.
+        allocations: what they were given.
         claim: writes a claim again.
         announce: receives a pod, a reason and a sentence.
         metrics: counts repairs.
@@ -71,13 +71,13 @@ class AnnotationRepairs:
     def __init__(
         self,
         pods: NodePods,
-        handovers: HandOvers,
-        claim: Claim,
+        allocations: Allocations,
+        claim: WritesClaim,
         announce: Callable[[NodePod, str, str], None],
         metrics: Metrics,
     ) -> None:
         self._pods = pods
-        self._handovers = handovers
+        self._allocations = allocations
         self._claim = claim
         self._announce = announce
         self._metrics = metrics
@@ -88,40 +88,40 @@ class AnnotationRepairs:
 
     def look(self) -> float | None:
         """Repair what was changed and is due; return in how many seconds something else is due, None if nothing is."""
-        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in self._handovers}
+        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in self._allocations}
         waits_s = []
-        for handover in tuple(self._handovers):
-            pod = self._pods.get(handover.uid)
+        for allocation in tuple(self._allocations):
+            pod = self._pods.get(allocation.uid)
             if pod is None or not pod.live:
                 continue
-            seen = self._seen.setdefault(pod.uid, _Seen(handover, pod.foreign))
-            if not _is_same(seen.handover, handover):
+            seen = self._seen.setdefault(pod.uid, _Seen(allocation, pod.foreign))
+            if not _is_same(seen.allocation, allocation):
                 seen.right.clear()  # it is about to be claimed anew
-            seen.handover, seen.foreign = handover, seen.foreign & pod.foreign
-            changed = tuple(self._foreign_annotations(pod, handover, seen))
+            seen.allocation, seen.foreign = allocation, seen.foreign & pod.foreign
+            changed = tuple(self._foreign_annotations(pod, allocation, seen))
             if not changed:
                 continue
             if not self._repairs.is_waiting(pod.uid):
-                self._repair(pod, handover, seen, changed)
+                self._repair(pod, allocation, seen, changed)
             waits_s.append(self._repairs.due_s(pod.uid) - loop_time_s())
         return min(waits_s, default=None)
 
-    def _foreign_annotations(self, pod: NodePod, handover: HandOver, seen: _Seen) -> Iterator[str]:
-        """Yield the annotations that somebody has changed or added since the hand-over."""
-        claim_is_right = has_claim(pod, handover)
+    def _foreign_annotations(self, pod: NodePod, allocation: Allocation, seen: _Seen) -> Iterator[str]:
+        """Yield the annotations that somebody has changed or added since the allocation."""
+        claim_is_right = has_claim(pod, allocation)
         aspects: dict[_Aspect, bool] = {
-            "grant": _has_grant(pod, handover),
+            "grant": _has_grant(pod, allocation),
             "claim": claim_is_right,
-            "ids": pod.counted == self._pods.device_type.join_sorted(handover.kubelet_ids),
+            "ids": pod.counted == self._pods.device_type.join_sorted(allocation.kubelet_ids),
         }
         seen.right |= {aspect for aspect, is_right in aspects.items() if is_right}
         # What was written on a pod before this program knew it may be wrong for reasons of MindCluster's plugin, and
         # the allocator heeds both annotations then. It is not if the kubelet and the claim say the same.
-        is_known = self._is_given_here(handover) or (claim_is_right and handover.matches_kubelet)
+        is_known = self._is_given_here(allocation) or (claim_is_right and allocation.matches_kubelet)
         if not aspects["grant"] and ("grant" in seen.right or (pod.placed and is_known)):
             yield self._pods.device_type.resource
         # A claim that was never right is about to be written.
-        if not claim_is_right and "claim" in seen.right and handover.name:
+        if not claim_is_right and "claim" in seen.right and allocation.name:
             if not pod.claimed and pod.real:
                 yield PREDICATE_TIME
             else:
@@ -130,37 +130,39 @@ class AnnotationRepairs:
             yield KUBELET_IDS
         yield from sorted(pod.foreign - seen.foreign)
 
-    def _is_given_here(self, handover: HandOver) -> bool:
-        answers = self._handovers.answers.values()
-        return any((answer.uid, answer.chips) == (handover.uid, handover.chips) for answer in answers)
+    def _is_given_here(self, allocation: Allocation) -> bool:
+        answers = self._allocations.answers.values()
+        return any((answer.uid, answer.chips) == (allocation.uid, allocation.chips) for answer in answers)
 
-    def _repair(self, pod: NodePod, handover: HandOver, seen: _Seen, changed: tuple[str, ...]) -> None:
+    def _repair(self, pod: NodePod, allocation: Allocation, seen: _Seen, changed: tuple[str, ...]) -> None:
         self._repairs.fail(pod.uid)
         device_type = self._pods.device_type
-        own: dict[str, str | None] = {device_type.resource: grant_text(handover.chips, handover.template, device_type)}
+        own: dict[str, str | None] = {
+            device_type.resource: grant_text(allocation.chips, allocation.template, device_type)
+        }
         removed: dict[str, str | None] = dict.fromkeys(pod.foreign - seen.foreign)
-        self._claim(handover, removed | (own if device_type.resource in changed else {}))
+        self._claim(allocation, removed | (own if device_type.resource in changed else {}))
         several = len(changed) > 1
         sentence = (
             f"the annotation{'s' if several else ''} {', '.join(changed)} {'do' if several else 'does'} not say what "
-            f"the pod was given, {handover.name or 'a vNPU'}: put right, and without effect on this node"
+            f"the pod was given, {allocation.name or 'a vNPU'}: put right, and without effect on this node"
         )
         log.warning("repairing annotations that were changed", pod=pod.key, pod_uid=pod.uid, annotations=changed)
         self._metrics.annotation_repairs.inc()
         self._announce(pod, REPAIRED, sentence)
 
 
-def _is_same(one: HandOver, other: HandOver) -> bool:
+def _is_same(one: Allocation, other: Allocation) -> bool:
     return (one.chips, one.kubelet_ids, one.vnpu) == (other.chips, other.kubelet_ids, other.vnpu)
 
 
-def _has_grant(pod: NodePod, handover: HandOver) -> bool:
-    return pod.grant is not None and (pod.grant.chips, pod.template) == (handover.chips, handover.template)
+def _has_grant(pod: NodePod, allocation: Allocation) -> bool:
+    return pod.grant is not None and (pod.grant.chips, pod.template) == (allocation.chips, allocation.template)
 
 
-def has_claim(pod: NodePod, handover: HandOver) -> bool:
-    """Return whether a pod has the claim of a hand-over."""
-    if not pod.claimed or pod.real != handover.chip_set:
+def has_claim(pod: NodePod, allocation: Allocation) -> bool:
+    """Return whether a pod has the claim of an allocation."""
+    if not pod.claimed or pod.real != allocation.chip_set:
         return False
-    named, own = pod.claimed_vnpu, handover.vnpu
+    named, own = pod.claimed_vnpu, allocation.vnpu
     return named is None or own is None or named.vdev_id == own.vdev_id

@@ -45,7 +45,7 @@ def list_folder(folder: Path) -> list[str]:
         raise Refusal(Reason.DEVICE_NODE_MISSING, f"{folder} can't be read: {error.strerror}") from error
 
 
-class Injector:
+class ContainerInjector:
     """Makes the edits of containers in the configured way.
 
     Args:

@@ -24,7 +24,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
 from ascend.rate_limiters import Backoff
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.allocations import Allocation
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ LAST_RETRY_S = 0.5
 
 
 def claim_annotations(
-    handover: HandOver,
+    allocation: Allocation,
     snapshot: Snapshot | None,
     *,
     pod_name: str,
@@ -50,28 +50,28 @@ def claim_annotations(
     See docs/spec/node-report.md#chips-in-use; docs/spec/hand-over.md#annotations-of-a-pod-with-chips.
 
     Args:
-        handover: the pod and its chips.
+        allocation: the pod and its chips.
         snapshot: has the chips' addresses; None if the driver has not been read.
         pod_name: without its namespace.
         host_ip: this node's address.
     """
-    device_type = handover.device_type
-    virtual = bool(handover.template or device_type.suffix)
+    device_type = allocation.device_type
+    virtual = bool(allocation.template or device_type.suffix)
     addresses = {chip.chip_id: chip.facts.address for chip in snapshot.chips} if snapshot is not None else {}
     configuration = write_configuration(
         pod_name=pod_name,
-        pod_uid=handover.uid,
+        pod_uid=allocation.uid,
         host_ip=host_ip,
         devices={
             device_type.chip(each): _OF_VNPU if virtual else addresses.get(each, ChipAddress())
-            for each in handover.chips
+            for each in allocation.chips
         },
         super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
         server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
         virtual=virtual,
     )
     claim = write_claim(chips=(), kubelet_ids=(), configuration=configuration)
-    return claim | {REAL: handover.name, KUBELET_IDS: device_type.join_sorted(handover.kubelet_ids)}
+    return claim | {REAL: allocation.name, KUBELET_IDS: device_type.join_sorted(allocation.kubelet_ids)}
 
 
 class ClaimWriter:

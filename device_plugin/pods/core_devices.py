@@ -16,10 +16,10 @@ from ascend.templates import TEMPLATES, Divisible
 from device_plugin.device_types import WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.driver import VirtualNpu
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.admission import Candidate
+from device_plugin.ledger.admission import AdmissionCandidate
+from device_plugin.ledger.allocations import Allocation, ContainerPart
 from device_plugin.ledger.core_admission import check_cores
-from device_plugin.ledger.cores import CoreLedger, core_handover, kind_of
-from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.cores import CoreLedger, core_allocation, kind_of
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.pods.container_edits import ContainerEdits
 from device_plugin.pods.core_adoption import CoreAdoption
@@ -64,14 +64,14 @@ class CoreDevices(CoreAdoption):
     async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
         """Return the chips that are written on a pod, if it may have them, or a part; see ``check_cores``."""
         kind = _kind(snapshot)
-        kept = chip_set(chip for handover in self.ledger.handovers.kept.values() for chip in handover.chips)
+        kept = chip_set(chip for allocation in self.ledger.allocations.kept.values() for chip in allocation.chips)
         if pod.grant is not None and kept & pod.grant.chip_set:
             await self._keeper.settle()  # the pod that had it may have ended since the kubelet's ledger was read
         return check_cores(pod, snapshot, kind, self.ledger, self._whole())
 
     def prefer(
         self,
-        candidate: Candidate,
+        candidate: AdmissionCandidate,
         chips: Sequence[int],
         snapshot: Snapshot,
         *,
@@ -87,24 +87,24 @@ class CoreDevices(CoreAdoption):
         return Preference(ids if len(ids) == candidate.ask.count else None)
 
     async def realize(
-        self, candidate: Candidate, chips: tuple[int, ...], kubelet_ids: tuple[int, ...], until_s: float
+        self, candidate: AdmissionCandidate, chips: tuple[int, ...], kubelet_ids: tuple[int, ...], until_s: float
     ) -> Answer:
         """Cut a vNPU for a container, or give it whole chips; see ``Devices``."""
         pod = candidate.pod
         with self._keeper.cutting(chips):
             await self._clear(pod, chips, until_s)
-            kept = self.ledger.handovers.kept.get(pod.uid)
+            kept = self.ledger.allocations.kept.get(pod.uid)
             if not pod.template:
-                return self._answer(core_handover(pod, kubelet_ids, chips, "", None))
-            # A kubelet that has lost the hand-over asks again: the pod keeps the vNPU that was cut for it.
+                return self._answer(core_allocation(pod, kubelet_ids, chips, "", None))
+            # A kubelet that has lost the allocation asks again: the pod keeps the vNPU that was cut for it.
             own = kept.vnpu if kept is not None and (kept.chips, kept.template) == (chips, pod.template) else None
             if own is not None and own in self._vnpus:
-                return await self._answer_soon(core_handover(pod, kubelet_ids, chips, pod.template, own), until_s)
+                return await self._answer_soon(core_allocation(pod, kubelet_ids, chips, pod.template, own), until_s)
             vnpu = await self._create(pod, chips[0], until_s)
             with self._unless_given(vnpu):
                 if self.ledger.pods.has_moved_on(pod.uid):
                     raise Refusal(Reason.NO_SUCH_POD, f"pod {pod.key} has ended before it got its vNPU")
-                return await self._answer_soon(core_handover(pod, kubelet_ids, chips, pod.template, vnpu), until_s)
+                return await self._answer_soon(core_allocation(pod, kubelet_ids, chips, pod.template, vnpu), until_s)
 
     @contextmanager
     def _unless_given(self, vnpu: VirtualNpu) -> Iterator[None]:
@@ -132,7 +132,7 @@ class CoreDevices(CoreAdoption):
                     vdev_id = division.vnpus[0].vdev_id
                     raise Refusal(Reason.NO_RESOURCE, f"{chip_name(chip)} is cut: it has the vNPU {vdev_id}")
                 continue
-            known = self.ledger.handovers.kept.get(pod.uid)
+            known = self.ledger.allocations.kept.get(pod.uid)
             if known is not None and known.vnpu in division.vnpus:
                 continue
             cores, cpus = division.free_cores, division.free_cpus
@@ -152,9 +152,9 @@ class CoreDevices(CoreAdoption):
                 Reason.SEGMENT_FAILED, f"no vNPU of {pod.template} on {chip_name(chip)}: {error.message}"
             ) from error
         holders = (
-            handover
-            for handover in self.ledger.holding
-            if handover.vnpu is not None and handover.vnpu.vdev_id == vnpu.vdev_id
+            allocation
+            for allocation in self.ledger.holding
+            if allocation.vnpu is not None and allocation.vnpu.vdev_id == vnpu.vdev_id
         )
         if (holder := next(holders, None)) is not None:
             self._vnpus.not_given(vnpu)
@@ -165,31 +165,31 @@ class CoreDevices(CoreAdoption):
             )
         return vnpu
 
-    async def _answer_soon(self, handover: HandOver, until_s: float) -> Answer:
+    async def _answer_soon(self, allocation: Allocation, until_s: float) -> Answer:
         """Return the answer once the device node of a new vNPU exists."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return self._answer(handover)
+                return self._answer(allocation)
             except Refusal as refusal:
                 if refusal.reason is not Reason.DEVICE_NODE_MISSING or loop.time() >= until_s:
                     raise
             await asyncio.sleep(NODE_S)
 
-    def _answer(self, handover: HandOver) -> Answer:
-        part = handover.parts[0]
-        return Answer(handover, part, self.edits(handover, part))
+    def _answer(self, allocation: Allocation) -> Answer:
+        part = allocation.parts[0]
+        return Answer(allocation, part, self.edits(allocation, part))
 
-    def edits(self, handover: HandOver, part: Part) -> ContainerEdits:
+    def edits(self, allocation: Allocation, part: ContainerPart) -> ContainerEdits:
         """Return what the kubelet adds to a container with whole chips or a vNPU, or raise Refusal."""
-        if not handover.template:
+        if not allocation.template:
             edits = self._inject(part.chips, WHOLE_CHIPS)
         else:
-            vnpu = handover.vnpu.vnpu if handover.vnpu is not None else None
+            vnpu = allocation.vnpu.vnpu if allocation.vnpu is not None else None
             if vnpu is None:
-                raise Refusal(Reason.SEGMENT_FAILED, f"the vNPU of pod {handover.pod} is gone")
+                raise Refusal(Reason.SEGMENT_FAILED, f"the vNPU of pod {allocation.pod} is gone")
             edits = self._inject((number_of(vnpu),), DeviceType(vnpu.suffix))
-        return replace(edits, envs={**edits.envs, **job_environment(len(handover.chips))})
+        return replace(edits, envs={**edits.envs, **job_environment(len(allocation.chips))})
 
 
 def _kind(snapshot: Snapshot) -> Divisible:

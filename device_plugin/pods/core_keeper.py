@@ -117,8 +117,8 @@ class CoreKeeper:
 
     def _tell_of_lost_vnpus(self) -> None:
         """Tell the pods whose vNPUs the driver did not list when it was last asked about their chips."""
-        for handover in self._ledger.handovers:
-            pod, vnpu = self._ledger.pods.get(handover.uid), handover.vnpu
+        for allocation in self._ledger.allocations:
+            pod, vnpu = self._ledger.pods.get(allocation.uid), allocation.vnpu
             if pod is None or vnpu is None or not self._vnpus.is_known(vnpu.phy_id) or vnpu in self._vnpus:
                 continue
             why = f"the driver no longer has its vNPU {vnpu.vdev_id}"

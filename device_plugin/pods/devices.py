@@ -13,12 +13,12 @@ from ascend.reasons import Reason
 from ascend.slices import choose
 from device_plugin.device_types import CORES, DeviceType
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.admission import Candidate, chips_for
+from device_plugin.kubelet.pod_resources import PodResources
+from device_plugin.ledger.admission import AdmissionCandidate, chips_for
 from device_plugin.ledger.adoption import adopt, believe, has_own_ids, is_as_requested
-from device_plugin.ledger.handovers import HandOver, Ledger, Part
+from device_plugin.ledger.allocations import Allocation, ContainerPart, DeviceLedger
 from device_plugin.ledger.node_pods import NodePod
-from device_plugin.ledger.stand_ins import counted_for, stand_ins
+from device_plugin.ledger.substitute_ids import counted_for, substitute_ids
 from device_plugin.pods.container_edits import ContainerEdits
 
 Held: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -33,19 +33,19 @@ class Answer:
     """The answer to an Allocate call.
 
     Attributes:
-        handover: everything the pod was given so far.
+        allocation: everything the pod was given so far.
         part: the chips of this container.
         edits: what the kubelet adds to the container.
     """
 
-    handover: HandOver
-    part: Part
+    allocation: Allocation
+    part: ContainerPart
     edits: ContainerEdits
 
     @property
     def matches_kubelet(self) -> bool:
         """Whether the kubelet's ledger has the same chips for the container; AI cores say nothing of chips."""
-        return self.handover.device_type == CORES or self.part.matches_kubelet
+        return self.allocation.device_type == CORES or self.part.matches_kubelet
 
 
 class Preference(NamedTuple):
@@ -71,7 +71,7 @@ class Devices(Protocol):
     must_be_settled: bool
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> DeviceLedger:
         """What pods have of them."""
 
     # For the kubelet's calls.
@@ -85,7 +85,7 @@ class Devices(Protocol):
 
     def prefer(
         self,
-        candidate: Candidate,
+        candidate: AdmissionCandidate,
         chips: Sequence[int],
         snapshot: Snapshot,
         *,
@@ -103,7 +103,7 @@ class Devices(Protocol):
         """
 
     async def realize(
-        self, candidate: Candidate, chips: tuple[int, ...], kubelet_ids: tuple[int, ...], until_s: float
+        self, candidate: AdmissionCandidate, chips: tuple[int, ...], kubelet_ids: tuple[int, ...], until_s: float
     ) -> Answer:
         """Give a container its part of the pod's devices; the ledger does not change.
 
@@ -117,7 +117,7 @@ class Devices(Protocol):
             Refusal: it gets none; the sentence is for the pod's owner.
         """
 
-    def edits(self, handover: HandOver, part: Part) -> ContainerEdits:
+    def edits(self, allocation: Allocation, part: ContainerPart) -> ContainerEdits:
         """Return the edits of the container for its part of the devices, or raise Refusal."""
 
     # For the plugin's ledger.
@@ -125,7 +125,7 @@ class Devices(Protocol):
     async def look(self) -> None:
         """Read the list of devices, before the devices of pods are judged."""
 
-    def compare(self, ledger: KubeletLedger, newer: Collection[int]) -> None:
+    def compare(self, ledger: PodResources, newer: Collection[int]) -> None:
         """Follow the kubelet's pod resources, and forget the ended pods that hold no device any more.
 
         Args:
@@ -143,11 +143,11 @@ class Devices(Protocol):
             is_known: whether the kubelet knew this very pod before the ledger was read.
         """
 
-    def adopt(self, pod: NodePod, held: Held, *, admitted: bool) -> HandOver | None:
-        """Return the hand-over that explains an entry of the kubelet's ledger; None if what the pod has is unknown."""
+    def adopt(self, pod: NodePod, held: Held, *, admitted: bool) -> Allocation | None:
+        """Return the allocation that explains an entry of the kubelet's ledger; None if what the pod has is unknown."""
 
-    def believe(self, pod: NodePod) -> HandOver | None:
-        """Return the hand-over that a pod's claim describes; None if that can't be true."""
+    def believe(self, pod: NodePod) -> Allocation | None:
+        """Return the allocation that a pod's claim describes; None if that can't be true."""
 
 
 class ChipDevices:
@@ -160,20 +160,22 @@ class ChipDevices:
 
     must_be_settled = False
 
-    def __init__(self, ledger: Ledger, inject: Inject) -> None:
+    def __init__(self, ledger: DeviceLedger, inject: Inject) -> None:
         self.ledger = ledger
         self._device_type = ledger.device_type
         self._inject = inject
 
     async def check(self, pod: NodePod, snapshot: Snapshot) -> tuple[int, ...]:
         """Return the chips that are written on a pod, if it may have them; see ``chips_for``."""
-        known = self.ledger.handovers.get(pod.uid)
-        others = {handover.pod: handover.chip_set for handover in self.ledger.handovers if handover.uid != pod.uid}
+        known = self.ledger.allocations.get(pod.uid)
+        others = {
+            allocation.pod: allocation.chip_set for allocation in self.ledger.allocations if allocation.uid != pod.uid
+        }
         return chips_for(pod, snapshot, others, self.ledger.pods, own=known.chip_set if known is not None else 0)
 
     def prefer(
         self,
-        candidate: Candidate,
+        candidate: AdmissionCandidate,
         chips: Sequence[int],
         snapshot: Snapshot,  # noqa: ARG002 - the ids name the chips
         *,
@@ -188,31 +190,33 @@ class ChipDevices:
         own = choose(ask, requests, chips, kept=kept, must_include=included)
         if own is None:
             return Preference(None)
-        others = [handover for handover in self.ledger.handovers if handover.uid != candidate.pod.uid]
+        others = [allocation for allocation in self.ledger.allocations if allocation.uid != candidate.pod.uid]
         # A vNPU has its own id always: who reads the kubelet's ledger without our claims relies on that.
-        ids = stand_ins(own, offered, others) if not self._device_type.suffix else None
+        ids = substitute_ids(own, offered, others) if not self._device_type.suffix else None
         return Preference(ids, {*own} - {*offered} - counted_for(others))
 
     async def realize(
         self,
-        candidate: Candidate,
+        candidate: AdmissionCandidate,
         chips: tuple[int, ...],
         kubelet_ids: tuple[int, ...],
         until_s: float,  # noqa: ARG002 - it takes no time
     ) -> Answer:
         """Give a container its part of its pod's chips; see ``Devices``."""
         pod = candidate.pod
-        part = Part(
+        part = ContainerPart(
             candidate.ask.container, candidate.ask.keeps, self._slice(candidate, chips, kubelet_ids), kubelet_ids
         )
-        known = self.ledger.handovers.get(pod.uid)
+        known = self.ledger.allocations.get(pod.uid)
         if known is not None:
-            handover = known.plus(part)
+            allocation = known.plus(part)
         else:
-            handover = HandOver.of_parts(pod.uid, pod.key, chips, (part,), self._device_type)
-        return Answer(handover, part, self.edits(handover, part))
+            allocation = Allocation.of_parts(pod.uid, pod.key, chips, (part,), self._device_type)
+        return Answer(allocation, part, self.edits(allocation, part))
 
-    def _slice(self, candidate: Candidate, chips: Sequence[int], kubelet_ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _slice(
+        self, candidate: AdmissionCandidate, chips: Sequence[int], kubelet_ids: tuple[int, ...]
+    ) -> tuple[int, ...]:
         """Return the kubelet's own choice if the pod may have it: it reuses an init container's chips in any order."""
         ask, requests, kept = candidate.ask, candidate.pod.container_requests, self._reserved_chips(candidate.pod)
         given = choose(ask, requests, chips, kept=kept, must_include=kubelet_ids)
@@ -231,27 +235,27 @@ class ChipDevices:
         return given
 
     def _reserved_chips(self, pod: NodePod) -> Mapping[str, tuple[int, ...]]:
-        known = self.ledger.handovers.get(pod.uid)
+        known = self.ledger.allocations.get(pod.uid)
         return known.kept if known is not None else {}
 
-    def edits(self, handover: HandOver, part: Part) -> ContainerEdits:
+    def edits(self, allocation: Allocation, part: ContainerPart) -> ContainerEdits:
         """Return what the kubelet adds to a container with these devices, or raise Refusal."""
-        return self._inject(part.chips, handover.device_type)
+        return self._inject(part.chips, allocation.device_type)
 
     async def look(self) -> None:
         """Do nothing: the scanner looks all the time."""
 
-    def compare(self, ledger: KubeletLedger, newer: Collection[int]) -> None:
+    def compare(self, ledger: PodResources, newer: Collection[int]) -> None:
         """Do nothing: what a pod had is free once it has ended."""
 
     def is_its_own(self, pod: NodePod, held: Held, *, admitted: bool, is_known: bool) -> bool:  # noqa: ARG002 - its ids tell
         """Return whether an entry of the kubelet's ledger belongs to this pod; see ``Devices``."""
         return is_as_requested(pod, held) and (admitted or has_own_ids(pod, held))
 
-    def adopt(self, pod: NodePod, held: Held, *, admitted: bool) -> HandOver:
-        """Return the hand-over that explains an entry of the kubelet's ledger."""
-        return adopt(pod, held, self.ledger.handovers.answers, admitted=admitted)
+    def adopt(self, pod: NodePod, held: Held, *, admitted: bool) -> Allocation:
+        """Return the allocation that explains an entry of the kubelet's ledger."""
+        return adopt(pod, held, self.ledger.allocations.answers, admitted=admitted)
 
-    def believe(self, pod: NodePod) -> HandOver | None:
-        """Return the hand-over that a pod's claim describes; None if the claim has another number of devices."""
+    def believe(self, pod: NodePod) -> Allocation | None:
+        """Return the allocation that a pod's claim describes; None if the claim has another number of devices."""
         return believe(pod)

@@ -13,9 +13,9 @@ from ascend.chips import ChipSet, chip_ids, chip_set
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.fault_codes import meaning_of
 from device_plugin.device_types import DeviceType
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import REMOVED, FaultRecord, Snapshot
-from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.allocations import Allocations
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.pods.pod_notices import WITHOUT, Announce
 
@@ -50,7 +50,7 @@ class FaultNotices:
     Args:
         snapshots: the node's chips.
         pods: the node's pods.
-        handovers: the chips they were given.
+        allocations: the chips they were given.
         announce: receives what a pod is told.
         device_type: the type by which the chips of the snapshots are named; None for that of the pods.
     """
@@ -59,14 +59,14 @@ class FaultNotices:
         self,
         snapshots: Observable[Snapshot | None],
         pods: NodePods,
-        handovers: HandOvers,
+        allocations: Allocations,
         announce: Announce,
         device_type: DeviceType | None = None,
     ) -> None:
         self._device_type = device_type if device_type is not None else pods.device_type
         self._snapshots = snapshots
         self._pods = pods
-        self._handovers = handovers
+        self._allocations = allocations
         self._announce = announce
         self._present: ChipSet = 0
         """The devices that the driver has had."""
@@ -75,7 +75,7 @@ class FaultNotices:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        sources = (self._snapshots, self._pods.changes, self._handovers.changes)
+        sources = (self._snapshots, self._pods.changes, self._allocations.changes)
         while True:
             versions = [source.version for source in sources]
             self.look()
@@ -83,16 +83,16 @@ class FaultNotices:
 
     def look(self) -> None:
         """Tell each pod the faults of its chips that are new to the pod."""
-        self._told = {told for told in self._told if told[0] in self._handovers}
+        self._told = {told for told in self._told if told[0] in self._allocations}
         snapshot = self._snapshots.value
         if snapshot is None:
             return
         hits = [*faults_to_tell(snapshot)]
         removed = self._removed_vnpus(snapshot)
-        for handover in self._handovers if hits or removed else ():
-            pod = self._pods.get(handover.uid)
-            own = [hit for hit in hits if handover.chip_set >> hit.chip & 1]
-            new = [hit for hit in own if (handover.uid, hit.chip, hit.fault.code) not in self._told]
+        for allocation in self._allocations if hits or removed else ():
+            pod = self._pods.get(allocation.uid)
+            own = [hit for hit in hits if allocation.chip_set >> hit.chip & 1]
+            new = [hit for hit in own if (allocation.uid, hit.chip, hit.fault.code) not in self._told]
             if pod is None:
                 continue  # the watch is about to show it
             for code, level in dict.fromkeys((hit.fault.code, hit.fault.level) for hit in new):
@@ -100,8 +100,10 @@ class FaultNotices:
                 sentence = _sentence(same, self._device_type)
                 log.warning("a chip in use has a fault", pod=pod.key, pod_uid=pod.uid, error=sentence)
                 self._announce(pod, FAULT, sentence)
-            self._told |= {(handover.uid, hit.chip, hit.fault.code) for hit in new}
-            lost = {(handover.uid, chip_id, _NO_CODE) for chip_id in chip_ids(handover.chip_set & removed)} - self._told
+            self._told |= {(allocation.uid, hit.chip, hit.fault.code) for hit in new}
+            lost = {
+                (allocation.uid, chip_id, _NO_CODE) for chip_id in chip_ids(allocation.chip_set & removed)
+            } - self._told
             if lost:
                 names = self._device_type.join(sorted(number for _, number, _ in lost))
                 log.warning("a device in use was removed", pod=pod.key, pod_uid=pod.uid, devices=names)
@@ -142,14 +144,14 @@ def _sentence(hits: list[_Hit], device_type: DeviceType) -> str:
     return f"{who} {'have' if several else 'has'} the fault {fault.name} ({meaning}): {advice}"
 
 
-def _advice(level: Level, *, several: bool) -> str:
+def _advice(level: FaultLevel, *, several: bool) -> str:
     it, chip = ("them", "the chips have") if several else ("it", "the chip has")
     match level:
-        case Level.PRE_SEPARATE:
+        case FaultLevel.PRE_SEPARATE:
             return f"the pod can go on; no other pod gets {it} while the fault lasts"
-        case Level.SEPARATE:
+        case FaultLevel.SEPARATE:
             return f"{_REPLACE}; {chip} to be repaired or replaced"
-        case Level.MANUALLY_SEPARATE:
+        case FaultLevel.MANUALLY_SEPARATE:
             they = "they are" if several else "it is"
             return f"{_REPLACE}; {they} used again once an operator removes {it} from ManuallySeparateNPU"
         case _:

@@ -2,7 +2,7 @@
 
 Runs once before the plugin registers, and again once for every pod that is seen admitted: the calls for its containers
 named no pod, and the kubelet's ledger tells which pod they were about. It also runs for a pod with containers (or a
-claim) but no hand-over, for a hand-over to a pod that the watch does not show, for what a pod had that was cut for it
+claim) but no allocation, for an allocation to a pod that the watch does not show, for a vNPU that was cut for a pod
 until nobody can use it, and for a claim that somebody changed. Otherwise the kubelet is not asked.
 """
 
@@ -16,13 +16,13 @@ from ascend.chips import chip_set
 from ascend.daemon.observable import wait_for_change
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.kubelet.pod_resources import PodResources, read_ledger
 from device_plugin.ledger.adoption import explains, without_chips
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.allocations import Allocation
 from device_plugin.ledger.node_pods import NodePod
 from device_plugin.ledger.pod_annotations import grant_text
 from device_plugin.metrics import Metrics
-from device_plugin.pods.annotation_repairs import AnnotationRepairs, Claim, has_claim
+from device_plugin.pods.annotation_repairs import AnnotationRepairs, WritesClaim, has_claim
 from device_plugin.pods.devices import Devices
 from device_plugin.pods.pod_notices import MISMATCH, WITHOUT, PodNotices
 
@@ -36,7 +36,7 @@ FIRST_TRIES = 3
 
 
 class Reconciler:
-    """Keeps hand-overs complete and drops those of pods that are gone.
+    """Keeps allocations complete and drops those of pods that are gone.
 
     Args:
         socket: the kubelet's pod-resources socket.
@@ -53,7 +53,7 @@ class Reconciler:
         devices: Devices,
         *,
         kubelet_pods: Callable[[], Awaitable[list[Pod]]],
-        claim: Claim,
+        claim: WritesClaim,
         metrics: Metrics,
         notices: PodNotices,
     ) -> None:
@@ -61,13 +61,13 @@ class Reconciler:
         self._devices = devices
         self._ledger = devices.ledger
         self._pods = devices.ledger.pods
-        self._handovers = devices.ledger.handovers
+        self._allocations = devices.ledger.allocations
         self._device_type = devices.ledger.device_type
         self._kubelet_pods = kubelet_pods
         self._claim = claim
         self._metrics = metrics
         self._notices = notices
-        self._repairs = AnnotationRepairs(self._pods, self._handovers, claim, notices.announce, metrics)
+        self._repairs = AnnotationRepairs(self._pods, self._allocations, claim, notices.announce, metrics)
         self._disputed: set[str] = set()
         """Uids of pods whose claim is contradicted by that of another pod."""
         self._one_at_a_time = asyncio.Lock()
@@ -84,13 +84,13 @@ class Reconciler:
             for pod in self._pods_without_allocation():
                 if (believed := self._devices.believe(pod)) is not None:
                     log.warning("believing a claim, the kubelet's ledger can't be read", pod=pod.key)
-                    self._handovers.add(believed)
-                    self._handovers.unconfirmed.add(pod.uid)
-                    self._handovers.believed.add(pod.uid)
+                    self._allocations.add(believed)
+                    self._allocations.unconfirmed.add(pod.uid)
+                    self._allocations.believed.add(pod.uid)
 
     async def catch_up(self) -> None:
         """Add the allocations that the former instance of the plugin made after this instance rebuilt its ledger."""
-        if any(pod.live and pod.count and pod.uid not in self._handovers for pod in self._pods):
+        if any(pod.live and pod.count and pod.uid not in self._allocations for pod in self._pods):
             await self._devices.look()
             await self.settle()
 
@@ -101,7 +101,7 @@ class Reconciler:
             tasks.create_task(self._follow_ledger())
 
     async def _follow_annotations(self) -> None:
-        sources = (self._pods.changes, self._handovers.changes)
+        sources = (self._pods.changes, self._allocations.changes)
         while True:
             versions = [source.version for source in sources]
             due_in_s = self._repairs.look()
@@ -111,8 +111,8 @@ class Reconciler:
     async def _follow_ledger(self) -> None:
         loop = asyncio.get_running_loop()
         # Others let the ledger be settled too, and a reading of theirs can fail.
-        sources = (self._pods.changes, self._handovers.changes, self._ledger.is_settled)
-        suspects: dict[str, HandOver] = {}
+        sources = (self._pods.changes, self._allocations.changes, self._ledger.is_settled)
+        suspects: dict[str, Allocation] = {}
         tried: set[str] = set()
         wait_s, read_s = RETRY_S, -RETRY_S
         while True:
@@ -127,8 +127,10 @@ class Reconciler:
             if loop.time() < due_s:
                 await wait_for_change(sources, versions, within_s=due_s - loop.time())
                 continue
-            # An orphan may be a new hand-over to a pod that the watch is about to show: it is dropped the second time.
-            await self.settle({uid: handover for uid, handover in orphans.items() if suspects.get(uid) is handover})
+            # An orphan may be a new allocation to a pod that the watch is about to show: it is dropped the second time.
+            await self.settle(
+                {uid: allocation for uid, allocation in orphans.items() if suspects.get(uid) is allocation}
+            )
             wait_s = min(2 * wait_s, RETRY_LIMIT_S) if unresolved == tried else RETRY_S
             suspects, tried, read_s = orphans, unresolved, loop.time()
 
@@ -137,30 +139,30 @@ class Reconciler:
 
         The new kubelet admits such a pod again, and the pod must be found waiting.
         """
-        doubtful = [pod for pod in self._pods if pod.uid in self._handovers and pod.live and not pod.past_admission]
-        ledger = await self._read() if doubtful else None
+        uncertain = [pod for pod in self._pods if pod.uid in self._allocations and pod.live and not pod.past_admission]
+        ledger = await self._read() if uncertain else None
         if ledger is None:
             return
-        for pod in doubtful:
+        for pod in uncertain:
             held = ledger.pods.get(pod.key, {})
             truth = None
             # An entry of two pods of one name may be that of the other one.
             if pod.key not in ledger.ambiguous and self._devices.is_its_own(pod, held, admitted=False, is_known=False):
                 truth = self._devices.adopt(pod, held, admitted=False)
             if truth is not None:
-                self._handovers.add(truth)
+                self._allocations.add(truth)
             else:
-                log.info("the kubelet does not know a hand-over", pod=pod.key, pod_uid=pod.uid)
-                self._handovers.drop(pod.uid)
+                log.info("the kubelet does not know an allocation", pod=pod.key, pod_uid=pod.uid)
+                self._allocations.drop(pod.uid)
 
     def _announce_mismatches(self) -> None:
         """Announce pods whose chips differ from the kubelet's ledger; forget announcements of pods that are gone."""
         self._notices.look()
-        for handover in self._handovers:
-            pod = self._pods.get(handover.uid)
-            if pod is not None and not handover.matches_kubelet:
-                given = self._device_type.join(handover.chips)
-                counted = self._device_type.join_sorted(handover.kubelet_ids)
+        for allocation in self._allocations:
+            pod = self._pods.get(allocation.uid)
+            if pod is not None and not allocation.matches_kubelet:
+                given = self._device_type.join(allocation.chips)
+                counted = self._device_type.join_sorted(allocation.kubelet_ids)
                 self._notices.tell(
                     pod,
                     MISMATCH,
@@ -169,39 +171,43 @@ class Reconciler:
 
     def _unresolved_uids(self) -> set[str]:
         """Return the uids of pods whose devices only the kubelet's pod resources tell; "" for unknown pods."""
-        unconfirmed = {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.unconfirmed}
+        unconfirmed = {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._allocations.unconfirmed}
         others = {""} if self._devices.must_be_settled and not self._ledger.is_settled.value else set()
-        return unconfirmed | {pod.uid for pod in self._pods_without_allocation()} | self._handovers.kept.keys() | others
+        return (
+            unconfirmed | {pod.uid for pod in self._pods_without_allocation()} | self._allocations.kept.keys() | others
+        )
 
     def _pods_without_allocation(self) -> list[NodePod]:
-        """Return live pods that request chips and have containers or a claim, but no hand-over."""
+        """Return live pods that request chips and have containers or a claim, but no allocation."""
         return [
             pod
             for pod in self._pods
             if pod.live
             and pod.count
             and (pod.past_admission or pod.claimed)
-            and pod.uid not in self._handovers
+            and pod.uid not in self._allocations
             and not self._notices.runs_without(pod.uid)
             and pod.uid not in self._disputed
         ]
 
-    def _orphans(self) -> dict[str, HandOver]:
-        """Return hand-overs to pods that the watch has not shown, or no longer shows, by uid."""
-        return {handover.uid: handover for handover in self._handovers if self._pods.get(handover.uid) is None}
+    def _orphans(self) -> dict[str, Allocation]:
+        """Return allocations to pods that the watch has not shown, or no longer shows, by uid."""
+        return {
+            allocation.uid: allocation for allocation in self._allocations if self._pods.get(allocation.uid) is None
+        }
 
-    async def _read(self) -> KubeletLedger | None:
+    async def _read(self) -> PodResources | None:
         try:
             return await read_ledger(self._socket, self._device_type)
         except Unreachable as error:
             log.warning("can't read the kubelet's ledger", error=error.message)
             return None
 
-    async def settle(self, drop: Mapping[str, HandOver] | None = None) -> bool:
-        """Let the kubelet's ledger decide which pod each hand-over is to.
+    async def settle(self, drop: Mapping[str, Allocation] | None = None) -> bool:
+        """Let the kubelet's ledger decide which pod each allocation is to.
 
         Args:
-            drop: the hand-overs to drop if the ledger does not have them, by uid.
+            drop: the allocations to drop if the ledger does not have them, by uid.
 
         Returns:
             False if the ledger can't be read.
@@ -212,21 +218,21 @@ class Reconciler:
             self._ledger.is_settled.set(bool(is_settled))
         return is_settled is not None
 
-    async def _settle(self, drop: Mapping[str, HandOver]) -> bool | None:
+    async def _settle(self, drop: Mapping[str, Allocation]) -> bool | None:
         """Return whether the ledger leaves nothing unexplained; None if it can't be read."""
         # What the watch shows as admitted now was in the kubelet's ledger before that is read.
         admitted = {pod.uid for pod in self._pods if pod.past_admission}
-        before = self._handovers.answers
+        before = self._allocations.answers
         ledger, known = await self._read_with_pods()
         if ledger is None:
             return None
-        answers = self._handovers.answers
+        answers = self._allocations.answers
         # The ledger may be older than calls that were answered meanwhile.
         newer = {number for ids in answers if answers[ids] is not before.get(ids) for number in ids}
-        for uid, handover in drop.items():
-            if self._handovers.get(uid) is handover and not _is_in(ledger, handover):
-                log.info("the kubelet does not know a hand-over", pod=handover.pod, pod_uid=uid)
-                self._handovers.drop(uid)
+        for uid, allocation in drop.items():
+            if self._allocations.get(uid) is allocation and not _is_in(ledger, allocation):
+                log.info("the kubelet does not know an allocation", pod=allocation.pod, pod_uid=uid)
+                self._allocations.drop(uid)
         self._devices.compare(ledger, newer)
         found = {
             pod.uid: (pod, held)
@@ -248,10 +254,10 @@ class Reconciler:
             and all(self._ledger.explains(key, ids) for key, ids in entries if ids)
         )
 
-    def _enter_claims(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
+    def _enter_claims(self, ledger: PodResources, admitted: Collection[str]) -> None:
         """Enter the claims of admitted pods without devices in the kubelet's pod resources: a checkpoint can be lost.
 
-        A claim is weaker than a hand-over, and of two claims to a chip neither is entered: both pods hold it.
+        A claim is weaker than an allocation, and of two claims to a chip neither is entered: both pods hold it.
         """
         self._disputed &= {pod.uid for pod in self._pods}
         claims = [
@@ -272,8 +278,8 @@ class Reconciler:
                     f"its claim has {believed.name}, that of another pod too, and the kubelet's ledger has nothing",
                 )
             else:
-                self._handovers.add(believed)
-                self._handovers.believed.add(pod.uid)
+                self._allocations.add(believed)
+                self._allocations.believed.add(pod.uid)
                 self._tell(
                     pod,
                     f"it keeps {believed.name}, which its claim has, but the kubelet's ledger has nothing for it: was "
@@ -284,7 +290,7 @@ class Reconciler:
         self._metrics.mismatches.inc()
         self._notices.tell(pod, MISMATCH, sentence)
 
-    async def _read_with_pods(self) -> tuple[KubeletLedger | None, set[str] | None]:
+    async def _read_with_pods(self) -> tuple[PodResources | None, set[str] | None]:
         """Read the kubelet's ledger, and the uids of the pods it knows if an entry may be that of an earlier pod.
 
         The ledger has no uids. A kubelet that knows a pod has an entry for it in a ledger that is read later, and two
@@ -292,7 +298,8 @@ class Reconciler:
         """
         ledger = await self._read()
         if ledger is None or not any(
-            ledger.pods.get(pod.key) and not pod.past_admission and pod.uid not in self._handovers for pod in self._pods
+            ledger.pods.get(pod.key) and not pod.past_admission and pod.uid not in self._allocations
+            for pod in self._pods
         ):
             return ledger, None
         try:
@@ -303,7 +310,7 @@ class Reconciler:
         return await self._read(), known
 
     def _differing(
-        self, pod: NodePod, ledger: KubeletLedger, newer: set[int], known: set[str] | None, *, admitted: bool
+        self, pod: NodePod, ledger: PodResources, newer: set[int], known: set[str] | None, *, admitted: bool
     ) -> dict[str, tuple[int, ...]] | None:
         """Return the kubelet's pod resources of a pod, by container; None if they are known or prove nothing.
 
@@ -316,17 +323,17 @@ class Reconciler:
         """
         is_known = admitted or (known is not None and pod.uid in known)
         is_judged = pod.live and pod.count and (known is None or is_known) and pod.key not in ledger.ambiguous
-        held, handover = ledger.pods.get(pod.key), self._handovers.get(pod.uid)
+        held, allocation = ledger.pods.get(pod.key), self._allocations.get(pod.uid)
         if held is None or not is_judged or not newer.isdisjoint(number for ids in held.values() for number in ids):
             return None
-        if handover is not None and not (admitted and held and not explains(handover, held)):
+        if allocation is not None and not (admitted and held and not explains(allocation, held)):
             if admitted:
-                self._handovers.unconfirmed.discard(pod.uid)
+                self._allocations.unconfirmed.discard(pod.uid)
             if admitted and held:
-                self._handovers.believed.discard(pod.uid)
+                self._allocations.believed.discard(pod.uid)
             return None
         # Of a pod that is not seen admitted yet, the entry may be that of an earlier pod whose deletion has been seen.
-        others = [*self._ledger.holding, *(() if admitted else self._handovers.answers.values())]
+        others = [*self._ledger.holding, *(() if admitted else self._allocations.answers.values())]
         if any(each.uid != pod.uid and each.pod == pod.key and explains(each, held) for each in others):
             return None  # the entry belongs to an earlier or later pod of the name
         if admitted and (lacking := without_chips(pod, held)):
@@ -340,18 +347,18 @@ class Reconciler:
     def _take_from_others(self, pod: NodePod, held: Mapping[str, tuple[int, ...]], settled: Collection[str]) -> None:
         """Take back the devices that different pods were given by the calls for this pod."""
         # A kubelet that lost its checkpoint may give ids again: only the pod of the last answer for them was mistaken.
-        answers, ids = self._handovers.answers, {frozenset(own) for own in held.values()}
-        spared = {*settled, *self._handovers.believed}
-        for other in [handover for handover in self._ledger.holding if handover.uid not in spared]:
+        answers, ids = self._allocations.answers, {frozenset(own) for own in held.values()}
+        spared = {*settled, *self._allocations.believed}
+        for other in [allocation for allocation in self._ledger.holding if allocation.uid not in spared]:
             same = (frozenset(part.kubelet_ids) for part in other.parts)
             if any(each in ids and answers.get(each, other).uid == other.uid for each in same):
                 self._take_away(other, pod)
 
-    def _take_away(self, other: HandOver, pod: NodePod) -> None:
-        log.warning("a hand-over belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
-        self._handovers.take_away(other.uid)
+    def _take_away(self, other: Allocation, pod: NodePod) -> None:
+        log.warning("an allocation belongs to another pod", pod=other.pod, pod_uid=other.uid, real=pod.key)
+        self._allocations.take_away(other.uid)
 
-    def _enter(self, pod: NodePod, truth: HandOver, *, mistaken: bool) -> None:
+    def _enter(self, pod: NodePod, truth: Allocation, *, mistaken: bool) -> None:
         """Enter what a pod was given.
 
         Args:
@@ -359,10 +366,12 @@ class Reconciler:
             truth: what it was given.
             mistaken: whether a call for it was taken for another pod's.
         """
-        for other in [handover for handover in self._handovers if handover.uid in self._handovers.believed - {pod.uid}]:
+        for other in [
+            allocation for allocation in self._allocations if allocation.uid in self._allocations.believed - {pod.uid}
+        ]:
             if other.overlaps(truth):
                 self._take_away(other, pod)  # it was only believed
-        self._handovers.add(truth)
+        self._allocations.add(truth)
         log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, given=truth.name)
         grant = pod.grant
         swapped = mistaken and (grant is None or (grant.chip_set, pod.template) != (truth.chip_set, truth.template))
@@ -392,7 +401,7 @@ class Reconciler:
         )
 
 
-def _is_in(ledger: KubeletLedger, handover: HandOver) -> bool:
-    """Return whether the entry of a pod's name has the ids of this hand-over, and not of another pod of the name."""
-    ids = chip_set(chip for held in ledger.pods.get(handover.pod, {}).values() for chip in held)
-    return bool(ids) and not ids & ~chip_set(handover.kubelet_ids)
+def _is_in(ledger: PodResources, allocation: Allocation) -> bool:
+    """Return whether the entry of a pod's name has the ids of this allocation, and not of another pod of the name."""
+    ids = chip_set(chip for held in ledger.pods.get(allocation.pod, {}).values() for chip in held)
+    return bool(ids) and not ids & ~chip_set(allocation.kubelet_ids)

@@ -148,7 +148,7 @@ def variables(topology: NodeTopology, chips: Sequence[int]) -> dict[str, str]:
     return {f"{PREFIX}{name}": str(value) for name, value in found.items() if value is not None}
 
 
-class Topology:
+class TopologyFile:
     """Adds to each container where its chips are.
 
     Args:
@@ -204,7 +204,12 @@ class TopologyUpdates:
     """
 
     def __init__(
-        self, client: KubeClient, node: Node, address: str, snapshots: Observable[Snapshot | None], topology: Topology
+        self,
+        client: KubeClient,
+        node: Node,
+        address: str,
+        snapshots: Observable[Snapshot | None],
+        topology: TopologyFile,
     ) -> None:
         self._client = client
         self._node = node

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from ascend.chips import chip_name
 from ascend.kube.objects import Condition, Taint
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import DOUBTS, Chip, FaultRecord, Snapshot
 
 CHIPS: Final = "AscendNPUUnhealthy"
@@ -41,7 +41,7 @@ class TaintRule:
         effect: of the taint.
     """
 
-    lowest: Level
+    lowest: FaultLevel
     effect: TaintEffect
 
     def taint(self, snapshot: Snapshot, present: str | None) -> Taint | None:
@@ -54,7 +54,7 @@ class TaintRule:
             snapshot: the node's chips.
             present: the value of the taint that the Node has; None if it has none.
         """
-        worst = max((chip.level for chip in snapshot.chips), default=Level.NORMAL)
+        worst = max((chip.level for chip in snapshot.chips), default=FaultLevel.NORMAL)
         value = worst.wire if worst >= self.lowest else None
         if value is None and any(chip.in_doubt or chip.reason in DOUBTS for chip in snapshot.chips):
             value = present
@@ -77,7 +77,7 @@ def unknown_conditions(reason: str, message: str) -> tuple[Condition, ...]:
 
 
 def _condition(
-    kind: str, chips: list[Chip], describe: Callable[[Chip], tuple[Level, str, str]], healthy: str
+    kind: str, chips: list[Chip], describe: Callable[[Chip], tuple[FaultLevel, str, str]], healthy: str
 ) -> Condition:
     if not chips:
         return Condition(kind, "False", NO_FAULT, healthy)
@@ -89,13 +89,13 @@ def _condition(
     return Condition(kind, "True", word, message)
 
 
-def _of_chip(chip: Chip) -> tuple[Level, str, str]:
+def _of_chip(chip: Chip) -> tuple[FaultLevel, str, str]:
     """Return the level of its most serious fault, a word and a sentence for its problem."""
     word = chip.level.wire if chip.level.bars_new_use else chip.reason
     return chip.level, word, _named(chip.faults) or chip.sentence
 
 
-def _of_port(chip: Chip) -> tuple[Level, str, str]:
+def _of_port(chip: Chip) -> tuple[FaultLevel, str, str]:
     without = "Recovering" if chip.network_in_doubt else "AwaitingReadmission"
     word = chip.network_level.wire if chip.network_level.bars_network else without
     return chip.network_level, word, _named(chip.network_faults) or chip.sentence

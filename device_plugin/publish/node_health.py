@@ -38,7 +38,7 @@ SIGN_OFF_S: Final = 1.0
 SIGN_OFF_RETRY_S: Final = 0.02
 
 
-class NodeHealth:
+class NodeHealthWriter:
     """Keeps conditions and taint up to date; a handler of the Node's changes.
 
     Args:

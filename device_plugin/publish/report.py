@@ -6,9 +6,9 @@ from typing import get_args
 from ascend.chips import ChipSet, chip_set, parse_chip_name
 from ascend.deviceinfo import DeviceReport, Upgrade
 from ascend.errors import InvalidValue
+from ascend.fabric_switches import SwitchReport
 from ascend.faults import Fault, FaultTime, chip_fault
-from ascend.switches import SwitchReport
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Snapshot, UpgradeKind, UpgradeReason
 
 AUTOFILL_CODE = "AutofillFaultCode"
@@ -19,7 +19,7 @@ MAX_CODE_DIGITS = 16
 MAX_CODES = 128
 """Codes reported per chip: as many as the driver can report. Keeps the ConfigMap far below its limit of 1 MiB."""
 
-_HARMLESS = Level.NOT_HANDLE.wire
+_HARMLESS = FaultLevel.NOT_HANDLE.wire
 
 
 def make_report(snapshot: Snapshot, update_time_s: int, switches: SwitchReport | None = None) -> DeviceReport:
@@ -63,18 +63,18 @@ def _faults(snapshot: Snapshot, chip: Chip) -> Iterator[Fault]:
     is_barred = bool(snapshot.reported_network_unhealthy >> chip.chip_id & 1)
     if chip.network_faults or is_barred:
         level = chip.network_level
-        if is_barred and level <= Level.NOT_HANDLE:
-            level = Level.PRE_SEPARATE
+        if is_barred and level <= FaultLevel.NOT_HANDLE:
+            level = FaultLevel.PRE_SEPARATE
         yield _entry(chip, level, chip.network_faults, network=True)
     is_barred = bool(snapshot.reported_unhealthy >> chip.chip_id & 1)
     if chip.faults or is_barred:
         level = chip.level
-        if is_barred and level <= Level.SUB_HEALTH:
-            level = Level.SEPARATE
+        if is_barred and level <= FaultLevel.SUB_HEALTH:
+            level = FaultLevel.SEPARATE
         yield _entry(chip, level, chip.faults, network=False)
 
 
-def _entry(chip: Chip, level: Level, records: Sequence[FaultRecord], *, network: bool) -> Fault:
+def _entry(chip: Chip, level: FaultLevel, records: Sequence[FaultRecord], *, network: bool) -> Fault:
     times = {record.name: FaultTime(record.since_ms, record.level.wire) for record in records[:MAX_CODES]}
     return chip_fault(chip_id=chip.chip_id, level=level.wire, codes=times, network=network)
 
@@ -92,7 +92,7 @@ def _reason(upgrade: Upgrade) -> UpgradeReason | None:
     kinds = {kind: kind for kind in get_args(UpgradeKind)}
     kind: UpgradeKind | None = kinds.get(upgrade.upgrade_type)
     try:
-        level = Level.of_wire(upgrade.fault_level)
+        level = FaultLevel.of_wire(upgrade.fault_level)
         code = NO_CODE if kind == "FaultAutofill" else int(upgrade.fault_code[:MAX_CODE_DIGITS], 16)
     except (InvalidValue, ValueError):
         return None
@@ -125,7 +125,9 @@ def read_faulty(report: DeviceReport) -> tuple[ChipSet, ChipSet]:
     for fault in report.faults:
         try:
             chip = chip_set((parse_chip_name(fault.npu_name),))
-            levels = [Level.of_wire(fault_time.fault_level) for fault_time in fault.fault_time_and_level_map.values()]
+            levels = [
+                FaultLevel.of_wire(fault_time.fault_level) for fault_time in fault.fault_time_and_level_map.values()
+            ]
         except InvalidValue:
             continue
         if fault.of_network:

@@ -16,8 +16,8 @@ from ascend.chips import chip_ids
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.deviceinfo import DeviceReport, encode_report, next_update_time
 from ascend.errors import ApiError, Conflict, Unreachable
+from ascend.fabric_switches import SwitchReport
 from ascend.rate_limiters import Backoff
-from ascend.switches import SwitchReport
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap

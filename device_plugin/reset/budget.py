@@ -10,7 +10,7 @@ FIRST_S = 60.0
 """The wait after the first failure."""
 
 
-class Budget:
+class ResetBudget:
     """The resets of one group.
 
     Args:

@@ -10,7 +10,7 @@ its chip, which ends the attempt, or is refused (docs/hot-reset.md#steps).
 from collections.abc import Mapping, Sequence
 
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
-from device_plugin.reset.budget import Budget
+from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.steps import (
     BOOT_LIMIT_S,
     CALL_LIMIT_S,
@@ -26,7 +26,7 @@ from device_plugin.reset.steps import (
     VERIFY_LIMIT_S,
     Announce,
     Command,
-    Phase,
+    ResetPhase,
     View,
 )
 
@@ -46,7 +46,7 @@ class GroupReset:
     def __init__(
         self,
         chips: ChipSet,
-        budget: Budget,
+        budget: ResetBudget,
         announce: Announce,
         *,
         idle_s: float,
@@ -58,7 +58,7 @@ class GroupReset:
         self._announce = announce
         self.idle_s = idle_s
         self.dry_run = dry_run
-        self.phase = Phase.IDLE
+        self.phase = ResetPhase.IDLE
         self.since_s = 0.0
         """When the phase began."""
         self.missing: ChipSet = 0
@@ -98,18 +98,18 @@ class GroupReset:
     @property
     def muted(self) -> ChipSet:
         """The chips whose state says nothing about them: they are being reset, or start."""
-        if self.phase in {Phase.RESETTING, Phase.STARTING, Phase.INITIALIZING}:
+        if self.phase in {ResetPhase.RESETTING, ResetPhase.STARTING, ResetPhase.INITIALIZING}:
             return self.missing | self._scope
         return self.missing
 
     @property
     def is_busy(self) -> bool:
         """Whether no other group may be reset meanwhile: the driver resets one at a time."""
-        return self.attempted or self.phase in {Phase.WITHHELD, Phase.CONFIRMING}
+        return self.attempted or self.phase in {ResetPhase.WITHHELD, ResetPhase.CONFIRMING}
 
     def next_s(self) -> float | None:
         """Return when the next look is due if nothing changes; None if none is."""
-        if self.phase is Phase.IDLE and not (self._wanting or self.missing):
+        if self.phase is ResetPhase.IDLE and not (self._wanting or self.missing):
             return None
         return self._next_s
 
@@ -120,17 +120,17 @@ class GroupReset:
         self._wanting = view.wanting
         self._next_s = now_s + POLL_S
         match self.phase:
-            case Phase.IDLE:
+            case ResetPhase.IDLE:
                 return self._look_idle(view, now_s)
-            case Phase.WITHHELD:
+            case ResetPhase.WITHHELD:
                 return self._look_withheld(view, now_s)
-            case Phase.RESETTING:
+            case ResetPhase.RESETTING:
                 self._look_resetting(now_s)
-            case Phase.STARTING:
+            case ResetPhase.STARTING:
                 return self._ask(Command.POLL, now_s)
-            case Phase.INITIALIZING:
+            case ResetPhase.INITIALIZING:
                 return self._ask(Command.INITIALIZE, now_s)
-            case Phase.VERIFYING:
+            case ResetPhase.VERIFYING:
                 return self._verify(view, now_s)
         return None
 
@@ -146,7 +146,7 @@ class GroupReset:
         self._next_s = self._due_s(view, now_s)
         if self._next_s > now_s:
             return None
-        self._enter(Phase.CHECKING, now_s)
+        self._enter(ResetPhase.CHECKING, now_s)
         return self._ask(Command.CHECK, now_s)
 
     def _due_s(self, view: View, now_s: float) -> float:
@@ -196,7 +196,7 @@ class GroupReset:
                     now_s,
                 )
             return None
-        self._enter(Phase.CONFIRMING, now_s)
+        self._enter(ResetPhase.CONFIRMING, now_s)
         return self._ask(Command.CHECK, now_s)
 
     def _look_resetting(self, now_s: float) -> None:
@@ -220,7 +220,7 @@ class GroupReset:
             self.manual |= unread
             self._failure = self._failure or f"{join_names(chip_ids(unread))} can't be read after it"
         if self.attempted and self._untried_chips(view):
-            self._enter(Phase.CONFIRMING, now_s)
+            self._enter(ResetPhase.CONFIRMING, now_s)
             return self._ask(Command.CHECK, now_s)
         self._end(view, now_s)
         return None
@@ -238,8 +238,8 @@ class GroupReset:
         self._asked, self._wanting = False, view.wanting
         why = UNKNOWN_USERS if found is None else "; ".join(found) or self._why_not(view)
         match self.phase:
-            case Phase.CHECKING:
-                self._enter(Phase.IDLE, now_s)
+            case ResetPhase.CHECKING:
+                self._enter(ResetPhase.IDLE, now_s)
                 self._checked_s = now_s + RECHECK_S
                 if why:
                     self._idle_s = None
@@ -251,7 +251,7 @@ class GroupReset:
                     self._wait_for("another reset is under way", now_s)
                 else:
                     self._withhold(view, now_s)
-            case Phase.CONFIRMING:
+            case ResetPhase.CONFIRMING:
                 if not why and not (view.closed and view.listed and not view.busy):
                     why = "it was not withheld all the time"
                 if not why and self._untried_chips(view):
@@ -267,32 +267,32 @@ class GroupReset:
         self._asked, self.hangs = False, False
         self._failure = f"the driver did not reset it: {error}" if error else ""
         self.missing = self.chips
-        self._enter(Phase.STARTING, now_s)
+        self._enter(ResetPhase.STARTING, now_s)
 
     def on_reading(self, started: ChipSet, now_s: float) -> None:
         """Take over which chips of the group have started."""
         self._asked = False
         back, self.missing = self.missing & started, self.missing & ~started
-        self._ask_s = now_s + (POLL_S if self.phase is Phase.STARTING else SLOW_POLL_S)
-        if self.phase is Phase.IDLE and back:
+        self._ask_s = now_s + (POLL_S if self.phase is ResetPhase.STARTING else SLOW_POLL_S)
+        if self.phase is ResetPhase.IDLE and back:
             self._scope = back
-            self._enter(Phase.INITIALIZING, now_s)
-        elif self.phase is Phase.STARTING:
+            self._enter(ResetPhase.INITIALIZING, now_s)
+        elif self.phase is ResetPhase.STARTING:
             late = now_s >= self.since_s + BOOT_LIMIT_S
             if self.missing and late:
                 late_names = join_names(chip_ids(self.missing))
                 self._failure = self._failure or f"{late_names} did not start within {BOOT_LIMIT_S:g} s"
             if not self.missing or late:
-                self._enter(Phase.INITIALIZING, now_s)
+                self._enter(ResetPhase.INITIALIZING, now_s)
 
     def on_initialization(self, error: str, now_s: float) -> None:
         """Take over that the driver was initialized again; ``error`` is empty if that succeeded."""
         self._asked, self._ask_s = False, now_s + POLL_S
         if not error:
-            self._enter(Phase.VERIFYING, now_s)
+            self._enter(ResetPhase.VERIFYING, now_s)
         elif now_s >= self.since_s + VERIFY_LIMIT_S:
             self._failure = self._failure or f"the driver can't be initialized after it: {error}"
-            self._enter(Phase.VERIFYING, now_s)
+            self._enter(ResetPhase.VERIFYING, now_s)
 
     def found_starting(self, missing: ChipSet, now_s: float) -> None:
         """Withhold chips that may not have started, until they have.
@@ -300,12 +300,12 @@ class GroupReset:
         They were not listed by the driver until now, or this program was restarted during a reset.
         """
         missing &= self.chips & ~self.withheld
-        if missing and self.phase in {Phase.IDLE, Phase.CHECKING, Phase.STARTING}:
+        if missing and self.phase in {ResetPhase.IDLE, ResetPhase.CHECKING, ResetPhase.STARTING}:
             self.missing |= missing
             self._scope |= missing
             named = join_names(chip_ids(missing))
             self._say("NPUStarting", f"{named} has not started yet and is withheld until it has")
-            self._enter(Phase.STARTING, now_s)
+            self._enter(ResetPhase.STARTING, now_s)
 
     # Steps.
 
@@ -313,7 +313,7 @@ class GroupReset:
         self._settled_s = None
         self._scope, self.waits_for = self.chips, ""
         self._say("NPUWithheld", f"{self._named}: withheld from pods, to be reset because of {_wanting(view.wanting)}")
-        self._enter(Phase.WITHHELD, now_s)
+        self._enter(ResetPhase.WITHHELD, now_s)
 
     def _begin(self, view: View, now_s: float) -> Command:
         self.target = min(self._untried_chips(view))
@@ -326,7 +326,7 @@ class GroupReset:
             faults = _wanting(view.wanting)
             self._say("NPUResetStarted", f"{self._named}: nobody uses it, resetting because of {faults}")
         self.called |= 1 << self.target if self._one_by_one else self.chips
-        self._enter(Phase.RESETTING, now_s)
+        self._enter(ResetPhase.RESETTING, now_s)
         self.attempted = self._asked = True
         return Command.RESET
 
@@ -348,7 +348,7 @@ class GroupReset:
         if self._is_counted:
             self._is_counted = False
             self.budget.give_back()
-        self._enter(Phase.IDLE, now_s)
+        self._enter(ResetPhase.IDLE, now_s)
 
     def _finish(self, wanting: ChipSet, now_s: float) -> None:
         named = join_names(chip_ids(self._scope))
@@ -364,7 +364,7 @@ class GroupReset:
             self._say("NPUReset", f"{named}: started again, and without the fault")
         self._idle_s, self._failure, self._earlier_failure = None, "", ""
         self.attempted, self.called, self._scope = False, 0, 0
-        self._enter(Phase.IDLE, now_s)
+        self._enter(ResetPhase.IDLE, now_s)
         self._ask_s = now_s + SLOW_POLL_S
 
     def _why_not(self, view: View) -> str:
@@ -372,7 +372,7 @@ class GroupReset:
             return "; ".join(view.obstacles)
         return "" if view.wanting else "its fault has cleared"
 
-    def _enter(self, phase: Phase, now_s: float) -> None:
+    def _enter(self, phase: ResetPhase, now_s: float) -> None:
         self.phase, self.since_s, self._asked = phase, now_s, False
         self._next_s = self._ask_s = now_s
 

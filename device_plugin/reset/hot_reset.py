@@ -19,12 +19,12 @@ from device_plugin.health.snapshot import Moment, Snapshot
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
-from device_plugin.reset.budget import Budget
+from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.group_reset import GroupReset
 from device_plugin.reset.muting import Muting
 from device_plugin.reset.reset_info import EarlierResets, read_resets, write_resets
 from device_plugin.reset.rules import lasting, members, obstacles, wanting
-from device_plugin.reset.steps import Announce, Command, Phase, ResetOptions, View
+from device_plugin.reset.steps import Announce, Command, ResetOptions, ResetPhase, View
 from device_plugin.reset.users import Users
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class Withholds(Protocol):
         """Forget what was announced about chips before they were reset."""
 
 
-class ChipSide(Protocol):
+class ResetHost(Protocol):
     """What reads, judges and reports the chips, as far as resets need it."""
 
     @property
@@ -114,7 +114,7 @@ class HotReset:
     def __init__(
         self,
         driver: ResettingDriver,
-        chips: ChipSide,
+        chips: ResetHost,
         known: Knowledge,
         *,
         options: ResetOptions,
@@ -155,7 +155,7 @@ class HotReset:
         whole, cut = known.ledgers.whole, known.ledgers.vnpu_changes
         sources = (
             *(known.snapshots, known.advertised, known.written, self._answers),
-            *(whole.pods.changes, whole.handovers.changes, cut),
+            *(whole.pods.changes, whole.allocations.changes, cut),
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -207,7 +207,7 @@ class HotReset:
         earlier = (now.mono_s - max(now.wall_ms / 1000 - each, 0.0) for each in times_s)
         group = GroupReset(
             chips,
-            Budget(self._options.per_hour, earlier),
+            ResetBudget(self._options.per_hour, earlier),
             self._said,
             idle_s=self._options.idle_s,
             dry_run=self._options.dry_run,
@@ -226,7 +226,7 @@ class HotReset:
     # Looking.
 
     def _look(self, tasks: asyncio.TaskGroup) -> None:
-        if any(group.phase is Phase.VERIFYING for group in self._groups.values()):
+        if any(group.phase is ResetPhase.VERIFYING for group in self._groups.values()):
             self._applied = None  # the readings that have arrived are judged before the look
             self._apply()
         for group in self._groups.values():
@@ -262,7 +262,7 @@ class HotReset:
         muted = chip_set(chip for group in groups for chip in chip_ids(group.muted))
         self._muting.muted = self._scanner.muted = muted
         self._scanner.keeps_table = any(
-            group.attempted and group.phase in {Phase.RESETTING, Phase.STARTING} for group in groups
+            group.attempted and group.phase in {ResetPhase.RESETTING, ResetPhase.STARTING} for group in groups
         )
         annotations = self._annotations(snapshot) if not self._options.dry_run else {}
         state = (withheld, annotations)
@@ -307,7 +307,7 @@ class HotReset:
         tasks.create_task(work).add_done_callback(lambda _done: self._answers.set(None))
 
     async def _check(self, tasks: asyncio.TaskGroup, group: GroupReset) -> None:
-        known = {handover.pod for handover in self._known.ledgers.whole.handovers}
+        known = {allocation.pod for allocation in self._known.ledgers.whole.allocations}
         found = await self._users.of(self._facts(group.chips), known)
         view = self._view(group)
         if view is not None:

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping
 
 from ascend.chips import ChipSet, chip_ids, chip_set, join_names
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, Snapshot
 
-RESTARTING = frozenset({Level.RESTART_REQUEST, Level.RESTART_BUSINESS, Level.FREE_RESTART, Level.RESTART})
+RESTARTING = frozenset(
+    {FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS, FaultLevel.FREE_RESTART, FaultLevel.RESTART}
+)
 """Levels of faults that a reset is expected to end (docs/spec/faults.md#hot-reset)."""
 
-SEPARATING = frozenset({Level.SEPARATE, Level.MANUALLY_SEPARATE})
+SEPARATING = frozenset({FaultLevel.SEPARATE, FaultLevel.MANUALLY_SEPARATE})
 """Levels of faults for which people have to reset or replace the chip."""
 
 

@@ -47,7 +47,7 @@ class ResetOptions:
     pod_resources_socket: Path
 
 
-class Phase(enum.StrEnum):
+class ResetPhase(enum.StrEnum):
     """How far a group is."""
 
     IDLE = "idle"

@@ -11,7 +11,7 @@ from ascend.errors import AscendError, DriverError, Unreachable
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import ChipFacts
 from device_plugin.driver.resetting import ResettingDriver
-from device_plugin.kubelet.pod_resources import KubeletLedger
+from device_plugin.kubelet.pod_resources import PodResources
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ class Users:
         read_ledger: reads the kubelet's ledger, or raises Unreachable.
     """
 
-    def __init__(self, driver: ResettingDriver, read_ledger: Callable[[], Awaitable[KubeletLedger]]) -> None:
+    def __init__(self, driver: ResettingDriver, read_ledger: Callable[[], Awaitable[PodResources]]) -> None:
         self._driver = driver
         self._read_ledger = read_ledger
         self._thread = CallThread("resets")

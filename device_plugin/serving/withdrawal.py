@@ -17,7 +17,7 @@ from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
 from device_plugin.device_types import DeviceType, type_of
 from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
-from device_plugin.kubelet.node_info import NodeStatus
+from device_plugin.kubelet.node_info import KubeletNodeStatus
 from device_plugin.serving.plugin_socket import register, served
 from device_plugin.serving.servicer import NoDevicesServicer
 from device_plugin.serving.sockets import socket_name
@@ -41,7 +41,11 @@ class Withdrawal:
     """
 
     def __init__(
-        self, directory: Path, instance: str, node: Observable[NodeStatus], refresh: Callable[[], Awaitable[None]]
+        self,
+        directory: Path,
+        instance: str,
+        node: Observable[KubeletNodeStatus],
+        refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self._directory = directory
         self._instance = instance

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from device_plugin.driver import ChipState
 from device_plugin.driver.telemetry import Label, Quantity
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.allocations import Allocation
 from device_plugin.telemetry.holders import NOBODY, Holder, holders
 from device_plugin.telemetry.measured_chip import MeasuredChip
 from device_plugin.telemetry.meter import Meter
@@ -74,13 +74,15 @@ class ChipMetrics(Collector):
     Args:
         meter: has the measured values.
         states: returns the state of a chip as the health scan last read it; None if unknown.
-        handovers: the chips that containers were given.
+        allocations: the chips that containers were given.
     """
 
-    def __init__(self, meter: Meter, states: Callable[[int], ChipState | None], handovers: Iterable[HandOver]) -> None:
+    def __init__(
+        self, meter: Meter, states: Callable[[int], ChipState | None], allocations: Iterable[Allocation]
+    ) -> None:
         self._meter = meter
         self._states = states
-        self._handovers = handovers
+        self._allocations = allocations
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metrics without values."""
@@ -89,7 +91,7 @@ class ChipMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metrics."""
         families = _families()
-        found = holders(self._handovers)
+        found = holders(self._allocations)
         chips = self._meter.chips
         for chip in chips:
             chip.take_over()

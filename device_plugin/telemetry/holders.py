@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.allocations import Allocation
 
 SEVERAL: Final = "not_displayed_for_multi_pod"
 
@@ -33,17 +33,17 @@ NOBODY: Final = Holder()
 _SEVERAL: Final = Holder(SEVERAL, SEVERAL, SEVERAL)
 
 
-def holders(handovers: Iterable[HandOver]) -> dict[int, Holder]:
+def holders(allocations: Iterable[Allocation]) -> dict[int, Holder]:
     """Return the holder of each chip that a container was given, by physical id.
 
     The containers of a pod are given their chips before any of them starts. A chip that a regular init container uses
     first belongs to the container that keeps it afterwards, or to the last init container if none does.
     """
     found: dict[int, Holder] = {}
-    for handover in handovers:
-        namespace, _, pod_name = handover.pod.partition("/")
+    for allocation in allocations:
+        namespace, _, pod_name = allocation.pod.partition("/")
         own: dict[int, Holder] = {}
-        for part in sorted(handover.parts, key=lambda part: part.keeps):
+        for part in sorted(allocation.parts, key=lambda part: part.keeps):
             own.update(dict.fromkeys(part.chips, Holder(namespace, pod_name, part.container)))
         for chip, holder in own.items():
             found[chip] = _SEVERAL if chip in found else holder

@@ -47,7 +47,7 @@ class MeasuredChip:
         self._witness = witness
         self._now_s = now_s
         name = f"telemetry {facts.phy_id}"
-        self.lanes: Final = (Lane(driver, name), Lane(driver, f"{name} slow"))
+        self.lanes: Final = (ReaderThread(driver, name), ReaderThread(driver, f"{name} slow"))
         """The thread for fast readings, and the one for slow ones."""
         self._values: dict[Quantity, float] = {}  # of the present round
         self._labels: dict[Label, str] = {}
@@ -129,7 +129,7 @@ class MeasuredChip:
             lane.close()
 
 
-class Lane:
+class ReaderThread:
     """A thread that takes readings in order; each outcome is available at once, whatever hangs afterwards.
 
     Args:

@@ -15,7 +15,7 @@ from npuctl.explain.explanation import Explanation
 from npuctl.plan.placement import PlacementPlan
 from npuctl.queue.command import QueueAnswer
 from npuctl.selftest.report import Selftest
-from npuctl.topo.command import Topology
+from npuctl.topo.command import TopologyAnswer
 from npuctl.topo.switches import SwitchViews
 from npuctl.usage.command import UsageAnswer
 from npuctl.whatif.command import WhatIf
@@ -31,7 +31,7 @@ ANSWERS: Final[Mapping[str, type[Any]]] = {
     "queue": QueueAnswer,
     "selftest": Selftest,
     "switches": SwitchViews,
-    "topo": Topology,
+    "topo": TopologyAnswer,
     "topology": NodeTopology,
     "usage": UsageAnswer,
     "whatif": WhatIf,

@@ -31,7 +31,7 @@ from device_plugin.publish.rights import KUBELET_PODS, RIGHTS
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
 from npuctl.doctor.api_server import ApiServerChecks
-from npuctl.doctor.node import NodeSettings, node_checks
+from npuctl.doctor.node import DoctorSettings, node_checks
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 from tests.cluster.binaries import VERSIONS
@@ -80,7 +80,7 @@ def _choices(kind: Any) -> str:
 
 def checks_table() -> Iterator[str]:
     """Yield the lines of the table of the checks of a node."""
-    settings = fixed_settings(NodeSettings, None, {"driver": "simulated"})
+    settings = fixed_settings(DoctorSettings, None, {"driver": "simulated"})
     yield "| check | problem or warning |"
     yield "|---|---|"
     for check in node_checks(settings, ApiServerChecks(settings), {}):

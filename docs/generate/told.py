@@ -8,7 +8,7 @@ from ascend.deviceinfo import DeviceReport
 from device_plugin.driver import LINK_DOWN, ChipFacts, ChipState, Inventory
 from device_plugin.health.fault_rules import NO_RULES
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Moment, Snapshot
 from device_plugin.pods.fault_notices import faults_to_tell
 from device_plugin.publish.node_conditions import CHIPS, PORTS, TaintRule, node_conditions
@@ -58,9 +58,9 @@ def _cells(case: Case) -> Iterator[str]:
     conditions = {each.type: each for each in node_conditions(case.used)}
     true = [each for kind in (CHIPS, PORTS) if (each := conditions[kind]).status == "True"]
     yield f"`{true[0].type}`, `{true[0].reason}`" if true else "-"
-    taints = [level for level in Level if TaintRule(level, "NoSchedule").taint(case.used, None) is not None]
+    taints = [level for level in FaultLevel if TaintRule(level, "NoSchedule").taint(case.used, None) is not None]
     worst = max(taints)
-    yield f"`{worst.wire}`" if worst >= Level.SUB_HEALTH else "-"
+    yield f"`{worst.wire}`" if worst >= FaultLevel.SUB_HEALTH else "-"
 
 
 def _listed(idle: DeviceReport, used: DeviceReport) -> str:
@@ -76,21 +76,22 @@ def _listed(idle: DeviceReport, used: DeviceReport) -> str:
 
 
 def _cases() -> Iterator[Case]:
-    for level in Level:
-        if level is Level.NORMAL:
+    for level in FaultLevel:
+        if level is FaultLevel.NORMAL:
             continue
         book = _book(level, CODE)
-        if level is Level.MANUALLY_SEPARATE:
+        if level is FaultLevel.MANUALLY_SEPARATE:
             book.separate(1, Moment(0.0, 0))
         yield _case(
-            f"`{level.wire}`" + (", or listed in `ManuallySeparateNPU`" if level is Level.MANUALLY_SEPARATE else ""),
+            f"`{level.wire}`"
+            + (", or listed in `ManuallySeparateNPU`" if level is FaultLevel.MANUALLY_SEPARATE else ""),
             book,
         )
-    yield _case("fault of its network port (`PreSeparateNPU`)", _book(Level.PRE_SEPARATE, LINK_DOWN))
+    yield _case("fault of its network port (`PreSeparateNPU`)", _book(FaultLevel.PRE_SEPARATE, LINK_DOWN))
     yield _case("not read for `stale_s`", _book(None, CODE), at_s=LATE_S)
 
 
-def _book(level: Level | None, code: int) -> HealthBook:
+def _book(level: FaultLevel | None, code: int) -> HealthBook:
     """Return the book of a server with one chip, which was read with this fault; None: without a fault."""
     levels = {code: level} if level is not None else {}
     book = HealthBook(replace(NO_RULES, chip=levels, network=levels))

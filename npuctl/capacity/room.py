@@ -17,7 +17,7 @@ BLOCKS = (2, 4, 8, 16, 32, 64)
 """The numbers of servers of a block for which is said how many blocks fit."""
 
 
-class Room(msgspec.Struct, frozen=True):
+class SizeCapacity(msgspec.Struct, frozen=True):
     """Room for pods of a size.
 
     Attributes:
@@ -61,7 +61,7 @@ class ProductRoom(msgspec.Struct, frozen=True):
     servers: int
     rings: int
     chips: int
-    sizes: tuple[Room, ...]
+    sizes: tuple[SizeCapacity, ...]
     blocks: tuple[Blocks, ...]
 
 
@@ -94,7 +94,7 @@ def rooms(allocator: OfflineAllocator, sharing_products: Container[str]) -> tupl
             rings=found[name]["rings"],
             chips=found[name]["chips"],
             sizes=tuple(
-                Room(size, pods[name, size], gangs.get((name, size)))
+                SizeCapacity(size, pods[name, size], gangs.get((name, size)))
                 for size in sorted({*product.requests, *product.allowed(distributed=True)})
             ),
             blocks=tuple(Blocks(size, blocks[name, size]) for size in BLOCKS if (name, size) in blocks),

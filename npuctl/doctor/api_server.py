@@ -19,7 +19,7 @@ from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.publish.rights import KUBELET_PODS, is_granted, rights
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
-from npuctl.doctor.kept import Kept
+from npuctl.doctor.kept import UnhealthyDevices
 from npuctl.doctor.plugins import OLD_S
 
 AHEAD_S: Final = 60
@@ -179,7 +179,7 @@ def _agreement(report: DeviceReport, node: Node, pods: Sequence[Pod] | None) -> 
     each = 1 if kind is None else kind.cores
     more = (total - healthy) * each  # pods may have all of the unhealthy ones
     if pods is not None:
-        kept = Kept.of(filter(None, map(read_holding, pods)), chips & report.unhealthy, kind)
+        kept = UnhealthyDevices.of(filter(None, map(read_holding, pods)), chips & report.unhealthy, kind)
         more = kept.chips if kind is None else kept.cores
     if not healthy * each <= offered <= healthy * each + more:
         what = count(offered, "chip" if kind is None else "AI core")

@@ -31,14 +31,14 @@ from ascend.vnpus import device_type
 from npuctl.doctor.details import Details
 from npuctl.doctor.faults import check_faults
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
-from npuctl.doctor.kept import Kept
+from npuctl.doctor.kept import UnhealthyDevices
 from npuctl.doctor.plugins import OLD_S, check_plugins
 from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
 from npuctl.doctor.rights import check_rights
 from npuctl.doctor.schedulers import check_schedulers
 from npuctl.doctor.told import check_told
 from npuctl.doctor.variables import check_taken
-from npuctl.evaluation import Evaluation, Verdict
+from npuctl.evaluation import Evaluation, PodVerdict
 from npuctl.output import as_values, group
 from npuctl.reading.objects import ClusterObjects
 
@@ -207,7 +207,7 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
     for record in npu_nodes:
         if not isinstance(record.server, Server) or not isinstance(record.unhealthy, int):
             continue
-        kept = Kept.of(record.holdings.values(), record.unhealthy, record.server.kind)
+        kept = UnhealthyDevices.of(record.holdings.values(), record.unhealthy, record.server.kind)
         for one, several, allocatable, healthy, in_use in _offered(record.server, record.unhealthy, kept):
             if not healthy <= allocatable <= healthy + in_use:
                 offered, are = count(allocatable, one, several), count(healthy, "is healthy", "are healthy")
@@ -220,7 +220,7 @@ def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
     return [ok("each offers as many chips as are healthy")]
 
 
-def _offered(server: Server, unhealthy: ChipSet, kept: Kept) -> Iterator[tuple[str, str, int, int, int]]:
+def _offered(server: Server, unhealthy: ChipSet, kept: UnhealthyDevices) -> Iterator[tuple[str, str, int, int, int]]:
     """What the kubelet of a node offers, how many of each are on healthy chips, and how many more pods have."""
     chips = (server.reported & ~unhealthy).bit_count()
     if server.kind is not None:
@@ -366,7 +366,7 @@ _WAITS_FOR: Final = {
 """For what a pod waits, and for what several do."""
 
 
-def _check_waiting(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
+def _check_waiting(verdicts: Sequence[PodVerdict]) -> Iterator[Finding]:
     refused = [
         (verdict.pod, says) for verdict in verdicts if verdict.held is not None and (says := _refusal_of(verdict.pod))
     ]

@@ -18,8 +18,8 @@ from ascend.kube.objects import CONFIG_MAPS, EVENTS, NODES, PODS, Node
 from device_plugin.health.fault_rules import default_rules, read_rules
 from npuctl.doctor.plugins import unready
 from npuctl.doctor.rights import Account, Denied, read_denied
-from npuctl.doctor.told import ADVICE, Told
-from npuctl.doctor.variables import MOST_READ, PodVariables, Taken, taken, taken_in, wanted
+from npuctl.doctor.told import ADVICE, EventSighting
+from npuctl.doctor.variables import MOST_READ, PodVariables, VariableSource, taken, taken_in, wanted
 from npuctl.reading.files import documents_in
 from npuctl.reading.manifests import Manifest
 
@@ -188,11 +188,13 @@ class _Event(msgspec.Struct, rename="camel"):
         return self.note, msgspec.convert(self.last, datetime).timestamp() if self.last else 0.0
 
     @property
-    def told(self) -> Told:
+    def told(self) -> EventSighting:
         """The note, and the object that it is about."""
         about = self.regarding or _Metadata("")
         namespace = about.namespace if about.kind != "Node" else ""
-        return Told(self.reason, self.note, about.kind, "/".join(filter(None, (namespace, about.name))), about.uid)
+        return EventSighting(
+            self.reason, self.note, about.kind, "/".join(filter(None, (namespace, about.name))), about.uid
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +229,11 @@ class Details:
     chooses_by_volcano: bool | None = None
     extender: Mapping[str, object] | None = None
     policies: tuple[str, ...] = ()
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[VariableSource, ...] = ()
     served: tuple[str, ...] | None = None
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
     kube_schedulers: tuple[str, ...] = ()
-    told: tuple[Told, ...] = ()
+    told: tuple[EventSighting, ...] = ()
     expiring: tuple[tuple[str, float], ...] = ()
     refused_rules: tuple[str, ...] = ()
     heartbeats: Mapping[str, float] = field(default_factory=dict)
@@ -267,8 +269,8 @@ async def read_details(client: KubeClient, nodes: Iterable[Node] = ()) -> Detail
         get("variables of pods", PODS.path(), _List[PodVariables]),
         get("fault rules", CONFIG_MAPS.path(namespace=_FAULT_RULES[0], name=_FAULT_RULES[1]), _ConfigMap),
     )
-    doubtful = list(unready(nodes))[:MOST_READ]
-    shown = await asyncio.gather(*(get("heartbeats of Nodes", NODES.path(name=each), _Node) for each in doubtful))
+    unready_nodes = list(unready(nodes))[:MOST_READ]
+    shown = await asyncio.gather(*(get("heartbeats of Nodes", NODES.path(name=each), _Node) for each in unready_nodes))
     ours, kube_schedulers = await asyncio.gather(
         get("pods of this project", PODS.path(), _List[_Pod], OURS),
         get("pods of kube-scheduler", PODS.path(), _List[_Pod], KUBE_SCHEDULER),
@@ -276,7 +278,7 @@ async def read_details(client: KubeClient, nodes: Iterable[Node] = ()) -> Detail
     events = await asyncio.gather(
         *(get("Events", EVENTS.path(), _List[_Event], fields=f"reason={reason}") for reason in (_EXPIRES, *ADVICE))
     )
-    found, named = list[Taken](), wanted(_items(pods))
+    found, named = list[VariableSource](), wanted(_items(pods))
     if len(named) > MOST_READ:
         unread["ConfigMaps of variables"] = f"pods name {len(named)} of them; the first {MOST_READ} were read"
     for (namespace, name), pod in list(named.items())[:MOST_READ]:
@@ -296,7 +298,7 @@ async def read_details(client: KubeClient, nodes: Iterable[Node] = ()) -> Detail
         **programs,
         expiring=tuple(dict(event.expiry for event in expiring).items()),
         refused_rules=_refused(rules),
-        heartbeats=_heartbeats(zip(doubtful, shown, strict=True)),
+        heartbeats=_heartbeats(zip(unready_nodes, shown, strict=True)),
         told=tuple(event.told for each in told for event in each),
         taken=tuple(found),
         denied=denied,
@@ -314,7 +316,7 @@ def find_details(manifests: Iterable[Manifest], nodes: Iterable[Node] = ()) -> D
     config: _ConfigMap | None = None
     rules: _ConfigMap | None = None
     shown = dict[str, _Node | None]()
-    given, doubtful = list(manifests), unready(nodes)
+    given, unready_nodes = list(manifests), unready(nodes)
     for manifest in given:
         match manifest.origin.kind:
             case "Pod" if _has(manifest, THEIR_PLUGIN):
@@ -329,7 +331,7 @@ def find_details(manifests: Iterable[Manifest], nodes: Iterable[Node] = ()) -> D
                 config = manifest.convert(_ConfigMap)
             case "ConfigMap" if manifest.origin.key == "/".join(_FAULT_RULES):
                 rules = manifest.convert(_ConfigMap)
-            case "Node" if manifest.origin.key in doubtful:
+            case "Node" if manifest.origin.key in unready_nodes:
                 shown[manifest.origin.key] = manifest.part(_Node)
             case kind if kind == _POLICY and _has(manifest, OURS):
                 policies.append(manifest.convert(_Policy))

@@ -13,7 +13,7 @@ from ascend.chips import ChipSet
 from ascend.templates import Divisible
 
 
-class Kept(NamedTuple):
+class UnhealthyDevices(NamedTuple):
     """What pods have of unhealthy chips.
 
     Attributes:
@@ -27,7 +27,7 @@ class Kept(NamedTuple):
     vnpus: Mapping[str, int]
 
     @classmethod
-    def of(cls, holdings: Iterable[Holding], unhealthy: ChipSet, kind: Divisible | None) -> "Kept":
+    def of(cls, holdings: Iterable[Holding], unhealthy: ChipSet, kind: Divisible | None) -> "UnhealthyDevices":
         """The unhealthy devices of these holdings, in words; ``kind`` is the kind of chip if chips are cut for pods."""
         chips, cut, vnpus = 0, 0, Counter[str]()
         for holding in holdings:

@@ -27,7 +27,7 @@ PROCESSES_S: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeSettings(Settings):
+class DoctorSettings(Settings):
     """Check this node. The settings are those of ascend-device-plugin."""
 
     node_name: str = setting(
@@ -43,7 +43,7 @@ async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
         The exit status: 0, 1 if there are problems, 2 if a flag is wrong.
     """
     try:
-        settings = SettingsSource(NodeSettings, PROGRAM, arguments).read()
+        settings = SettingsSource(DoctorSettings, PROGRAM, arguments).read()
     except InvalidValue as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return EXIT_USAGE

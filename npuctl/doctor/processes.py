@@ -12,7 +12,7 @@ from device_plugin.driver import ChipFacts
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.inventory.inspector import Inspector
 from device_plugin.kubelet.pod_resources import read_ledger
-from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.allocations import Allocations
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.processes.accounting import is_nobodys
@@ -41,8 +41,8 @@ async def check_processes(settings: Settings, pods: Callable[[], Sequence[Pod] |
     listed = pods()
     if listed is None:
         return [warning("skipped: the kubelet's pods are unknown, and with them who holds which chip")]
-    handovers = HandOvers()
-    ledgers = Ledgers(NodePods(handovers.drop), handovers)
+    allocations = Allocations()
+    ledgers = Ledgers(NodePods(allocations.drop), allocations)
     for pod in listed:
         ledgers.on_apply(pod)
     driver = settings.make_driver()

@@ -21,7 +21,7 @@ ADVICE: Final[Mapping[str, str]] = {
 """The reasons of these Events, with what to do."""
 
 
-class Told(NamedTuple):
+class EventSighting(NamedTuple):
     """The last sighting of an Event: reason and note, and the object with its uid."""
 
     reason: str
@@ -31,7 +31,7 @@ class Told(NamedTuple):
     uid: str
 
 
-def check_told(told: Iterable[Told], pods: Iterable[Pod]) -> Iterator[Finding]:
+def check_told(told: Iterable[EventSighting], pods: Iterable[Pod]) -> Iterator[Finding]:
     """Say what the Events say, by reason; not of pods that have ended."""
     live = {pod.uid for pod in pods if pod.is_live}
     alike: dict[str, dict[tuple[str, str], str]] = {}

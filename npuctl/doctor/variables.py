@@ -60,7 +60,7 @@ class _ConfigMap(msgspec.Struct):
     data: dict[str, str | None] | None = None
 
 
-class Taken(msgspec.Struct, frozen=True):
+class VariableSource(msgspec.Struct, frozen=True):
     """A ConfigMap with variables of the runtime, and the first pod that takes them.
 
     Attributes:
@@ -83,13 +83,13 @@ def wanted(pods: Iterable[PodVariables]) -> dict[tuple[str, str], str]:
     return found
 
 
-def taken(where: tuple[str, str], pod: str, data: Mapping[str, str | None]) -> Iterator[Taken]:
+def taken(where: tuple[str, str], pod: str, data: Mapping[str, str | None]) -> Iterator[VariableSource]:
     """Yield what a pod takes from a ConfigMap, if that has such variables."""
     if keys := tuple(key for key in RESERVED if key in data):
-        yield Taken("/".join(where), keys, pod)
+        yield VariableSource("/".join(where), keys, pod)
 
 
-def taken_in(manifests: Iterable[Manifest]) -> Iterator[Taken]:
+def taken_in(manifests: Iterable[Manifest]) -> Iterator[VariableSource]:
     """Yield the same of the objects of files.
 
     Raises:
@@ -103,7 +103,7 @@ def taken_in(manifests: Iterable[Manifest]) -> Iterator[Taken]:
             yield from taken(where, pod, named.part(_ConfigMap).data or {})
 
 
-def check_taken(found: Iterable[Taken]) -> Iterator[Finding]:
+def check_taken(found: Iterable[VariableSource]) -> Iterator[Finding]:
     """A warning for each."""
     for each in found:
         sentence = (

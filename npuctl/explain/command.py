@@ -18,7 +18,7 @@ from ascend.grammar import count, some
 from ascend.printable import printable
 from npuctl.chip_numbers import numbers
 from npuctl.explain.explanation import Explanation, explain
-from npuctl.explain.target import Target, find_target, is_known, require_name
+from npuctl.explain.target import ExplainTarget, find_target, is_known, require_name
 from npuctl.output import EXIT_NO_PLACE, Output, show, warn
 from npuctl.plan.placement import Candidate
 from npuctl.plan.workloads import expand
@@ -95,7 +95,7 @@ async def _run_within(argument: str, namespace: str | None, source: Source, outp
     return _show(target, answers, output)
 
 
-def _show(target: Target, answers: tuple[Explanation, ...], output: Output) -> int:
+def _show(target: ExplainTarget, answers: tuple[Explanation, ...], output: Output) -> int:
     if target.job is None:
         (answer,) = answers
         show(answer, output, lambda: render(answer))

@@ -25,7 +25,7 @@ from ascend.pod_devices import read_held
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
 from npuctl.chip_faults import chip_faults
-from npuctl.evaluation import Evaluation, Verdict
+from npuctl.evaluation import Evaluation, PodVerdict
 from npuctl.explain.blocks import describe_blocks
 from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
 from npuctl.offline_allocator import OfflineAllocator
@@ -226,7 +226,7 @@ class _Judging:
         gang = self._allocator.engine.gang_of(pod)
         return gang.key.plan if gang is not None else pod.uid
 
-    def _note(self, verdict: Verdict) -> None:
+    def _note(self, verdict: PodVerdict) -> None:
         """Count a pod among those before the next one."""
         held, pod = verdict.held, verdict.pod
         known = self._ahead.get(verdict.job) or Ahead(str(verdict.job), pod.priority, 0, 0, 0)
@@ -294,7 +294,7 @@ class _Judging:
             ahead=tuple(self._ahead.values()),
         )
 
-    def _finish(self, begun: Explanation, verdict: Verdict) -> Explanation:
+    def _finish(self, begun: Explanation, verdict: PodVerdict) -> Explanation:
         held = verdict.held
         if held is None:
             return self._waits(structs.replace(begun, switches=()), verdict)
@@ -307,7 +307,7 @@ class _Judging:
             fits, state="preempts", node=held.node, chips=chips, vnpus=vnpus, preempts=verdict.victims
         )
 
-    def _waits(self, begun: Explanation, verdict: Verdict) -> Explanation:
+    def _waits(self, begun: Explanation, verdict: PodVerdict) -> Explanation:
         pod, refusal, allocator = verdict.pod, verdict.refusal, self._allocator
         assert refusal is not None  # noqa: S101 - a pod that gets nothing is refused
         refused = as_values(allocator.refusals(pod))  # what was promised to it may have ended with the decision

@@ -29,7 +29,7 @@ _FORMS: Final = (
 _KINDS: Final = f"kinds are {', '.join((_POD, *sorted(_KNOWN)))}, and that of any other controller of a pod"
 
 
-class Target(NamedTuple):
+class ExplainTarget(NamedTuple):
     """The pods that an argument names.
 
     Attributes:
@@ -59,7 +59,7 @@ def require_name(argument: str) -> None:
     raise InvalidValue(f"{problem}; {_FORMS}; {_KINDS}")
 
 
-def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], default: Callable[[], str]) -> Target:
+def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], default: Callable[[], str]) -> ExplainTarget:
     """Find the pods that an argument names.
 
     ``a/b`` is the pod ``b`` in the namespace ``a`` if it exists, else it is ``TYPE/NAME``.
@@ -78,7 +78,7 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
         return _pod(left, namespace or default(), pods)
     exact = [pod for pod in pods if pod.key == argument and namespace in {None, left}]
     if exact:
-        return Target(exact)
+        return ExplainTarget(exact)
     if "/" in right:
         raise InvalidValue(f"'{argument}' has more than one slash; {_FORMS}; {_KINDS}")
     kind = _kind(left)
@@ -87,7 +87,7 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     where = namespace or default()
     owned = [pod for pod in pods if pod.metadata.namespace == where and (kind, right) in belongs_to(pod)]
     if owned:
-        return Target([pod for pod in owned if pod.requests_chips] or owned, f"{where}/{right}")
+        return ExplainTarget([pod for pod in owned if pod.requests_chips] or owned, f"{where}/{right}")
     if kind in _KNOWN:
         raise InvalidValue(f"there are no pods of {kind} {where}/{right}")
     if all(pod.metadata.namespace != left for pod in pods):
@@ -98,11 +98,11 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     raise InvalidValue(f"there is no pod {argument}{_elsewhere(right, pods)}; {_FORMS}")
 
 
-def _pod(name: str, namespace: str, pods: Sequence[Pod]) -> Target:
+def _pod(name: str, namespace: str, pods: Sequence[Pod]) -> ExplainTarget:
     found = [pod for pod in pods if pod.key == f"{namespace}/{name}"]
     if not found:
         raise InvalidValue(f"there is no pod {namespace}/{name}{_elsewhere(name, pods)}")
-    return Target(found)
+    return ExplainTarget(found)
 
 
 def _elsewhere(name: str, pods: Sequence[Pod]) -> str:

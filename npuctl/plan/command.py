@@ -13,7 +13,7 @@ from npuctl.plan.layout import render
 from npuctl.plan.placement import Planning
 from npuctl.plan.rescheduling import reschedule
 from npuctl.plan.workloads import expand
-from npuctl.reading.manifests import Manifest, Reading
+from npuctl.reading.manifests import Manifest, ManifestReading
 from npuctl.reading.objects import ClusterObjects
 from npuctl.reading.source import DEFAULT_NAMESPACE, Source
 
@@ -39,7 +39,7 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, pods: boo
     """
     if not cluster and not source.files:
         raise InvalidValue("give the objects to plan with -f, or plan the waiting pods of a cluster with --cluster")
-    reading = source.read_files() if source.files else Reading()
+    reading = source.read_files() if source.files else ManifestReading()
     live = await source.read_cluster() if cluster else ClusterObjects()
     there = {pod.key for pod in live.pods}
     new, known = _sort_out(reading.unsubmitted, live)

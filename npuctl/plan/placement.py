@@ -15,7 +15,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.takes import Take
-from npuctl.evaluation import Evaluation, Verdict
+from npuctl.evaluation import Evaluation, PodVerdict
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.plan.node_verdicts import NodesRefusal, NodeVerdicts
 from npuctl.reading.objects import ClusterObjects
@@ -179,7 +179,7 @@ class Planning(Evaluation):
         self._asked: dict[str, tuple[Demand, dict[int, int]]] = {}
         self._seen: list[Pod] = []
 
-    async def decide(self, pod: Pod) -> Verdict:
+    async def decide(self, pod: Pod) -> PodVerdict:
         """Decide on a pod, bind it to the node it gets, and note what the plan says of it."""
         allocator = self.allocator
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)

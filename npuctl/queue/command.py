@@ -14,7 +14,7 @@ from rich.text import Text
 from ascend.grammar import count, some
 from npuctl.evaluation import Evaluation
 from npuctl.output import FittingTable, Output, breaks_lines, show
-from npuctl.queue.entries import Entry, Next, Queue
+from npuctl.queue.entries import Next, Queue, QueueEntry
 from npuctl.reading.source import Source, rfc3339
 
 _NEXT: Final = {
@@ -43,7 +43,7 @@ class QueueAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/q
     """
 
     time: str
-    entries: tuple[Entry, ...]
+    entries: tuple[QueueEntry, ...]
     gated: tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ def _render(answer: QueueAnswer, now_ns: int) -> RenderableType:
 class _Entries:
     """A line for each entry; the reason is on a line below, or in the last column if the output is a pipe."""
 
-    def __init__(self, entries: Sequence[Entry], now_ns: int) -> None:
+    def __init__(self, entries: Sequence[QueueEntry], now_ns: int) -> None:
         self._entries = entries
         self._now_ns = now_ns
 
@@ -107,7 +107,7 @@ class _Entries:
         yield table
 
 
-def why(entry: Entry) -> str:
+def why(entry: QueueEntry) -> str:
     """The reason to wait, without the name of the pod; empty if the job starts."""
     if not entry.reason:
         return ""
@@ -115,13 +115,13 @@ def why(entry: Entry) -> str:
     return f"{entry.reason}: {entry.message.removeprefix(f'pod {entry.namespace}/{first.name}: ')}"
 
 
-def _requests(entry: Entry) -> str:
+def _requests(entry: QueueEntry) -> str:
     """What its pods request, as in ``4 x 8 chips``."""
     alike = [what if number == 1 else f"{number} x {what}" for what, number in entry.requests.items()]
     return alike[0] if len(alike) == 1 else f"{count(len(entry.pods), 'pod')}: {', '.join(alike)}"
 
 
-def next_of(entry: Entry) -> str:
+def next_of(entry: QueueEntry) -> str:
     """What happens before it starts, for people."""
     match entry.next:
         case Next.PREEMPTS:
@@ -138,7 +138,7 @@ def next_of(entry: Entry) -> str:
     )
 
 
-def _summary(entries: Sequence[Entry]) -> str:
+def _summary(entries: Sequence[QueueEntry]) -> str:
     pods, starting = sum(len(entry.pods) for entry in entries), sum(entry.starting for entry in entries)
     jobs, chips = len({entry.job for entry in entries}), sum(entry.chips for entry in entries)
     start = f"{starting} of them {'starts' if starting == 1 else 'start'} now"

@@ -14,7 +14,7 @@ from allocator.rules.request import ChipRequest, counted_chips, counted_cores, r
 from allocator.rules.vacancy import capacity
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from npuctl.evaluation import Evaluation, Verdict
+from npuctl.evaluation import Evaluation, PodVerdict
 from npuctl.offline_allocator import OfflineAllocator
 
 
@@ -66,7 +66,7 @@ class QueuedPod(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class QueueEntry(msgspec.Struct, frozen=True):
     """A waiting gang, or the waiting pods of the same job and priority.
 
     Attributes:
@@ -149,7 +149,7 @@ class Queue:
         self._owners: dict[str, str] = {}
         self._would_start: set[str] = set()
 
-    async def read(self) -> tuple[Entry, ...]:
+    async def read(self) -> tuple[QueueEntry, ...]:
         """Decide on everything that waits; returns the entries in their order."""
         queue, promises = self._evaluation.queue(), self._allocator.ledger.promises
         for pod in (pod for members in queue for pod in members):
@@ -159,7 +159,7 @@ class Queue:
             self._would_start = {pod.uid for members in queue for pod in self._startable(members)}
         return tuple([await self._decide(position, members) for position, members in enumerate(queue, start=1)])
 
-    async def _decide(self, position: int, members: Sequence[Pod]) -> Entry:
+    async def _decide(self, position: int, members: Sequence[Pod]) -> QueueEntry:
         first, job = members[0], self._allocator.job_of(members[0]).key
         verdicts, follows, waits = [], Next.STARTS, None
         behind: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ class Queue:
         if nodes:
             self._ahead.setdefault(str(job), set()).update(nodes)
         refusal = waits.refusal if waits is not None else None
-        return Entry(
+        return QueueEntry(
             position,
             str(job),
             job.namespace,
@@ -203,7 +203,7 @@ class Queue:
         gang = self._allocator.engine.gang_of(pod)
         return 1 if gang is None else max(1, gang.needed - gang.placed_beside(""))
 
-    def _next(self, verdict: Verdict) -> tuple[Next, tuple[str, ...]]:
+    def _next(self, verdict: PodVerdict) -> tuple[Next, tuple[str, ...]]:
         """The next step of a waiting pod, and the jobs before the pod."""
         pod = verdict.pod
         match verdict.waits_for:
@@ -235,7 +235,7 @@ class Queue:
         return _Rooms(self._evaluation.without_running())
 
 
-def _queued(verdict: Verdict) -> QueuedPod:
+def _queued(verdict: PodVerdict) -> QueuedPod:
     name, refusal = verdict.pod.name, verdict.refusal
     if verdict.held is not None:
         state: Literal["fits", "preempts"] = "preempts" if verdict.victims else "fits"

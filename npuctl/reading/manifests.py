@@ -225,7 +225,7 @@ def _identified(read: T, resource: Resource[T]) -> T:
 
 
 @dataclass(slots=True)
-class Reading:
+class ManifestReading:
     """What was read.
 
     Attributes:
@@ -244,7 +244,7 @@ class Reading:
     warnings: list[str] = field(default_factory=list)
 
 
-def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
+def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestReading:
     """Read files; ``-`` is standard input.
 
     The files are taken to have all pod groups of the cluster, so a pod that names another one waits for it.
@@ -298,7 +298,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
     # Pods may be given without the object of their operator, but not without their pod group.
     served = {name: obj for name, obj in optional.items() if obj or name in _GROUPS}
     objects = ClusterObjects.of(chain.from_iterable(map(dict.values, found.values())), served)
-    return Reading(objects, manifests, list(unsubmitted.values()), ignored, list(warnings.values()))
+    return ManifestReading(objects, manifests, list(unsubmitted.values()), ignored, list(warnings.values()))
 
 
 def _manifests(origin: Origin, document: object, generated: Counter[tuple[str, str]]) -> Iterator[Manifest]:

@@ -17,7 +17,7 @@ from ascend.errors import InvalidValue, Unreachable
 from ascend.grammar import count, some
 from ascend.kube.identity import Access, kubeconfig_paths, load_access
 from npuctl.output import warn
-from npuctl.reading.manifests import Reading, read_manifests
+from npuctl.reading.manifests import ManifestReading, read_manifests
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Source:
         async with await self.connect() as client:
             return await list_objects(client, self.settings.node_health_namespace, skipped=warn)
 
-    def read_files(self, *, strict: bool = True) -> Reading:
+    def read_files(self, *, strict: bool = True) -> ManifestReading:
         """Read the files, and print warnings on standard error; see ``read_manifests``.
 
         Raises:

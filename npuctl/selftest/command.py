@@ -17,7 +17,7 @@ from ascend.grammar import count
 from ascend.kube.client import KubeClient
 from npuctl.output import Output, show
 from npuctl.reading.source import Source
-from npuctl.selftest.pods import HOSTNAME, Trial
+from npuctl.selftest.pods import HOSTNAME, PodTrial
 
 COMPONENT: Final = "app.kubernetes.io/component"
 PLUGIN: Final = "device-plugin"
@@ -70,7 +70,7 @@ async def selftest(
                 ids: Sequence[int] = await _run([*command, *_ON_NODE, "--devices-of", pod])
                 return ids
 
-            answer["pods"] = msgspec.to_builtins(await Trial(client, node, host, image, scheduler, held).run())
+            answer["pods"] = msgspec.to_builtins(await PodTrial(client, node, host, image, scheduler, held).run())
     show(answer, output, lambda: render(answer))
     differ = any(not each["agree"] for each in answer["pods"])
     return EXIT_FAILURE if answer["node"]["problem"] or differ else 0

@@ -46,7 +46,7 @@ _ODD: Final = "odd"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeSettings(DriverSettings):
+class SelftestSettings(DriverSettings):
     """Examine the driver of this node. The settings are those of ascend-device-plugin."""
 
     pod_resources_socket: Path = setting(
@@ -66,7 +66,7 @@ async def examine_node(arguments: Sequence[str], output: Output, devices_of: str
         Unreachable: the kubelet does not answer.
     """
     try:
-        settings = SettingsSource(NodeSettings, PROGRAM, arguments).read()
+        settings = SettingsSource(SelftestSettings, PROGRAM, arguments).read()
     except InvalidValue as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return EXIT_USAGE

@@ -56,7 +56,7 @@ class PodBooks(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PodTrial:
     """Pods on a node.
 
     Attributes:

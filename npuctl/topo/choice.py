@@ -17,7 +17,7 @@ Sort: TypeAlias = Literal["name", "free", "unhealthy", "fragmented"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TopologyOptions:
     """Which nodes are shown, and how.
 
     Attributes:

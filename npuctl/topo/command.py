@@ -16,7 +16,7 @@ from ascend.grammar import count
 from npuctl.output import Output, filled, make_console, print_table, show, warn
 from npuctl.reading.source import Source, rfc3339
 from npuctl.topo.chip_map import node_map
-from npuctl.topo.choice import Choice, Sort, View
+from npuctl.topo.choice import Sort, TopologyOptions, View
 from npuctl.topo.nodes import NodeView, node_views
 from npuctl.topo.selector import parse_selector
 from npuctl.topo.summary import Totals, by_product, node_table, product_table
@@ -36,7 +36,7 @@ _PANEL_WIDTH: Final = 20
 """A node takes at least so many columns of the map."""
 
 
-class Topology(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/topo/v1"):
+class TopologyAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/topo/v1"):
     """The answer for programs.
 
     Attributes:
@@ -66,7 +66,7 @@ _ORDERS: Final[dict[Sort, Callable[[NodeView], object]]] = {
 }
 
 
-async def run_topo(choice: Choice, source: Source, output: Output) -> int:
+async def run_topo(choice: TopologyOptions, source: Source, output: Output) -> int:
     """Print the nodes of a cluster.
 
     Raises:
@@ -77,20 +77,20 @@ async def run_topo(choice: Choice, source: Source, output: Output) -> int:
     if choice.by == "switch":
         return await _show_switches(choice, source, output)
     views = await _read(choice, source)
-    topology = Topology(rfc3339(source.now_ns), Totals.of(views), by_product(views), tuple(views))
+    topology = TopologyAnswer(rfc3339(source.now_ns), Totals.of(views), by_product(views), tuple(views))
     show(topology, output, lambda: _lay_out(choice, views, make_console()))
     return 0
 
 
-async def _show_switches(choice: Choice, source: Source, output: Output) -> int:
-    if choice != Choice(by="switch"):
+async def _show_switches(choice: TopologyOptions, source: Source, output: Output) -> int:
+    if choice != TopologyOptions(by="switch"):
         raise InvalidValue("--by switch shows all switches: name no nodes, and select, sort or lay out nothing")
     views = switch_views(await source.read(), source.settings, source.now_ns)
     show(views, output, lambda: switch_table(views))
     return 0
 
 
-async def watch_topo(choice: Choice, source: Source) -> None:
+async def watch_topo(choice: TopologyOptions, source: Source) -> None:
     """Show the nodes of a cluster, again and again, until cancelled.
 
     On a terminal they stay on one screen; otherwise they are printed when they have changed. While the API server does
@@ -123,7 +123,7 @@ async def watch_topo(choice: Choice, source: Source) -> None:
                 problem = f"  {error}"
 
 
-async def _read(choice: Choice, source: Source) -> list[NodeView]:
+async def _read(choice: TopologyOptions, source: Source) -> list[NodeView]:
     selects = parse_selector(choice.selector) if choice.selector else None
     objects = await source.read()
     views = node_views(objects, source.settings, source.now_ns)
@@ -140,7 +140,7 @@ async def _read(choice: Choice, source: Source) -> list[NodeView]:
     return sorted(found, key=_ORDERS[choice.sort])  # type: ignore[arg-type]  # each order returns one comparable type
 
 
-def _lay_out(choice: Choice, views: Sequence[NodeView], console: Console) -> RenderableType:
+def _lay_out(choice: TopologyOptions, views: Sequence[NodeView], console: Console) -> RenderableType:
     if not views:
         return Text("no NPU nodes")
     lines = console.height - 1 if console.is_terminal else None

@@ -18,7 +18,7 @@ from npuctl.topo.nodes import node_views
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchView:
+class LeafSwitchView:
     """A leaf switch.
 
     Attributes:
@@ -51,7 +51,7 @@ class SwitchViews(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/s
         rule: by which rule jobs are placed: ``1.0`` or ``2.0``, or ``single_layer``.
     """
 
-    switches: tuple[SwitchView, ...]
+    switches: tuple[LeafSwitchView, ...]
     problems: tuple[str, ...]
     unknown: tuple[str, ...]
     outside: tuple[str, ...]
@@ -81,7 +81,7 @@ def switch_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> Sw
         jobs = tuple(sorted(str(key) for key, job in spanning.items() if switch in job.states))
         state = uses.get(switch, SwitchUse()).state
         free_names = tuple(name for name in names if name in free)
-        views.append(SwitchView(switch, address, names, free_names, state.use.name.lower(), state.is_healthy, jobs))
+        views.append(LeafSwitchView(switch, address, names, free_names, state.use.name.lower(), state.is_healthy, jobs))
     known = {record.node.internal_ip for record in cluster.nodes.values() if record.node is not None}
     unknown = tuple(address for address in table.servers if address not in known)
     location = cluster.index.topology.location

@@ -21,7 +21,7 @@ By: TypeAlias = Literal["namespace", "job", "product"]
 """By what chips are counted."""
 
 
-class Use(msgspec.Struct, frozen=True):
+class ChipUsage(msgspec.Struct, frozen=True):
     """What the pods of a namespace, of a job, or on servers of a product have of whole chips; parts count as none.
 
     Attributes:
@@ -50,7 +50,7 @@ class UsageAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/u
     by: By
     chips: int
     used: int
-    users: tuple[Use, ...]
+    users: tuple[ChipUsage, ...]
 
 
 async def run_usage(source: Source, by: By, namespace: str | None, output: Output) -> int:
@@ -74,7 +74,10 @@ async def run_usage(source: Source, by: By, namespace: str | None, output: Outpu
         elif by != "product" and allocator.waits(pod):
             chips = counted_chips(pod) or fewest_chips(counted_cores(pod))
             counted[name] += Counter(waiting_pods=1, waiting_chips=chips)
-    users = [Use(name, *(numbers[field] for field in Use.__struct_fields__[1:])) for name, numbers in counted.items()]
+    users = [
+        ChipUsage(name, *(numbers[field] for field in ChipUsage.__struct_fields__[1:]))
+        for name, numbers in counted.items()
+    ]
     users.sort(key=lambda use: (-use.chips, -use.waiting_chips, use.name))
     records = allocator.cluster.nodes.values()
     total = sum(record.product.chips for record in records if record.product is not None)

@@ -35,7 +35,7 @@ _PRIORITIES: Final = range(-(1 << 31), 1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class WhatIfChanges:
     """What is asked about, as it was typed.
 
     Attributes:
@@ -53,7 +53,7 @@ class Changes:
     priority: Sequence[str] = ()
 
 
-class Cluster:
+class ChangedCluster:
     """The objects of a cluster, and what becomes of them by changes.
 
     Args:
@@ -78,7 +78,7 @@ class Cluster:
         self.made: list[str] = []
         self.successors = 0
 
-    def make(self, changes: Changes) -> ClusterObjects:
+    def make(self, changes: WhatIfChanges) -> ClusterObjects:
         """Make changes: jobs end or get priorities, then nodes come and go; returns the objects afterwards.
 
         Raises:

@@ -14,8 +14,8 @@ from npuctl.output import FittingTable, Output, print_utf8, show
 from npuctl.queue.command import next_of, why
 from npuctl.reading.source import Source, rfc3339
 from npuctl.topo.nodes import node_views
-from npuctl.whatif.changes import Changes, Cluster
-from npuctl.whatif.comparison import Free, JobChange, State, changed_jobs, decide
+from npuctl.whatif.changes import ChangedCluster, WhatIfChanges
+from npuctl.whatif.comparison import ClusterOutlook, Free, JobChange, changed_jobs, decide
 from npuctl.whatif.picture import draw
 
 Form: TypeAlias = Literal["table", "json", "yaml", "svg"]
@@ -44,13 +44,13 @@ class WhatIf(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/whatif
 
     time: str
     changes: tuple[str, ...]
-    before: State
-    after: State
+    before: ClusterOutlook
+    after: ClusterOutlook
     jobs: tuple[JobChange, ...]
     successors: int = 0
 
 
-async def run_whatif(source: Source, changes: Changes, form: Form) -> int:
+async def run_whatif(source: Source, changes: WhatIfChanges, form: Form) -> int:
     """Print what else would run, wait and be free after changes, which are not made.
 
     Raises:
@@ -60,7 +60,7 @@ async def run_whatif(source: Source, changes: Changes, form: Form) -> int:
     """
     objects, settings, now_ns = await source.read(), source.settings, source.now_ns
     evaluation = Evaluation(objects, settings, now_ns)
-    cluster = Cluster(objects, evaluation.allocator, now_ns)
+    cluster = ChangedCluster(objects, evaluation.allocator, now_ns)
     changed = Evaluation(cluster.make(changes), settings, now_ns)
     before = await decide(evaluation, settings.sharing_products)
     after = await decide(changed, settings.sharing_products)

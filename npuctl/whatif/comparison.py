@@ -8,7 +8,7 @@ import msgspec
 
 from npuctl.capacity.room import rooms
 from npuctl.evaluation import Evaluation
-from npuctl.queue.entries import Entry, Queue
+from npuctl.queue.entries import Queue, QueueEntry
 
 
 class Free(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Free(msgspec.Struct, frozen=True):
     servers: int = 0
 
 
-class State(msgspec.Struct, frozen=True):
+class ClusterOutlook(msgspec.Struct, frozen=True):
     """What becomes of a cluster.
 
     Attributes:
@@ -42,7 +42,7 @@ class State(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     free: tuple[Free, ...]
-    queue: tuple[Entry, ...]
+    queue: tuple[QueueEntry, ...]
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class JobChange(msgspec.Struct, frozen=True):
         return not self.ended and (before.running, before.waiting) == (after.running, after.waiting)
 
 
-class Outcome(NamedTuple):
+class ChangeOutcome(NamedTuple):
     """What becomes of a cluster.
 
     Attributes:
@@ -91,13 +91,13 @@ class Outcome(NamedTuple):
         evaluation: the evaluation in which it was decided.
     """
 
-    state: State
+    state: ClusterOutlook
     jobs: Mapping[str, JobState]
     staying: Mapping[str, str]
     evaluation: Evaluation
 
 
-async def decide(evaluation: Evaluation, sharing_products: Container[str]) -> Outcome:
+async def decide(evaluation: Evaluation, sharing_products: Container[str]) -> ChangeOutcome:
     """Decide on everything that waits; nothing has been decided yet. The products are the setting of that name."""
     bound = {pod.uid for pod in evaluation.objects.pods if pod.spec.node_name}
     queue = await Queue(evaluation).read()
@@ -118,10 +118,10 @@ async def decide(evaluation: Evaluation, sharing_products: Container[str]) -> Ou
         Free(room.product, room.nodes, room.chips, room.rings, room.servers)
         for room in rooms(evaluation.allocator, sharing_products)
     )
-    return Outcome(State(running.total(), waiting.total(), free, queue), jobs, staying, evaluation)
+    return ChangeOutcome(ClusterOutlook(running.total(), waiting.total(), free, queue), jobs, staying, evaluation)
 
 
-def changed_jobs(before: Outcome, after: Outcome) -> Iterator[JobChange]:
+def changed_jobs(before: ChangeOutcome, after: ChangeOutcome) -> Iterator[JobChange]:
     """The jobs of which something else becomes.
 
     First those of which fewer pods run, then those of which more do, then those that have another place in the queue,

@@ -22,7 +22,7 @@ from sandbox.apiserver.middleware import (
     json_response,
 )
 from sandbox.apiserver.registry import AdmissionHook, Registry
-from sandbox.apiserver.resources import SERVED, Catalogue, Json, Resource, Target
+from sandbox.apiserver.resources import SERVED, Catalogue, Json, ServedResource, Target
 from sandbox.apiserver.status import method_not_allowed, no_such_resource
 from sandbox.apiserver.store import Store
 from sandbox.apiserver.watching import WatchStreams
@@ -63,7 +63,7 @@ class ApiServer(FaultInjection):
         bookmark_interval_s: float = 60.0,
         history_limit: int = 20_000,
         watcher_limit: int = 10_000,
-        resources: tuple[Resource, ...] = SERVED,
+        resources: tuple[ServedResource, ...] = SERVED,
     ) -> None:
         super().__init__()
         self.denied: set[tuple[str, str]] = set()

@@ -5,7 +5,7 @@ Source: k/k pkg/registry/core/pod/storage/storage.go, `BindingREST` and `setPodN
 
 from sandbox.apiserver.resources import PODS, Json
 from sandbox.apiserver.status import bad_request, conflict, internal, precondition_failed
-from sandbox.apiserver.store import Entry
+from sandbox.apiserver.store import StoredObject
 
 
 def check_binding(binding: Json, name: str) -> None:
@@ -28,7 +28,7 @@ def check_binding(binding: Json, name: str) -> None:
         raise internal("target.name: Required value")
 
 
-def bind(entry: Entry, binding: Json, now: str) -> Json:
+def bind(entry: StoredObject, binding: Json, now: str) -> Json:
     """Return the bound pod: with node name, merged annotations and the PodScheduled condition.
 
     Args:

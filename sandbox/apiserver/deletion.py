@@ -7,9 +7,9 @@ k/k pkg/registry/core/pod/strategy.go `CheckGracefulDelete`.
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sandbox.apiserver.resources import NAMESPACES, PODS, Json, Resource
+from sandbox.apiserver.resources import NAMESPACES, PODS, Json, ServedResource
 from sandbox.apiserver.status import conflict
-from sandbox.apiserver.store import Entry
+from sandbox.apiserver.store import StoredObject
 
 _RFC3339 = "%Y-%m-%dT%H:%M:%SZ"
 _TERMINAL_PHASES = frozenset({"Failed", "Succeeded"})
@@ -28,7 +28,7 @@ class Deletion:
     remove: bool
 
 
-def check_preconditions(resource: Resource, entry: Entry, preconditions: Json) -> None:
+def check_preconditions(resource: ServedResource, entry: StoredObject, preconditions: Json) -> None:
     """Refuse the delete if uid or resourceVersion in the DeleteOptions differ from the object's.
 
     Raises:
@@ -50,7 +50,7 @@ def check_preconditions(resource: Resource, entry: Entry, preconditions: Json) -
         raise conflict(resource, entry.name, why, kind=resource.kind)
 
 
-def plan_deletion(resource: Resource, entry: Entry, grace_s: int | None, now: datetime) -> Deletion:
+def plan_deletion(resource: ServedResource, entry: StoredObject, grace_s: int | None, now: datetime) -> Deletion:
     """Return the steps of a delete.
 
     A bound pod with a grace period gets a deletionTimestamp and remains until its kubelet deletes it with grace period

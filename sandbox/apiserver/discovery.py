@@ -1,6 +1,6 @@
 """API discovery: the server version, the API groups, and the resources of each group."""
 
-from sandbox.apiserver.resources import Catalogue, Json, Resource
+from sandbox.apiserver.resources import Catalogue, Json, ServedResource
 
 VERSION: Json = {
     "major": "1",
@@ -48,7 +48,7 @@ def resource_list(catalogue: Catalogue, api_version: str) -> Json:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": rows}
 
 
-def _rows(resource: Resource) -> list[Json]:
+def _rows(resource: ServedResource) -> list[Json]:
     main: Json = {
         "name": resource.plural,
         "singularName": resource.singular,

@@ -1,17 +1,17 @@
 """Conversion between the documents that clients send and the form the store keeps, and checks on posted documents."""
 
-from sandbox.apiserver.resources import Json, Resource, Target
+from sandbox.apiserver.resources import Json, ServedResource, Target
 from sandbox.apiserver.status import bad_request
 from sandbox.apiserver.validation import find_type_error
 
 
-def to_object(resource: Resource, document: Json) -> Json:
+def to_object(resource: ServedResource, document: Json) -> Json:
     """Return a stored document as an object: with kind and apiVersion, in the field names of that version."""
     shown = resource.conversion.from_stored(document) if resource.conversion else document
     return {"kind": resource.kind, "apiVersion": resource.api_version, **shown}
 
 
-def to_stored(resource: Resource, body: Json) -> Json:
+def to_stored(resource: ServedResource, body: Json) -> Json:
     """Return a posted document in the stored form, without kind and apiVersion, which it may omit.
 
     Raises:
@@ -37,7 +37,7 @@ def to_stored(resource: Resource, body: Json) -> Json:
     return document
 
 
-def check_types(resource: Resource, document: Json) -> None:
+def check_types(resource: ServedResource, document: Json) -> None:
     """Refuse a posted document that has a value of a wrong type.
 
     Raises:

@@ -23,7 +23,7 @@ from sandbox.apiserver.status import (
     unsupported_body_type,
     unsupported_patch_type,
 )
-from sandbox.apiserver.store import Entry, Store
+from sandbox.apiserver.store import Store, StoredObject
 from sandbox.apiserver.watching import WatchOptions, WatchStreams
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -192,7 +192,7 @@ class Handlers:
         return json_response(encode_list(selection, entries, metadata))
 
 
-def _answer(entry: Entry, target: Target, status: int = 200) -> web.Response:
+def _answer(entry: StoredObject, target: Target, status: int = 200) -> web.Response:
     return json_response(entry.object_json(target.resource), status)
 
 

@@ -9,7 +9,7 @@ from msgspec import DecodeError, json
 
 from sandbox.apiserver.selectors import Selection
 from sandbox.apiserver.status import bad_request, expired, resource_version_too_large
-from sandbox.apiserver.store import Entry, Store
+from sandbox.apiserver.store import Store, StoredObject
 
 _EXPIRED = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
@@ -60,7 +60,7 @@ def list_json(store: Store, selection: Selection, page: Page) -> bytes:
     if page.resource_version is not None and page.resource_version > store.version:
         raise resource_version_too_large(page.resource_version, store.version)
     version, start = store.version, ""
-    entries: list[Entry] | None = None
+    entries: list[StoredObject] | None = None
     if page.token:
         if page.resource_version:
             raise bad_request("specifying resource version is not allowed when using continue")
@@ -84,7 +84,7 @@ def list_json(store: Store, selection: Selection, page: Page) -> bytes:
     return encode_list(selection, shown, metadata)
 
 
-def encode_list(selection: Selection, entries: list[Entry], metadata: dict[str, object]) -> bytes:
+def encode_list(selection: Selection, entries: list[StoredObject], metadata: dict[str, object]) -> bytes:
     """Return the list document of the entries. As on the real server, items have no kind and apiVersion."""
     resource = selection.resource
     head = f'{{"kind":"{resource.kind}List","apiVersion":"{resource.api_version}","metadata":'.encode()

@@ -14,10 +14,10 @@ from uuid import uuid4
 from sandbox.apiserver.binding import bind, check_binding
 from sandbox.apiserver.deletion import check_preconditions, is_finished, plan_deletion, timestamp
 from sandbox.apiserver.documents import check_name, check_types, fill_namespace, to_object, to_stored
-from sandbox.apiserver.resources import NAMESPACES, PODS, Json, Resource, Target
+from sandbox.apiserver.resources import NAMESPACES, PODS, Json, ServedResource, Target
 from sandbox.apiserver.status import (
     OBJECT_MODIFIED,
-    Cause,
+    StatusCause,
     already_exists,
     conflict,
     internal,
@@ -26,7 +26,7 @@ from sandbox.apiserver.status import (
     not_found,
     precondition_failed,
 )
-from sandbox.apiserver.store import Entry, Store
+from sandbox.apiserver.store import Store, StoredObject
 from sandbox.apiserver.strategy import (
     drop_empty_metadata,
     fill_defaults,
@@ -36,7 +36,7 @@ from sandbox.apiserver.strategy import (
 )
 from sandbox.apiserver.validation import find_changed_uid, find_faults, find_forbidden_changes, find_type_error
 
-AdmissionHook = Callable[[str, Resource, str, Json], Awaitable[Json]]
+AdmissionHook = Callable[[str, ServedResource, str, Json], Awaitable[Json]]
 """An admission plugin or webhook.
 
 Called with the operation (CREATE, UPDATE, DELETE), the resource, the subresource (empty for the object) and the whole
@@ -70,7 +70,7 @@ class Registry:
         self._clock = clock
         self._hooks = hooks
 
-    def get(self, target: Target) -> Entry:
+    def get(self, target: Target) -> StoredObject:
         """Return the named object.
 
         Raises:
@@ -81,7 +81,7 @@ class Registry:
             raise not_found(target.resource, target.name)
         return entry
 
-    async def create(self, target: Target, body: Json, *, dry_run: bool = False) -> Entry:
+    async def create(self, target: Target, body: Json, *, dry_run: bool = False) -> StoredObject:
         """Create an object in the target's namespace.
 
         Args:
@@ -120,7 +120,7 @@ class Registry:
             return _unstored(resource, target.namespace, document)
         return self._store.put(resource, document)
 
-    async def replace(self, target: Target, body: Json, *, dry_run: bool = False) -> tuple[Entry, bool]:
+    async def replace(self, target: Target, body: Json, *, dry_run: bool = False) -> tuple[StoredObject, bool]:
         """Replace an object (PUT); return the stored version and whether it was created.
 
         Raises:
@@ -136,20 +136,20 @@ class Registry:
             copy = {**document, "metadata": dict(document["metadata"])}
             return await self.create(target, copy, dry_run=dry_run), True
 
-        def replaced(entry: Entry) -> Json:
+        def replaced(entry: StoredObject) -> Json:
             metadata = document["metadata"]
             uid, found = metadata.get("uid"), entry.document["metadata"]["uid"]
             if uid and uid != found:
                 raise precondition_failed(resource, target.namespace, target.name, what="UID", given=uid, found=found)
             if not metadata.get("resourceVersion") and not resource.unconditional_update:
                 message = "Invalid value: 0: must be specified for an update"
-                cause = Cause("FieldValueInvalid", message, "metadata.resourceVersion")
+                cause = StatusCause("FieldValueInvalid", message, "metadata.resourceVersion")
                 raise invalid(replace(resource, kind=resource.plural), target.name, cause)
             return {**document, "metadata": dict(metadata)}
 
         return await self._update(target, replaced, dry_run=dry_run), False
 
-    async def patch(self, target: Target, change: Callable[[Json], Any], *, dry_run: bool = False) -> Entry:
+    async def patch(self, target: Target, change: Callable[[Json], Any], *, dry_run: bool = False) -> StoredObject:
         """Patch an object; `change` maps the whole object, in the target's version, to the patched one.
 
         Raises:
@@ -157,7 +157,7 @@ class Registry:
         """
         resource = target.resource
 
-        def patched(entry: Entry) -> Json:
+        def patched(entry: StoredObject) -> Json:
             result = change(to_object(resource, entry.copy()))
             if not isinstance(result, dict) or result.get("kind") != resource.kind:
                 raise invalid_patch_result("the result is not an object of the kind patched")
@@ -190,7 +190,7 @@ class Registry:
                 self._store.put(PODS, pod)
             return
 
-    async def delete(self, target: Target, options: DeleteOptions) -> tuple[Entry, bool]:
+    async def delete(self, target: Target, options: DeleteOptions) -> tuple[StoredObject, bool]:
         """Delete an object; return its last version and whether it has been removed.
 
         Raises:
@@ -217,7 +217,7 @@ class Registry:
                 return marked, True
             return self._store.remove(marked), True
 
-    async def _update(self, target: Target, change: Callable[[Entry], Json], *, dry_run: bool) -> Entry:
+    async def _update(self, target: Target, change: Callable[[StoredObject], Json], *, dry_run: bool) -> StoredObject:
         resource = target.resource
         while True:
             entry = self.get(target)
@@ -256,10 +256,10 @@ class Registry:
         return admitted if binding else to_stored(target.resource, admitted)
 
 
-def _refuse(resource: Resource, document: Json, faults: list[Cause]) -> None:
+def _refuse(resource: ServedResource, document: Json, faults: list[StatusCause]) -> None:
     if faults:
         raise invalid(resource, document["metadata"].get("name", ""), *faults)
 
 
-def _unstored(resource: Resource, namespace: str, document: Json) -> Entry:
-    return Entry(resource.storage, namespace, document["metadata"]["name"], document, 0)
+def _unstored(resource: ServedResource, namespace: str, document: Json) -> StoredObject:
+    return StoredObject(resource.storage, namespace, document["metadata"]["name"], document, 0)

@@ -25,7 +25,7 @@ class Conversion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Resource:
+class ServedResource:
     """A served kind. Rows of the table are compared by identity.
 
     Attributes:
@@ -111,7 +111,7 @@ _EVENT_FIELDS = {
     "type": _at("type"),
 }
 
-NODES = Resource(
+NODES = ServedResource(
     "",
     "v1",
     "nodes",
@@ -122,7 +122,7 @@ NODES = Resource(
     short_names=("no",),
     selectable_fields={"spec.unschedulable": _at("spec", "unschedulable", default="false")},
 )
-PODS = Resource(
+PODS = ServedResource(
     "",
     "v1",
     "pods",
@@ -141,9 +141,9 @@ PODS = Resource(
     },
     returns_deleted=True,
 )
-BINDINGS = Resource("", "v1", "bindings", "binding", "Binding")
-CONFIGMAPS = Resource("", "v1", "configmaps", "configmap", "ConfigMap", short_names=("cm",))
-NAMESPACES = Resource(
+BINDINGS = ServedResource("", "v1", "bindings", "binding", "Binding")
+CONFIGMAPS = ServedResource("", "v1", "configmaps", "configmap", "ConfigMap", short_names=("cm",))
+NAMESPACES = ServedResource(
     "",
     "v1",
     "namespaces",
@@ -155,7 +155,7 @@ NAMESPACES = Resource(
     selectable_fields={"status.phase": _at("status", "phase")},
     returns_deleted=True,
 )
-CORE_EVENTS = Resource(
+CORE_EVENTS = ServedResource(
     "",
     "v1",
     "events",
@@ -165,7 +165,7 @@ CORE_EVENTS = Resource(
     selectable_fields=_EVENT_FIELDS,
     create_on_update=True,
 )
-EVENTS = Resource(
+EVENTS = ServedResource(
     "events.k8s.io",
     "v1",
     "events",
@@ -189,7 +189,7 @@ EVENTS = Resource(
         }
     ),
 )
-LEASES = Resource(
+LEASES = ServedResource(
     "coordination.k8s.io",
     "v1",
     "leases",
@@ -199,14 +199,14 @@ LEASES = Resource(
     create_on_update=True,
 )
 
-VOLCANO_POD_GROUPS = Resource(
+VOLCANO_POD_GROUPS = ServedResource(
     "scheduling.volcano.sh", "v1beta1", "podgroups", "podgroup", "PodGroup", unconditional_update=False
 )
-COSCHEDULING_POD_GROUPS = Resource(
+COSCHEDULING_POD_GROUPS = ServedResource(
     "scheduling.x-k8s.io", "v1alpha1", "podgroups", "podgroup", "PodGroup", unconditional_update=False
 )
 
-POD_EXPLANATIONS = Resource(
+POD_EXPLANATIONS = ServedResource(
     "ascend-affinity.io",
     "v1alpha1",
     "podexplanations",
@@ -215,12 +215,12 @@ POD_EXPLANATIONS = Resource(
     unconditional_update=False,
 )
 
-STATEFUL_SETS = Resource(
+STATEFUL_SETS = ServedResource(
     "apps", "v1", "statefulsets", "statefulset", "StatefulSet", subresources=_STATUS, short_names=("sts",)
 )
-JOBS = Resource("batch", "v1", "jobs", "job", "Job", subresources=_STATUS)
+JOBS = ServedResource("batch", "v1", "jobs", "job", "Job", subresources=_STATUS)
 
-SERVED: tuple[Resource, ...] = (
+SERVED: tuple[ServedResource, ...] = (
     BINDINGS,
     CONFIGMAPS,
     CORE_EVENTS,
@@ -238,7 +238,7 @@ SERVED: tuple[Resource, ...] = (
 class Target:
     """What a path names: a collection (`name` empty), an object, or a subresource; `namespace` is empty for all."""
 
-    resource: Resource
+    resource: ServedResource
     namespace: str
     name: str
     subresource: str
@@ -255,7 +255,7 @@ class Catalogue:
         resources: The kinds to serve.
     """
 
-    def __init__(self, resources: tuple[Resource, ...] = SERVED) -> None:
+    def __init__(self, resources: tuple[ServedResource, ...] = SERVED) -> None:
         self.resources = resources
         self._by_path = {(resource.api_version, resource.plural): resource for resource in resources}
         self.api_versions = tuple(dict.fromkeys(resource.api_version for resource in resources))
@@ -264,7 +264,7 @@ class Catalogue:
         """Whether a kind of this group and version is served."""
         return api_version in self.api_versions
 
-    def of(self, api_version: str) -> list[Resource]:
+    def of(self, api_version: str) -> list[ServedResource]:
         """Return the kinds of one group and version."""
         return [resource for resource in self.resources if resource.api_version == api_version]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sandbox.apiserver.resources import Json, Resource
+from sandbox.apiserver.resources import Json, ServedResource
 from sandbox.apiserver.status import bad_request
 
 Labels = dict[str, str]
@@ -141,13 +141,13 @@ def _read_namespace(document: Json) -> str:
     return str(document["metadata"].get("namespace", ""))
 
 
-def _unsupported_field(resource: Resource, field: str) -> Exception:
+def _unsupported_field(resource: ServedResource, field: str) -> Exception:
     if resource.selectable_fields:
         return bad_request(f"field label not supported: {field}")
     return bad_request(f'"{field}" is not a known field selector: only "metadata.name", "metadata.namespace"')
 
 
-def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
+def parse_field_selector(text: str, resource: ServedResource) -> tuple[FieldRequirement, ...]:
     """Parse a field selector into its requirements, all of which must be met.
 
     Args:
@@ -174,7 +174,7 @@ def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequiremen
 class Selection:
     """The objects of a list or watch: kind, namespace (empty for all), and selectors."""
 
-    resource: Resource
+    resource: ServedResource
     namespace: str = ""
     labels: tuple[LabelRequirement, ...] = ()
     fields: tuple[FieldRequirement, ...] = ()

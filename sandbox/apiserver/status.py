@@ -6,12 +6,12 @@ Source of codes, reasons and messages: apimachinery `pkg/api/errors/errors.go`, 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sandbox.apiserver.resources import Json, Resource
+from sandbox.apiserver.resources import Json, ServedResource
 
 OBJECT_MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
-class Cause(NamedTuple):
+class StatusCause(NamedTuple):
     """An entry of `details.causes`: what is wrong with which field."""
 
     reason: str
@@ -72,7 +72,7 @@ def success(code: int | None = None, details: Mapping[str, Any] | None = None) -
     return status
 
 
-def _details(resource: Resource, name: str, *, kind: str = "") -> Json:
+def _details(resource: ServedResource, name: str, *, kind: str = "") -> Json:
     details: Json = {"name": name} if name else {}
     if resource.group:
         details["group"] = resource.group
@@ -80,7 +80,7 @@ def _details(resource: Resource, name: str, *, kind: str = "") -> Json:
     return details
 
 
-def not_found(resource: Resource, name: str) -> StatusError:
+def not_found(resource: ServedResource, name: str) -> StatusError:
     """404: the object does not exist."""
     return StatusError(404, "NotFound", f'{resource.qualified} "{name}" not found', _details(resource, name))
 
@@ -90,12 +90,12 @@ def no_such_resource() -> StatusError:
     return StatusError(404, "NotFound", "the server could not find the requested resource", {})
 
 
-def already_exists(resource: Resource, name: str) -> StatusError:
+def already_exists(resource: ServedResource, name: str) -> StatusError:
     """409: a create with a name that is in use."""
     return StatusError(409, "AlreadyExists", f'{resource.qualified} "{name}" already exists', _details(resource, name))
 
 
-def conflict(resource: Resource, name: str, why: str, *, subresource: str = "", kind: str = "") -> StatusError:
+def conflict(resource: ServedResource, name: str, why: str, *, subresource: str = "", kind: str = "") -> StatusError:
     """409: the object is not in the state that the request requires."""
     qualified = kind or (f"{resource.qualified}/{subresource}" if subresource else resource.qualified)
     message = f'Operation cannot be fulfilled on {qualified} "{name}": {why}'
@@ -104,7 +104,7 @@ def conflict(resource: Resource, name: str, why: str, *, subresource: str = "", 
 
 
 def precondition_failed(
-    resource: Resource, namespace: str, name: str, *, what: str, given: str, found: str
+    resource: ServedResource, namespace: str, name: str, *, what: str, given: str, found: str
 ) -> StatusError:
     """409: a uid or resourceVersion in the request differs from the object's (the message of etcd's storage layer)."""
     key = "/".join(part for part in ("/registry", resource.plural, namespace, name) if part)
@@ -116,7 +116,7 @@ def precondition_failed(
     )
 
 
-def invalid(resource: Resource, name: str, *causes: Cause) -> StatusError:
+def invalid(resource: ServedResource, name: str, *causes: StatusCause) -> StatusError:
     """422: the object violates the validation rules of its kind."""
     details = _details(resource, name, kind=resource.kind)
     details["causes"] = [cause._asdict() for cause in causes]
@@ -132,7 +132,7 @@ def unprocessable() -> StatusError:
 
 def invalid_patch_result(why: str) -> StatusError:
     """422: the patched document is not a valid object of its kind."""
-    cause = Cause("FieldValueInvalid", f"Invalid value: {why}", "patch")
+    cause = StatusCause("FieldValueInvalid", f"Invalid value: {why}", "patch")
     return StatusError(422, "Invalid", f' "" is invalid: patch: {cause.message}', {"causes": [cause._asdict()]})
 
 
@@ -146,7 +146,7 @@ def unauthorized() -> StatusError:
     return StatusError(401, "Unauthorized", "Unauthorized")
 
 
-def forbidden(resource: Resource, name: str, why: str) -> StatusError:
+def forbidden(resource: ServedResource, name: str, why: str) -> StatusError:
     """403: an admission hook denies the request."""
     message = f'{resource.qualified} "{name}" is forbidden: {why}'
     return StatusError(403, "Forbidden", message, _details(resource, name))

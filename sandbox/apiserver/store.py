@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox.apiserver.resources import Json, Resource
+from sandbox.apiserver.resources import Json, ServedResource
 from sandbox.apiserver.selectors import Selection
 from sandbox.apiserver.status import expired
 
@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class StoredObject:
     """A version of an object; `document` must not be modified."""
 
     storage: str
@@ -42,7 +42,7 @@ class Entry:
         """Return a copy of the document, which may be modified."""
         return _decode(self.item_json(None))
 
-    def item_json(self, resource: Resource | None) -> bytes:
+    def item_json(self, resource: ServedResource | None) -> bytes:
         """Return the JSON of a list item: without kind and apiVersion."""
         conversion = resource.conversion if resource else None
         key = (resource.api_version if resource and conversion else "", "")
@@ -50,13 +50,13 @@ class Entry:
             self._encoded[key] = _encode(conversion.from_stored(self.document) if conversion else self.document)
         return self._encoded[key]
 
-    def object_json(self, resource: Resource) -> bytes:
+    def object_json(self, resource: ServedResource) -> bytes:
         """Return the JSON of an object: with kind and apiVersion."""
         item = self.item_json(resource)
         head = f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}"'.encode()
         return head + b"," + item[1:] if len(item) > len(b"{}") else head + b"}"
 
-    def frame(self, event: str, resource: Resource) -> bytes:
+    def frame(self, event: str, resource: ServedResource) -> bytes:
         """Return the line of a watch stream for an event with this version."""
         key = (resource.api_version, event)
         if key not in self._encoded:
@@ -69,12 +69,12 @@ class Change:
     """A change: an object before and after it; `after` of a removal is the object's last version."""
 
     version: int
-    before: Entry | None
-    after: Entry
+    before: StoredObject | None
+    after: StoredObject
     removed: bool
-    _left: Entry | None = None
+    _left: StoredObject | None = None
 
-    def as_deleted(self) -> Entry:
+    def as_deleted(self) -> StoredObject:
         """Return the object before the change, at the resourceVersion of the change.
 
         This is the object of the DELETED event for a watcher whose selectors no longer match.
@@ -85,7 +85,7 @@ class Change:
                 **before.document,
                 "metadata": {**before.document["metadata"], "resourceVersion": str(self.version)},
             }
-            self._left = Entry(before.storage, before.namespace, before.name, document, self.version)
+            self._left = StoredObject(before.storage, before.namespace, before.name, document, self.version)
         return self._left
 
     def frame_for(self, selection: Selection) -> bytes | None:
@@ -149,7 +149,7 @@ class Store:
 
     def __init__(self, *, history_limit: int = 20_000, watcher_limit: int = 10_000) -> None:
         self.version = 1
-        self._objects: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
+        self._objects: defaultdict[str, dict[str, StoredObject]] = defaultdict(dict)
         self._history: deque[Change] = deque()
         self._history_limit = history_limit
         self._watcher_limit = watcher_limit
@@ -158,24 +158,24 @@ class Store:
         self._watchers: defaultdict[str, defaultdict[str | None, list[Watcher]]] = defaultdict(
             lambda: defaultdict(list)
         )
-        self._snapshots: OrderedDict[tuple[Selection, int], list[Entry]] = OrderedDict()
+        self._snapshots: OrderedDict[tuple[Selection, int], list[StoredObject]] = OrderedDict()
 
-    def get(self, resource: Resource, namespace: str, name: str) -> Entry | None:
+    def get(self, resource: ServedResource, namespace: str, name: str) -> StoredObject | None:
         """Return the latest version of an object; None if it does not exist."""
         return self._objects[resource.storage].get(f"{namespace}/{name}")
 
-    def select(self, selection: Selection) -> list[Entry]:
+    def select(self, selection: Selection) -> list[StoredObject]:
         """Return the latest versions of all selected objects, in list order."""
         objects = self._objects[selection.resource.storage].values()
         return sorted((entry for entry in objects if selection.matches(entry.document)), key=lambda entry: entry.key)
 
-    def objects_in(self, namespace: str) -> list[Entry]:
+    def objects_in(self, namespace: str) -> list[StoredObject]:
         """Return the objects of every kind in a namespace."""
         return [
             entry for objects in self._objects.values() for entry in objects.values() if entry.namespace == namespace
         ]
 
-    def put(self, resource: Resource, document: Json) -> Entry:
+    def put(self, resource: ServedResource, document: Json) -> StoredObject:
         """Add or replace an object; a document equal to the stored one is no change.
 
         Args:
@@ -193,23 +193,23 @@ class Store:
             if before.document == document:
                 return before
         metadata["resourceVersion"] = str(self.version + 1)
-        after = Entry(resource.storage, namespace, name, document, self.version + 1)
+        after = StoredObject(resource.storage, namespace, name, document, self.version + 1)
         self._objects[resource.storage][after.key] = after
         self._record(before, after, removed=False)
         return after
 
-    def remove(self, entry: Entry) -> Entry:
+    def remove(self, entry: StoredObject) -> StoredObject:
         """Remove an object; return its last version, which has the resourceVersion of the removal."""
         del self._objects[entry.storage][entry.key]
         document = {
             **entry.document,
             "metadata": {**entry.document["metadata"], "resourceVersion": str(self.version + 1)},
         }
-        after = Entry(entry.storage, entry.namespace, entry.name, document, self.version + 1)
+        after = StoredObject(entry.storage, entry.namespace, entry.name, document, self.version + 1)
         self._record(entry, after, removed=True)
         return after
 
-    def _record(self, before: Entry | None, after: Entry, *, removed: bool) -> None:
+    def _record(self, before: StoredObject | None, after: StoredObject, *, removed: bool) -> None:
         self.version = after.version
         change = Change(after.version, before, after, removed)
         self._history.append(change)
@@ -264,17 +264,17 @@ class Store:
         self._history.clear()
         self._snapshots.clear()
 
-    def remember(self, selection: Selection, version: int, entries: list[Entry]) -> None:
+    def remember(self, selection: Selection, version: int, entries: list[StoredObject]) -> None:
         """Keep the list of a resourceVersion for its next pages."""
         self._snapshots[selection, version] = entries
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             self._snapshots.popitem(last=False)
 
-    def recall(self, selection: Selection, version: int) -> list[Entry] | None:
+    def recall(self, selection: Selection, version: int) -> list[StoredObject] | None:
         """Return the list of a resourceVersion; None if it is no longer kept."""
         return self._snapshots.get((selection, version))
 
 
-def _node_name(entry: Entry | None) -> str:
+def _node_name(entry: StoredObject | None) -> str:
     spec = entry.document.get("spec") if entry else None
     return str(spec.get("nodeName") or "") if isinstance(spec, dict) else ""

@@ -4,7 +4,7 @@ Source: k/k pkg/registry/core/{pod,node,namespace}/strategy.go, pkg/apis/core/v1
 The functions change the document they are given, which belongs to the request.
 """
 
-from sandbox.apiserver.resources import NAMESPACES, NODES, PODS, Json, Resource
+from sandbox.apiserver.resources import NAMESPACES, NODES, PODS, Json, ServedResource
 
 _POD_DEFAULTS: Json = {
     "restartPolicy": "Always",
@@ -25,7 +25,7 @@ _GATED = {
 _QOS_RESOURCES = ("cpu", "memory")
 
 
-def fill_defaults(resource: Resource, document: Json) -> None:
+def fill_defaults(resource: ServedResource, document: Json) -> None:
     """Set the defaults of a kind, on create and on every update."""
     if resource is PODS:
         _fill_pod_spec(document.setdefault("spec", {}))
@@ -56,7 +56,7 @@ def _fill_pod_spec(spec: Json) -> None:
             resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
 
 
-def prepare_for_create(resource: Resource, document: Json, now: str) -> None:
+def prepare_for_create(resource: ServedResource, document: Json, now: str) -> None:
     """Set the initial status: a new pod is always Pending, whatever status the client sent."""
     if resource is not PODS:
         return
@@ -82,7 +82,7 @@ def _qos_class(spec: Json) -> str:
     return "Guaranteed" if guaranteed else "Burstable"
 
 
-def prepare_for_update(resource: Resource, subresource: str, document: Json, before: Json) -> None:
+def prepare_for_update(resource: ServedResource, subresource: str, document: Json, before: Json) -> None:
     """Restore what this update may not change: the status for the main resource, everything else for `/status`.
 
     Both may change labels and annotations, of pods too (seen on 1.34.4).

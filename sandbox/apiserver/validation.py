@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.apiserver.resources import CONFIGMAPS, CORE_EVENTS, PODS, Json, Resource
-from sandbox.apiserver.status import Cause
+from sandbox.apiserver.resources import CONFIGMAPS, CORE_EVENTS, PODS, Json, ServedResource
+from sandbox.apiserver.status import StatusCause
 
 MAX_CONFIGMAP_BYTES = 1_048_576
 MAX_ANNOTATIONS_BYTES = 262_144
@@ -40,7 +40,7 @@ POD_SPEC_RULE = (
 )
 
 
-def find_type_error(resource: Resource, document: Json) -> str | None:
+def find_type_error(resource: ServedResource, document: Json) -> str | None:
     """Return the message of Go's decoder about the first value of a wrong type; None if there is none.
 
     It checks the fields that our programs write: labels, annotations, ConfigMap data and names; and that metadata, spec
@@ -70,37 +70,37 @@ def _mismatch(value: Any, where: str, expected: str) -> str:
     return f"json: cannot unmarshal {found} into Go struct field {where} of type {expected}"
 
 
-def find_faults(resource: Resource, document: Json) -> list[Cause]:
+def find_faults(resource: ServedResource, document: Json) -> list[StatusCause]:
     """Return everything that makes an object invalid, whatever its previous version."""
     metadata = document["metadata"]
-    causes: list[Cause] = []
+    causes: list[StatusCause] = []
     name = metadata.get("name", "")
     prefix = metadata.get("generateName", "")
     if prefix and not _SUBDOMAIN.fullmatch(prefix.removesuffix("-")):
         causes.append(_bad_value(prefix, _SUBDOMAIN_RULE, "metadata.generateName"))
     if not name:
         message = "Required value: name or generateName is required"
-        causes.append(Cause("FieldValueRequired", message, "metadata.name"))
+        causes.append(StatusCause("FieldValueRequired", message, "metadata.name"))
     elif not _SUBDOMAIN.fullmatch(name) or len(name) > _MAX_SUBDOMAIN:
         causes.append(_bad_value(name, _SUBDOMAIN_RULE, "metadata.name"))
     causes.extend(_metadata_faults(metadata))
     if resource is PODS and not document.get("spec", {}).get("containers"):
-        causes.append(Cause("FieldValueRequired", "Required value", "spec.containers"))
+        causes.append(StatusCause("FieldValueRequired", "Required value", "spec.containers"))
     if resource is CONFIGMAPS and _total_bytes(document.get("data")) > MAX_CONFIGMAP_BYTES:
         message = f"Too long: may not be more than {MAX_CONFIGMAP_BYTES} bytes"
-        causes.append(Cause("FieldValueTooLong", message, "[]"))
+        causes.append(StatusCause("FieldValueTooLong", message, "[]"))
     if resource.storage == CORE_EVENTS.storage and document.get("eventTime"):
         causes.extend(_event_faults(document))
     return causes
 
 
-def _event_faults(event: Json) -> Iterator[Cause]:
+def _event_faults(event: Json) -> Iterator[StatusCause]:
     for field, limit in EVENT_BYTES.items():
         if len(str(event.get(field) or "").encode()) > limit:
-            yield Cause("FieldValueInvalid", f'Invalid value: "": can have at most {limit} characters', field)
+            yield StatusCause("FieldValueInvalid", f'Invalid value: "": can have at most {limit} characters', field)
 
 
-def _metadata_faults(metadata: Json) -> Iterator[Cause]:
+def _metadata_faults(metadata: Json) -> Iterator[StatusCause]:
     for key, value in (metadata.get("labels") or {}).items():
         if not _is_qualified(key):
             yield _bad_value(key, _KEY_RULE, "metadata.labels")
@@ -112,11 +112,11 @@ def _metadata_faults(metadata: Json) -> Iterator[Cause]:
             yield _bad_value(key, _KEY_RULE, "metadata.annotations")
     if _total_bytes(annotations) > MAX_ANNOTATIONS_BYTES:
         message = f"Too long: may not be more than {MAX_ANNOTATIONS_BYTES} bytes"
-        yield Cause("FieldValueTooLong", message, "metadata.annotations")
+        yield StatusCause("FieldValueTooLong", message, "metadata.annotations")
 
 
-def _bad_value(value: str, rule: str, field: str) -> Cause:
-    return Cause("FieldValueInvalid", f'Invalid value: "{value}": {rule}', field)
+def _bad_value(value: str, rule: str, field: str) -> StatusCause:
+    return StatusCause("FieldValueInvalid", f'Invalid value: "{value}": {rule}', field)
 
 
 def _is_qualified(key: str) -> bool:
@@ -130,7 +130,7 @@ def _total_bytes(strings: dict[str, str] | None) -> int:
     return sum(len(key.encode()) + len(value.encode()) for key, value in (strings or {}).items())
 
 
-def find_changed_uid(document: Json, before: Json) -> list[Cause]:
+def find_changed_uid(document: Json, before: Json) -> list[StatusCause]:
     """Return the cause if an update changes the uid. A PUT fails earlier, on the precondition (both seen on 1.34.4)."""
     uid = document["metadata"].get("uid", "")
     if not uid or uid == before["metadata"]["uid"]:
@@ -138,27 +138,27 @@ def find_changed_uid(document: Json, before: Json) -> list[Cause]:
     return [_bad_value(uid, "field is immutable", "metadata.uid")]
 
 
-def find_forbidden_changes(resource: Resource, document: Json, before: Json) -> list[Cause]:
+def find_forbidden_changes(resource: ServedResource, document: Json, before: Json) -> list[StatusCause]:
     """Return the changes that an update may not make: of most fields of a pod's spec, and of immutable ConfigMaps."""
     if resource is CONFIGMAPS:
         return list(_immutable_faults(document, before)) if before.get("immutable") else []
     return list(_pod_spec_faults(document.get("spec") or {}, before["spec"])) if resource is PODS else []
 
 
-def _immutable_faults(document: Json, before: Json) -> Iterator[Cause]:
+def _immutable_faults(document: Json, before: Json) -> Iterator[StatusCause]:
     for field in ("immutable", "data", "binaryData"):
         if document.get(field) != before.get(field):
-            yield Cause("FieldValueForbidden", "Forbidden: field is immutable when `immutable` is set", field)
+            yield StatusCause("FieldValueForbidden", "Forbidden: field is immutable when `immutable` is set", field)
 
 
-def _pod_spec_faults(spec: Json, before: Json) -> Iterator[Cause]:
+def _pod_spec_faults(spec: Json, before: Json) -> Iterator[StatusCause]:
     old_gates = {gate.get("name") for gate in before.get("schedulingGates") or []}
     for gate in spec.get("schedulingGates") or []:
         if gate.get("name") not in old_gates:
             rule = f"Forbidden: only deletion is allowed, but found new scheduling gate '{gate.get('name')}'"
-            yield Cause("FieldValueForbidden", rule, "spec.schedulingGates")
+            yield StatusCause("FieldValueForbidden", rule, "spec.schedulingGates")
     if _immutable_part(spec, before) != _immutable_part(before, before):
-        yield Cause("FieldValueForbidden", POD_SPEC_RULE, "spec")
+        yield StatusCause("FieldValueForbidden", POD_SPEC_RULE, "spec")
 
 
 def _immutable_part(spec: Json, before: Json) -> Json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from msgspec import json
 
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import ServedResource
 from sandbox.apiserver.selectors import Selection
 from sandbox.apiserver.status import StatusError
 from sandbox.apiserver.store import Store, Watcher
@@ -129,7 +129,7 @@ class WatchStreams:
             except TimeoutError:
                 continue
 
-    def _bookmark(self, resource: Resource, annotations: dict[str, str] | None = None) -> bytes:
+    def _bookmark(self, resource: ServedResource, annotations: dict[str, str] | None = None) -> bytes:
         metadata: dict[str, object] = {"resourceVersion": str(self._store.version)}
         if annotations:
             metadata["annotations"] = annotations

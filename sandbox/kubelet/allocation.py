@@ -15,7 +15,7 @@ from ascend.errors import AscendError
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.kubelet.checkpoint import write_checkpoint
 from sandbox.kubelet.endpoint import PluginFailure
-from sandbox.kubelet.ledger import Allocation, Ledger
+from sandbox.kubelet.ledger import ContainerAllocation, ResourceLedger
 from sandbox.kubelet.registration import Plugins
 from sandbox.pods import ContainerSpec, FullPod
 
@@ -47,7 +47,7 @@ class DeviceManager:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ResourceLedger,
         plugins: Plugins,
         directory: Path,
         *,
@@ -148,7 +148,7 @@ class DeviceManager:
             self._ledger.rebuild_in_use()
             raise
         groups = self._ledger.by_numa(resource, devices)
-        self._ledger.record(Allocation(pod.uid, container.name, resource, groups, response))
+        self._ledger.record(ContainerAllocation(pod.uid, container.name, resource, groups, response))
         self._changed()
 
     async def _choose(

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from ascend.errors import AscendError, InvalidValue
 from ascend.kube.objects import JsonObject
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
-from sandbox.kubelet.ledger import NO_NUMA_NODE, Allocation, Ledger
+from sandbox.kubelet.ledger import NO_NUMA_NODE, ContainerAllocation, ResourceLedger
 
 FILE_NAME = "kubelet_internal_checkpoint"
 
@@ -42,7 +42,7 @@ class _Checkpoint(msgspec.Struct, frozen=True):
     Checksum: int
 
 
-def write_checkpoint(directory: Path, ledger: Ledger) -> None:
+def write_checkpoint(directory: Path, ledger: ResourceLedger) -> None:
     """Replace the file atomically, as its readers require.
 
     Raises:
@@ -58,7 +58,7 @@ def write_checkpoint(directory: Path, ledger: Ledger) -> None:
         raise CheckpointFailure(f'failed to write checkpoint file "{FILE_NAME}": {error}') from error
 
 
-def read_checkpoint(directory: Path, into: Ledger) -> bool:
+def read_checkpoint(directory: Path, into: ResourceLedger) -> bool:
     """Restore a ledger; return whether there is a checkpoint.
 
     Raises:
@@ -80,7 +80,7 @@ def read_checkpoint(directory: Path, into: Ledger) -> bool:
     return True
 
 
-def _data(ledger: Ledger) -> JsonObject:
+def _data(ledger: ResourceLedger) -> JsonObject:
     entries = [
         {
             "PodUID": allocation.pod_uid,
@@ -95,12 +95,12 @@ def _data(ledger: Ledger) -> JsonObject:
     return {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
 
 
-def _allocation(entry: _Entry) -> Allocation:
+def _allocation(entry: _Entry) -> ContainerAllocation:
     # Early kubelet versions wrote a flat list of devices (docs/spec/kubelet.md#checkpoint).
     groups = entry.DeviceIDs if isinstance(entry.DeviceIDs, dict) else {str(NO_NUMA_NODE): entry.DeviceIDs or []}
     response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry.AllocResp or "", validate=True))
     devices = {int(node): tuple(ids) for node, ids in groups.items()}
-    return Allocation(entry.PodUID, entry.ContainerName, entry.ResourceName, devices, response)
+    return ContainerAllocation(entry.PodUID, entry.ContainerName, entry.ResourceName, devices, response)
 
 
 def _checksum(data: JsonObject) -> int:

@@ -29,7 +29,7 @@ class PluginFailure(AscendError):
     """A call to a device plugin failed; the text is the message of the kubelet."""
 
 
-class Endpoint:
+class PluginEndpoint:
     """The connection to one plugin. Like the kubelet, it sets no deadlines (docs/spec/kubelet.md#limits).
 
     Args:

@@ -15,7 +15,7 @@ from sandbox.kubelet.allocation import TopologyPolicy
 from sandbox.kubelet.endpoint import checked_socket
 from sandbox.kubelet.process import Dependencies, KubeletProcess
 from sandbox.kubelet.registration import SOCKET_NAME
-from sandbox.kubelet.runtime import Container, Runtime
+from sandbox.kubelet.runtime import Runtime, RuntimeContainer
 from sandbox.kubelet.server import PodsAnswer
 from sandbox.pods import FullPod
 
@@ -149,7 +149,7 @@ class Kubelet:
         """Admit the waiting pods."""
         self._gate.set()
 
-    def container(self, pod_key: str, name: str) -> Container:
+    def container(self, pod_key: str, name: str) -> RuntimeContainer:
         """Return a container of the pod ``namespace/name``; of the latest pod, if the name was reused.
 
         Raises:

@@ -11,7 +11,7 @@ NO_NUMA_NODE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class ContainerAllocation:
     """The devices of one resource that a container holds.
 
     Attributes:
@@ -34,7 +34,7 @@ class Allocation:
         return frozenset(chip_id for ids in self.devices.values() for chip_id in ids)
 
 
-class Ledger:
+class ResourceLedger:
     """Devices by resource and allocations by container.
 
     During an Allocate call ``in_use`` already contains its devices; if the call fails, it is rebuilt from the
@@ -47,10 +47,10 @@ class Ledger:
         self.in_use: dict[str, set[str]] = {}
         self._removed: set[str] = set()
         self._devices: dict[str, dict[str, pb.Device]] = {}
-        self._allocations: dict[tuple[str, str, str], Allocation] = {}
+        self._allocations: dict[tuple[str, str, str], ContainerAllocation] = {}
 
     @property
-    def allocations(self) -> Iterable[Allocation]:
+    def allocations(self) -> Iterable[ContainerAllocation]:
         """All allocations, including those of finished pods that are not yet freed."""
         return self._allocations.values()
 
@@ -64,7 +64,7 @@ class Ledger:
         self.healthy[resource] = {device.ID for device in devices if device.health == HEALTHY}
         self.unhealthy[resource] = {device.ID for device in devices if device.health != HEALTHY}
 
-    def restore(self, resources: Iterable[str], allocations: Iterable[Allocation]) -> None:
+    def restore(self, resources: Iterable[str], allocations: Iterable[ContainerAllocation]) -> None:
         """Restore a checkpoint; the resources have no devices until their plugins register again.
 
         See docs/spec/kubelet.md#restarts.
@@ -135,11 +135,11 @@ class Ledger:
                 groups[node] = (*groups.get(node, ()), device)
         return groups
 
-    def get(self, pod_uid: str, container: str, resource: str) -> Allocation | None:
+    def get(self, pod_uid: str, container: str, resource: str) -> ContainerAllocation | None:
         """Return the allocation of a container for a resource, or None."""
         return self._allocations.get((pod_uid, container, resource))
 
-    def of_container(self, pod_uid: str, container: str) -> Iterator[Allocation]:
+    def of_container(self, pod_uid: str, container: str) -> Iterator[ContainerAllocation]:
         """Return all allocations of a container."""
         return (
             allocation
@@ -151,7 +151,7 @@ class Ledger:
         """Whether a container of the pod has an allocation."""
         return any(allocation.pod_uid == pod_uid for allocation in self.allocations)
 
-    def record(self, allocation: Allocation) -> None:
+    def record(self, allocation: ContainerAllocation) -> None:
         """Add an allocation."""
         self._allocations[allocation.pod_uid, allocation.container, allocation.resource] = allocation
         self.in_use.setdefault(allocation.resource, set()).update(allocation.ids)

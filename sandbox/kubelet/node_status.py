@@ -8,7 +8,7 @@ from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import NODES, JsonObject, Node
 from ascend.rate_limiters import Backoff
-from sandbox.kubelet.ledger import Ledger
+from sandbox.kubelet.ledger import ResourceLedger
 from sandbox.kubelet.runtime import NODE_IP
 from sandbox.pods import is_extended, timestamp_now
 
@@ -33,7 +33,7 @@ class NodeStatusUpdater:
         client: KubeClient,
         name: str,
         *,
-        ledger: Ledger,
+        ledger: ResourceLedger,
         changed: Callable[[], None],
         reset: bool,
         version: str,

@@ -8,7 +8,7 @@ import grpc
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as services
 from sandbox.kubelet.allocation import DeviceManager
-from sandbox.kubelet.ledger import NO_NUMA_NODE, Ledger
+from sandbox.kubelet.ledger import NO_NUMA_NODE, ResourceLedger
 from sandbox.kubelet.pod_store import PodStore
 from sandbox.pods import FullPod
 
@@ -28,7 +28,7 @@ class PodResources(services.PodResourcesListerServicer):
         devices: frees the devices of finished pods before every List.
     """
 
-    def __init__(self, pod_store: PodStore, ledger: Ledger, devices: DeviceManager) -> None:
+    def __init__(self, pod_store: PodStore, ledger: ResourceLedger, devices: DeviceManager) -> None:
         self._pod_store = pod_store
         self._ledger = ledger
         self._devices = devices

@@ -11,7 +11,7 @@ from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import JsonObject
 from ascend.rate_limiters import Backoff
-from sandbox.kubelet.runtime import NODE_IP, Container, Runtime
+from sandbox.kubelet.runtime import NODE_IP, Runtime, RuntimeContainer
 from sandbox.pods import ALL_OF_PODS, ContainerSpec, FullPod, timestamp_now
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,9 @@ def _phase(apps: list[JsonObject]) -> str:
     return "Failed" if any(state["terminated"]["exitCode"] for state in states) else "Succeeded"
 
 
-def _container_status(spec: ContainerSpec, container: Container | None, failures: Failures, now: str) -> JsonObject:
+def _container_status(
+    spec: ContainerSpec, container: RuntimeContainer | None, failures: Failures, now: str
+) -> JsonObject:
     status: JsonObject = {
         "name": spec.name,
         "image": spec.image,

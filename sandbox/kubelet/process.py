@@ -19,7 +19,7 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc
 from protos.k8s.podresources.v1 import podresources_pb2_grpc
 from sandbox.kubelet.allocation import DeviceManager, TopologyPolicy
 from sandbox.kubelet.checkpoint import read_checkpoint
-from sandbox.kubelet.ledger import Ledger
+from sandbox.kubelet.ledger import ResourceLedger
 from sandbox.kubelet.node_status import NodeStatusUpdater
 from sandbox.kubelet.pod_resources import PodResources
 from sandbox.kubelet.pod_status import PodStatusWriter
@@ -80,7 +80,7 @@ class KubeletProcess:
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
         directory = dependencies.plugin_socket.parent
-        self.ledger = Ledger()
+        self.ledger = ResourceLedger()
         self.pod_store = PodStore()
         self.plugins = Plugins(
             directory,

@@ -17,8 +17,8 @@ import grpc
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from sandbox.kubelet.checkpoint import CheckpointFailure, write_checkpoint
-from sandbox.kubelet.endpoint import Endpoint, PluginFailure
-from sandbox.kubelet.ledger import Ledger
+from sandbox.kubelet.endpoint import PluginEndpoint, PluginFailure
+from sandbox.kubelet.ledger import ResourceLedger
 from sandbox.pods import is_extended
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Plugins(services.RegistrationServicer):
     def __init__(
         self,
         directory: Path,
-        ledger: Ledger,
+        ledger: ResourceLedger,
         changed: Callable[[], None],
         *,
         reregistration_race: bool,
@@ -58,15 +58,15 @@ class Plugins(services.RegistrationServicer):
         self._reregistration_race = reregistration_race
         self._dial_timeout_s = dial_timeout_s
         self._stop_grace_s = stop_grace_s
-        self._clients: dict[str, list[Endpoint]] = {}
-        self._endpoints: dict[str, Endpoint] = {}
-        self._opened: list[Endpoint] = []
+        self._clients: dict[str, list[PluginEndpoint]] = {}
+        self._endpoints: dict[str, PluginEndpoint] = {}
+        self._opened: list[PluginEndpoint] = []
         self._streams: set[asyncio.Task[None]] = set()
         self._purges: dict[str, asyncio.TimerHandle] = {}
         self.registrations: Counter[str] = Counter()
         """Register calls by resource; like ``kubelet_device_plugin_registration_total``, counted before validation."""
 
-    def endpoint(self, resource: str) -> Endpoint | None:
+    def endpoint(self, resource: str) -> PluginEndpoint | None:
         """Return the plugin of a resource; it may be stopped."""
         return self._endpoints.get(resource)
 
@@ -102,7 +102,7 @@ class Plugins(services.RegistrationServicer):
             await endpoint.close()
 
     async def _connect(self, resource: str, socket: Path) -> None:
-        endpoint = Endpoint(resource, socket, dial_timeout_s=self._dial_timeout_s)
+        endpoint = PluginEndpoint(resource, socket, dial_timeout_s=self._dial_timeout_s)
         self._opened.append(endpoint)
         self._clients.setdefault(resource, []).append(endpoint)
         try:
@@ -119,7 +119,7 @@ class Plugins(services.RegistrationServicer):
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)
 
-    async def _run(self, endpoint: Endpoint) -> None:
+    async def _run(self, endpoint: PluginEndpoint) -> None:
         async for message in endpoint.watch():
             # Messages of an old client count too, because only the resource name matters (manager.go).
             self._ledger.report(endpoint.resource, message.devices)
@@ -127,13 +127,13 @@ class Plugins(services.RegistrationServicer):
             self._changed()
         await self._stream_ended(endpoint)
 
-    def _forget(self, endpoint: Endpoint) -> None:
+    def _forget(self, endpoint: PluginEndpoint) -> None:
         clients = self._clients[endpoint.resource]
         self._clients[endpoint.resource] = (
             [] if self._reregistration_race else [client for client in clients if client is not endpoint]
         )
 
-    async def _stream_ended(self, ended: Endpoint) -> None:
+    async def _stream_ended(self, ended: PluginEndpoint) -> None:
         resource = ended.resource
         log.info("device plugin stream ended", extra={"resource": resource})
         clients = self._clients.get(resource, [])

@@ -19,7 +19,7 @@ class CreateFailure(AscendError):
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class RuntimeContainer:
     """A container in the runtime.
 
     Attributes:
@@ -62,14 +62,14 @@ class Runtime:
     def __init__(self, rng: random.Random, *, host_root: Path) -> None:
         self._rng = rng
         self._host_root = host_root
-        self._containers: dict[tuple[str, str], Container] = {}
+        self._containers: dict[tuple[str, str], RuntimeContainer] = {}
 
     @property
-    def containers(self) -> Iterable[Container]:
+    def containers(self) -> Iterable[RuntimeContainer]:
         """All containers, in the order in which they were first created."""
         return self._containers.values()
 
-    def find(self, pod_uid: str, name: str) -> Container | None:
+    def find(self, pod_uid: str, name: str) -> RuntimeContainer | None:
         """Return a container of a pod, or None."""
         return self._containers.get((pod_uid, name))
 
@@ -78,7 +78,9 @@ class Runtime:
         container = self.find(pod_uid, name)
         return container is not None and container.running
 
-    def create(self, pod: FullPod, spec: ContainerSpec, responses: Iterable[pb.ContainerAllocateResponse]) -> Container:
+    def create(
+        self, pod: FullPod, spec: ContainerSpec, responses: Iterable[pb.ContainerAllocateResponse]
+    ) -> RuntimeContainer:
         """Create and start a container as the Allocate responses demand.
 
         Raises:
@@ -108,7 +110,7 @@ class Runtime:
                 raise CreateFailure(
                     f'failed to generate container "{spec.name}" spec: lstat {host_path}: no such file or directory'
                 )
-        container = Container(
+        container = RuntimeContainer(
             id=f"sandbox://{self._rng.getrandbits(256):064x}",
             pod_uid=pod.uid,
             pod_key=pod.key,

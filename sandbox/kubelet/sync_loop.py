@@ -18,7 +18,7 @@ from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import Node
 from ascend.kube.reflector import Reflector
 from sandbox.kubelet.allocation import DeviceManager
-from sandbox.kubelet.ledger import Ledger
+from sandbox.kubelet.ledger import ResourceLedger
 from sandbox.kubelet.node_status import NodeStatusUpdater
 from sandbox.kubelet.pod_status import PodStatusWriter
 from sandbox.kubelet.pod_store import PodStore
@@ -53,7 +53,7 @@ class SyncLoop:
         *,
         node: NodeStatusUpdater,
         pod_store: PodStore,
-        ledger: Ledger,
+        ledger: ResourceLedger,
         devices: DeviceManager,
         workers: PodWorkers,
         statuses: PodStatusWriter,
@@ -153,7 +153,7 @@ class _Rejection:
     message: str
 
 
-def _check_predicates(pod: FullPod, node: Node, others: Iterable[FullPod], ledger: Ledger) -> _Rejection | None:
+def _check_predicates(pod: FullPod, node: Node, others: Iterable[FullPod], ledger: ResourceLedger) -> _Rejection | None:
     """Return why the node's resources or labels reject a pod, before any device is allocated (predicate.go).
 
     Requests for resources that the Node does not have are ignored: only an explicit 0 rejects the pod

@@ -24,7 +24,7 @@ class ExtenderFailure(AscendError):
 
 
 @dataclass(frozen=True, slots=True)
-class Filtered:
+class ExtenderResult:
     """The result of the extender's filter.
 
     Attributes:
@@ -36,7 +36,7 @@ class Filtered:
     reasons: Mapping[str, str]
 
 
-class Extender:
+class ExtenderClient:
     """Calls the verbs ``filter``, ``prioritize`` and ``bind``. Close it after use.
 
     Args:
@@ -51,7 +51,7 @@ class Extender:
         """Close all connections."""
         await self._session.close()
 
-    async def filter(self, pod: FullPod, nodes: Sequence[str]) -> Filtered:
+    async def filter(self, pod: FullPod, nodes: Sequence[str]) -> ExtenderResult:
         """Return which of the nodes fit the pod.
 
         Raises:
@@ -67,7 +67,7 @@ class Extender:
                     f'extender "{self._url}" claims a filtered node "{name}" which is not found in the input node list'
                 )
         failed = answer.get("failednodes") or {}
-        return Filtered(left, {**failed, **(answer.get("failedandunresolvablenodes") or {})})
+        return ExtenderResult(left, {**failed, **(answer.get("failedandunresolvablenodes") or {})})
 
     async def prioritize(self, pod: FullPod, nodes: Sequence[str]) -> dict[str, int]:
         """Return the extender's scores by node, 0 to 10.

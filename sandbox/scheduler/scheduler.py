@@ -25,7 +25,7 @@ from ascend.vnpus import suffix_of
 from sandbox.changes import Changes
 from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod, timestamp_now
 from sandbox.scheduler.cache import SchedulerCache
-from sandbox.scheduler.extender import Extender, ExtenderFailure
+from sandbox.scheduler.extender import ExtenderClient, ExtenderFailure
 from sandbox.scheduler.filters import filter_node, fit_error
 from sandbox.scheduler.queue import SchedulingQueue
 
@@ -71,7 +71,7 @@ class Scheduler:
         self._changes = Changes()
         self._gate = asyncio.Event()
         self._gate.set()
-        self._extender: Extender | None = None
+        self._extender: ExtenderClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._binds: set[asyncio.Task[None]] = set()
         self.cycles = 0
@@ -79,7 +79,7 @@ class Scheduler:
 
     async def __aenter__(self) -> Self:
         if self._extender_url is not None:
-            self._extender = Extender(self._extender_url)
+            self._extender = ExtenderClient(self._extender_url)
         nodes = Reflector(self._client, NODES, _NodeHandler(self._cache, self._queue))
         pods = Reflector(self._client, ALL_OF_PODS, self)
         synced = [nodes.synced, pods.synced]
@@ -196,7 +196,7 @@ class Scheduler:
         pod: FullPod,
         nodes: list[Node],
         requested: Mapping[str, Mapping[str, int]],
-        extender: Extender | None,
+        extender: ExtenderClient | None,
     ) -> tuple[list[str], dict[str, list[str]]]:
         """Return the nodes that fit, and the reasons of the others."""
         rejected = {node.name: filter_node(pod, node, requested[node.name]) for node in nodes}
@@ -207,7 +207,7 @@ class Scheduler:
             feasible = list(filtered.nodes)
         return feasible, rejected
 
-    async def _score(self, extender: Extender | None, pod: FullPod, nodes: list[str]) -> dict[str, int]:
+    async def _score(self, extender: ExtenderClient | None, pod: FullPod, nodes: list[str]) -> dict[str, int]:
         scores: dict[str, int] = {}
         if extender is not None:
             try:

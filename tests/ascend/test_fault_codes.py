@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.fault_codes import action, explained, meaning_of
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_any_text_is_explained(code: str) -> None:
     assert explained(code).startswith(code)
 
 
-@pytest.mark.parametrize("level", [level for level in Level if level.bars_new_use])
-def test_there_is_something_to_do_about_every_level_that_bars_a_chip(level: Level) -> None:
+@pytest.mark.parametrize("level", [level for level in FaultLevel if level.bars_new_use])
+def test_there_is_something_to_do_about_every_level_that_bars_a_chip(level: FaultLevel) -> None:
     assert action(level.wire, in_use=False)
     assert action(level.wire, in_use=True).endswith(action(level.wire, in_use=False))

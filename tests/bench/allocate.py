@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from ascend.products import ASCEND_910A
 from ascend.templates import RESOURCE_CORES
-from sandbox.kubelet.endpoint import Endpoint
+from sandbox.kubelet.endpoint import PluginEndpoint
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
 from tests.bench.rig import Rig, one_node, some_chips
 from tests.bench.sightings import seen
@@ -128,8 +128,8 @@ async def _crowd(rig: Rig, number: int, rng: random.Random, times: _Times) -> No
 def _stopwatch(times: _Times) -> Iterator[None]:
     """Time the calls at the kubelet's end of the socket."""
     with (
-        patch.object(Endpoint, "prefer", _timed(Endpoint.prefer, times.prefer)),
-        patch.object(Endpoint, "allocate", _timed(Endpoint.allocate, times.allocate)),
+        patch.object(PluginEndpoint, "prefer", _timed(PluginEndpoint.prefer, times.prefer)),
+        patch.object(PluginEndpoint, "allocate", _timed(PluginEndpoint.allocate, times.allocate)),
     ):
         yield
 

@@ -16,7 +16,7 @@ from ascend.daemon.observable import Observable
 from device_plugin.driver import ChipState
 from device_plugin.driver.dcmi import DcmiDriver
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.allocations import Allocation, ContainerPart
 from device_plugin.metrics import Metrics
 from device_plugin.telemetry.collector import ChipMetrics
 from device_plugin.telemetry.meter import Meter
@@ -106,6 +106,6 @@ async def _scrapes(run: Run, product: str, chips: list[FakeChip]) -> list[_Scrap
         return scrapes
 
 
-def _pod(chip: int) -> HandOver:
-    part = Part("main", keeps=True, chips=(chip,), kubelet_ids=(chip,))
-    return HandOver.of_parts(f"uid-{chip}", f"default/train-{chip}", (chip,), (part,))
+def _pod(chip: int) -> Allocation:
+    part = ContainerPart("main", keeps=True, chips=(chip,), kubelet_ids=(chip,))
+    return Allocation.of_parts(f"uid-{chip}", f"default/train-{chip}", (chip,), (part,))

@@ -28,4 +28,4 @@ async def test_after_random_admissions_all_records_agree(
     assert admissions.tally.looked_into
     log = node.plugin.process.log.read_text()
     assert "the watch is behind" in log
-    assert "a hand-over belongs to another pod" not in log
+    assert "an allocation belongs to another pod" not in log

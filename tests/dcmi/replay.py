@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from device_plugin.driver.dcmi.calls import STARTED, Place
-from device_plugin.driver.dcmi.lingqu import Event
+from device_plugin.driver.dcmi.lingqu import LingquEvent
 from device_plugin.driver.dcmi.recording import Call
 from tests.dcmi.fake import FakeChip, FakeDcmi
 
@@ -45,10 +45,10 @@ def replay(folder: Path, calls: Sequence[Call]) -> FakeDcmi:
     return fake
 
 
-def switch_faults(calls: Sequence[Call]) -> list[Event]:
+def switch_faults(calls: Sequence[Call]) -> list[LingquEvent]:
     """The faults of switches in these calls, in the form of the library."""
     _, faults = _last(calls, "lq_dcmi_get_fault_info", [128], [0, []])
-    return [Event(**each) for each in faults]
+    return [LingquEvent(**each) for each in faults]
 
 
 def _last(calls: Sequence[Call], function: str, arguments: list[Any], default: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from ascend.products import ASCEND_910B_8
 from device_plugin.driver.dcmi import structures
-from device_plugin.driver.dcmi.lingqu import Event
+from device_plugin.driver.dcmi.lingqu import LingquEvent
 from device_plugin.driver.dcmi.recording import LEFT_OUT, Call
 from device_plugin.settings import DriverSettings
 from npuctl.selftest import node
@@ -150,7 +150,7 @@ async def test_the_faults_of_switches_are_reported_and_replayed(
 ) -> None:
     faults = [event(chip=1, port=7), event(peer=2, chip=3)]
 
-    async def examined(faults: Sequence[Event]) -> list[Call]:
+    async def examined(faults: Sequence[LingquEvent]) -> list[Call]:
         library = compiler.build_switch_library()
         paths = f"{library.parent}:{os.environ['LD_LIBRARY_PATH']}"
         with monkeypatch.context() as patched:

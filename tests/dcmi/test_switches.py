@@ -10,10 +10,10 @@ import pytest
 
 from ascend.daemon.observable import Observable
 from ascend.errors import DriverError
-from ascend.switches import UNREADABLE_SWITCHES, SwitchReport
+from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchReport
 from device_plugin.chips import switch_monitor
 from device_plugin.chips.switch_monitor import SwitchMonitor
-from device_plugin.driver.dcmi.lingqu import MAX_FAULTS, Event, LingquDriver, fault_of
+from device_plugin.driver.dcmi.lingqu import MAX_FAULTS, LingquDriver, LingquEvent, fault_of
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.health.switch_faults import SwitchLevel
@@ -32,10 +32,10 @@ class FakeSwitches:
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
 
-    def list(self, event: Event) -> None:
+    def list(self, event: LingquEvent) -> None:
         self._library.fake_list(ctypes.byref(event))
 
-    def announce(self, event: Event) -> None:
+    def announce(self, event: LingquEvent) -> None:
         self._library.fake_announce(ctypes.byref(event))
 
     def fail(self, *, init: int = 0, subscribe: int = 0, read: int = 0) -> None:
@@ -66,8 +66,10 @@ def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSwitches]:
     assert fake.misuse == 0
 
 
-def event(kind: int = LINK_DOWN, *, sub: int = NONE, peer: int = 1, chip: int = 0, port: int = 0, on: int = 1) -> Event:
-    return Event(
+def event(
+    kind: int = LINK_DOWN, *, sub: int = NONE, peer: int = 1, chip: int = 0, port: int = 0, on: int = 1
+) -> LingquEvent:
+    return LingquEvent(
         event_type=kind,
         sub_type=sub,
         peer_port_device=peer,
@@ -121,13 +123,13 @@ class Rig:
         (event(0xF103B0, sub=155907, peer=0, port=0xFFFF), "[0x00f103b0,155907,na,na]"),
     ],
 )
-def test_a_fault_has_the_code_of_the_fault_rules(found: Event, code: str) -> None:
+def test_a_fault_has_the_code_of_the_fault_rules(found: LingquEvent, code: str) -> None:
     assert fault_of(found).assembled_fault_code == code
     assert code in default_rules().switches
 
 
 def test_the_structure_has_the_size_of_the_interface() -> None:
-    assert ctypes.sizeof(Event) == 112
+    assert ctypes.sizeof(LingquEvent) == 112
 
 
 async def test_the_present_faults_are_reported_and_announced(switches: FakeSwitches) -> None:

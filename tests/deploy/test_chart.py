@@ -18,7 +18,7 @@ from allocator.settings import Settings as AllocatorSettings
 from allocator.state.kinds import watched_kinds
 from ascend.daemon.setting import settings_of
 from ascend.daemon.settings import SettingsSource
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.publish.node_conditions import TAINT, TaintRule
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
@@ -584,7 +584,7 @@ def test_a_taint_is_set_for_all_nodes_or_for_a_pool_and_the_plugin_tolerates_it(
     items = helm.render("--set", "devicePlugin.pools.a3.health.taint.from=RestartNPU")
     assert _plugin_settings(items, tmp_path).taint_rule is None
     rule = _plugin_settings(items, tmp_path, "device-plugin-a3").taint_rule
-    assert rule == TaintRule(Level.RESTART, "NoSchedule")
+    assert rule == TaintRule(FaultLevel.RESTART, "NoSchedule")
     spec = helm.find(items, "DaemonSet", "device-plugin-a3")["spec"]["template"]["spec"]
     assert {"key": TAINT, "operator": "Exists"} in spec["tolerations"]
 

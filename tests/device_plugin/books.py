@@ -19,9 +19,9 @@ from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
-from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.cores import CoreLedger, core_handover
-from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger, Part
+from device_plugin.kubelet.pod_resources import PodResources
+from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart, DeviceLedger
+from device_plugin.ledger.cores import CoreLedger, core_allocation
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.pods import core_keeper
@@ -73,7 +73,7 @@ class Books:
 
     Attributes:
         device_type: the type of devices.
-        claimed: the hand-overs that were claimed.
+        claimed: the allocations that were claimed.
         announced: what pods were told: pod, reason and sentence.
         kubelet_pods: the kubelet's list of its pods; None if it can't be asked.
         driver: has the vNPUs that were cut out of AI cores.
@@ -81,7 +81,7 @@ class Books:
 
     def __init__(self, device_type: DeviceType = WHOLE_CHIPS, socket: Path = Path("none")) -> None:
         self.device_type = device_type
-        self.claimed: list[HandOver] = []
+        self.claimed: list[Allocation] = []
         self.on_event: list[tuple[str, str, str]] = []
         self.metrics = Metrics()
         self.kubelet_pods: list[Pod] | None = None
@@ -90,19 +90,19 @@ class Books:
         self.keeper: CoreKeeper | None = None
         self.devices = self._cores() if device_type == CORES else self._chips()
         ledger = self.devices.ledger
-        self.handovers, self.pods = ledger.handovers, ledger.pods
+        self.allocations, self.pods = ledger.allocations, ledger.pods
         self.reconciler = Reconciler(
             socket,
             self.devices,
             kubelet_pods=self._kubelet_pods,
-            claim=lambda handover, _others=None: self.claimed.append(handover),
+            claim=lambda allocation, _others=None: self.claimed.append(allocation),
             metrics=self.metrics,
             notices=self.notices,
         )
 
     def _chips(self) -> Devices:
-        handovers = HandOvers()
-        ledger = Ledger(NodePods(handovers.drop, self.device_type), handovers)
+        allocations = Allocations()
+        ledger = DeviceLedger(NodePods(allocations.drop, self.device_type), allocations)
         self.notices = self._pod_notices(ledger)
         return ChipDevices(ledger, _inject)
 
@@ -121,7 +121,7 @@ class Books:
             ledger, self._vnpus, self.keeper, others=set, whole=lambda: 0, inject=_inject, notices=notices
         )
 
-    def _pod_notices(self, ledger: Ledger) -> PodNotices:
+    def _pod_notices(self, ledger: DeviceLedger) -> PodNotices:
         return PodNotices(
             ledger.pods,
             lambda pod, reason, sentence: self.on_event.append((pod.key, reason, sentence)),
@@ -173,17 +173,17 @@ class Books:
     @property
     def entries(self) -> dict[str, int]:
         """By pod: the number of the devices that it has."""
-        return {each.pod: self._number(each.chips, self.chips) for each in self.handovers}
+        return {each.pod: self._number(each.chips, self.chips) for each in self.allocations}
 
     @property
     def given(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         """By pod: its chips, and the kubelet's ids."""
-        return {each.pod: (each.chips, each.kubelet_ids) for each in self.handovers}
+        return {each.pod: (each.chips, each.kubelet_ids) for each in self.allocations}
 
     @property
     def counted(self) -> dict[str, int]:
         """By pod: the number of the devices that the kubelet counts for it."""
-        return {each.pod: self._number(each.kubelet_ids, self.ids) for each in self.handovers}
+        return {each.pod: self._number(each.kubelet_ids, self.ids) for each in self.allocations}
 
     @property
     def claims(self) -> dict[str, int]:
@@ -236,20 +236,20 @@ class Books:
             status=PodStatus(phase=phase, container_statuses=(ContainerStatus("main"),) if started else ()),
         )
 
-    def handover(self, name: str, number: int, uid: str = "", *, ids: int | None = None) -> HandOver:
+    def allocation(self, name: str, number: int, uid: str = "", *, ids: int | None = None) -> Allocation:
         """What a pod was given."""
         numbers = self.ids(number if ids is None else ids)
         self.driver.vnpus.add(self.vnpu(number))
         if self.device_type == CORES:
             pod = self.pods.read(self.pod(name, number, uid=uid), 0)
-            return core_handover(pod, numbers, self.chips(number), TEMPLATE, self.vnpu(number))
-        part = Part("main", keeps=True, chips=self.chips(number), kubelet_ids=numbers)
-        return HandOver.of_parts(uid or f"uid-{name}", f"default/{name}", part.chips, (part,), self.device_type)
+            return core_allocation(pod, numbers, self.chips(number), TEMPLATE, self.vnpu(number))
+        part = ContainerPart("main", keeps=True, chips=self.chips(number), kubelet_ids=numbers)
+        return Allocation.of_parts(uid or f"uid-{name}", f"default/{name}", part.chips, (part,), self.device_type)
 
     def answer(self, name: str, number: int, uid: str = "", *, ids: int | None = None) -> None:
         """Answer a call, and take it for a pod's."""
-        handover = self.handover(name, number, uid, ids=ids)
-        self.handovers.give(handover, self.ids(number if ids is None else ids))
+        allocation = self.allocation(name, number, uid, ids=ids)
+        self.allocations.give(allocation, self.ids(number if ids is None else ids))
 
     def show(self, *pods: Pod) -> list[NodePod]:
         """Have the watch show pods."""
@@ -264,14 +264,14 @@ class Books:
     ) -> Callable[..., Any]:
         """A reader of a kubelet's ledger in which pods have the devices of these numbers; None: the pod has nothing."""
 
-        async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
+        async def read(_socket: Path, _device_type: DeviceType) -> PodResources:
             await asyncio.sleep(0)  # as long as any answer takes
             found = held() if callable(held) else held
             pods = {
                 f"default/{name}": {"main": self.ids(number)} if number is not None else {}
                 for name, number in found.items()
             }
-            return KubeletLedger(pods, {f"default/{name}" for name in ambiguous})
+            return PodResources(pods, {f"default/{name}" for name in ambiguous})
 
         return read
 
@@ -284,6 +284,6 @@ def serve(monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any], retry_s: fl
             monkeypatch.setattr(module, "RETRY_S", retry_s)
 
 
-async def silent(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
+async def silent(_socket: Path, _device_type: DeviceType) -> PodResources:
     """A kubelet that does not answer."""
     raise Unreachable("nobody there")

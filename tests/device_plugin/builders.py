@@ -8,7 +8,7 @@ from ascend.chips import RESOURCE, ChipSet
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
 from ascend.vnpus import parse_vnpu
 from device_plugin.driver import ChipFacts, ChipType, Inventory
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot, UpgradeReason
 
 
@@ -68,7 +68,7 @@ def _container(name: str, count: int, restart_policy: str = "") -> Container:
     return Container(name, Resources(limits={RESOURCE: str(count)} if count else {}), restart_policy)
 
 
-def fault(name: str, level: Level = Level.SEPARATE, *, since_ms: int = 0) -> FaultRecord:
+def fault(name: str, level: FaultLevel = FaultLevel.SEPARATE, *, since_ms: int = 0) -> FaultRecord:
     """A fault that is present."""
     return FaultRecord(int(name, 16), name, since_ms, level)
 
@@ -82,8 +82,8 @@ def judged_chip(
     *,
     healthy: bool = True,
     network_healthy: bool = True,
-    level: Level = Level.NORMAL,
-    network_level: Level = Level.NORMAL,
+    level: FaultLevel = FaultLevel.NORMAL,
+    network_level: FaultLevel = FaultLevel.NORMAL,
     faults: tuple[FaultRecord, ...] = (),
     network_faults: tuple[FaultRecord, ...] = (),
 ) -> Chip:

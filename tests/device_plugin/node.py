@@ -14,7 +14,7 @@ from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.registrations import Registrations
-from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger
+from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import AdmissionMatcher
@@ -45,23 +45,23 @@ class Face:
         self.directory = directory
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
         self.order = PublishingOrder()
-        self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
+        self.allocations = Allocations()
+        self.pods = NodePods(self.allocations.drop)
         self.metrics = Metrics()
-        self.claimed: list[HandOver] = []
+        self.claimed: list[Allocation] = []
         self.api_pods: Callable[[], list[Pod]] = list
         self.devices = ChipDevices(
-            Ledger(self.pods, self.handovers),
+            DeviceLedger(self.pods, self.allocations),
             lambda chips, _type: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
         )
         self.matcher = AdmissionMatcher(
             snapshots=self.snapshots,
             devices=self.devices,
             finder=AdmittedPodFinder(
-                self.pods, self.handovers, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
+                self.pods, self.allocations, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
             ),
             refresh=self._refresh,
-            on_handover=self.claimed.append,
+            on_allocation=self.claimed.append,
         )
         self.registrations: Callable[[str], Awaitable[Registrations]] | None = None
         self.kubelet_version = "v1.34.4"

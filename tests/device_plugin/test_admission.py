@@ -5,8 +5,8 @@ import pytest
 from ascend.annotations import CLAIMED
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from device_plugin.health.levels import Level
-from device_plugin.ledger.admission import Candidate, Listing, candidates, chips_for, newest, oldest_decision
+from device_plugin.health.levels import FaultLevel
+from device_plugin.ledger.admission import AdmissionCandidate, Listing, candidates, chips_for, newest, oldest_decision
 from device_plugin.ledger.node_pods import NodePod, read_pod
 from tests.device_plugin.builders import judged_chip, pod, snapshot
 
@@ -15,11 +15,11 @@ def read(*pods: object) -> list[NodePod]:
     return [read_pod(each, order) for order, each in enumerate(pods, 1)]  # type: ignore[arg-type]  # every entry is a pod
 
 
-def names(found: list[Candidate]) -> list[str]:
+def names(found: list[AdmissionCandidate]) -> list[str]:
     return [each.pod.name for each in found]
 
 
-def waiting(*pods: object) -> list[Candidate]:
+def waiting(*pods: object) -> list[AdmissionCandidate]:
     return candidates(read(*pods), 2, {})
 
 
@@ -132,7 +132,9 @@ def test_a_pod_that_cannot_get_its_chips_is_refused_with_a_reason(who: object, r
 
 def test_a_chip_that_bars_new_use_is_only_for_the_pod_that_has_it() -> None:
     (one,) = read(pod("one", 2, 0, 1, time=1))
-    kept = snapshot(chips={1: judged_chip(level=Level.PRE_SEPARATE), 2: judged_chip(level=Level.PRE_SEPARATE)})
+    kept = snapshot(
+        chips={1: judged_chip(level=FaultLevel.PRE_SEPARATE), 2: judged_chip(level=FaultLevel.PRE_SEPARATE)}
+    )
     with pytest.raises(Refusal, match="Ascend910-1 has a fault that bars new use") as refusal:
         chips_for(one, kept, {}, [one])
     assert refusal.value.reason == "ChipUnhealthy"

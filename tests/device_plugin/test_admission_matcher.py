@@ -15,7 +15,7 @@ from device_plugin.device_types import WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts
 from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.kubelet.pods_api import DEADLINE_S
-from device_plugin.ledger.handovers import HandOver, HandOvers, Ledger
+from device_plugin.ledger.allocations import Allocation, Allocations, DeviceLedger
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.pods.admission_matcher import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
@@ -55,17 +55,17 @@ class Node:
 
     def __init__(self, device_type: DeviceType = WHOLE_CHIPS) -> None:
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
-        self.handovers = HandOvers()
-        self.pods = ShownPods(self.handovers.drop, device_type)
+        self.allocations = Allocations()
+        self.pods = ShownPods(self.allocations.drop, device_type)
         self.kubelet: Iterable[Pod] | None = self.pods.objects.values()
         self.api: Iterable[Pod] = ()
         self.asked: list[str] = []
-        self.claimed: list[HandOver] = []
+        self.claimed: list[Allocation] = []
         self.finder = AdmittedPodFinder(
-            self.pods, self.handovers, kubelet_pods=self._lister("kubelet"), api_pods=self._lister("api")
+            self.pods, self.allocations, kubelet_pods=self._lister("kubelet"), api_pods=self._lister("api")
         )
         self.devices = ChipDevices(
-            Ledger(self.pods, self.handovers),
+            DeviceLedger(self.pods, self.allocations),
             lambda chips, _type: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
         )
         self.matcher = AdmissionMatcher(
@@ -73,7 +73,7 @@ class Node:
             devices=self.devices,
             finder=self.finder,
             refresh=self._catch_up,
-            on_handover=self.claimed.append,
+            on_allocation=self.claimed.append,
         )
 
     def _lister(self, who: str) -> Callable[[], Awaitable[Sequence[Pod]]]:
@@ -99,19 +99,19 @@ class Node:
         """What was asked of the API server."""
         return [who for who in self.asked if who != "kubelet"]
 
-    async def admit(self, count: int, available: Sequence[str] = ALL) -> HandOver:
+    async def admit(self, count: int, available: Sequence[str] = ALL) -> Allocation:
         """Admit as a kubelet does: get the preferred ids, use them or else the first ones, and allocate."""
         ids = await self.matcher.prefer(available, [], count) or list(available)[:count]
-        return (await self.matcher.allocate(ids)).handover
+        return (await self.matcher.allocate(ids)).allocation
 
 
 async def test_the_kubelet_is_asked_once_for_each_container() -> None:
     node = Node()
     node.pods.on_apply(pod("one", 2, 5, 4, time=1))
-    handover = await node.admit(2)
-    assert (handover.pod, handover.chips, sorted(handover.kubelet_ids)) == ("default/one", (5, 4), [4, 5])
-    assert handover.matches_kubelet
-    assert node.claimed == [handover]
+    allocation = await node.admit(2)
+    assert (allocation.pod, allocation.chips, sorted(allocation.kubelet_ids)) == ("default/one", (5, 4), [4, 5])
+    assert allocation.matches_kubelet
+    assert node.claimed == [allocation]
     assert node.asked == ["kubelet"]
 
 
@@ -149,7 +149,7 @@ async def test_a_waiting_call_gets_a_pod_whose_hand_over_was_another_pods() -> N
     node.pods.on_apply(pod("one", 1, 3, time=1))
     await node.admit(1)
     answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
-    asyncio.get_running_loop().call_later(0.7, node.handovers.drop, "uid-one")
+    asyncio.get_running_loop().call_later(0.7, node.allocations.drop, "uid-one")
     assert (await answer).part.chips == (3,)
 
 
@@ -162,7 +162,7 @@ async def test_a_guessed_preference_is_checked_with_the_kubelet_at_allocate() ->
     preferred = await node.matcher.prefer(ALL, [], 2)
     assert preferred == ["Ascend910-0", "Ascend910-1"]
     node.kubelet = [late]
-    given = (await node.matcher.allocate(preferred)).handover
+    given = (await node.matcher.allocate(preferred)).allocation
     assert (given.pod, given.chips) == ("default/late", (2, 3))
 
 
@@ -173,7 +173,7 @@ async def test_a_vnpu_is_given_under_its_own_id_only() -> None:
     written, other = map(two.parse, names)
     node.snapshots.set(Snapshot(server(), tuple(Chip(ChipFacts(number)) for number in (written, other))))
     # A pod of another plugin has "other", and the kubelet counts the written one for it.
-    node.handovers.add(HandOver("uid-foreign", "default/foreign", (other,), (written,)))
+    node.allocations.add(Allocation("uid-foreign", "default/foreign", (other,), (written,)))
     node.pods.on_apply(vnpu_pod("one", names[0]))
     assert await node.matcher.prefer([names[1]], [], 1) == []
     with pytest.raises(Refusal, match=f"{names[0]} is written on the pod, but the kubelet has chosen {names[1]}") as it:
@@ -185,9 +185,9 @@ async def test_a_vnpu_is_given_under_its_own_id_only() -> None:
 async def test_other_ids_of_the_kubelet_give_the_written_chips_and_are_recorded() -> None:
     node = Node()
     node.pods.on_apply(pod("one", 2, 0, 1, time=1))
-    handover = (await node.matcher.allocate(["Ascend910-7", "Ascend910-0"])).handover
-    assert (handover.chips, handover.kubelet_ids) == ((0, 1), (7, 0))
-    assert not handover.matches_kubelet
+    allocation = (await node.matcher.allocate(["Ascend910-7", "Ascend910-0"])).allocation
+    assert (allocation.chips, allocation.kubelet_ids) == ((0, 1), (7, 0))
+    assert not allocation.matches_kubelet
 
 
 async def test_a_repeated_call_gets_the_same_answer() -> None:
@@ -195,7 +195,7 @@ async def test_a_repeated_call_gets_the_same_answer() -> None:
     node.pods.on_apply(pod("one", 2, 0, 1, time=1))
     first = await node.admit(2)
     again = await node.matcher.allocate([chip_name(chip_id) for chip_id in reversed(first.kubelet_ids)])
-    assert again.handover is first
+    assert again.allocation is first
     assert node.claimed == [first]
 
 
@@ -204,8 +204,8 @@ async def test_a_pod_the_watch_shows_late_gets_its_chips_at_once(*, led: bool) -
     node = Node()
     node.kubelet = [pod("late", 2, 3, 5, time=1)]
     started_s = asyncio.get_running_loop().time()
-    handover = await node.admit(2) if led else (await node.matcher.allocate(ids(0, 1))).handover
-    assert (handover.chips, handover.matches_kubelet) == ((3, 5), led)
+    allocation = await node.admit(2) if led else (await node.matcher.allocate(ids(0, 1))).allocation
+    assert (allocation.chips, allocation.matches_kubelet) == ((3, 5), led)
     assert asyncio.get_running_loop().time() == started_s
     assert node.asked_of_api == []
 
@@ -248,9 +248,9 @@ async def test_a_pod_the_watch_never_shows_gets_chips_whose_release_it_missed(
     node.kubelet = None
     node.api = [second] if end == "deleted" else [pod("first", 2, 3, 5, time=1, phase=end), second]
     started_s = asyncio.get_running_loop().time()
-    handover = await node.admit(2) if led else (await node.matcher.allocate(ids(0, 1))).handover
-    assert (handover.pod, handover.chips, handover.matches_kubelet) == ("default/second", (3, 5), led)
-    assert [each.pod for each in node.handovers] == ["default/second"]
+    allocation = await node.admit(2) if led else (await node.matcher.allocate(ids(0, 1))).allocation
+    assert (allocation.pod, allocation.chips, allocation.matches_kubelet) == ("default/second", (3, 5), led)
+    assert [each.pod for each in node.allocations] == ["default/second"]
     assert node.asked_of_api == ["api", "refresh"]
     assert asyncio.get_running_loop().time() - started_s < PREFER_CAP_S + CAP_S
 
@@ -262,7 +262,7 @@ async def test_a_pod_the_watch_missed_entirely_leaves_its_chips_to_the_next() ->
     await node.admit(2)
     node.api = [pod("second", 2, 3, 5, time=2)]
     assert (await node.admit(2)).pod == "default/second"
-    assert [each.pod for each in node.handovers] == ["default/second"]
+    assert [each.pod for each in node.allocations] == ["default/second"]
 
 
 async def test_a_pod_created_and_deleted_unseen_leaves_its_chips_to_one_that_the_watch_shows() -> None:
@@ -273,7 +273,7 @@ async def test_a_pod_created_and_deleted_unseen_leaves_its_chips_to_one_that_the
     node.pods.on_apply(second)
     node.kubelet, node.api = [ghost, second], [second]
     assert (await node.admit(2)).pod == "default/second"
-    assert [each.pod for each in node.handovers] == ["default/second"]
+    assert [each.pod for each in node.allocations] == ["default/second"]
     assert node.asked_of_api == ["refresh"]
 
 
@@ -288,7 +288,7 @@ async def test_a_pod_found_deleted_at_the_preference_gets_nothing_at_once() -> N
     with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
         await node.matcher.allocate(ids(0, 1))
     assert asyncio.get_running_loop().time() == started_s
-    assert list(node.handovers) == []
+    assert list(node.allocations) == []
 
 
 async def test_a_pod_only_the_kubelet_lists_gets_chips_whose_release_was_missed() -> None:
@@ -311,7 +311,7 @@ async def test_a_holder_the_api_server_still_has_keeps_its_chips() -> None:
     node.api = [holder, pod("unwatched", 2, 3, 5, time=2)]
     with pytest.raises(Refusal, match="Ascend910-3,Ascend910-5 are held by pod default/holder"):
         await node.matcher.allocate(ids(0, 1))
-    assert [each.pod for each in node.handovers] == ["default/holder"]
+    assert [each.pod for each in node.allocations] == ["default/holder"]
 
 
 async def test_a_pod_that_ends_while_the_watch_catches_up_gets_nothing() -> None:
@@ -359,7 +359,7 @@ async def test_a_pod_refused_at_the_time_limit_is_not_a_candidate_again() -> Non
         await node.matcher.allocate(ids(0, 1))
     await node._catch_up()
     node.pods.on_apply(real)
-    assert (await node.matcher.allocate(ids(2, 6))).handover.pod == "default/real"
+    assert (await node.matcher.allocate(ids(2, 6))).allocation.pod == "default/real"
 
 
 async def test_a_forged_pod_in_the_watch_causes_no_request() -> None:
@@ -406,7 +406,7 @@ async def test_a_kubelet_that_is_late_is_asked_again_before_a_pod_is_guessed() -
         return [late]
 
     node.finder._kubelet_pods = busy
-    assert (await node.matcher.allocate(["Ascend910-2", "Ascend910-3"])).handover.pod == "default/late"
+    assert (await node.matcher.allocate(["Ascend910-2", "Ascend910-3"])).allocation.pod == "default/late"
 
 
 async def test_a_kubelet_that_stays_silent_leaves_time_for_a_guess() -> None:
@@ -420,10 +420,10 @@ async def test_a_kubelet_that_stays_silent_leaves_time_for_a_guess() -> None:
 
     node.finder._kubelet_pods = silent
     started_s = asyncio.get_running_loop().time()
-    assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/early"
+    assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).allocation.pod == "default/early"
     guessed_s = asyncio.get_running_loop().time()
     assert guessed_s - started_s == pytest.approx(3 * DEADLINE_S)
-    assert (await node.matcher.allocate(["Ascend910-2", "Ascend910-3"])).handover.pod == "default/late"
+    assert (await node.matcher.allocate(["Ascend910-2", "Ascend910-3"])).allocation.pod == "default/late"
     assert asyncio.get_running_loop().time() - guessed_s == pytest.approx(DEADLINE_S)
 
 
@@ -441,7 +441,7 @@ async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
     with pytest.raises(Refusal, match="no decision within 4 s"):
         await node.matcher.allocate(["Ascend910-0"])
     assert loop.time() - started_s == pytest.approx(CAP_S)
-    assert not list(node.handovers)
+    assert not list(node.allocations)
 
 
 async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> None:
@@ -451,7 +451,7 @@ async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> Non
     node.pods.on_apply(pod("forged", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="Ascend910-0,Ascend910-1 are held by pod default/holder"):
         await node.admit(2, ALL[2:])
-    assert [each.pod for each in node.handovers] == ["default/holder"]
+    assert [each.pod for each in node.allocations] == ["default/holder"]
 
 
 async def test_a_pod_bound_by_hand_does_not_get_the_chips_of_a_candidate() -> None:
@@ -482,10 +482,10 @@ async def test_a_chip_whose_id_is_counted_for_another_pod_is_given_under_the_id_
     # Another device plugin gave the other pod its chips.
     node = Node()
     node.pods.on_apply(pod("other", 2, 0, 1, started=True))
-    node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (7, 0)))
+    node.allocations.add(Allocation("uid-other", "default/other", (0, 1), (7, 0)))
     node.pods.on_apply(pod("one", 2, 6, 7, time=1))
     assert await node.matcher.prefer(ids(1, 2, 3, 4, 5, 6), [], 2) == ids(6, 1)
-    given = (await node.matcher.allocate(ids(6, 1))).handover
+    given = (await node.matcher.allocate(ids(6, 1))).allocation
     assert (given.chips, given.kubelet_ids) == ((6, 7), (6, 1))
     node.pods.on_apply(pod("two", 1, 0, time=2))
     with pytest.raises(Refusal, match="Ascend910-0 is held by pod default/other"):
@@ -494,7 +494,7 @@ async def test_a_chip_whose_id_is_counted_for_another_pod_is_given_under_the_id_
 
 async def test_a_pod_found_by_the_kubelet_waits_for_no_id_that_a_running_pod_has() -> None:
     node = found_by_the_kubelet(pod("one", 2, 2, 3, time=1))
-    node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (2, 3)))
+    node.allocations.add(Allocation("uid-other", "default/other", (0, 1), (2, 3)))
     given = await node.admit(2, ids(0, 1, 4, 5, 6, 7))
     assert (given.chips, given.kubelet_ids) == ((2, 3), (0, 1))
 
@@ -526,7 +526,7 @@ async def test_a_pod_that_ended_does_not_return_by_an_older_kubelet_list(end: st
             node.pods.on_apply(pod("gone", 2, 0, 1, time=1, phase="Failed"))
         case "started":
             node.pods.on_apply(pod("gone", 2, 0, 1, time=1, started=True))
-            node.handovers.drop(gone.uid)
+            node.allocations.drop(gone.uid)
     node.pods.on_apply(one)
     node.pods.on_apply(two)
     node.kubelet = [gone, one]
@@ -545,7 +545,7 @@ async def test_a_pod_deleted_during_the_kubelets_list_gets_nothing() -> None:
         raise Unreachable("the kubelet does not answer")
 
     node.finder._kubelet_pods = slow
-    assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/late"
+    assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).allocation.pod == "default/late"
 
 
 async def test_a_pod_deleted_under_admission_does_not_get_another_ones_chips() -> None:
@@ -604,7 +604,7 @@ async def test_chips_the_kubelet_reuses_for_a_container_are_given_as_they_are() 
     assert (left.part.container, left.part.chips) == ("left", (1, 3))
     right = await node.matcher.allocate(ids(2, 0))
     assert (right.part.container, right.part.chips) == ("right", (0, 2))
-    assert right.handover.matches_kubelet
+    assert right.allocation.matches_kubelet
     assert len(node.claimed) == 1
 
 
@@ -613,11 +613,11 @@ async def test_foreign_ids_are_answered_with_the_slice_and_claimed_again() -> No
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
     node.pods.on_apply(one)
     first = await node.matcher.allocate(ids(0, 7))
-    assert (first.part.chips, set(first.handover.kubelet_ids)) == ((0, 1), {0, 7, 2, 3})
+    assert (first.part.chips, set(first.allocation.kubelet_ids)) == ((0, 1), {0, 7, 2, 3})
     second = await node.matcher.allocate(ids(2, 6))
-    assert (second.part.chips, set(second.handover.kubelet_ids)) == ((2, 3), {0, 7, 2, 6})
-    assert node.claimed == [first.handover, second.handover]
-    assert not second.handover.matches_kubelet
+    assert (second.part.chips, set(second.allocation.kubelet_ids)) == ((2, 3), {0, 7, 2, 6})
+    assert node.claimed == [first.allocation, second.allocation]
+    assert not second.allocation.matches_kubelet
 
 
 async def test_a_repeated_call_for_one_of_several_containers_gets_the_same_answer() -> None:
@@ -693,8 +693,8 @@ async def test_a_pod_the_watch_has_not_shown_does_not_get_the_chips_of_the_only_
     other, unseen = pod("other", 2, 0, 1, time=1), pod("unseen", 2, 2, 3, time=2)
     node.pods.on_apply(other)
     node.kubelet = [unseen] if rejected == "Pending" else [pod("other", 2, 0, 1, time=1, phase=rejected), unseen]
-    handover = await node.admit(2)
-    assert (handover.pod, handover.chips, handover.matches_kubelet) == ("default/unseen", (2, 3), True)
+    allocation = await node.admit(2)
+    assert (allocation.pod, allocation.chips, allocation.matches_kubelet) == ("default/unseen", (2, 3), True)
 
 
 async def test_pods_are_admitted_in_the_order_in_which_the_kubelet_lists_them() -> None:
@@ -724,7 +724,7 @@ async def test_a_call_that_fits_no_pod_in_the_kubelets_list_is_refused_in_time()
     with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
         await node.matcher.allocate(ids(0, 1))
     assert loop.time() - started_s < CAP_S
-    assert list(node.handovers) == []
+    assert list(node.allocations) == []
 
 
 async def test_the_kubelet_is_asked_again_while_its_list_has_no_pod_that_the_call_fits() -> None:
@@ -733,7 +733,7 @@ async def test_the_kubelet_is_asked_again_while_its_list_has_no_pod_that_the_cal
     late = pod("late", 2, 0, 1, time=1)
     node.pods.on_apply(late)
     asyncio.get_running_loop().call_later(0.7, setattr, node, "kubelet", [late])
-    assert (await node.matcher.allocate(ids(0, 1))).handover.pod == "default/late"
+    assert (await node.matcher.allocate(ids(0, 1))).allocation.pod == "default/late"
 
 
 async def test_the_pod_that_the_kubelet_admits_may_continue_at_any_container() -> None:
@@ -754,7 +754,7 @@ async def test_a_refused_container_adds_nothing_to_the_ledger() -> None:
     node.pods.on_apply(pod("one", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="davinci_manager is missing"):
         await node.admit(2)
-    assert list(node.handovers) == []
+    assert list(node.allocations) == []
     assert node.claimed == []
 
 
@@ -783,7 +783,7 @@ async def test_a_pod_from_before_the_kubelets_start_is_refused_unoffered_chips()
     with pytest.raises(Refusal, match="the kubelet does not offer Ascend910-1 yet") as refused:
         await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
     assert refused.value.reason == "ChipNotFreed"
-    assert (list(node.handovers), node.claimed) == ([], [])
+    assert (list(node.allocations), node.claimed) == ([], [])
     node.pods.on_delete(found)
     node.kubelet = [again := pod("again", 2, 0, 1, time=2)]
     node.pods.on_apply(again)
@@ -797,8 +797,8 @@ async def test_a_pod_from_after_the_kubelets_start_gets_unoffered_chips(*, begun
         node = found_by_the_kubelet(pod("earlier", 1, 7, time=1))
     node.kubelet = [late := pod("late", 2, 0, 1, time=1)]
     node.pods.on_apply(late)
-    handover = await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
-    assert (handover.chips, handover.kubelet_ids) == ((0, 1), (0, 2))
+    allocation = await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
+    assert (allocation.chips, allocation.kubelet_ids) == ((0, 1), (0, 2))
 
 
 async def test_chips_not_offered_to_one_pod_are_not_refused_to_another() -> None:

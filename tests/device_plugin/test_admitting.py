@@ -11,7 +11,7 @@ from ascend.kube.objects import Pod
 from device_plugin.device_types import CORES
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.snapshot import Chip, Snapshot
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.allocations import Allocation
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from tests.device_plugin.books import TYPES, Books, serve, silent
@@ -43,10 +43,10 @@ class Node:
             snapshots=snapshots,
             devices=books.devices,
             finder=AdmittedPodFinder(
-                books.pods, books.handovers, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
+                books.pods, books.allocations, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
             ),
             refresh=self._refresh,
-            on_handover=books.claimed.append,
+            on_allocation=books.claimed.append,
         )
 
     async def _kubelet_pods(self) -> Sequence[Pod]:
@@ -76,11 +76,11 @@ class Node:
         """The ids with a number."""
         return [self.books.device_type.device_name(each) for each in self.books.ids(number)]
 
-    async def admit(self) -> HandOver:
+    async def admit(self) -> Allocation:
         """Admit as a kubelet does that offers all ids: ask for a preference, use it, and allocate."""
         names = [name for number in range(8) for name in self.names(number)]
         ids = await self.matcher.prefer(names, [], self.books.count) or self.names(7)
-        return (await self.matcher.allocate(ids)).handover
+        return (await self.matcher.allocate(ids)).allocation
 
 
 @pytest.fixture(params=TYPES, ids=["chips", "vNPUs", "AI cores"])
@@ -91,11 +91,11 @@ def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Nod
 
 async def test_the_kubelet_is_asked_once_for_each_container(node: Node) -> None:
     node.show(node.books.pod("one", 2))
-    handover = await node.admit()
-    assert (handover.pod, handover.chips) == ("default/one", node.books.chips(2))
-    assert handover.name
-    assert handover.matches_kubelet
-    assert node.books.claimed == [handover]
+    allocation = await node.admit()
+    assert (allocation.pod, allocation.chips) == ("default/one", node.books.chips(2))
+    assert allocation.name
+    assert allocation.matches_kubelet
+    assert node.books.claimed == [allocation]
     assert node.asked == ["kubelet"]
 
 
@@ -124,7 +124,7 @@ async def test_what_a_pod_created_and_deleted_unseen_had_goes_to_the_next_one(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(monkeypatch, node.books.kubelet({}), None)
-    node.books.handovers.give(whole(node.books, "ghost", 0), node.books.ids(0))
+    node.books.allocations.give(whole(node.books, "ghost", 0), node.books.ids(0))
     node.show(node.books.pod("next", 0))
     assert (await node.admit()).pod == "default/next"
     assert "uid-ghost" not in {each.uid for each in node.books.devices.ledger.holding}
@@ -132,24 +132,24 @@ async def test_what_a_pod_created_and_deleted_unseen_had_goes_to_the_next_one(
 
 async def test_a_forged_pod_in_the_watch_causes_no_request(node: Node) -> None:
     node.books.show(node.books.pod("holder", 0, started=True))
-    node.books.handovers.add(whole(node.books, "holder", 0))
+    node.books.allocations.add(whole(node.books, "holder", 0))
     forged = node.books.pod("forged", 0)
     node.show(forged)
     with pytest.raises(Refusal, match=r"(held by pod default/holder|pod default/holder has it as a whole)"):
         await node.admit()
     assert set(node.asked) == {"kubelet"}
-    assert forged.uid in node.books.handovers.refused
+    assert forged.uid in node.books.allocations.refused
 
 
-def whole(books: Books, name: str, number: int) -> HandOver:
+def whole(books: Books, name: str, number: int) -> Allocation:
     """What a pod was given that leaves nothing to others."""
     if books.device_type != CORES:
-        return books.handover(name, number)
-    return HandOver(f"uid-{name}", f"default/{name}", books.chips(number), tuple(range(60, 80)), device_type=CORES)
+        return books.allocation(name, number)
+    return Allocation(f"uid-{name}", f"default/{name}", books.chips(number), tuple(range(60, 80)), device_type=CORES)
 
 
 async def test_a_pod_that_ends_while_the_watch_catches_up_gets_nothing(node: Node) -> None:
-    node.books.handovers.add(whole(node.books, "ghost", 0))
+    node.books.allocations.add(whole(node.books, "ghost", 0))
     node.listed = [node.books.pod("late", 0)]
     with pytest.raises(Refusal, match="has ended before it got its"):
         await node.matcher.allocate(node.names(0))

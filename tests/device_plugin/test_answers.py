@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_plugin.device_types import DeviceType
-from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.kubelet.pod_resources import PodResources
+from device_plugin.ledger.allocations import Allocation, ContainerPart
 from device_plugin.pods import reconciler as reconcile_module
 from tests.device_plugin.books import Books
 from tests.device_plugin.builders import pod
@@ -38,17 +38,19 @@ def test_whichever_pods_calls_were_taken_for_each_pod_has_what_was_answered_for_
             waiting.remove((other, taken))
             chips = tuple(left[other].pop(0) for _ in range(count))
             given_ids, ids = tuple(sorted(ids[:count])), ids[count:]
-            part = Part(taken, keeps=True, chips=chips, kubelet_ids=given_ids)
+            part = ContainerPart(taken, keeps=True, chips=chips, kubelet_ids=given_ids)
             whole = tuple(written[other])
-            known = books.handovers.get(f"uid-{other}") or HandOver(f"uid-{other}", f"default/{other}", whole, whole)
-            books.handovers.give(known.plus(part), given_ids)
+            known = books.allocations.get(f"uid-{other}") or Allocation(
+                f"uid-{other}", f"default/{other}", whole, whole
+            )
+            books.allocations.give(known.plus(part), given_ids)
             ledger.setdefault(f"default/{name}", {})[container] = given_ids
             answered[name][container] = chips
     for name, each in asks.items():
         books.pods.on_apply(pod(name, 0, *written[name], time=1, asks=each))
 
-    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        return KubeletLedger(ledger)
+    async def read(_socket: Path, _device_type: DeviceType) -> PodResources:
+        return PodResources(ledger)
 
     shown = data.draw(st.permutations(list(asks)))[: data.draw(st.integers(0, len(asks)))]
     with patch.object(reconcile_module, "read_ledger", read):
@@ -57,9 +59,9 @@ def test_whichever_pods_calls_were_taken_for_each_pod_has_what_was_answered_for_
             if data.draw(st.booleans()):
                 asyncio.run(books.reconciler.restore())
         asyncio.run(books.reconciler.restore())
-    kept = {each.pod.removeprefix("default/"): each.kept for each in books.handovers}
+    kept = {each.pod.removeprefix("default/"): each.kept for each in books.allocations}
     assert {name: kept[name] for name in shown} == {name: answered[name] for name in shown}
-    assert books.handovers.unconfirmed.isdisjoint(f"uid-{name}" for name in shown)
+    assert books.allocations.unconfirmed.isdisjoint(f"uid-{name}" for name in shown)
     # The other pods have nothing that was answered for these.
     parts = [chips for each in kept.values() for chips in each.values()]
     assert len({chip for chips in parts for chip in chips}) == sum(map(len, parts))

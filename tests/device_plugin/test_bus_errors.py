@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 
 from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.health.levels import HBM_DOUBLE_BIT, Level
+from device_plugin.health.levels import HBM_DOUBLE_BIT, FaultLevel
 from tests.device_plugin.watch import WALL_MS, Watch
 
 AIC, AIV = 0x80C98009, 0x80CB8009
-LASTING = DurationRule(HBM_DOUBLE_BIT, 30, 30, Level.SEPARATE)
+LASTING = DurationRule(HBM_DOUBLE_BIT, 30, 30, FaultLevel.SEPARATE)
 RULES = replace(default_rules(), duration={HBM_DOUBLE_BIT: (LASTING,)})
 
 
 def with_counter(times: int) -> FaultRules:
     """Rules that raise a bus error that occurs this often."""
-    rule = FrequencyRule(AIC, 1000, times, Level.MANUALLY_SEPARATE, None)
+    rule = FrequencyRule(AIC, 1000, times, FaultLevel.MANUALLY_SEPARATE, None)
     return replace(RULES, frequency={AIC: (rule,)})
 
 
@@ -119,7 +119,7 @@ def test_a_passed_bus_error_that_is_still_read_is_not_held_again() -> None:
 
 
 def test_a_held_bus_error_that_is_still_read_keeps_its_start() -> None:
-    lasting = DurationRule(AIC, 8, 1, Level.MANUALLY_SEPARATE)
+    lasting = DurationRule(AIC, 8, 1, FaultLevel.MANUALLY_SEPARATE)
     watch = Watch(replace(RULES, duration={**RULES.duration, AIC: (lasting,)}))
     watch.event(10, AIC)
     watch.event(12, AIC, "recover")
@@ -128,8 +128,8 @@ def test_a_held_bus_error_that_is_still_read_keeps_its_start() -> None:
     assert faults(watch, after(15)) == {AIC}
     watch.event(16, HBM_DOUBLE_BIT)  # more than 5 s after the bus error occurred
     assert faults(watch, 16) == {AIC, HBM_DOUBLE_BIT}
-    assert watch.chip(18).level is not Level.MANUALLY_SEPARATE
-    assert watch.chip(after(18)).level is Level.MANUALLY_SEPARATE
+    assert watch.chip(18).level is not FaultLevel.MANUALLY_SEPARATE
+    assert watch.chip(after(18)).level is FaultLevel.MANUALLY_SEPARATE
 
 
 def test_occurrences_announced_out_of_order_are_passed_on_in_that_order() -> None:
@@ -149,8 +149,8 @@ def test_held_errors_are_counted_when_passed_on_and_dropped_ones_never() -> None
         watch.event(at_s + 1, AIC, "recover")
     watch.read(14)
     assert watch.chip(15).healthy
-    assert watch.chip(after(15)).level is Level.NORMAL
-    assert watch.chip(after(17)).level is Level.MANUALLY_SEPARATE
+    assert watch.chip(after(15)).level is FaultLevel.NORMAL
+    assert watch.chip(after(17)).level is FaultLevel.MANUALLY_SEPARATE
 
     watch = Watch(with_counter(2))
     watch.event(9, AIC, "once")
@@ -176,6 +176,6 @@ def test_other_rules_with_the_filter_change_nothing() -> None:
     watch = Watch(RULES)
     watch.event(9, HBM_DOUBLE_BIT)
     watch.event(10, AIC)
-    lasting = replace(RULES, duration={**RULES.duration, AIC: (DurationRule(AIC, 1, 1, Level.SEPARATE),)})
+    lasting = replace(RULES, duration={**RULES.duration, AIC: (DurationRule(AIC, 1, 1, FaultLevel.SEPARATE),)})
     watch.book.configure(lasting)
     assert faults(watch, 100) == {HBM_DOUBLE_BIT}

@@ -16,9 +16,9 @@ from ascend.reasons import Reason
 from ascend.rules.families import RULES
 from ascend.slices import ContainerRequest
 from device_plugin.driver import ChipFacts, ChipType
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
+from device_plugin.ledger.allocations import Allocation, Allocations
 from device_plugin.ledger.chip_choice import ChipChooser
-from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePods, read_pod
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, until
@@ -38,17 +38,17 @@ class Choice:
         chips = {
             chip_id: judged_chip(
                 healthy=not unhealthy >> chip_id & 1,
-                level=Level.PRE_SEPARATE if closed >> chip_id & 1 else Level.NORMAL,
+                level=FaultLevel.PRE_SEPARATE if closed >> chip_id & 1 else FaultLevel.NORMAL,
             )
             for chip_id in chip_ids(unhealthy | closed)
         }
         self.snapshot = snapshot(of=server(*facts, chip_type=CHIP_TYPES[product.chip]), chips=chips)
-        self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
+        self.allocations = Allocations()
+        self.pods = NodePods(self.allocations.drop)
         if held:
-            self.handovers.add(HandOver("uid-holder", "default/holder", chip_ids(held), chip_ids(held)))
+            self.allocations.add(Allocation("uid-holder", "default/holder", chip_ids(held), chip_ids(held)))
         labels = {"accelerator-type": product.node_types[0]}
-        self.chooser = ChipChooser(Node(metadata=Metadata(name="n1", labels=labels)), self.pods, self.handovers)
+        self.chooser = ChipChooser(Node(metadata=Metadata(name="n1", labels=labels)), self.pods, self.allocations)
 
     def choose(self, count: int, *offers: ChipSet) -> ChipSet:
         """Choose for what the kubelet can allocate, and then for what it has chosen, if it has."""
@@ -109,15 +109,15 @@ def test_chips_written_on_a_waiting_pod_are_not_chosen() -> None:
 
 def test_a_chip_whose_id_the_kubelet_counts_for_another_pod_can_be_chosen() -> None:
     choice = Choice(ASCEND_910A)
-    choice.handovers.add(HandOver("uid-other", "default/other", (0, 1, 2, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7)))
+    choice.allocations.add(Allocation("uid-other", "default/other", (0, 1, 2, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7)))
     assert choice.choose(1, 0b0001) == 0b1000
 
 
 async def test_chips_that_the_kubelet_counts_for_an_unknown_pod_are_not_given() -> None:
     """The pod got them from the plugin before this one, and is neither claimed nor seen admitted yet."""
     node = Admission()
-    node.matcher.chooser = ChipChooser(Node(metadata=Metadata(name="n1")), node.pods, node.handovers)
-    node.handovers.add(HandOver("uid-known", "default/known", (2, 4, 6, 7), (2, 4, 6, 7)))
+    node.matcher.chooser = ChipChooser(Node(metadata=Metadata(name="n1")), node.pods, node.allocations)
+    node.allocations.add(Allocation("uid-known", "default/known", (2, 4, 6, 7), (2, 4, 6, 7)))
     node.api = [pod("known", 4, 2, 4, 6, 7, started=True, phase="Running"), pod("asks", 2)]
     for each in node.api:
         node.pods.on_apply(each)

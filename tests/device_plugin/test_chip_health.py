@@ -19,7 +19,7 @@ from ascend.errors import InvalidReport, NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin.app import Plugin
 from device_plugin.driver import LINK_DOWN
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import UpgradeReason
 from device_plugin.publish import reporter as report_module
 from device_plugin.publish.device_info_configmap import SIGNATURE
@@ -184,7 +184,7 @@ async def test_the_commands_for_operators_take_chips_out_of_use_and_back(folder:
 @pytest.mark.parametrize("when", ["before the start", "while it runs"])
 async def test_a_cordon_takes_a_chip_out_of_use_whose_port_a_rule_has_separated(folder: Path, when: str) -> None:
     async with whole_node(folder) as whole:
-        why = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", time.time_ns() // 10**6)
+        why = UpgradeReason(LINK_DOWN, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", time.time_ns() // 10**6)
         before = encode_report(make_report(snapshot(manually_separated=0b1000, upgrade_reasons={3: (why,)}), 1))
         annotations: JsonObject = {CORDONED: write_cordons({3: Cordon("fan")})}
         metadata: JsonObject = {"name": REPORT, "namespace": KUBE_SYSTEM}
@@ -261,7 +261,7 @@ async def test_a_separated_chip_stays_separated_over_a_restart(folder: Path) -> 
 
 async def told_harmless_before(whole: Whole, **annotations: str) -> None:
     """A report that calls a fault of chip 3 harmless, for which there is no other severity."""
-    harmless = judged_chip(level=Level.NOT_HANDLE, faults=(fault("DEAD", Level.NOT_HANDLE),))
+    harmless = judged_chip(level=FaultLevel.NOT_HANDLE, faults=(fault("DEAD", FaultLevel.NOT_HANDLE),))
     before = encode_report(make_report(snapshot(chips={3: harmless}), 1))
     metadata = {"name": REPORT, "namespace": KUBE_SYSTEM, "annotations": annotations}
     body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": before}

@@ -17,7 +17,7 @@ from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.simulated import SimulatedDriver, SimulatedVirtualNpu
 from device_plugin.driver.simulated_cuts import SimulatedCuts
-from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.kubelet.pod_resources import PodResources, read_ledger
 from device_plugin.pods import core_keeper, cut_vnpus
 from device_plugin.pods import reconciler as reconcile_module
 from device_plugin.pods.cutter import Cutter, Outcome
@@ -131,7 +131,7 @@ async def test_pods_mistaken_for_each_other_keep_what_they_have(
     """The kubelet's pods can't be asked, its ledger answers late, and its statuses reach the API server late."""
     send = PodStatusWriter._send
 
-    async def slow(*args: Any) -> KubeletLedger:
+    async def slow(*args: Any) -> PodResources:
         found = await read_ledger(*args)
         await asyncio.sleep(0.7)
         return found

@@ -10,8 +10,8 @@ from ascend.vnpus import parse_vnpu
 from device_plugin.device_types import CORES
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dividing import Division
+from device_plugin.ledger.allocations import Allocation
 from device_plugin.ledger.cores import CoreLedger
-from device_plugin.ledger.handovers import HandOver
 from device_plugin.metrics import Metrics
 from device_plugin.pods.core_keeper import CoreKeeper
 from device_plugin.pods.cut_vnpus import CutVnpus
@@ -54,13 +54,13 @@ class Rig:
 
     cutter: SlowCutter = field(default_factory=lambda: SlowCutter(first=FIRST, second=SECOND))
     ledger: CoreLedger = field(default_factory=lambda: CoreLedger(Observable(None)))
-    handover: HandOver = field(
-        default_factory=lambda: HandOver("u", "default/first", (0,), (1,), (), CORES, "vir05_1c_16g", FIRST)
+    allocation: Allocation = field(
+        default_factory=lambda: Allocation("u", "default/first", (0,), (1,), (), CORES, "vir05_1c_16g", FIRST)
     )
 
     def __post_init__(self) -> None:
         self.vnpus = CutVnpus(self.cutter, lambda: [0, 1])
-        self.ledger.handovers.kept["u"] = self.handover
+        self.ledger.allocations.kept["u"] = self.allocation
         self.ledger.is_settled.set(True)
         notices = PodNotices(self.ledger.pods, lambda *_: None, Metrics())
         self.keeper = CoreKeeper(
@@ -92,7 +92,7 @@ async def test_a_chip_whose_pod_ends_during_a_sweep_is_not_free_before_its_vnpu_
     await rig.look()
     sweep = asyncio.create_task(rig.keeper.sweep())
     await rig.cutter.has_begun.wait()
-    rig.ledger.forget(rig.handover)  # a call of the kubelet has found that the pod has ended
+    rig.ledger.forget(rig.allocation)  # a call of the kubelet has found that the pod has ended
     assert (rig.ledger.used & 1, rig.ledger.cut & 1) == (1, 1)
     rig.cutter.may_go_on.set()
     await sweep

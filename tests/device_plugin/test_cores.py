@@ -16,12 +16,12 @@ from ascend.templates import RESOURCE_CORES, Divisible, divisible
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES, WHOLE_CHIPS
 from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.ledger.core_admission import check_cores
 from device_plugin.ledger.core_claims import Given, read_given
 from device_plugin.ledger.core_offers import offered_cores
-from device_plugin.ledger.cores import CoreLedger, core_handover, kind_of
+from device_plugin.ledger.cores import CoreLedger, core_allocation, kind_of
 from device_plugin.ledger.node_pods import requested_types
 
 SMALL, LARGE = "vir05_1c_16g", "vir10_3c_32g"
@@ -51,7 +51,7 @@ def chips(number: int, unhealthy: Iterable[int] = (), closed: Iterable[int] = ()
         tuple(
             Chip(
                 ChipFacts(each),
-                level=Level.PRE_SEPARATE if each in closed else Level.NORMAL,
+                level=FaultLevel.PRE_SEPARATE if each in closed else FaultLevel.NORMAL,
                 reason="Fault" if each in unhealthy else "",
             )
             for each in range(number)
@@ -65,7 +65,7 @@ def give(ledger: CoreLedger, name: str, count: int, written: str, ids: Iterable[
     assert pod is not None
     assert pod.grant is not None
     numbers = tuple(ids)
-    ledger.handovers.give(core_handover(pod, numbers, pod.grant.chips, pod.template, None), numbers)
+    ledger.allocations.give(core_allocation(pod, numbers, pod.grant.chips, pod.template, None), numbers)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_pod_keeps_its_part_from_later_pods_until_the_kubelet_says_that_it_has
     give(ledger, "held", 20, "0", range(20))
     ledger.pods.on_delete(core_pod("held", 20, "0"))
     assert checked(f"0-{SMALL}", 5, ledger, chips(2)) == "ChipHeld"
-    ledger.handovers.forget("uid-held")
+    ledger.allocations.forget("uid-held")
     assert checked(f"0-{SMALL}", 5, ledger, chips(2)) == ""
     assert checked(f"0-{SMALL}", 5, ledger, chips(2), whole=1) == "ChipHeld"
     assert checked(f"0-{SMALL}", 5, ledger, chips(2, unhealthy=(0,))) == "ChipUnhealthy"

@@ -24,10 +24,10 @@ from device_plugin.device_types import MAX_VDEV_ID, WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts, ChipState, Inventory, VirtualNpu
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.offers import OfferedDevices, offered
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOver, HandOvers, Part
+from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -86,7 +86,7 @@ class Keeping:
         self.ledgers.on_apply(runs)
         number = device_type.parse(device)
         counted = device_type.parse(kubelet_id or device)
-        self.ledgers.serve(device_type).handovers.add(HandOver(runs.uid, f"default/{name}", (number,), (counted,)))
+        self.ledgers.serve(device_type).allocations.add(Allocation(runs.uid, f"default/{name}", (number,), (counted,)))
         return runs
 
 
@@ -99,8 +99,8 @@ def chips(vnpus: dict[int, str]) -> Inventory:
 @pytest.fixture
 async def keeping() -> AsyncIterator[Keeping]:
     snapshots: Observable[Snapshot | None] = Observable(None)
-    handovers = HandOvers()
-    ledgers = Ledgers(NodePods(handovers.drop), handovers)
+    allocations = Allocations()
+    ledgers = Ledgers(NodePods(allocations.drop), allocations)
     announced: list[tuple[str, str]] = []
     keeper = HealthMonitor(
         HealthBook(default_rules(), hold_s=0.0),
@@ -176,7 +176,7 @@ async def test_a_fault_that_bars_new_pods_leaves_only_the_vnpus_in_use_healthy(k
     keeping.codes[1] = (PRE_SEPARATING,)
     keeping.find({100: "vir02", 101: "vir02"})
     await keeping.until({"Ascend910-2c-100-1": "", "Ascend910-2c-101-1": "Fault"}, TWO_CORES)
-    assert keeping.offered(TWO_CORES).chips[0].level is Level.PRE_SEPARATE
+    assert keeping.offered(TWO_CORES).chips[0].level is FaultLevel.PRE_SEPARATE
     report = make_report(keeping.snapshot, 1)
     assert (report.unhealthy, report.recovering) == (0, 0b10)
     keeping.ledgers.on_delete(runs)
@@ -297,16 +297,16 @@ async def test_requests_alone_make_no_resource_and_invented_sizes_never_do(keepi
 async def test_a_chip_has_the_label_of_a_container_if_only_one_has_a_part_of_it(keeping: Keeping) -> None:
     keeping.find({100: "vir02", 101: "vir04"})
     await keeping.until({"Ascend910-0": ""})
-    keeping.ledgers.serve(TWO_CORES).handovers.add(given("one", TWO_CORES.parse("Ascend910-2c-100-1")))
+    keeping.ledgers.serve(TWO_CORES).allocations.add(given("one", TWO_CORES.parse("Ascend910-2c-100-1")))
     assert holders(keeping.ledgers)[1] == Holder("default", "one", "main")
-    keeping.ledgers.serve(FOUR_CORES).handovers.add(given("other", FOUR_CORES.parse("Ascend910-4c-101-1")))
+    keeping.ledgers.serve(FOUR_CORES).allocations.add(given("other", FOUR_CORES.parse("Ascend910-4c-101-1")))
     assert holders(keeping.ledgers)[1].pod_name == SEVERAL
 
 
-def given(name: str, number: int) -> HandOver:
+def given(name: str, number: int) -> Allocation:
     """What a pod with one container was given."""
-    part = Part("main", keeps=True, chips=(number,), kubelet_ids=(number,))
-    return HandOver.of_parts(f"uid-{name}", f"default/{name}", (number,), (part,))
+    part = ContainerPart("main", keeps=True, chips=(number,), kubelet_ids=(number,))
+    return Allocation.of_parts(f"uid-{name}", f"default/{name}", (number,), (part,))
 
 
 async def test_hand_overs_of_vnpus_are_those_of_their_chips(keeping: Keeping) -> None:

@@ -420,13 +420,13 @@ async def test_a_pod_that_a_new_kubelet_does_not_know_gets_its_vnpu_again(
         await bind(whole, "first", 5, f"1-{SMALL}")
         await whole.claimed("first")
         ledger = plugin.ledgers.cores
-        (handover,) = ledger.handovers
+        (allocation,) = ledger.allocations
         await until(lambda: all(pod.claimed for pod in ledger.pods) and not found[-1])
-        ledger.handovers.drop(handover.uid)
-        assert ledger.handovers.kept[handover.uid].vnpu == handover.vnpu
+        ledger.allocations.drop(allocation.uid)
+        assert ledger.allocations.kept[allocation.uid].vnpu == allocation.vnpu
         assert ledger.used == 0b10
-        await until(lambda: handover.uid in ledger.handovers)  # the kubelet's ledger has it after all
-        assert [each.vnpu for each in ledger.handovers] == [handover.vnpu]
+        await until(lambda: allocation.uid in ledger.allocations)  # the kubelet's ledger has it after all
+        assert [each.vnpu for each in ledger.allocations] == [allocation.vnpu]
         assert len(vnpus(whole)) == 1
 
 

@@ -15,7 +15,7 @@ from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue, LockLost, Refusal
 from device_plugin.device_types import WHOLE_CHIPS
 from device_plugin.kubelet.registrations import Registrations
-from device_plugin.pods.cdi_file import Injector, list_folder
+from device_plugin.pods.cdi_file import ContainerInjector, list_folder
 from device_plugin.pods.container_edits import CDI_FILE
 from device_plugin.serving import other_plugin
 from device_plugin.serving.instance_lock import NAME, InstanceLock
@@ -118,7 +118,7 @@ async def test_a_lock_that_can_not_be_taken_again_is_tried_later(tmp_path: Path)
 
 async def test_device_nodes_and_cdi_files_that_can_not_be_read_are_not_taken_for_missing(tmp_path: Path) -> None:
     (tmp_path / "davinci_manager").touch()
-    injector = Injector("cdi", tmp_path, tmp_path)
+    injector = ContainerInjector("cdi", tmp_path, tmp_path)
     injector.prepare((0, 1))
     before = (tmp_path / CDI_FILE).read_bytes()
     async with without_descriptors():

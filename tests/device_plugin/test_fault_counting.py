@@ -14,7 +14,7 @@ from device_plugin.driver import LINK_DOWN, ChipState, FaultEvent
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.health.active_faults import SETTLE_S, ActiveFaults, FaultTransition
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from sandbox.simulated_chips import save_server
 from tests.device_plugin.api import until
 from tests.device_plugin.watch import SEPARATE, Watch, moment
@@ -187,7 +187,7 @@ def test_after_lost_events_readings_alone_are_believed() -> None:
     watch.book.events_lost()
     watch.read(1.5)
     assert watch.why(1.5) == "Recovering"
-    assert watch.chip(1.5).network_level is Level.NORMAL
+    assert watch.chip(1.5).network_level is FaultLevel.NORMAL
 
 
 @pytest.mark.parametrize(("delay_s", "code_delay_s"), [(0.0, 1.5), (1.5, 0.0)], ids=["event first", "list first"])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ascend.chips import chip_set
 from ascend.daemon.observable import Observable
 from ascend.kube.objects import EVENTS, Pod
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot
-from device_plugin.ledger.handovers import HandOver, HandOvers, Part
+from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.pods.fault_notices import FAULT, FaultNotices
 from tests.device_plugin.api import until
@@ -32,10 +32,10 @@ class Site:
 
     def __init__(self) -> None:
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
-        self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
+        self.allocations = Allocations()
+        self.pods = NodePods(self.allocations.drop)
         self.said: list[tuple[str, str]] = []
-        self.notices = FaultNotices(self.snapshots, self.pods, self.handovers, self._announce)
+        self.notices = FaultNotices(self.snapshots, self.pods, self.allocations, self._announce)
 
     def _announce(self, about: NodePod, reason: str, sentence: str) -> None:
         assert reason == FAULT
@@ -45,9 +45,9 @@ class Site:
         """Let a pod run with chips."""
         made = pod(name, len(chips), *chips, time=1, **{"started": True, "phase": "Running", **state})
         self.pods.on_apply(made)
-        self.handovers.add(
-            HandOver.of_parts(
-                made.uid, f"default/{name}", chips, (Part("main", keeps=True, chips=chips, kubelet_ids=chips),)
+        self.allocations.add(
+            Allocation.of_parts(
+                made.uid, f"default/{name}", chips, (ContainerPart("main", keeps=True, chips=chips, kubelet_ids=chips),)
             )
         )
         return made
@@ -55,7 +55,7 @@ class Site:
     def judge(self, **chips: Chip) -> list[tuple[str, str]]:
         """Judge chips anew, and return what was said about it: ``chip_3`` is chip 3; the others have no fault."""
         numbered = {int(name.removeprefix("chip_")): chip for name, chip in chips.items()}
-        running = chip_set(chip for each in self.handovers for chip in each.chips)
+        running = chip_set(chip for each in self.allocations for chip in each.chips)
         self.snapshots.set(snapshot(chips=numbered, running=running))
         self.said.clear()
         self.notices.look()
@@ -64,7 +64,7 @@ class Site:
 
 def faulty(*faults: FaultRecord, network: Sequence[FaultRecord] = ()) -> Chip:
     """A chip with these faults, the most serious first."""
-    level = faults[0].level if faults else Level.NORMAL
+    level = faults[0].level if faults else FaultLevel.NORMAL
     return judged_chip(
         healthy=not level.bars_use,
         level=level,
@@ -78,7 +78,7 @@ def test_a_pod_is_told_of_the_fault_of_its_chip_and_what_to_do() -> None:
     site = Site()
     site.run("train", 2, 3)
     site.run("other", 4)
-    ((name, sentence),) = site.judge(chip_3=faulty(fault(SEPARATE, Level.SEPARATE)))
+    ((name, sentence),) = site.judge(chip_3=faulty(fault(SEPARATE, FaultLevel.SEPARATE)))
     assert name == "train"
     assert sentence == (
         f"Ascend910-3 has the fault 80E18402 (SeparateNPU, {ROWS}): delete the pod, so that the one that replaces it "
@@ -91,19 +91,23 @@ def test_a_pod_is_told_of_the_fault_of_its_chip_and_what_to_do() -> None:
     [
         (
             MEMORY,
-            Level.RESTART_BUSINESS,
+            FaultLevel.RESTART_BUSINESS,
             "(RestartBusiness, uncorrectable error of its memory): if its work fails, delete",
         ),
         (
             SEPARATE,
-            Level.RESTART,
+            FaultLevel.RESTART,
             f"(RestartNPU, {ROWS}): if its work fails, delete the pod, so that the one that replaces it gets",
         ),
-        (SEPARATE, Level.PRE_SEPARATE, f"(PreSeparateNPU, {ROWS}): the pod can go on; no other pod gets"),
-        (SEPARATE, Level.MANUALLY_SEPARATE, "it is used again once an operator removes it from ManuallySeparateNPU"),
+        (SEPARATE, FaultLevel.PRE_SEPARATE, f"(PreSeparateNPU, {ROWS}): the pod can go on; no other pod gets"),
+        (
+            SEPARATE,
+            FaultLevel.MANUALLY_SEPARATE,
+            "it is used again once an operator removes it from ManuallySeparateNPU",
+        ),
     ],
 )
-def test_the_advice_follows_the_level_of_the_fault(code: str, level: Level, says: str) -> None:
+def test_the_advice_follows_the_level_of_the_fault(code: str, level: FaultLevel, says: str) -> None:
     site = Site()
     site.run("train", 3)
     ((_, sentence),) = site.judge(chip_3=faulty(fault(code, level)))
@@ -114,7 +118,7 @@ def test_the_advice_follows_the_level_of_the_fault(code: str, level: Level, says
 def test_a_pod_is_told_of_the_fault_of_a_network_port() -> None:
     site = Site()
     site.run("train", 3)
-    ((_, sentence),) = site.judge(chip_3=faulty(network=[fault(LINK, Level.PRE_SEPARATE)]))
+    ((_, sentence),) = site.judge(chip_3=faulty(network=[fault(LINK, FaultLevel.PRE_SEPARATE)]))
     assert sentence.startswith("the network port of Ascend910-3 has the fault 81078603 (PreSeparateNPU, no link): ")
     assert "jobs of several pods" in sentence
 
@@ -139,7 +143,7 @@ def test_a_fault_is_said_once_for_each_pod_that_it_hits() -> None:
     assert site.judge(chip_3=bad) == []
     assert site.judge() == []
     assert site.judge(chip_3=bad) == []
-    assert len(site.judge(chip_3=faulty(fault(SEPARATE), fault(MEMORY, Level.RESTART)))) == 1
+    assert len(site.judge(chip_3=faulty(fault(SEPARATE), fault(MEMORY, FaultLevel.RESTART)))) == 1
     site.pods.on_delete(train)
     assert site.judge(chip_3=bad) == []
     site.run("again", 3, uid="another")
@@ -150,9 +154,9 @@ def test_a_fault_is_said_once_for_each_pod_that_it_hits() -> None:
     "chip",
     [
         judged_chip(healthy=False),
-        faulty(fault(SEPARATE, Level.NOT_HANDLE)),
-        faulty(fault(SEPARATE, Level.SUB_HEALTH)),
-        faulty(network=[fault(LINK, Level.NOT_HANDLE)]),
+        faulty(fault(SEPARATE, FaultLevel.NOT_HANDLE)),
+        faulty(fault(SEPARATE, FaultLevel.SUB_HEALTH)),
+        faulty(network=[fault(LINK, FaultLevel.NOT_HANDLE)]),
     ],
     ids=["unhealthy without a fault", "harmless", "sub-healthy", "harmless network"],
 )
@@ -167,22 +171,22 @@ def test_only_pods_that_run_with_the_chip_are_told() -> None:
     site.pods.on_apply(pod("bound", 1, 3, time=1))
     ended = site.run("ended", 3)
     site.pods.on_apply(pod("ended", 1, 3, time=1, phase="Failed"))
-    assert ended.uid not in site.handovers
+    assert ended.uid not in site.allocations
     assert site.judge(chip_3=faulty(fault(SEPARATE))) == []
 
 
 @given(
-    st.lists(st.dictionaries(st.integers(0, 7), st.sets(st.sampled_from(list(Level)), max_size=2)), max_size=6),
+    st.lists(st.dictionaries(st.integers(0, 7), st.sets(st.sampled_from(list(FaultLevel)), max_size=2)), max_size=6),
     st.sets(st.integers(0, 7)),
 )
 def test_each_fault_that_bars_a_used_chip_is_said_exactly_once(
-    judgements: list[dict[int, set[Level]]], unknown: set[int]
+    judgements: list[dict[int, set[FaultLevel]]], unknown: set[int]
 ) -> None:
     site = Site()
     holders = {"a": (0, 1), "b": (2,), "c": (3, 4, 5)}
     for name, chips in holders.items():
         site.run(name, *chips)
-    codes = {level: f"80E1840{level:X}" for level in Level}
+    codes = {level: f"80E1840{level:X}" for level in FaultLevel}
     expected, told = set[tuple[str, int, str]](), list[tuple[str, int, str]]()
     for judged in judgements:
         shown = {}
@@ -220,7 +224,7 @@ async def test_a_pod_has_one_event_of_the_fault_of_its_chip_also_over_a_restart(
             while not (found := await events(whole)):
                 pass
         async with whole.plugin(0xDF) as again:
-            await until(lambda: bound.uid in again.handovers)
+            await until(lambda: bound.uid in again.allocations)
             # A fault that the plugin tells of after the first one: what came before it is posted.
             whole.node.edit_chip(4, fault_codes=[MEMORY])
             while len(after := await events(whole)) < 2:

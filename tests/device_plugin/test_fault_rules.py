@@ -18,7 +18,7 @@ from device_plugin.health.fault_rules import (
     default_rules,
     read_rules,
 )
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.switch_faults import SwitchLevel
 
 FREQUENCY = {
@@ -42,10 +42,10 @@ def read_custom(**custom: Any) -> tuple[FaultRules, tuple[str, ...]]:
 def test_the_default_rules_are_those_of_an_installation() -> None:
     rules = default_rules()
     assert len(rules.frequency) == 43
-    assert rules.frequency[0x80A18008] == (FrequencyRule(0x80A18008, 86_400, 2, Level.MANUALLY_SEPARATE, None),)
-    assert rules.frequency[0x80E18005] == (FrequencyRule(0x80E18005, 86_400, 3, Level.MANUALLY_SEPARATE, None),)
-    assert rules.frequency[LINK_DOWN] == (FrequencyRule(LINK_DOWN, 86_400, 5, Level.MANUALLY_SEPARATE, 172_800),)
-    assert rules.duration == {LINK_DOWN: (DurationRule(LINK_DOWN, 20, 60, Level.PRE_SEPARATE),)}
+    assert rules.frequency[0x80A18008] == (FrequencyRule(0x80A18008, 86_400, 2, FaultLevel.MANUALLY_SEPARATE, None),)
+    assert rules.frequency[0x80E18005] == (FrequencyRule(0x80E18005, 86_400, 3, FaultLevel.MANUALLY_SEPARATE, None),)
+    assert rules.frequency[LINK_DOWN] == (FrequencyRule(LINK_DOWN, 86_400, 5, FaultLevel.MANUALLY_SEPARATE, 172_800),)
+    assert rules.duration == {LINK_DOWN: (DurationRule(LINK_DOWN, 20, 60, FaultLevel.PRE_SEPARATE),)}
 
 
 def test_the_default_rules_have_the_format_of_the_config_map() -> None:
@@ -61,7 +61,7 @@ def test_without_any_key_the_defaults_apply() -> None:
 def test_a_list_of_codes_replaces_the_whole_table() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": ["0ABC"], "SubHealthFaultCodes": ["def"]})
     assert refused == ()
-    assert rules.chip == {0xABC: Level.SEPARATE, 0xDEF: Level.SUB_HEALTH}
+    assert rules.chip == {0xABC: FaultLevel.SEPARATE, 0xDEF: FaultLevel.SUB_HEALTH}
     assert (rules.spell(0xABC), rules.spell(0xDEF), rules.spell(0x020000002)) == ("0ABC", "DEF", "020000002")
     assert rules.frequency == default_rules().frequency
 
@@ -77,17 +77,17 @@ def test_network_codes_apply_to_the_network_in_whichever_list_they_are() -> None
     )
     assert rules.chip == {}
     assert rules.network == {
-        LINK_DOWN: Level.PRE_SEPARATE,
-        0x81078607: Level.NOT_HANDLE,
-        0x110000002: Level.SEPARATE,
+        LINK_DOWN: FaultLevel.PRE_SEPARATE,
+        0x81078607: FaultLevel.NOT_HANDLE,
+        0x110000002: FaultLevel.SEPARATE,
     }
     assert refused == ("faultCode.json: SeparateNPUNetworkCodes: '80E18005' is not a network code",)
-    assert rules.level(0x110001024) is Level.PRE_SEPARATE  # a network code that is in no default list
+    assert rules.level(0x110001024) is FaultLevel.PRE_SEPARATE  # a network code that is in no default list
 
 
 def test_an_invalid_code_is_refused_and_the_others_apply() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": ["xyz", 7, "", "1" * 17, "ABC"], "Nonsense": []})
-    assert rules.chip == {0xABC: Level.SEPARATE}
+    assert rules.chip == {0xABC: FaultLevel.SEPARATE}
     assert refused == (
         'faultCode.json: "Nonsense" is not a list of codes',
         'faultCode.json: SeparateNPUCodes: "xyz" is not a fault code in hex',
@@ -99,7 +99,7 @@ def test_an_invalid_code_is_refused_and_the_others_apply() -> None:
 
 def test_a_value_that_is_not_a_list_leaves_its_level_unchanged() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": "80E18402", "RestartNPUCodes": ["ABC"]})
-    assert rules.level(0x80E18402) is Level.SEPARATE
+    assert rules.level(0x80E18402) is FaultLevel.SEPARATE
     assert len(rules.chip) == 216
     assert refused == ('faultCode.json: SeparateNPUCodes is "80E18402", not a list; the default applies',)
 
@@ -167,8 +167,8 @@ def test_the_poll_interval_is_checked_and_changes_nothing(text: str, *, good: bo
 def test_a_sites_rules_replace_the_defaults() -> None:
     rules, refused = read_custom(FaultFrequency=[FREQUENCY], FaultDuration=[DURATION], GraceTolerance={})
     assert refused == ()
-    assert rules.frequency == {0x80E18005: (FrequencyRule(0x80E18005, 3600, 2, Level.PRE_SEPARATE, 60),)}
-    assert rules.duration == {0x80E18005: (DurationRule(0x80E18005, 5, 7, Level.SEPARATE),)}
+    assert rules.frequency == {0x80E18005: (FrequencyRule(0x80E18005, 3600, 2, FaultLevel.PRE_SEPARATE, 60),)}
+    assert rules.duration == {0x80E18005: (DurationRule(0x80E18005, 5, 7, FaultLevel.SEPARATE),)}
     assert rules.chip == default_rules().chip
 
 

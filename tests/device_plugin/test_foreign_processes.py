@@ -11,7 +11,7 @@ from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.allocations import Allocation, Allocations
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -85,8 +85,8 @@ class Rig:
 
     def __init__(self) -> None:
         self.driver = Driver()
-        self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
+        self.allocations = Allocations()
+        self.pods = NodePods(self.allocations.drop)
         self.owners: dict[int, Owner] = {}
         self.told: list[str] = []
         self.off_limits = 0
@@ -96,7 +96,7 @@ class Rig:
         self.watch = ProcessWatch(
             self.driver,
             snapshots,
-            Ledgers(self.pods, self.handovers),
+            Ledgers(self.pods, self.allocations),
             lambda reason, sentence, _warning: self.told.append(f"{reason}: {sentence}"),
             self.metrics,
             off_limits=lambda: self.off_limits,
@@ -111,7 +111,7 @@ class Rig:
         """Let a pod run with chips."""
         self.pods.on_apply(pod(name, len(chips), *chips, started=True))
         if chips:
-            self.handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
+            self.allocations.add(Allocation(f"uid-{name}", f"default/{name}", chips, chips))
 
     async def wait(self, time_s: float) -> None:
         """Let time pass."""

@@ -13,7 +13,7 @@ from ascend.templates import RESOURCE_CORES
 from ascend.vnpus import resource_of
 from device_plugin.app import Plugin
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.allocations import Allocation, Allocations, running_chips, used_chips
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods, read_pod
 from device_plugin.metrics import Metrics
@@ -112,7 +112,7 @@ async def test_annotations_forged_while_no_plugin_runs_are_put_right(
         await until(lambda: _is_after(whole.find("one"), forged) or whole.find("one") == forged)
         async with whole.plugin() as plugin:
             await until(lambda: is_right(whole.find("one"), change))
-            assert [each.chips for each in plugin.handovers] == [(0, 1)]
+            assert [each.chips for each in plugin.allocations] == [(0, 1)]
             await seen(whole.report, lambda report: report.free == 0xFC)
 
 
@@ -125,27 +125,27 @@ async def test_a_pod_of_chips_another_claims_by_a_forged_annotation_gets_them(fo
         check_hand_over(whole, await whole.claimed("next"))
 
 
-def books(*pods: Pod, given: Mapping[str, tuple[int, ...]]) -> tuple[NodePods, HandOvers]:
+def books(*pods: Pod, given: Mapping[str, tuple[int, ...]]) -> tuple[NodePods, Allocations]:
     """The node's pods, and what some of them were given."""
-    handovers = HandOvers()
-    known = NodePods(handovers.drop)
+    allocations = Allocations()
+    known = NodePods(allocations.drop)
     for each in pods:
         known.on_apply(each)
     for name, chips in given.items():
-        handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
-    return known, handovers
+        allocations.add(Allocation(f"uid-{name}", f"default/{name}", chips, chips))
+    return known, allocations
 
 
 @pytest.mark.parametrize("forged", [range(8), (5,)], ids=["more", "another"])
 def test_what_is_written_on_a_pod_with_a_hand_over_blocks_no_chip(forged: Sequence[int]) -> None:
     real = {REAL: join_names(forged)}
-    pods, handovers = books(
+    pods, allocations = books(
         pod("given", 1, *forged, started=True, annotations=real), pod("waits", 1, 3), given={"given": (0,)}
     )
-    assert used_chips(pods, handovers) == 0b1001
-    assert running_chips(pods, handovers) == 0b1
-    assert obstacles(snapshot(), 0b1111_0110, Ledgers(pods, handovers).held) == []
-    assert obstacles(snapshot(), 0b1111, Ledgers(pods, handovers).held) == [
+    assert used_chips(pods, allocations) == 0b1001
+    assert running_chips(pods, allocations) == 0b1
+    assert obstacles(snapshot(), 0b1111_0110, Ledgers(pods, allocations).held) == []
+    assert obstacles(snapshot(), 0b1111, Ledgers(pods, allocations).held) == [
         "pod default/given holds Ascend910-0",
         "pod default/waits holds Ascend910-3",
     ]
@@ -153,8 +153,8 @@ def test_what_is_written_on_a_pod_with_a_hand_over_blocks_no_chip(forged: Sequen
 
 @pytest.mark.parametrize("annotations", [{ALLOCATED: ALL}, {REAL: ALL}, {ALLOCATED: ALL, REAL: ALL}])
 def test_a_list_of_more_chips_than_a_pod_requests_holds_none(annotations: Mapping[str, str]) -> None:
-    pods, handovers = books(pod("waits", 1, annotations=annotations), given={})
-    assert used_chips(pods, handovers) == 0
+    pods, allocations = books(pod("waits", 1, annotations=annotations), given={})
+    assert used_chips(pods, allocations) == 0
     claimed = {**annotations, PREDICATE_TIME: str(CLAIMED)}
     assert read_pod(pod("runs", 2, 4, 5, annotations={REAL: ALL, PREDICATE_TIME: str(CLAIMED)}), 1).held == 0b11_0000
     assert read_pod(pod("runs", 2, annotations=claimed, started=True), 1).held == 0
@@ -166,27 +166,27 @@ def test_a_list_of_more_chips_than_a_pod_requests_holds_none(annotations: Mappin
     ids=["finished", "without chips"],
 )
 def test_annotations_of_pods_that_can_have_no_chips_count_for_nothing(found: Pod) -> None:
-    pods, handovers = books(found, given={})
-    assert used_chips(pods, handovers) == 0
-    assert obstacles(snapshot(), 0xFF, Ledgers(pods, handovers).held) == []
+    pods, allocations = books(found, given={})
+    assert used_chips(pods, allocations) == 0
+    assert obstacles(snapshot(), 0xFF, Ledgers(pods, allocations).held) == []
 
 
 class Repairs:
     """Repairs of one pod's annotations, without an API server."""
 
     def __init__(self) -> None:
-        self.pods, self.handovers = books(pod("one", 1, 0, started=True), given={"one": (0,)})
+        self.pods, self.allocations = books(pod("one", 1, 0, started=True), given={"one": (0,)})
         self.written: list[Mapping[str, str | None]] = []
         self.told: list[str] = []
         self.repairs = AnnotationRepairs(
             self.pods,
-            self.handovers,
+            self.allocations,
             self._claim,
             lambda _pod, _reason, sentence: self.told.append(sentence),
             Metrics(),
         )
 
-    def _claim(self, _handover: HandOver, others: Mapping[str, str | None] = {}, /) -> None:
+    def _claim(self, _allocation: Allocation, others: Mapping[str, str | None] = {}, /) -> None:
         self.written.append(others)
 
     def show(self, annotations: Mapping[str, str]) -> float | None:
@@ -252,6 +252,6 @@ async def test_what_a_pod_had_beside_its_chips_from_the_start_is_left() -> None:
 async def test_a_pod_of_mindclusters_plugin_that_was_swapped_keeps_both_lists() -> None:
     # The kubelet has other ids for it, so that nothing says which of the two lists was changed.
     books = Repairs()
-    books.handovers.add(HandOver("uid-one", "default/one", (0,), (5,)))
+    books.allocations.add(Allocation("uid-one", "default/one", (0,), (5,)))
     assert books.show({**RIGHT, ALLOCATED: "Ascend910-3", KUBELET_IDS: "Ascend910-5"}) is None
     assert books.written == []

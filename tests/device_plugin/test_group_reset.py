@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ascend.chips import ChipSet
-from device_plugin.reset.budget import Budget
+from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.group_reset import GroupReset
 from device_plugin.reset.steps import (
     BOOT_LIMIT_S,
@@ -17,7 +17,7 @@ from device_plugin.reset.steps import (
     SETTLE_S,
     VERIFY_LIMIT_S,
     Command,
-    Phase,
+    ResetPhase,
     View,
 )
 
@@ -37,7 +37,7 @@ class Bench:
         self.said: list[str] = []
         self.sentences: list[str] = []
         self.group = GroupReset(
-            RING, Budget(per_hour), self._announce, idle_s=idle_s, dry_run=dry_run, one_by_one=one_by_one
+            RING, ResetBudget(per_hour), self._announce, idle_s=idle_s, dry_run=dry_run, one_by_one=one_by_one
         )
 
     def _announce(self, reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
@@ -57,7 +57,7 @@ class Bench:
         assert self.look(FAULTY) is None
         assert self.look(FAULTY, 60.0) is Command.CHECK
         assert self.on_check() is None
-        assert self.group.phase is Phase.WITHHELD
+        assert self.group.phase is ResetPhase.WITHHELD
 
     def begin(self) -> None:
         """Go on until the driver resets the chips."""
@@ -72,7 +72,7 @@ class Bench:
         self.group.on_reading(started, self.now_s)
         assert self.look(CLOSED) is Command.INITIALIZE
         self.group.on_initialization("", self.now_s)
-        assert self.group.phase is Phase.VERIFYING
+        assert self.group.phase is ResetPhase.VERIFYING
 
     def fail(self) -> None:
         """A whole reset that the driver refuses."""
@@ -80,7 +80,7 @@ class Bench:
         self.group.was_reset("the reset failed", self.now_s)
         self.verify()
         self.look(replace(CLOSED, read=RING))
-        assert self.group.phase is Phase.IDLE
+        assert self.group.phase is ResetPhase.IDLE
 
 
 @pytest.fixture
@@ -164,14 +164,14 @@ def test_a_holder_that_only_others_know_keeps_the_group_from_being_withheld(
     bench.look(FAULTY)
     bench.look(FAULTY, 60.0)
     assert bench.on_check(found) is None
-    assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+    assert (bench.group.phase, bench.group.withheld) == (ResetPhase.IDLE, 0)
     assert bench.said == ["NPUResetWaiting"]
 
 
 def test_a_pod_that_was_being_admitted_ends_the_attempt(bench: Bench) -> None:
     bench.withhold()
     assert bench.look(replace(CLOSED, obstacles=["pod default/a holds Ascend910-0"]), 1.0) is None
-    assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+    assert (bench.group.phase, bench.group.withheld) == (ResetPhase.IDLE, 0)
     assert bench.said[-1] == "NPUResetCancelled"
 
 
@@ -192,7 +192,7 @@ def test_withheld_chips_are_not_reset_while_a_pod_could_get_one(bench: Bench, la
 def test_chips_that_can_not_be_withheld_are_released(bench: Bench) -> None:
     bench.withhold()
     assert bench.look(replace(CLOSED, listed=False), LIST_LIMIT_S) is None
-    assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+    assert (bench.group.phase, bench.group.withheld) == (ResetPhase.IDLE, 0)
 
 
 def test_a_holder_found_by_the_last_check_prevents_the_reset(bench: Bench) -> None:
@@ -200,7 +200,7 @@ def test_a_holder_found_by_the_last_check_prevents_the_reset(bench: Bench) -> No
     bench.look(CLOSED)
     bench.look(CLOSED, SETTLE_S)
     assert bench.on_check(["process 4711 uses Ascend910-1"], CLOSED) is None
-    assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+    assert (bench.group.phase, bench.group.withheld) == (ResetPhase.IDLE, 0)
 
 
 def test_a_holder_seen_during_the_last_check_prevents_the_reset(bench: Bench) -> None:
@@ -221,7 +221,7 @@ def test_chips_that_a_pod_could_get_during_the_last_check_are_not_reset(bench: B
     bench.look(CLOSED)
     assert bench.look(CLOSED, SETTLE_S) is Command.CHECK
     assert bench.on_check((), late) is None
-    assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+    assert (bench.group.phase, bench.group.withheld) == (ResetPhase.IDLE, 0)
     assert bench.said[-1] == "NPUResetCancelled"
 
 
@@ -265,7 +265,7 @@ def test_between_two_attempts_there_is_a_pause_whatever_the_idle_time(*, withhel
 def test_a_fault_that_clears_by_itself_ends_the_attempt(bench: Bench) -> None:
     bench.withhold()
     bench.look(replace(WELL, closed=True, listed=True), 1.0)
-    assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+    assert (bench.group.phase, bench.group.withheld) == (ResetPhase.IDLE, 0)
 
 
 def test_a_refused_reset_is_tried_again_after_a_growing_wait(bench: Bench) -> None:
@@ -436,7 +436,7 @@ def test_a_dry_run_says_once_what_would_be_reset_and_withholds_nothing() -> None
         assert bench.look(FAULTY) is None
         assert bench.look(FAULTY, 60.0) is Command.CHECK
         assert bench.on_check() is None
-        assert (bench.group.phase, bench.group.withheld) == (Phase.IDLE, 0)
+        assert (bench.group.phase, bench.group.withheld) == (ResetPhase.IDLE, 0)
     assert bench.said == ["NPUResetPlanned"]
     assert "Ascend910-2: 80A18008 (RestartNPU) needs a reset of Ascend910-0,Ascend910-1" in bench.sentences[0]
 
@@ -478,9 +478,9 @@ def test_a_chip_found_starting_is_said_once_and_interrupts_no_other_step(bench: 
     assert bench.said == ["NPUStarting"]
     bench.look(WELL)
     bench.group.on_reading(0b0010, bench.now_s)
-    assert bench.group.phase is Phase.INITIALIZING
+    assert bench.group.phase is ResetPhase.INITIALIZING
     bench.group.found_starting(0b0100, bench.now_s)
-    assert bench.group.phase is Phase.INITIALIZING
+    assert bench.group.phase is ResetPhase.INITIALIZING
 
 
 # A driver that resets each chip alone.

@@ -9,7 +9,7 @@ import pytest
 from ascend.chips import chip_set
 from device_plugin.driver import LINK_DOWN
 from device_plugin.health.fault_rules import default_rules
-from device_plugin.health.levels import CARD_DROP, RESET_FINISHED, Level
+from device_plugin.health.levels import CARD_DROP, RESET_FINISHED, FaultLevel
 from device_plugin.health.snapshot import EarlierState, FaultRecord, UpgradeReason
 from tests.device_plugin.watch import (
     FREQUENT,
@@ -64,7 +64,7 @@ def test_a_further_fault_never_makes_a_chip_healthier() -> None:
     watch.read(1, FREQUENT)
     assert watch.why(1, 0) == "Fault"
     watch.read(2, FREQUENT, PRE_SEPARATE)  # the more serious of the two, but it leaves a chip in use healthy
-    assert watch.chip(2).level is Level.PRE_SEPARATE
+    assert watch.chip(2).level is FaultLevel.PRE_SEPARATE
     assert watch.why(2, 0) == "Fault"
 
 
@@ -74,11 +74,11 @@ def test_the_most_serious_fault_counts_and_is_named_first() -> None:
     watch.event(2, SEPARATE)
     watch.event(3, FREQUENT)
     chip = watch.chip(4)
-    assert chip.level is Level.SEPARATE
+    assert chip.level is FaultLevel.SEPARATE
     assert chip.faults == (
-        FaultRecord(SEPARATE, "80E18402", WALL_MS + 2000, Level.SEPARATE),
-        FaultRecord(FREQUENT, "80E18005", WALL_MS + 3000, Level.RESTART),
-        FaultRecord(NOT_HANDLE, "80CD8003", WALL_MS + 1000, Level.NOT_HANDLE),
+        FaultRecord(SEPARATE, "80E18402", WALL_MS + 2000, FaultLevel.SEPARATE),
+        FaultRecord(FREQUENT, "80E18005", WALL_MS + 3000, FaultLevel.RESTART),
+        FaultRecord(NOT_HANDLE, "80CD8003", WALL_MS + 1000, FaultLevel.NOT_HANDLE),
     )
     assert (chip.reason, chip.sentence) == ("Fault", "80E18402 (SeparateNPU), 80E18005 (RestartNPU)")
 
@@ -86,24 +86,24 @@ def test_the_most_serious_fault_counts_and_is_named_first() -> None:
 def test_an_unknown_code_is_judged_by_its_announced_severity() -> None:
     watch = Watch()
     watch.event(1, UNKNOWN, severity=1)
-    assert watch.chip(1).level is Level.NOT_HANDLE
+    assert watch.chip(1).level is FaultLevel.NOT_HANDLE
     watch.read(2, UNKNOWN)
-    assert watch.chip(2).level is Level.NOT_HANDLE
+    assert watch.chip(2).level is FaultLevel.NOT_HANDLE
     watch.event(3, UNKNOWN, severity=3)
-    assert watch.chip(3).level is Level.SEPARATE
+    assert watch.chip(3).level is FaultLevel.SEPARATE
 
 
 def test_the_highest_announced_severity_of_a_present_code_counts() -> None:
     watch = Watch()
     watch.event(1, UNKNOWN, severity=3)
     watch.event(1, UNKNOWN, severity=1)
-    assert watch.chip(1).level is Level.SEPARATE
+    assert watch.chip(1).level is FaultLevel.SEPARATE
 
 
 def test_an_unknown_code_that_was_not_announced_bars_the_chip() -> None:
     watch = Watch()
     watch.read(1, UNKNOWN)
-    assert watch.chip(1).level is Level.SEPARATE
+    assert watch.chip(1).level is FaultLevel.SEPARATE
 
 
 def test_an_announced_severity_is_forgotten_when_the_code_clears() -> None:
@@ -111,13 +111,13 @@ def test_an_announced_severity_is_forgotten_when_the_code_clears() -> None:
     watch.event(1, UNKNOWN, severity=0)
     watch.read(4)
     watch.read(5, UNKNOWN)
-    assert watch.chip(5).level is Level.SEPARATE
+    assert watch.chip(5).level is FaultLevel.SEPARATE
 
 
 def test_an_unknown_code_is_not_hidden_by_a_known_one() -> None:
     watch = Watch()
     watch.read(1, NOT_HANDLE, UNKNOWN)
-    assert watch.chip(1).level is Level.SEPARATE
+    assert watch.chip(1).level is FaultLevel.SEPARATE
 
 
 def test_an_unknown_chip_and_an_event_of_it_are_ignored() -> None:
@@ -153,7 +153,7 @@ def test_a_fault_known_by_events_only_lasts_until_an_event_ends_it() -> None:
     watch.event(5, SEPARATE, "recover")
     watch.answer(6)
     assert watch.chip(6).healthy
-    assert [(fault.code, fault.level) for fault in watch.chip(6).faults] == [(UNKNOWN, Level.NOT_HANDLE)]
+    assert [(fault.code, fault.level) for fault in watch.chip(6).faults] == [(UNKNOWN, FaultLevel.NOT_HANDLE)]
 
 
 def test_a_link_found_down_by_polling_comes_back_by_polling() -> None:
@@ -235,19 +235,19 @@ def test_an_event_is_believed_until_the_list_of_codes_has_settled() -> None:
     assert watch.why(4) == "Recovering"
     watch.read(6, UNKNOWN)
     watch.event(5, UNKNOWN, severity=1)
-    assert watch.chip(6).level is Level.NOT_HANDLE
+    assert watch.chip(6).level is FaultLevel.NOT_HANDLE
 
 
 def test_a_fault_that_occurred_once_is_shown_until_the_next_reading() -> None:
     watch = Watch()
     watch.event(1, SUB_HEALTH, "once")
-    assert watch.chip(4).level is Level.SUB_HEALTH
+    assert watch.chip(4).level is FaultLevel.SUB_HEALTH
     watch.read(5)
-    assert watch.chip(5).level is Level.NORMAL
+    assert watch.chip(5).level is FaultLevel.NORMAL
     watch.event(6, SUB_HEALTH, "once")
     watch.read(7, SUB_HEALTH)
     watch.event(8, SUB_HEALTH, "recover")
-    assert watch.chip(8).level is Level.NORMAL
+    assert watch.chip(8).level is FaultLevel.NORMAL
 
 
 # Network.
@@ -257,15 +257,15 @@ def test_a_lost_link_is_raised_after_20_s_and_not_sent_to_the_kubelet() -> None:
     watch = Watch()
     watch.event(10, LINK_DOWN)
     assert watch.chip(30).network_healthy
-    assert watch.chip(30).network_level is Level.NOT_HANDLE
+    assert watch.chip(30).network_level is FaultLevel.NOT_HANDLE
     assert watch.next_s(30) == after(30)
     seen = watch.judge(after(30))
     chip = seen.chips[0]
     assert (chip.healthy, chip.network_healthy, chip.reason) == (True, False, "")
     assert chip.sentence == "network: 81078603 (PreSeparateNPU)"
     # As in the reference's report: the time is that of the alarm (docs/spec/node-report.md#network-fault).
-    assert chip.network_faults == (FaultRecord(LINK_DOWN, "81078603", WALL_MS + 30_000, Level.PRE_SEPARATE),)
-    reason = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS + 30_000)
+    assert chip.network_faults == (FaultRecord(LINK_DOWN, "81078603", WALL_MS + 30_000, FaultLevel.PRE_SEPARATE),)
+    reason = UpgradeReason(LINK_DOWN, FaultLevel.PRE_SEPARATE, "FaultDuration", WALL_MS + 30_000)
     assert seen.upgrade_reasons == {0: (reason,)}
     assert seen.manually_separated == 0
 
@@ -283,7 +283,7 @@ def test_sub_health_makes_a_network_unhealthy_but_not_a_chip() -> None:
     watch = Watch()
     watch.read(1, 0x110000002)
     chip = watch.chip(1)
-    assert (chip.healthy, chip.network_healthy, chip.network_level) == (True, False, Level.SUB_HEALTH)
+    assert (chip.healthy, chip.network_healthy, chip.network_level) == (True, False, FaultLevel.SUB_HEALTH)
 
 
 def test_a_port_without_link_has_the_link_fault_unless_it_has_another() -> None:
@@ -302,9 +302,9 @@ def test_an_announced_loss_of_the_link_stays_without_a_fresh_answer(link_up: boo
     watch.event(10, LINK_DOWN)
     for at_s in (10.9, 14, 20, 29.9):
         watch.read(at_s, link_up=link_up)
-        assert watch.chip(at_s).network_level is Level.NOT_HANDLE
+        assert watch.chip(at_s).network_level is FaultLevel.NOT_HANDLE
     watch.read(30.1, link_up=link_up)
-    assert watch.chip(30.1).network_level is Level.PRE_SEPARATE
+    assert watch.chip(30.1).network_level is FaultLevel.PRE_SEPARATE
     assert not watch.chip(30.1).network_healthy
 
 
@@ -318,8 +318,8 @@ def test_an_old_answer_about_the_link_does_not_end_its_announced_loss() -> None:
     assert watch.chip(340).network_faults
     watch.read(350, link_up=True, link_s=303)
     watch.judge(350)
-    assert watch.chip(350).network_level is Level.PRE_SEPARATE  # until it has been up for a minute
-    assert watch.chip(411).network_level is Level.NORMAL
+    assert watch.chip(350).network_level is FaultLevel.PRE_SEPARATE  # until it has been up for a minute
+    assert watch.chip(411).network_level is FaultLevel.NORMAL
 
 
 def test_an_old_answer_about_the_link_does_not_begin_its_loss_again() -> None:
@@ -428,7 +428,7 @@ def test_a_recovered_chip_is_held_back_before_it_is_used_again() -> None:
     watch.event(1, SEPARATE)
     watch.event(5, SEPARATE, "recover")
     chip = watch.chip(5)
-    assert (chip.reason, chip.level) == ("Recovering", Level.NORMAL)
+    assert (chip.reason, chip.level) == ("Recovering", FaultLevel.NORMAL)
     assert chip.sentence == "no fault, held back for 2 s before it is used again"
     assert watch.next_s(6) == 7
     assert watch.why(math.nextafter(7, 0)) == "Recovering"
@@ -494,9 +494,9 @@ def test_an_operator_separates_and_releases_any_chip() -> None:
     judged = watch.judge(1)
     assert judged.manually_separated == chip_set([17, 99])
     chip = judged.chips[17]
-    assert (chip.reason, chip.level, chip.faults) == ("ManuallySeparated", Level.MANUALLY_SEPARATE, ())
+    assert (chip.reason, chip.level, chip.faults) == ("ManuallySeparated", FaultLevel.MANUALLY_SEPARATE, ())
     assert chip.sentence == "separated until an operator puts it back"
-    why = UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS + 1000)
+    why = UpgradeReason(0, FaultLevel.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS + 1000)
     assert judged.upgrade_reasons == {17: (why,), 99: (why,)}
     watch.book.release(chip_set([17, 99]), moment(2))
     judged = watch.judge(2)
@@ -505,7 +505,7 @@ def test_an_operator_separates_and_releases_any_chip() -> None:
 
 
 def test_a_chip_separated_by_rule_and_operator_stays_separated_when_the_rule_ends() -> None:
-    frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS)
+    frequent = UpgradeReason(LINK_DOWN, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS)
     watch = restored(Watch(read=False, discover=False, hold_s=0), 1, frequent)
     watch.read(0)
     assert watch.judge(10).manually_separated == 1
@@ -628,16 +628,16 @@ def test_a_chip_listed_as_separated_without_a_reason_is_separated() -> None:
 
 
 def test_upgrade_reasons_survive_a_restart_unchanged() -> None:
-    autofill = UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS - 5000)
-    frequent = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
+    autofill = UpgradeReason(0, FaultLevel.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS - 5000)
+    frequent = UpgradeReason(FREQUENT, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
     watch = restored(Watch(read=False, discover=False), 1, autofill, frequent)
     watch.read(0)
     assert watch.judge(0).upgrade_reasons == {0: (autofill, frequent)}
-    assert watch.chip(0).faults == (FaultRecord(FREQUENT, "80E18005", WALL_MS - 4000, Level.MANUALLY_SEPARATE),)
+    assert watch.chip(0).faults == (FaultRecord(FREQUENT, "80E18005", WALL_MS - 4000, FaultLevel.MANUALLY_SEPARATE),)
 
 
 def test_a_chip_released_between_two_plugins_is_released() -> None:
-    frequent = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
+    frequent = UpgradeReason(FREQUENT, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
     watch = restored(Watch(read=False, discover=False), 0, frequent)
     watch.read(0)
     assert watch.chip(0).healthy
@@ -645,15 +645,17 @@ def test_a_chip_released_between_two_plugins_is_released() -> None:
 
 
 def test_an_upgrade_reason_that_no_rule_can_release_is_dropped() -> None:
-    gone = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultFrequency", WALL_MS)
-    short = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS)
+    gone = UpgradeReason(UNKNOWN, FaultLevel.PRE_SEPARATE, "FaultFrequency", WALL_MS)
+    short = UpgradeReason(UNKNOWN, FaultLevel.PRE_SEPARATE, "FaultDuration", WALL_MS)
     watch = restored(Watch(read=False, discover=False), 0, gone, short)
     assert watch.judge(0).upgrade_reasons == {}
 
 
 def test_a_separation_by_frequency_is_released_by_the_wall_clock() -> None:
     release_s = 172_800
-    frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 1000 * (release_s - 60))
+    frequent = UpgradeReason(
+        LINK_DOWN, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 1000 * (release_s - 60)
+    )
     watch = restored(Watch(read=False, discover=False, hold_s=0), 1, frequent)
     watch.read(0)
     assert watch.judge(60).manually_separated == 1
@@ -664,7 +666,7 @@ def test_a_separation_by_frequency_is_released_by_the_wall_clock() -> None:
 
 
 def test_a_chip_cordoned_while_no_plugin_ran_is_not_released_by_the_rule_that_separated_it() -> None:
-    frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS)
+    frequent = UpgradeReason(LINK_DOWN, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS)
     watch = Watch(read=False, discover=False, hold_s=0)
     watch.book.restore(EarlierState(1, {0: (frequent,)}, cordoned=1), moment(0))
     watch.discover(0)
@@ -674,7 +676,7 @@ def test_a_chip_cordoned_while_no_plugin_ran_is_not_released_by_the_rule_that_se
 
 
 def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_clears() -> None:
-    lasting = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS - 1000)
+    lasting = UpgradeReason(LINK_DOWN, FaultLevel.PRE_SEPARATE, "FaultDuration", WALL_MS - 1000)
     watch = restored(Watch(read=False, discover=False, hold_s=0), 0, lasting)
     assert not watch.chip(1).network_healthy
     watch.read(5)
@@ -689,34 +691,34 @@ def test_a_harmless_unknown_code_stays_so_over_a_restart() -> None:
     watch = restored(Watch(read=False, discover=False), harmless=[UNKNOWN])
     watch.read(0, UNKNOWN, 0xBEEF)
     assert [(fault.code, fault.level) for fault in watch.chip(0).faults] == [
-        (0xBEEF, Level.SEPARATE),
-        (UNKNOWN, Level.NOT_HANDLE),
+        (0xBEEF, FaultLevel.SEPARATE),
+        (UNKNOWN, FaultLevel.NOT_HANDLE),
     ]
     watch.read(1, UNKNOWN)
-    assert watch.chip(1).level is Level.NOT_HANDLE
+    assert watch.chip(1).level is FaultLevel.NOT_HANDLE
     watch.event(2, UNKNOWN, severity=3)
-    assert watch.chip(2).level is Level.SEPARATE
+    assert watch.chip(2).level is FaultLevel.SEPARATE
     watch = restored(Watch(read=False, discover=False), harmless=[UNKNOWN])
     watch.read(0, UNKNOWN)
     watch.read(1)
     watch.read(2, UNKNOWN)
-    assert watch.chip(2).level is Level.SEPARATE
+    assert watch.chip(2).level is FaultLevel.SEPARATE
 
 
 def test_a_sites_rules_override_what_was_harmless_before_a_restart() -> None:
     watch = restored(Watch(read=False, discover=False), harmless=[SEPARATE])
     watch.read(0, SEPARATE)
-    assert watch.chip(0).level is Level.SEPARATE
+    assert watch.chip(0).level is FaultLevel.SEPARATE
 
 
 def test_a_code_harmless_by_rules_alone_is_not_once_they_omit_it() -> None:
     watch = Watch(read=False, discover=False)
-    watch.book.configure(replace(default_rules(), chip={UNKNOWN: Level.NOT_HANDLE}))
+    watch.book.configure(replace(default_rules(), chip={UNKNOWN: FaultLevel.NOT_HANDLE}))
     watch = restored(watch, harmless=[UNKNOWN])
     watch.read(0, UNKNOWN)
-    assert watch.chip(0).level is Level.NOT_HANDLE
+    assert watch.chip(0).level is FaultLevel.NOT_HANDLE
     watch.book.configure(default_rules())
-    assert watch.judge(1).chips[0].level is Level.SEPARATE
+    assert watch.judge(1).chips[0].level is FaultLevel.SEPARATE
 
 
 def test_chips_that_await_readmission_still_do_after_a_restart() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from device_plugin.driver import LINK_DOWN, Assertion
 from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
 from device_plugin.health.health_book import ReadmissionPolicy
-from device_plugin.health.levels import CARD_DROP, HBM_DOUBLE_BIT, Level
+from device_plugin.health.levels import CARD_DROP, HBM_DOUBLE_BIT, FaultLevel
 from device_plugin.health.snapshot import Chip, Snapshot
 from tests.device_plugin.watch import (
     FREQUENT,
@@ -41,18 +41,18 @@ def quick_rules() -> FaultRules:
         default,
         frequency={
             NOT_HANDLE: (
-                FrequencyRule(NOT_HANDLE, 60, 2, Level.PRE_SEPARATE, 60),
-                FrequencyRule(NOT_HANDLE, 90, 4, Level.SEPARATE, 80),
+                FrequencyRule(NOT_HANDLE, 60, 2, FaultLevel.PRE_SEPARATE, 60),
+                FrequencyRule(NOT_HANDLE, 90, 4, FaultLevel.SEPARATE, 80),
             ),
-            LINK_DOWN: (FrequencyRule(LINK_DOWN, 600, 2, Level.MANUALLY_SEPARATE, 200),),
-            FREQUENT: (FrequencyRule(FREQUENT, 100, 3, Level.MANUALLY_SEPARATE, None),),
+            LINK_DOWN: (FrequencyRule(LINK_DOWN, 600, 2, FaultLevel.MANUALLY_SEPARATE, 200),),
+            FREQUENT: (FrequencyRule(FREQUENT, 100, 3, FaultLevel.MANUALLY_SEPARATE, None),),
         },
         duration={
-            LINK_DOWN: (DurationRule(LINK_DOWN, 3, 5, Level.PRE_SEPARATE),),
-            HBM_DOUBLE_BIT: (DurationRule(HBM_DOUBLE_BIT, 3, 5, Level.SEPARATE),),
+            LINK_DOWN: (DurationRule(LINK_DOWN, 3, 5, FaultLevel.PRE_SEPARATE),),
+            HBM_DOUBLE_BIT: (DurationRule(HBM_DOUBLE_BIT, 3, 5, FaultLevel.SEPARATE),),
             SUB_HEALTH: (
-                DurationRule(SUB_HEALTH, 2, 2, Level.PRE_SEPARATE),
-                DurationRule(SUB_HEALTH, 6, 4, Level.SEPARATE),
+                DurationRule(SUB_HEALTH, 2, 2, FaultLevel.PRE_SEPARATE),
+                DurationRule(SUB_HEALTH, 6, 4, FaultLevel.SEPARATE),
             ),
         },
     )
@@ -171,8 +171,8 @@ def test_no_chip_with_a_fault_that_bars_it_is_healthy(
         chip = seen.chips[0]
         levels = [fault.level for fault in chip.faults]
         assert chip.level == max(
-            [*levels, Level.MANUALLY_SEPARATE] if chip.reason == "ManuallySeparated" else levels,
-            default=Level.NORMAL,
+            [*levels, FaultLevel.MANUALLY_SEPARATE] if chip.reason == "ManuallySeparated" else levels,
+            default=FaultLevel.NORMAL,
         )
         if chip.healthy:
             assert not any(level.bars_use or (level.bars_new_use and not used) for level in levels)

@@ -20,10 +20,10 @@ from ascend.vnpus import Vnpu
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.device_types import CORES, DeviceType, number_of
 from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Moment, Snapshot
-from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.kubelet.pod_resources import PodResources
+from device_plugin.ledger.allocations import Allocation, Allocations
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -123,7 +123,7 @@ class Site:
     def __init__(self, server: Inventory, *, per_hour: int = 2, dry_run: bool = False) -> None:
         self.driver = Driver()
         self.server = server
-        self.faults: dict[int, Level] = {}
+        self.faults: dict[int, FaultLevel] = {}
         self.kubelet_lags = False
         self.judged_late = False
         self.driver_hangs = False
@@ -132,9 +132,9 @@ class Site:
         self.said: list[str] = []
         self.annotations: Mapping[str, str] = {}
         self.withheld: ChipSet = 0
-        self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
-        self.ledgers = Ledgers(self.pods, self.handovers)
+        self.allocations = Allocations()
+        self.pods = NodePods(self.allocations.drop)
+        self.ledgers = Ledgers(self.pods, self.allocations)
         self.written: Observable[Mapping[str, str]] = Observable({})
         self.writes = True
         self.snapshots: Observable[Snapshot | None] = Observable(None)
@@ -190,7 +190,7 @@ class Site:
         if not self.kubelet_lags and judged.healthy != self.advertised.value:
             self.advertised.set(judged.healthy)
 
-    def has(self, **faults: Level) -> None:
+    def has(self, **faults: FaultLevel) -> None:
         """Let chips have faults: ``chip_3`` is chip 3; the others have none."""
         self.faults = {int(name.removeprefix("chip_")): level for name, level in faults.items()}
         self.judge()
@@ -225,11 +225,11 @@ class Site:
 
 
 @pytest.fixture(autouse=True)
-def ledger(monkeypatch: pytest.MonkeyPatch) -> KubeletLedger:
+def ledger(monkeypatch: pytest.MonkeyPatch) -> PodResources:
     """The kubelet's ledger; calls of the driver return at once, because threads don't follow the virtual clock."""
-    found = KubeletLedger()
+    found = PodResources()
 
-    async def read(_socket: Path) -> KubeletLedger:
+    async def read(_socket: Path) -> PodResources:
         return found
 
     def call(_thread: CallThread, function: Callable[[], R]) -> "asyncio.Future[R]":
@@ -267,7 +267,7 @@ async def test_each_faulty_chip_is_reset_if_the_driver_resets_it_alone() -> None
 
     site.driver.on_reset = end_its_own
     async with site.resetting():
-        site.has(chip_1=Level.RESTART, chip_3=Level.RESTART)
+        site.has(chip_1=FaultLevel.RESTART, chip_3=FaultLevel.RESTART)
         await passes(100.0)
         assert (site.driver.resets, site.said[-1], site.withheld) == ([1, 3], "NPUReset", 0)
         assert (site.initialized, site.forgotten) == (2, 0b1010)
@@ -278,7 +278,7 @@ async def test_one_call_is_made_if_the_driver_resets_the_whole_ring() -> None:
     site = Site(inventory())
     ends_its_fault(site)
     async with site.resetting():
-        site.has(chip_1=Level.RESTART, chip_3=Level.RESTART)
+        site.has(chip_1=FaultLevel.RESTART, chip_3=FaultLevel.RESTART)
         await passes(100.0)
         assert (site.driver.resets, site.said[-1]) == ([1], "NPUReset")
 
@@ -288,7 +288,7 @@ async def test_every_step_has_a_line_in_the_log_with_its_event() -> None:
     with structlog.testing.capture_logs() as logs:
         async with site.resetting():
             site.driver.processes = 0b0010
-            site.has(chip_3=Level.RESTART)
+            site.has(chip_3=FaultLevel.RESTART)
             await passes(100.0)
             site.driver.processes = 0
             site.kubelet_lags = True
@@ -315,7 +315,7 @@ async def test_the_limit_of_two_cards_is_kept_while_one_of_them_is_not_listed() 
     site.driver.partners = {card: (card + 4) % 8 for card in range(8)}
     ends_its_fault(site)
     async with site.resetting():
-        site.has(chip_8=Level.RESTART)
+        site.has(chip_8=FaultLevel.RESTART)
         await passes(200.0)
         assert (site.driver.resets, site.said[-1]) == ([8], "NPUReset")
         before = site.times
@@ -324,7 +324,7 @@ async def test_the_limit_of_two_cards_is_kept_while_one_of_them_is_not_listed() 
         await passes(100.0)
         site.lists(a3)
         assert site.times == before
-        site.has(chip_8=Level.RESTART)
+        site.has(chip_8=FaultLevel.RESTART)
         await passes(1000.0)
         assert (site.driver.resets, site.said[-1]) == ([8], "NPUResetWaiting")
         await passes(3600.0)
@@ -335,7 +335,7 @@ async def test_cards_whose_partner_is_unknown_are_not_reset() -> None:
     site = Site(inventory("Ascend910A3", 16, per_card=2))
     site.driver.problem = "no answer"
     async with site.resetting():
-        site.has(chip_8=Level.RESTART)
+        site.has(chip_8=FaultLevel.RESTART)
         await passes(1000.0)
         assert (site.driver.resets, site.said) == ([], [])
         site.driver.problem = ""
@@ -345,40 +345,40 @@ async def test_cards_whose_partner_is_unknown_are_not_reset() -> None:
         assert site.driver.resets == [8]
 
 
-def holds(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+def holds(site: Site, _ledger: PodResources, chip: int) -> None:
     site.pods.on_apply(pod("holder", 1, chip, time=1))
 
 
-def holds_cores(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+def holds_cores(site: Site, _ledger: PodResources, chip: int) -> None:
     """A pod has the whole chip by its AI cores, since before they were no longer offered."""
-    site.ledgers.cores.handovers.add(HandOver("uid", "default/by-cores", (chip,), (20,), device_type=CORES))
+    site.ledgers.cores.allocations.add(Allocation("uid", "default/by-cores", (chip,), (20,), device_type=CORES))
 
 
-def holds_vnpu(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+def holds_vnpu(site: Site, _ledger: PodResources, chip: int) -> None:
     vnpus = site.ledgers.serve(DeviceType("2c"))
     number = number_of(Vnpu("2c", chip, 100))
-    vnpus.handovers.add(HandOver("uid", "default/with-vnpu", (number,), (number,)))
+    vnpus.allocations.add(Allocation("uid", "default/with-vnpu", (number,), (number,)))
 
 
-def uses(site: Site, _ledger: KubeletLedger, chip: int) -> None:
+def uses(site: Site, _ledger: PodResources, chip: int) -> None:
     site.driver.processes = 1 << chip
 
 
-def is_counted(_site: Site, ledger: KubeletLedger, chip: int) -> None:
+def is_counted(_site: Site, ledger: PodResources, chip: int) -> None:
     ledger.pods["default/unseen"] = {"main": (chip,)}
 
 
 @pytest.mark.parametrize("occupy", [holds, holds_cores, holds_vnpu, uses, is_counted])
 async def test_a_user_of_any_chip_of_the_group_prevents_the_reset(
-    occupy: Callable[[Site, KubeletLedger, int], None], ledger: KubeletLedger
+    occupy: Callable[[Site, PodResources, int], None], ledger: PodResources
 ) -> None:
     site = Site(inventory())
     occupy(site, ledger, 0)
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(1000.0)
         assert (site.driver.resets, site.withheld, site.said) == ([], 0, ["NPUResetWaiting"])
-        site.has(chip_5=Level.RESTART)
+        site.has(chip_5=FaultLevel.RESTART)
         await passes(100.0)
         assert site.driver.resets == [5]
 
@@ -388,7 +388,7 @@ async def test_a_group_with_a_chip_that_is_cut_is_not_reset() -> None:
     cut = tuple(replace(each, vnpus=(VirtualNpu(100, 0),)) if each.phy_id == 0 else each for each in whole.chips)
     site = Site(replace(whole, chips=cut))
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(1000.0)
     assert (site.driver.resets, site.withheld) == ([], 0)
 
@@ -400,7 +400,7 @@ async def test_the_whole_group_is_withheld_muted_and_the_faulty_chip_is_reset() 
         (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table)
     )
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(100.0)
         assert (site.driver.resets, found) == ([3], [(RING, RING, RING, True)])
         assert (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table) == (0, 0, 0, False)
@@ -410,7 +410,7 @@ async def test_the_whole_group_is_withheld_muted_and_the_faulty_chip_is_reset() 
 async def test_a_group_is_not_reset_while_the_kubelet_still_offers_one_of_its_chips() -> None:
     site = Site(inventory())
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         site.kubelet_lags = True
         site.advertised.set(0b0001)
         await passes(100.0)
@@ -424,7 +424,7 @@ async def test_a_group_is_not_reset_while_the_kubelet_still_offers_one_of_its_ch
 async def test_a_group_is_not_reset_while_a_pod_could_get_one_of_its_chips() -> None:
     site = Site(inventory())
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         site.kubelet_lags = site.judged_late = True
         site.advertised.set(0)
         await passes(100.0)
@@ -439,7 +439,7 @@ async def test_a_group_is_not_reset_while_a_pod_is_being_admitted() -> None:
     site = Site(inventory())
     site.matcher.is_admitting = True
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(IDLE_S + 30.0)
         assert (site.driver.resets, site.withheld) == ([], RING)
         site.matcher.is_admitting = False
@@ -452,7 +452,7 @@ async def test_a_group_is_not_reset_while_the_node_can_not_be_written() -> None:
     ends_its_fault(site)
     async with site.resetting():
         site.writes = False
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(1000.0)
         assert (site.driver.resets, site.said.count("NPUResetStarted")) == ([], 0)
         site.writes = True
@@ -470,7 +470,7 @@ async def test_one_group_is_reset_after_the_other_has_started() -> None:
 
     site.driver.on_reset = goes_down
     async with site.resetting():
-        site.has(chip_3=Level.RESTART, chip_5=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART, chip_5=FaultLevel.RESTART)
         await passes(150.0)
         assert (site.driver.resets, site.withheld, site.scanner.keeps_table) == ([3], RING, True)
         site.driver.down = 0
@@ -483,14 +483,14 @@ async def test_a_restart_forgets_neither_the_limit_nor_what_people_have_to_reset
     site = Site(inventory(), per_hour=1)
     ends_its_fault(site)
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(100.0)
-        site.has(chip_5=Level.SEPARATE)
+        site.has(chip_5=FaultLevel.SEPARATE)
         written = site.annotations
     assert site.driver.resets == [3]
     async with site.resetting(earlier=written):
         assert site.times == json.loads(written[RESETS])
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(1000.0)
         assert site.driver.resets == [3]
         assert '"PhyID":3' in site.annotations[RESET_INFO]
@@ -501,7 +501,7 @@ async def test_a_restart_forgets_neither_the_limit_nor_what_people_have_to_reset
 async def test_what_people_have_to_reset_is_known_over_a_restart() -> None:
     site = Site(inventory())
     device = {"CardId": 3, "DeviceId": 0, "AssociatedCardId": 0, "PhyID": 3, "LogicID": 3}
-    site.has(chip_3=Level.RESTART)
+    site.has(chip_3=FaultLevel.RESTART)
     earlier = {RESET_INFO: json.dumps({"ThirdPartyResetDevs": None, "ManualResetDevs": [device]})}
     async with site.resetting(earlier=earlier):
         assert json.loads(site.annotations[RESET_INFO])["ManualResetDevs"] == [device]
@@ -514,7 +514,7 @@ async def test_a_driver_that_hangs_when_it_is_initialized_again_withholds_no_chi
     site = Site(inventory())
     site.driver_hangs = True
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(80.0)
         assert (site.driver.resets, site.withheld) == ([3], RING)
         await passes(70.0)
@@ -530,7 +530,7 @@ async def test_a_chip_that_does_not_start_is_left_to_people_although_it_had_no_f
 
     site.driver.on_reset = does_not_start
     async with site.resetting():
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(400.0)
         assert (site.driver.resets, site.withheld) == ([3], 0b0001)
         assert [each["PhyID"] for each in json.loads(site.annotations[RESET_INFO])["ManualResetDevs"]] == [0]
@@ -546,7 +546,7 @@ async def test_the_driver_is_not_initialized_for_one_group_while_another_is_bein
             site.driver.down |= RING
 
         site.driver.on_reset = goes_down
-        site.has(chip_3=Level.RESTART)
+        site.has(chip_3=FaultLevel.RESTART)
         await passes(100.0)
         assert (site.driver.resets, site.initialized) == ([3], 0)
         site.driver.down = RING
@@ -590,7 +590,7 @@ async def test_a_dry_run_withholds_and_writes_nothing() -> None:
     site = Site(inventory(), dry_run=True)
     site.driver.down = 0b0011
     async with site.resetting():
-        site.has(chip_3=Level.RESTART, chip_5=Level.SEPARATE)
+        site.has(chip_3=FaultLevel.RESTART, chip_5=FaultLevel.SEPARATE)
         site.lists(without_card(site.server, 6))
         await passes(1000.0)
         site.lists(inventory())
@@ -610,7 +610,7 @@ async def test_two_cards_stay_withheld_while_one_of_them_is_not_listed_during_th
 
     site.driver.on_reset = goes_down
     async with site.resetting():
-        site.has(chip_8=Level.RESTART)
+        site.has(chip_8=FaultLevel.RESTART)
         await passes(100.0)
         assert (site.driver.resets, site.withheld) == ([8], cards)
         site.lists(without_card(a3, 4))

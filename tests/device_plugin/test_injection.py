@@ -8,7 +8,7 @@ import pytest
 from ascend.errors import Refusal
 from ascend.vnpus import parse_vnpu
 from device_plugin.device_types import DeviceType
-from device_plugin.pods.cdi_file import Injector, list_folder
+from device_plugin.pods.cdi_file import ContainerInjector, list_folder
 from device_plugin.pods.container_edits import CDI_FILE, Injection, InjectionSetting, detect, make_edits, offers_cdi
 
 
@@ -115,7 +115,7 @@ def test_cdi_is_offered_by_the_versions_that_have_it_on_by_default(runtime: str,
 
 
 def test_the_cdi_file_has_every_chip_and_the_shared_device_nodes(dev: Path, tmp_path: Path) -> None:
-    Injector("cdi", dev, tmp_path / "cdi").prepare(range(2))
+    ContainerInjector("cdi", dev, tmp_path / "cdi").prepare(range(2))
     file = tmp_path / "cdi" / CDI_FILE
 
     def edits(*nodes: str) -> dict[str, object]:
@@ -140,7 +140,7 @@ def test_the_cdi_file_is_written_only_on_changes_and_loses_no_name(dev: Path, tm
 
     def prepare(*chips: int) -> tuple[int, list[str]]:
         # A new injector each time, as after an upgrade of the plugin.
-        Injector("cdi", dev, tmp_path).prepare(chips)
+        ContainerInjector("cdi", dev, tmp_path).prepare(chips)
         return file.stat().st_ino, [each["name"] for each in json.loads(file.read_text())["devices"]]
 
     first, names = prepare(0, 1)
@@ -158,7 +158,7 @@ def test_the_cdi_file_is_written_only_on_changes_and_loses_no_name(dev: Path, tm
 @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"devices": [{"name": "x"}]}', '{"devices": null}'])
 def test_an_unreadable_cdi_file_is_replaced(dev: Path, tmp_path: Path, garbage: str) -> None:
     (tmp_path / CDI_FILE).write_text(garbage)
-    Injector("cdi", dev, tmp_path).prepare([5])
+    ContainerInjector("cdi", dev, tmp_path).prepare([5])
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["5"]
 
 
@@ -167,7 +167,7 @@ def test_without_a_writable_cdi_file_the_container_is_refused(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Refusal, match=r"File exists|Not a directory") as refused:
-        Injector("cdi", dev, tmp_path / "file").inject((1,))
+        ContainerInjector("cdi", dev, tmp_path / "file").inject((1,))
     assert refused.value.reason == "CdiFileNotWritten"
 
     def fail(_self: Path, _target: Path) -> None:
@@ -175,12 +175,12 @@ def test_without_a_writable_cdi_file_the_container_is_refused(
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(Refusal, match="No space left on device"):
-        Injector("cdi", dev, tmp_path / "cdi").inject((1,))
+        ContainerInjector("cdi", dev, tmp_path / "cdi").inject((1,))
     assert not list((tmp_path / "cdi").iterdir())
 
 
 def test_a_device_is_named_only_once_the_cdi_file_has_it(dev: Path, tmp_path: Path) -> None:
-    injector = Injector("cdi", dev, tmp_path)
+    injector = ContainerInjector("cdi", dev, tmp_path)
     injector.prepare(range(2))
     assert injector.inject((3,)).cdi_devices == ("huawei.com/npu=3",)
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["0", "1", "3"]
@@ -216,8 +216,8 @@ def test_a_vnpu_without_a_device_node_is_refused(dev: Path) -> None:
 
 
 def test_the_cdi_file_keeps_the_names_of_vnpus(dev: Path, tmp_path: Path) -> None:
-    Injector("cdi", dev, tmp_path).inject((VNPU,), DeviceType("2c"))
-    Injector("cdi", dev, tmp_path).prepare([0], [parse_vnpu("Ascend910-4c-101-2")])
+    ContainerInjector("cdi", dev, tmp_path).inject((VNPU,), DeviceType("2c"))
+    ContainerInjector("cdi", dev, tmp_path).prepare([0], [parse_vnpu("Ascend910-4c-101-2")])
     devices = {each["name"]: each for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]}
     assert list(devices) == ["0", "Ascend910-2c-100-1", "Ascend910-4c-101-2"]
     (node,) = devices["Ascend910-2c-100-1"]["containerEdits"]["deviceNodes"]

@@ -11,7 +11,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import PODS
 from ascend.kube.objects import Pod as ApiPod
 from device_plugin.device_types import DeviceType
-from device_plugin.kubelet.pod_resources import KubeletLedger
+from device_plugin.kubelet.pod_resources import PodResources
 from device_plugin.ledger.admission import chips_for
 from device_plugin.pods import reconciler as reconcile_module
 from tests.device_plugin.api import bound_pod, running, seen, until
@@ -28,7 +28,7 @@ async def test_no_pod_gets_a_running_pods_chips_after_loss_and_a_restart(folder:
             await whole.claimed("old")
         whole.node.kubelet.forget_devices()
         async with whole.plugin(choose_chips=choose_chips) as plugin:
-            await until(lambda: [each.chips for each in plugin.handovers] == [(0, 1)])
+            await until(lambda: [each.chips for each in plugin.allocations] == [(0, 1)])
             await seen(whole.report, lambda report: report.free == 0xFC)
             forged = bound_pod("forged", 2, Grant((0, 1), 1).annotations())
             await whole.client.create(PODS, forged, "default")
@@ -42,7 +42,7 @@ async def test_no_pod_gets_a_running_pods_chips_after_loss_and_a_restart(folder:
             assert await whole.notes("NPURunsWithoutChips") == []
             (note,) = await whole.notes("NPUAllocationMismatch")
             assert note.startswith("it keeps Ascend910-0,Ascend910-1, which its claim has")
-            assert [each.chips for each in plugin.handovers if each.pod == "default/old"] == [(0, 1)]
+            assert [each.chips for each in plugin.allocations if each.pod == "default/old"] == [(0, 1)]
             await whole.client.delete(PODS, "old", "default")
             await whole.bind("last", 0, 1)
             check_hand_over(whole, await whole.claimed("last"))
@@ -61,8 +61,8 @@ def running_pod(name: str, count: int, *written: int, claims: tuple[int, ...] = 
 async def settled(books: Books, monkeypatch: pytest.MonkeyPatch, held: Mapping[str, tuple[int, ...]]) -> None:
     """Let the reconciler read a kubelet's ledger that has these chips for containers called main."""
 
-    async def read(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
-        return KubeletLedger({each.key: {"main": ids} if (ids := held.get(each.key)) else {} for each in books.pods})
+    async def read(_socket: Path, _device_type: DeviceType) -> PodResources:
+        return PodResources({each.key: {"main": ids} if (ids := held.get(each.key)) else {} for each in books.pods})
 
     monkeypatch.setattr(reconcile_module, "read_ledger", read)
     async with running(books.reconciler.run()):

@@ -15,23 +15,23 @@ from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import NODES, Metadata, Node
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import DOUBTS, RESETTING, Chip, Snapshot
 from device_plugin.publish import node_health as module
 from device_plugin.publish.node_conditions import CHIPS, LONGEST_MESSAGE, PORTS, TAINT, TaintRule, node_conditions
-from device_plugin.publish.node_health import NodeHealth
+from device_plugin.publish.node_health import NodeHealthWriter
 from device_plugin.publish.node_object import NodeWriter
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, seen, until
 from tests.device_plugin.builders import fault, judged_chip, server, snapshot
 from tests.device_plugin.whole import whole_node
 
-SEPARATED = judged_chip(healthy=False, level=Level.SEPARATE, faults=(fault("80E18402"),))
+SEPARATED = judged_chip(healthy=False, level=FaultLevel.SEPARATE, faults=(fault("80E18402"),))
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
 CORDONED = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}
 
 
-def doubtful(reason: str, level: Level = Level.NORMAL) -> Chip:
+def doubtful(reason: str, level: FaultLevel = FaultLevel.NORMAL) -> Chip:
     chip = judged_chip(healthy=False, level=level)
     return Chip(chip.facts, level, reason=reason, sentence="it is not read", in_doubt=True)
 
@@ -44,12 +44,12 @@ def test_a_fault_is_a_condition_with_its_level_as_reason() -> None:
 
 
 def test_a_chip_without_a_known_fault_gives_its_own_reason() -> None:
-    (chips, _) = node_conditions(snapshot(chips={5: doubtful("DriverSilent", Level.SUB_HEALTH)}))
+    (chips, _) = node_conditions(snapshot(chips={5: doubtful("DriverSilent", FaultLevel.SUB_HEALTH)}))
     assert (chips.status, chips.reason) == ("True", "DriverSilent")
 
 
 def test_a_fault_that_bars_only_new_pods_is_told_while_a_pod_runs_with_the_chip() -> None:
-    kept = judged_chip(level=Level.PRE_SEPARATE, faults=(fault("A0", Level.PRE_SEPARATE),))
+    kept = judged_chip(level=FaultLevel.PRE_SEPARATE, faults=(fault("A0", FaultLevel.PRE_SEPARATE),))
     (chips, _) = node_conditions(snapshot(chips={1: kept}, used=0b10, running=0b10))
     assert (chips.status, chips.reason, chips.message) == ("True", "PreSeparateNPU", "Ascend910-1: A0 (PreSeparateNPU)")
 
@@ -60,8 +60,8 @@ def test_chips_that_are_withheld_for_a_reset_of_others_are_no_problem() -> None:
 
 
 def test_a_network_port_is_a_condition_of_its_own() -> None:
-    port = fault("81078603", Level.PRE_SEPARATE)
-    broken = judged_chip(network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(port,))
+    port = fault("81078603", FaultLevel.PRE_SEPARATE)
+    broken = judged_chip(network_healthy=False, network_level=FaultLevel.PRE_SEPARATE, network_faults=(port,))
     chips, ports = node_conditions(snapshot(chips={3: broken}))
     assert chips.status == "False"
     assert (ports.status, ports.reason, ports.message) == (
@@ -72,12 +72,12 @@ def test_a_network_port_is_a_condition_of_its_own() -> None:
 
 
 def test_the_message_of_a_whole_server_is_bounded() -> None:
-    many = judged_chip(healthy=False, level=Level.SEPARATE, faults=tuple(fault(f"{code:X}") for code in range(99)))
+    many = judged_chip(healthy=False, level=FaultLevel.SEPARATE, faults=tuple(fault(f"{code:X}") for code in range(99)))
     (chips, _) = node_conditions(snapshot(chips=dict.fromkeys(range(8), many)))
     assert len(chips.message) == LONGEST_MESSAGE
 
 
-LEVELS = st.sampled_from(Level)
+LEVELS = st.sampled_from(FaultLevel)
 
 
 @given(
@@ -87,7 +87,7 @@ LEVELS = st.sampled_from(Level)
     st.sampled_from([0, 0xFF]) | st.integers(0, 0xFF),
 )
 def test_a_node_is_tainted_exactly_while_a_fault_of_the_level_lasts_or_may_last(
-    chips: list[tuple[Level, bool]], lowest: Level, present: str | None, being_reset: ChipSet
+    chips: list[tuple[FaultLevel, bool]], lowest: FaultLevel, present: str | None, being_reset: ChipSet
 ) -> None:
     judged = {
         index: doubtful(min(DOUBTS), level) if in_doubt else judged_chip(level=level)
@@ -95,7 +95,7 @@ def test_a_node_is_tainted_exactly_while_a_fault_of_the_level_lasts_or_may_last(
     }
     shown = snapshot(chips=judged, of=server()).withholding(being_reset, {})
     taint = TaintRule(lowest, "NoSchedule").taint(shown, present)
-    worst = max((level for level, _ in chips), default=Level.NORMAL)
+    worst = max((level for level, _ in chips), default=FaultLevel.NORMAL)
     if worst >= lowest:
         assert taint is not None
         assert taint.value == worst.wire
@@ -106,7 +106,7 @@ def test_a_node_is_tainted_exactly_while_a_fault_of_the_level_lasts_or_may_last(
 
 def test_a_taint_stays_while_the_chip_that_had_the_fault_is_held_back_and_reset() -> None:
     held_back = snapshot(chips={2: doubtful("Recovering")}).withholding(0b1111, {})
-    taint = TaintRule(Level.SEPARATE, "NoSchedule").taint(held_back, "SeparateNPU")
+    taint = TaintRule(FaultLevel.SEPARATE, "NoSchedule").taint(held_back, "SeparateNPU")
     assert taint is not None
     assert taint.value == "SeparateNPU"
 
@@ -148,7 +148,7 @@ class Rig(ShownNode):
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
         self.clock = datetime(2026, 1, 1, tzinfo=UTC)
         self.other: str | None = None
-        self.health = NodeHealth(client, NODE, snapshots=self.snapshots, rule=rule, now=lambda: self.clock)
+        self.health = NodeHealthWriter(client, NODE, snapshots=self.snapshots, rule=rule, now=lambda: self.clock)
         self.writer = NodeWriter(client, NODE)
         self.writer.readers.append(self.health)
 
@@ -165,7 +165,7 @@ async def rig(client: RecordingClient) -> AsyncIterator[Rig]:
     await client.create(NODES, {**node_manifest(), "spec": {"taints": [CORDONED]}})
     status = {"status": {"conditions": [READY]}}
     await client.patch(NODES, NODE, status, subresource="status", content_type=STRATEGIC_MERGE_PATCH)
-    rig = Rig(client, TaintRule(Level.SEPARATE, "NoExecute"))
+    rig = Rig(client, TaintRule(FaultLevel.SEPARATE, "NoExecute"))
     async with running(rig.writer.watch().run()), running(rig.health.run(lambda: rig.other)):
         await rig.shows("False", "NoFault")
         yield rig
@@ -282,11 +282,11 @@ async def test_the_end_of_the_plugin_leaves_no_taint_and_no_health_that_nobody_w
         assert (await shown.condition(PORTS))["reason"] == "DevicePluginEnded"
 
 
-async def ended_plugin(client: RecordingClient) -> NodeHealth:
+async def ended_plugin(client: RecordingClient) -> NodeHealthWriter:
     """The writer of a plugin that has ended before the API server's answer to its taint was read."""
     await client.create(NODES, node_manifest())
     snapshots: Observable[Snapshot | None] = Observable(snapshot(chips={2: SEPARATED}))
-    health = NodeHealth(client, NODE, snapshots=snapshots, rule=TaintRule(Level.SEPARATE, "NoSchedule"))
+    health = NodeHealthWriter(client, NODE, snapshots=snapshots, rule=TaintRule(FaultLevel.SEPARATE, "NoSchedule"))
     health.on_apply(await client.get(NODES, NODE))
     async with running(health.run(lambda: None)):
         client.answers_lost = lambda body: "spec" in (body or {})
@@ -338,7 +338,9 @@ class SilentServer(KubeClient):
 @pytest.mark.looptime
 async def test_a_taint_that_is_not_answered_withholds_no_conditions_at_the_end_of_the_plugin() -> None:
     client = SilentServer()
-    health = NodeHealth(client, NODE, snapshots=Observable(None), rule=TaintRule(Level.SEPARATE, "NoSchedule"))
+    health = NodeHealthWriter(
+        client, NODE, snapshots=Observable(None), rule=TaintRule(FaultLevel.SEPARATE, "NoSchedule")
+    )
     health.on_apply(Node(metadata=Metadata(name=NODE, resource_version="1")))
     await health.sign_off()
     (body,) = client.written

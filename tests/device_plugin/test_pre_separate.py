@@ -12,9 +12,9 @@ from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, ChipState
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.allocations import Allocation, Allocations, running_chips, used_chips
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -72,7 +72,7 @@ async def test_a_pod_keeps_a_chip_that_bars_new_use_over_a_restart(folder: Path)
         # The chips are read long before the pods are known.
         whole.cluster.server.delay(r"/pods\?", 0.3)
         async with whole.plugin() as plugin:
-            await until(lambda: len(list(plugin.handovers)) == 1)
+            await until(lambda: len(list(plugin.allocations)) == 1)
             assert healthy(plugin) == 0xFF
             assert transitions(plugin) == {}
             await whole.client.delete(PODS, "keeps", "default")
@@ -80,8 +80,8 @@ async def test_a_pod_keeps_a_chip_that_bars_new_use_over_a_restart(folder: Path)
 
 
 async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
-    handovers = HandOvers()
-    pods = NodePods(handovers.drop)
+    allocations = Allocations()
+    pods = NodePods(allocations.drop)
     judged: list[Snapshot] = []
 
     class Followed(Observable[Snapshot | None]):
@@ -92,7 +92,7 @@ async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
 
     book = HealthBook(default_rules(), hold_s=0.0)
     keeper = HealthMonitor(
-        book, Followed(None), ledgers=Ledgers(pods, handovers), metrics=Metrics(), announce=lambda *_: None
+        book, Followed(None), ledgers=Ledgers(pods, allocations), metrics=Metrics(), announce=lambda *_: None
     )
     keeper.on_discovery(server(ChipFacts(0)), present_moment())
     keeper.on_reading(0, ChipState((int(CODE, 16),)), present_moment())
@@ -105,22 +105,22 @@ async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
 
 
 def test_the_chips_of_a_bound_pod_are_used_but_not_running() -> None:
-    handovers = HandOvers()
-    pods = NodePods(handovers.drop)
+    allocations = Allocations()
+    pods = NodePods(allocations.drop)
     pods.on_apply(pod("bound", 1, 0, time=1))
     pods.on_apply(pod("over", 1, 1, time=1, phase="Succeeded"))
     pods.on_apply(pod("started", 1, 2, time=1, started=True))
     pods.on_apply(pod("claimed", 1, 3, time=CLAIMED, annotations={REAL: "Ascend910-3"}))
     pods.on_apply(pod("forged", 1, 4, time=1, annotations={REAL: "Ascend910-4"}))
-    handovers.add(HandOver("uid-handed", "default/handed", (5,), (6,)))
-    assert used_chips(pods, handovers) == 0b011_1101  # not chip 6, whose id another plugin's pod has at the kubelet
-    assert running_chips(pods, handovers) == 0b010_1100
+    allocations.add(Allocation("uid-handed", "default/handed", (5,), (6,)))
+    assert used_chips(pods, allocations) == 0b011_1101  # not chip 6, whose id another plugin's pod has at the kubelet
+    assert running_chips(pods, allocations) == 0b010_1100
 
 
 async def test_a_fault_that_bars_new_use_does_not_stop_a_partly_admitted_pod(folder: Path) -> None:
     face = Face(folder)
     face.pods.on_apply(pod("many", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
     await face.matcher.allocate(await face.matcher.prefer(["Ascend910-0", "Ascend910-1"], [], 1))
-    face.snapshots.set(snapshot(chips={1: judged_chip(level=Level.PRE_SEPARATE)}))
+    face.snapshots.set(snapshot(chips={1: judged_chip(level=FaultLevel.PRE_SEPARATE)}))
     answer = await face.matcher.allocate(await face.matcher.prefer(["Ascend910-1"], [], 1))
     assert answer.part.chips == (1,)

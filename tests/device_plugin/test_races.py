@@ -153,7 +153,7 @@ async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: 
         async def keep_looking() -> None:
             version = -1
             while True:
-                version = await plugin.handovers.changes.newer_than(version)
+                version = await plugin.allocations.changes.newer_than(version)
                 nothing_is_held_twice(whole)
 
         looking = asyncio.create_task(keep_looking())
@@ -169,7 +169,7 @@ async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: 
         metrics = plugin.metrics.registry
         assert metrics.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
         assert metrics.get_sample_value("ascend_dp_allocations_total", {"result": "granted"}) == crowd.calls
-        assert {each.pod: each.chips for each in plugin.handovers} == {
+        assert {each.pod: each.chips for each in plugin.allocations} == {
             f"default/{name}": chips for name, chips in crowd.granted.items()
         }
 
@@ -182,11 +182,11 @@ async def test_restarts_of_kubelet_or_plugin_swap_nothing(folder: Path, seed: in
         plugin = await stack.enter_async_context(whole.plugin())
         while crowd.number < crowd.limit:
             await until(whole.offers_chips)
-            version = plugin.handovers.changes.version + rng.randint(1, 3)
+            version = plugin.allocations.changes.version + rng.randint(1, 3)
             binding = asyncio.create_task(crowd.bind_some())
             await until(
                 lambda version=version, plugin=plugin, binding=binding: (  # type: ignore[misc]  # bound in a loop
-                    plugin.handovers.changes.version >= version or (binding.done() and crowd.is_settled())
+                    plugin.allocations.changes.version >= version or (binding.done() and crowd.is_settled())
                 )
             )
             for _ in range(rng.randrange(10)):
@@ -198,7 +198,7 @@ async def test_restarts_of_kubelet_or_plugin_swap_nothing(folder: Path, seed: in
                 await whole.node.kubelet.restart()
             await binding
             check_all(whole, await crowd.survivors())
-            assert all(each.matches_kubelet for each in plugin.handovers)
+            assert all(each.matches_kubelet for each in plugin.allocations)
             victims = rng.sample(list(crowd.granted), rng.randint(0, len(crowd.granted)))
             await asyncio.gather(*(crowd.delete(name) for name in victims))
 
@@ -237,7 +237,7 @@ async def test_pods_deleted_during_admission_leave_others_their_chips(folder: Pa
             ]
             await asyncio.gather(*bindings)
             victim = names.pop(rng.randrange(4))
-            await until(lambda: len(list(plugin.handovers)) >= rng.randrange(4))
+            await until(lambda: len(list(plugin.allocations)) >= rng.randrange(4))
             await whole.client.delete(PODS, victim, "default")
             check_all(whole, list(await asyncio.gather(*map(whole.claimed, names))))
             await asyncio.gather(*(whole.client.delete(PODS, name, "default") for name in names))
@@ -253,7 +253,7 @@ async def test_pods_deleted_without_grace_leave_others_their_chips(folder: Path,
             names = [f"p{attempt}-{number}" for number in range(4)]
             await asyncio.gather(*(whole.bind(name, 2 * n, 2 * n + 1) for n, name in enumerate(names)))
             victim = names.pop(rng.randrange(4))
-            await until(lambda: len(list(plugin.handovers)) >= rng.randrange(4))
+            await until(lambda: len(list(plugin.allocations)) >= rng.randrange(4))
             await whole.client.delete(PODS, victim, "default")
             check_all(whole, list(await asyncio.gather(*map(whole.claimed, names))))
             await asyncio.gather(*(whole.client.delete(PODS, name, "default") for name in names))

@@ -14,7 +14,7 @@ from ascend.daemon.observable import Observable
 from ascend.deviceinfo import NAMESPACE, config_map_name, encode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES, JsonObject, Node
 from device_plugin.app import Plugin
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels, read_label, write_label
@@ -125,9 +125,9 @@ async def test_an_edit_during_the_start_is_not_undone(folder: Path) -> None:
 
 async def test_a_fault_that_ends_while_no_plugin_runs_awaits_readmission(folder: Path) -> None:
     async with whole_node(folder) as whole:
-        broken = judged_chip(healthy=False, network_healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
+        broken = judged_chip(healthy=False, network_healthy=False, level=FaultLevel.SEPARATE, faults=(fault("A3"),))
         metadata = {"name": config_map_name(NODE), "namespace": NAMESPACE}
-        down = judged_chip(network_healthy=False, network_faults=(fault("A5", Level.SEPARATE),))
+        down = judged_chip(network_healthy=False, network_faults=(fault("A5", FaultLevel.SEPARATE),))
         data = encode_report(make_report(snapshot(chips={3: broken, 5: down}), 1))
         body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
         await whole.client.create(CONFIG_MAPS, body, NAMESPACE)

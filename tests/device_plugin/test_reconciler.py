@@ -10,9 +10,9 @@ from ascend.chips import RESOURCE, join_names
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS, Pod
 from device_plugin.device_types import DeviceType
-from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.kubelet.pod_resources import PodResources, read_ledger
 from device_plugin.ledger.adoption import adopt
-from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.allocations import Allocation, ContainerPart
 from device_plugin.ledger.node_pods import NodePod, read_pod
 from device_plugin.pods import reconciler as reconcile_module
 from tests.device_plugin.api import running, until
@@ -47,9 +47,9 @@ async def test_the_ledger_is_the_same_after_a_restart(folder: Path) -> None:
             await whole.bind("two", 0, 1, 2, 3)
             await whole.claimed("one")
             await whole.claimed("two")
-            before = {each.pod: each.chip_set for each in plugin.handovers}
+            before = {each.pod: each.chip_set for each in plugin.allocations}
         async with whole.plugin() as plugin:
-            assert {each.pod: each.chip_set for each in plugin.handovers} == before
+            assert {each.pod: each.chip_set for each in plugin.allocations} == before
             await whole.bind("three", 7, 6)
             check_hand_over(whole, await whole.claimed("three"))
             assert plugin.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
@@ -65,7 +65,7 @@ async def test_a_missing_claim_is_written_after_the_restart(folder: Path) -> Non
             one = await whole.claimed("one")
             check_hand_over(whole, one)
             assert (await whole.annotations("one"))[CONFIGURATION].startswith('{"pod_name":"one"')
-            (entry,) = plugin.handovers
+            (entry,) = plugin.allocations
             assert (entry.uid, entry.chips) == (one.uid, (5, 4))
 
 
@@ -76,7 +76,7 @@ async def test_if_the_kubelets_ids_differ_the_claim_has_both(folder: Path) -> No
             one = await whole.claimed("one")
             assert one.metadata.annotations[ALLOCATED] == one.metadata.annotations[REAL] == "Ascend910-0,Ascend910-1"
             assert one.metadata.annotations[KUBELET_IDS] == "Ascend910-6,Ascend910-7"
-            (entry,) = plugin.handovers
+            (entry,) = plugin.allocations
             assert (entry.chips, entry.kubelet_ids, entry.matches_kubelet) == ((0, 1), (6, 7), False)
 
 
@@ -114,11 +114,11 @@ async def test_a_hand_over_of_an_unknown_pod_is_dropped(folder: Path, monkeypatc
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
         books = Books(socket=whole.node.kubelet.pod_resources_socket)
-        books.handovers.add(HandOver("uid-unseen", "default/one", (0, 1), (0, 1)))
-        books.handovers.add(HandOver("uid-orphan", "default/orphan", (2, 3), (2, 3)))
+        books.allocations.add(Allocation("uid-unseen", "default/one", (0, 1), (0, 1)))
+        books.allocations.add(Allocation("uid-orphan", "default/orphan", (2, 3), (2, 3)))
         async with running(books.reconciler.run()):
-            await until(lambda: "uid-orphan" not in books.handovers)
-            assert "uid-unseen" in books.handovers
+            await until(lambda: "uid-orphan" not in books.allocations)
+            assert "uid-unseen" in books.allocations
         assert books.claimed == []
 
 
@@ -126,7 +126,7 @@ async def test_the_kubelets_ledger_is_read_by_pod_and_container(folder: Path) ->
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (7, 6))
         ledger = await read_ledger(whole.node.kubelet.pod_resources_socket)
-        assert ledger == KubeletLedger({"default/one": {"main": (6, 7)}})
+        assert ledger == PodResources({"default/one": {"main": (6, 7)}})
 
 
 async def test_an_unreadable_ledger_is_unreachable(folder: Path) -> None:
@@ -153,8 +153,8 @@ async def test_a_forged_claim_takes_no_chips_over_a_restart(folder: Path) -> Non
             forged = await whole.bind("forged", 0, 1)
             await whole.client.patch(PODS, "forged", {"metadata": {"annotations": with_claim}}, namespace="default")
             await until(lambda: (found := whole.find("forged")) is not None and found.status.phase == "Failed")
-            assert forged.uid not in plugin.handovers
-            assert [each.pod for each in plugin.handovers] == ["default/holder"]
+            assert forged.uid not in plugin.allocations
+            assert [each.pod for each in plugin.allocations] == ["default/holder"]
 
 
 async def test_a_changed_claim_is_repaired(folder: Path) -> None:
@@ -191,7 +191,7 @@ async def test_an_ascend_real_from_before_the_hand_over_is_not_a_claim(folder: P
         async with whole.plugin() as plugin:
             await until(lambda: (one := whole.find("one")) is not None and KUBELET_IDS in one.metadata.annotations)
             check_hand_over(whole, await whole.claimed("one"))
-            assert [each.chips for each in plugin.handovers] == [(0, 1)]
+            assert [each.chips for each in plugin.allocations] == [(0, 1)]
 
 
 async def test_the_kubelets_ledger_overrides_a_claim_changed_before_a_restart(folder: Path) -> None:
@@ -205,7 +205,7 @@ async def test_the_kubelets_ledger_overrides_a_claim_changed_before_a_restart(fo
         await until(lambda: whole.find("one") != before)
         async with whole.plugin() as plugin:
             await until(lambda: (one := whole.find("one")) is not None and written(one, REAL) == 0b11)
-            assert [each.chips for each in plugin.handovers] == [(0, 1)]
+            assert [each.chips for each in plugin.allocations] == [(0, 1)]
 
 
 async def test_containers_are_restored_and_a_partly_admitted_pod_continues(folder: Path) -> None:
@@ -216,7 +216,7 @@ async def test_containers_are_restored_and_a_partly_admitted_pod_continues(folde
         await unclaim(whole, "many")
         async with whole.plugin() as plugin:
             check_hand_over(whole, await whole.claimed("many"))
-            (entry,) = plugin.handovers
+            (entry,) = plugin.allocations
             assert entry.chips == (5, 4, 7, 6)
             assert [part.container for part in entry.parts] == ["init-0", "sidecar-1", "app-2", "app-3"]
             assert entry.matches_kubelet
@@ -231,7 +231,7 @@ async def test_a_pod_with_chips_for_an_init_container_only_is_restored(folder: P
         async with whole.plugin() as plugin:
             one = await whole.claimed("only-init")
             assert written(one, REAL) == written(one, KUBELET_IDS) == 0b11_0000
-            assert [each.chips for each in plugin.handovers] == [(5, 4)]
+            assert [each.chips for each in plugin.allocations] == [(5, 4)]
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["MindCluster's", "ours"])
@@ -241,27 +241,27 @@ def test_a_vnpu_without_our_claim_is_the_one_that_the_kubelet_has_chosen(*, clai
     runs = vnpu_pod("old", two.device_name(written), started=True)
     if claimed:
         runs.metadata.annotations.update({REAL: two.device_name(written), PREDICATE_TIME: str(CLAIMED)})
-    handover = adopt(read_pod(runs, 1, two), {"main": (chosen,)}, {}, admitted=True)
+    allocation = adopt(read_pod(runs, 1, two), {"main": (chosen,)}, {}, admitted=True)
     has = written if claimed else chosen
-    assert (handover.chips, handover.kubelet_ids) == ((has,), (chosen,))
-    assert [(part.chips, part.kubelet_ids) for part in handover.parts] == [((has,), (chosen,))]
+    assert (allocation.chips, allocation.kubelet_ids) == ((has,), (chosen,))
+    assert [(part.chips, part.kubelet_ids) for part in allocation.parts] == [((has,), (chosen,))]
 
 
 async def test_chips_of_another_container_are_distinguished_on_restore() -> None:
     books = Books()
     (many,) = applied(books, pod("many", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
-    handover = adopt(many, {"left": (0, 7)}, {}, admitted=False)
-    assert [(part.container, part.chips, part.kubelet_ids) for part in handover.parts] == [("left", (0, 1), (0, 7))]
-    assert set(handover.kubelet_ids) == {0, 7, 2, 3}
-    assert not handover.matches_kubelet
+    allocation = adopt(many, {"left": (0, 7)}, {}, admitted=False)
+    assert [(part.container, part.chips, part.kubelet_ids) for part in allocation.parts] == [("left", (0, 1), (0, 7))]
+    assert set(allocation.kubelet_ids) == {0, 7, 2, 3}
+    assert not allocation.matches_kubelet
 
 
 def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
     swapped = read_pod(pod("swapped", 0, 0, 1, 2, time=1, asks={"left": 2, "right": 1}), 1)
-    one = Part("one", keeps=True, chips=(6, 7), kubelet_ids=(4, 5))
-    two = Part("two", keeps=True, chips=(3,), kubelet_ids=(3,))
+    one = ContainerPart("one", keeps=True, chips=(6, 7), kubelet_ids=(4, 5))
+    two = ContainerPart("two", keeps=True, chips=(3,), kubelet_ids=(3,))
     answers = {
-        frozenset(part.kubelet_ids): HandOver.of_parts("u", "default/u", part.chips, (part,)) for part in (one, two)
+        frozenset(part.kubelet_ids): Allocation.of_parts("u", "default/u", part.chips, (part,)) for part in (one, two)
     }
     truth = adopt(swapped, {"left": (4, 5), "right": (3,)}, answers, admitted=True)
     assert (truth.uid, truth.chips, truth.kubelet_ids) == ("uid-swapped", (6, 7, 3), (4, 5, 3))
@@ -272,9 +272,9 @@ def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
 
 def test_a_pod_whose_calls_were_taken_for_anothers_holds_what_its_init_container_had() -> None:
     real = read_pod(pod("real", 0, 0, 1, time=1, init={"prepare": 2}, asks={"main": 1}), 1)
-    prepare = Part("prepare", keeps=False, chips=(4, 5), kubelet_ids=(4, 5))
-    main = Part("main", keeps=True, chips=(5,), kubelet_ids=(5,))
-    answers = {frozenset({5}): HandOver.of_parts("uid-other", "default/other", (4, 5), (prepare, main))}
+    prepare = ContainerPart("prepare", keeps=False, chips=(4, 5), kubelet_ids=(4, 5))
+    main = ContainerPart("main", keeps=True, chips=(5,), kubelet_ids=(5,))
+    answers = {frozenset({5}): Allocation.of_parts("uid-other", "default/other", (4, 5), (prepare, main))}
     truth = adopt(real, {"main": (5,)}, answers, admitted=True)
     assert (truth.chips, truth.kept) == ((4, 5), {"main": (5,)})
 
@@ -320,14 +320,14 @@ async def test_a_waiting_pod_with_the_chips_of_its_predecessor_does_not_adopt_it
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
         books = Books(socket=whole.node.kubelet.pod_resources_socket)
-        part = Part("main", keeps=True, chips=(0, 1), kubelet_ids=(0, 1))
-        books.handovers.give(HandOver("uid-earlier", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
-        books.handovers.drop("uid-earlier")
+        part = ContainerPart("main", keeps=True, chips=(0, 1), kubelet_ids=(0, 1))
+        books.allocations.give(Allocation("uid-earlier", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
+        books.allocations.drop("uid-earlier")
         books.pods.on_apply(pod("one", 2, 0, 1, time=5, uid="uid-again"))
         await books.reconciler.restore()
         assert books.given == {}
         # Its own call is answered with the same ids.
-        books.handovers.give(HandOver("uid-again", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
+        books.allocations.give(Allocation("uid-again", "default/one", (0, 1), (0, 1), (part,)), (0, 1))
         books.pods.on_apply(pod("one", 2, 0, 1, time=5, uid="uid-again", started=True))
         await books.reconciler.restore()
         assert books.given == {"default/one": ((0, 1), (0, 1))}
@@ -341,9 +341,9 @@ async def test_a_hand_over_to_a_replaced_pod_is_dropped(folder: Path, monkeypatc
         one = whole.find("one")
         assert one is not None
         books.pods.on_apply(one)
-        books.handovers.add(HandOver("uid-earlier", "default/one", (4, 5), (4, 5)))
+        books.allocations.add(Allocation("uid-earlier", "default/one", (4, 5), (4, 5)))
         async with running(books.reconciler.run()):
-            await until(lambda: [each.uid for each in books.handovers] == [one.uid])
+            await until(lambda: [each.uid for each in books.allocations] == [one.uid])
 
 
 async def test_other_ids_in_the_kubelets_ledger_are_counted_and_announced_once(

@@ -9,7 +9,7 @@ import pytest
 
 from ascend.errors import Unreachable
 from device_plugin.device_types import CORES, DeviceType
-from device_plugin.kubelet.pod_resources import KubeletLedger
+from device_plugin.kubelet.pod_resources import PodResources
 from device_plugin.pods import core_keeper, cut_vnpus
 from tests.device_plugin.api import running, until
 from tests.device_plugin.books import TYPES, Books, serve, silent
@@ -60,7 +60,7 @@ async def test_swapped_pods_are_claimed_with_what_they_have(books: Books, monkey
         books.show(books.pod(name, number, started=True))
     async with running(books.run()):
         await until(lambda: len(books.on_event) == 2)
-        await until(lambda: not books.handovers.unconfirmed)
+        await until(lambda: not books.allocations.unconfirmed)
     assert books.entries == books.counted == {"default/first": 1, "default/second": 0, "default/third": 2}
     assert books.claims == {"default/first": 1, "default/second": 0}
     sentences = {pod: sentence for pod, _, sentence in books.on_event}
@@ -75,7 +75,7 @@ async def test_a_hand_over_is_compared_with_the_kubelets_ledger_once(books: Book
     books.answer("first", 0)
     books.show(books.pod("first", 0, started=True))
     async with running(books.run()):
-        await until(lambda: not books.handovers.unconfirmed)
+        await until(lambda: not books.allocations.unconfirmed)
     assert (books.entries, books.claimed, books.on_event) == ({"default/first": 0}, [], [])
 
 
@@ -94,14 +94,14 @@ async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(books: 
     serve(monkeypatch, books.kubelet({"real": 0}))
     books.answer("guess", 0)
     books.answer("ended", 2)
-    books.handovers.drop("uid-guess")
-    books.handovers.drop("uid-ended")
+    books.allocations.drop("uid-guess")
+    books.allocations.drop("uid-ended")
     books.show(books.pod("real", 1, started=True))
     async with running(books.run()):
         await until(lambda: books.on_event)
     assert books.entries == {"default/real": 0}
     books.answer("next", 3)
-    assert frozenset(books.ids(0)) in books.handovers.answers
+    assert frozenset(books.ids(0)) in books.allocations.answers
 
 
 @pytest.mark.parametrize("shown", ["failed", "deleted", "still pending", "failed long before"])
@@ -159,7 +159,7 @@ async def test_a_chain_of_wrong_guesses_is_resolved(books: Books, monkeypatch: P
     serve(monkeypatch, books.kubelet({"first": 1, "last": 0}))
     books.answer("first", 0)
     books.answer("gone", 1)
-    books.handovers.drop("uid-gone")
+    books.allocations.drop("uid-gone")
     books.show(books.pod("first", 0, started=True), books.pod("last", 2, started=True))
     async with running(books.run()):
         await until(lambda: len(books.on_event) == 2)
@@ -188,7 +188,7 @@ async def test_a_call_answered_while_the_ledger_is_read_is_not_judged_by_it(
         assert books.entries == {"default/next": 0}
         books.pods.on_delete(books.pod("ended"))
         books.show(books.pod("next", 0, started=True))
-        await until(lambda: not books.handovers.unconfirmed)
+        await until(lambda: not books.allocations.unconfirmed)
     assert (books.entries, books.claimed) == ({"default/next": 0}, [])
 
 
@@ -230,14 +230,14 @@ async def test_the_entry_of_a_pods_successor_is_not_the_pods_own(books: Books, m
     books.show(books.pod("one", 0, started=True))
     async with running(books.run()):
         await until(lambda: reads > 3)
-        assert {each.uid: each.chips for each in books.handovers} == {
+        assert {each.uid: each.chips for each in books.allocations} == {
             "uid-one": books.chips(0),
             "uid-again": books.chips(1),
         }
         books.pods.on_delete(books.pod("one"))
         books.show(books.pod("one", 1, uid="uid-again", started=True))
-        await until(lambda: not books.handovers.unconfirmed)
-    assert {each.uid: each.chips for each in books.handovers} == {"uid-again": books.chips(1)}
+        await until(lambda: not books.allocations.unconfirmed)
+    assert {each.uid: each.chips for each in books.allocations} == {"uid-again": books.chips(1)}
     assert books.claimed == []
 
 
@@ -329,7 +329,7 @@ async def test_the_kubelets_ledger_is_read_once_a_second_at_most_and_with_backof
 ) -> None:
     reads: list[float] = []
 
-    async def failing(_socket: Path, _device_type: DeviceType) -> KubeletLedger:
+    async def failing(_socket: Path, _device_type: DeviceType) -> PodResources:
         reads.append(asyncio.get_running_loop().time())
         raise Unreachable("nobody there")
 
@@ -396,7 +396,7 @@ async def test_a_claim_that_was_believed_at_the_start_gives_way_to_the_kubelets_
     assert books.entries == {"default/owner": 0, "default/forger": 0}
     await settled(books, monkeypatch, owner=0, forger=1)
     assert books.entries == books.counted == {"default/owner": 0, "default/forger": 1}
-    assert not books.handovers.believed
+    assert not books.allocations.believed
 
 
 async def test_of_two_claims_to_a_device_neither_is_entered(books: Books, monkeypatch: Patch) -> None:
@@ -416,7 +416,7 @@ async def test_ids_given_again_by_a_kubelet_that_lost_them_take_nothing_from_the
     books: Books, monkeypatch: Patch
 ) -> None:
     # The kubelet had no preference in time, and gives a pod the ids of devices that it does not know to be in use.
-    books.handovers.add(books.handover("old", 0))
+    books.allocations.add(books.allocation("old", 0))
     books.show(books.pod("old", 0, claims=0, started=True))
     books.answer("guess", 2, ids=0)
     books.show(books.pod("guess", 2), books.pod("new", 3, started=True))

@@ -8,7 +8,7 @@ import pytest
 from ascend.annotations import ALLOCATED, PREDICATE_TIME, REAL
 from ascend.chips import chip_name, join_names
 from ascend.kube.objects import PODS, Pod
-from device_plugin.pods import admission_matcher as handover_module
+from device_plugin.pods import admission_matcher as allocation_module
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node
@@ -62,7 +62,7 @@ async def test_a_refused_pod_has_the_reason_in_its_status_and_the_next_one_works
         )
         await whole.bind("next", 5, 4)
         check_hand_over(whole, await whole.claimed("next"))
-        assert [each.pod for each in plugin.handovers] == ["default/holder", "default/next"]
+        assert [each.pod for each in plugin.allocations] == ["default/holder", "default/next"]
 
 
 async def test_without_device_nodes_a_pod_is_refused(folder: Path) -> None:
@@ -79,16 +79,16 @@ async def test_an_unknown_pod_gets_its_chips_while_the_api_server_is_away(folder
             await proxy._runner.cleanup()
             pod = await whole.bind("unseen", 4, 5)
             await until(lambda: whole.ledger("unseen"))
-            (handover,) = plugin.handovers
-            assert (handover.uid, handover.chips, whole.ledger("unseen")) == (pod.uid, (4, 5), 0b110000)
+            (allocation,) = plugin.allocations
+            assert (allocation.uid, allocation.chips, whole.ledger("unseen")) == (pod.uid, (4, 5), 0b110000)
             assert plugin.pods.get(pod.uid) is None
 
 
 async def test_an_unknown_pod_is_refused_while_kubelet_and_api_server_do_not_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover_module, "PREFER_CAP_S", 0.05)
-    monkeypatch.setattr(handover_module, "LIST_AFTER_S", 0.05)
+    monkeypatch.setattr(allocation_module, "PREFER_CAP_S", 0.05)
+    monkeypatch.setattr(allocation_module, "LIST_AFTER_S", 0.05)
     async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
         behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
         async with whole.plugin(kubeconfig=behind):
@@ -99,7 +99,7 @@ async def test_an_unknown_pod_is_refused_while_kubelet_and_api_server_do_not_ans
             started_s = loop.time()
             refused_with = await refusal(whole, "unseen")
             assert "ApiServerAway: no pod waits for 1 chip, and neither the kubelet nor the API server" in refused_with
-            assert loop.time() - started_s < handover_module.CAP_S
+            assert loop.time() - started_s < allocation_module.CAP_S
 
 
 async def test_while_the_watch_is_stuck_pods_can_reuse_each_others_chips(
@@ -122,7 +122,7 @@ async def test_a_pod_of_several_containers_is_refused_as_a_whole(folder: Path) -
         await whole.claimed("holder")
         await whole.bind("crowded", 0, 1, 2, 3, asks=asking("s1 i1 a2 a1"), predicate_time=7)
         assert "ChipHeld: Ascend910-3 is held by pod default/holder" in await refusal(whole, "crowded")
-        assert [each.pod for each in plugin.handovers] == ["default/holder"]
+        assert [each.pod for each in plugin.allocations] == ["default/holder"]
 
 
 async def test_a_pod_the_kubelet_rejects_by_itself_leaves_others_their_chips(folder: Path) -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import msgspec
 
 from ascend.deviceinfo import Upgrade, decode_report, encode_report
+from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchFault
 from ascend.faults import FaultTime
-from ascend.switches import UNREADABLE_SWITCHES, SwitchFault
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.fault_rules import default_rules
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import UpgradeReason
 from device_plugin.health.switch_faults import assess
 from device_plugin.publish.report import (
@@ -27,26 +27,26 @@ CONFIG_MAP_LIMIT = 1 << 20
 
 
 def test_network_and_chip_faults_are_separate_entries() -> None:
-    link = fault("81078603", Level.PRE_SEPARATE, since_ms=77)
+    link = fault("81078603", FaultLevel.PRE_SEPARATE, since_ms=77)
     found = make_report(
         snapshot(
             chips={
                 0: judged_chip(
-                    healthy=True, network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(link,)
+                    healthy=True, network_healthy=False, network_level=FaultLevel.PRE_SEPARATE, network_faults=(link,)
                 ),
                 4: judged_chip(
                     healthy=False,
                     network_healthy=False,
-                    level=Level.SEPARATE,
-                    network_level=Level.PRE_SEPARATE,
+                    level=FaultLevel.SEPARATE,
+                    network_level=FaultLevel.PRE_SEPARATE,
                     faults=(fault("80E18402"),),
                     network_faults=(link,),
                 ),
                 5: judged_chip(
                     healthy=True,
                     network_healthy=True,
-                    level=Level.NOT_HANDLE,
-                    faults=(fault("80E18401", Level.NOT_HANDLE),),
+                    level=FaultLevel.NOT_HANDLE,
+                    faults=(fault("80E18401", FaultLevel.NOT_HANDLE),),
                 ),
             }
         ),
@@ -67,12 +67,14 @@ def test_an_unhealthy_chip_without_a_code_is_an_entry_with_its_level() -> None:
 
 
 def test_a_report_distinguishes_faulty_chips_from_silent_or_waiting_ones() -> None:
-    link = fault("81078603", Level.PRE_SEPARATE)
-    spared = judged_chip(healthy=True, level=Level.PRE_SEPARATE, faults=(fault("A1", Level.PRE_SEPARATE),))
-    silent = judged_chip(healthy=False, level=Level.NOT_HANDLE, faults=(fault("A2", Level.NOT_HANDLE),))
+    link = fault("81078603", FaultLevel.PRE_SEPARATE)
+    spared = judged_chip(healthy=True, level=FaultLevel.PRE_SEPARATE, faults=(fault("A1", FaultLevel.PRE_SEPARATE),))
+    silent = judged_chip(healthy=False, level=FaultLevel.NOT_HANDLE, faults=(fault("A2", FaultLevel.NOT_HANDLE),))
     chips = {
-        0: judged_chip(network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(link,)),
-        1: judged_chip(healthy=False, level=Level.SEPARATE, faults=(fault("A3"), fault("A2", Level.NOT_HANDLE))),
+        0: judged_chip(network_healthy=False, network_level=FaultLevel.PRE_SEPARATE, network_faults=(link,)),
+        1: judged_chip(
+            healthy=False, level=FaultLevel.SEPARATE, faults=(fault("A3"), fault("A2", FaultLevel.NOT_HANDLE))
+        ),
         2: spared,
         3: silent,
         4: judged_chip(network_healthy=False),
@@ -84,7 +86,7 @@ def test_a_report_distinguishes_faulty_chips_from_silent_or_waiting_ones() -> No
 
 
 def test_upgrade_reasons_have_the_format_of_the_reference() -> None:
-    reason = UpgradeReason(0x81078603, Level.PRE_SEPARATE, "FaultDuration", 1795250167592)
+    reason = UpgradeReason(0x81078603, FaultLevel.PRE_SEPARATE, "FaultDuration", 1795250167592)
     found = make_report(snapshot(upgrade_reasons={1: (reason,)}), 1)
     # See docs/spec/node-report.md#network-fault.
     assert encode_report(found)["UpgradeFaultReason"] == (
@@ -95,10 +97,10 @@ def test_upgrade_reasons_have_the_format_of_the_reference() -> None:
 
 def test_upgrade_reasons_are_read_back_and_invalid_ones_ignored() -> None:
     reasons = {
-        1: (UpgradeReason(0x81078603, Level.PRE_SEPARATE, "FaultDuration", 5),),
+        1: (UpgradeReason(0x81078603, FaultLevel.PRE_SEPARATE, "FaultDuration", 5),),
         7: (
-            UpgradeReason(0x80E18005, Level.MANUALLY_SEPARATE, "FaultFrequency", 6),
-            UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", 7),
+            UpgradeReason(0x80E18005, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", 6),
+            UpgradeReason(0, FaultLevel.MANUALLY_SEPARATE, "FaultAutofill", 7),
         ),
     }
     found = make_report(snapshot(upgrade_reasons=reasons), 1).upgrades
@@ -136,8 +138,8 @@ def test_a_report_with_all_faults_is_small_enough() -> None:
     worst = judged_chip(
         healthy=False,
         network_healthy=False,
-        level=Level.SEPARATE,
-        network_level=Level.SEPARATE,
+        level=FaultLevel.SEPARATE,
+        network_level=FaultLevel.SEPARATE,
         faults=many,
         network_faults=many,
     )
@@ -151,12 +153,12 @@ def _sixteen() -> Inventory:
 
 
 def test_harmless_codes_are_read_back_and_invalid_ones_ignored() -> None:
-    unknown, known = fault("DEAD", Level.NOT_HANDLE), fault("80CD8003", Level.NOT_HANDLE)
+    unknown, known = fault("DEAD", FaultLevel.NOT_HANDLE), fault("80CD8003", FaultLevel.NOT_HANDLE)
     judged = judged_chip(
         healthy=False,
-        level=Level.SEPARATE,
+        level=FaultLevel.SEPARATE,
         faults=(fault("BEEF"), unknown, known),
-        network_faults=(fault("81078603", Level.NOT_HANDLE),),
+        network_faults=(fault("81078603", FaultLevel.NOT_HANDLE),),
     )
     found = decode_report(encode_report(make_report(snapshot(chips={3: judged}), 1)))
     assert read_harmless(found.faults) == {3: {0xDEAD, 0x80CD8003, 0x81078603}}
@@ -169,7 +171,7 @@ def test_harmless_codes_are_read_back_and_invalid_ones_ignored() -> None:
 def test_a_chip_in_doubt_is_not_reported_while_a_pod_runs_with_it() -> None:
     silent = replace(judged_chip(healthy=False), in_doubt=True)
     port = replace(judged_chip(network_healthy=False), network_in_doubt=True)
-    broken = judged_chip(healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
+    broken = judged_chip(healthy=False, level=FaultLevel.SEPARATE, faults=(fault("A3"),))
     chips = {1: silent, 2: port, 3: broken}
     in_use = make_report(snapshot(chips=chips, used=0b1110, running=0b1110), 1)
     assert (in_use.unhealthy, in_use.network_unhealthy) == (0b1000, 0)
@@ -186,7 +188,8 @@ def test_a_chip_in_doubt_is_not_reported_while_a_pod_runs_with_it() -> None:
 
 def test_a_milder_fault_of_a_chip_in_doubt_is_still_reported_while_a_pod_runs_with_it() -> None:
     held = replace(
-        judged_chip(healthy=False, level=Level.SUB_HEALTH, faults=(fault("A2", Level.SUB_HEALTH),)), in_doubt=True
+        judged_chip(healthy=False, level=FaultLevel.SUB_HEALTH, faults=(fault("A2", FaultLevel.SUB_HEALTH),)),
+        in_doubt=True,
     )
     found = make_report(snapshot(chips={1: held}, used=0b10, running=0b10), 1)
     assert found.unhealthy == 0

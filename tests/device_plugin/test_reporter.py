@@ -13,12 +13,12 @@ from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report, encode_report
 from ascend.errors import ApiError
+from ascend.fabric_switches import UNREADABLE_SWITCHES, SwitchReport
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject, Node
 from ascend.rate_limiters import Backoff
-from ascend.switches import UNREADABLE_SWITCHES, SwitchReport
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
 from device_plugin.publish import device_info_configmap as board_module
@@ -31,7 +31,7 @@ from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.report import make_report
 from device_plugin.publish.reporter import Reporter
 from sandbox.apiserver import ApiServer
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import ServedResource
 from tests.device_plugin.api import NODE, RecordingClient, Request, node_manifest, running, until
 from tests.device_plugin.builders import fault, judged_chip, snapshot
 
@@ -198,7 +198,9 @@ async def test_the_config_map_is_created_with_all_keys(reporting: Rig) -> None:
 
 
 async def test_used_chips_are_not_free_and_unhealthy_ones_have_their_faults(reporting: Rig) -> None:
-    broken = judged_chip(healthy=False, network_healthy=True, level=Level.RESTART, faults=(fault("A2", since_ms=77),))
+    broken = judged_chip(
+        healthy=False, network_healthy=True, level=FaultLevel.RESTART, faults=(fault("A2", since_ms=77),)
+    )
     chips = {7: broken, 3: judged_chip(healthy=True, network_healthy=False)}
     reporting.snapshots.set(snapshot(chips=chips, used=0b0011_0011))
     await until(lambda: reporting.order.reported_unhealthy.value == 0b1000_0000)
@@ -475,7 +477,7 @@ async def test_an_unanswered_patch_of_the_node_delays_no_fault(
     monkeypatch.setattr(node_module, "PATCH_TIMEOUT_S", 0.2)
     silence = asyncio.Event()
 
-    async def hang(operation: str, resource: Resource, _subresource: str, document: JsonObject) -> JsonObject:
+    async def hang(operation: str, resource: ServedResource, _subresource: str, document: JsonObject) -> JsonObject:
         if operation == "UPDATE" and resource.plural == "nodes":
             await silence.wait()
         return document
@@ -595,7 +597,7 @@ async def test_the_nodes_annotations_are_restored_at_the_next_refresh(
 async def test_a_fault_counts_as_reported_only_when_it_is_written(reporting: Rig, server: ApiServer) -> None:
     at_writing = []
 
-    async def look(_operation: str, resource: Resource, _subresource: str, document: JsonObject) -> JsonObject:
+    async def look(_operation: str, resource: ServedResource, _subresource: str, document: JsonObject) -> JsonObject:
         if resource.plural == "configmaps":
             at_writing.append((decode_report(document["data"]).unhealthy, reporting.order.reported_unhealthy.value))
         return document

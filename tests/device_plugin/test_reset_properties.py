@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ascend.chips import ChipSet, chip_ids, chip_set
-from device_plugin.reset.budget import Budget
+from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.group_reset import GroupReset
-from device_plugin.reset.steps import Command, Phase, View
+from device_plugin.reset.steps import Command, ResetPhase, View
 
 GROUPS = (0b00001111, 0b11110000)
 ALL = 0b11111111
@@ -53,7 +53,7 @@ class Resets(RuleBasedStateMachine):
         super().__init__()
         self.node = Node()
         self.now_s = 0.0
-        self.budgets = {chips: Budget(2) for chips in GROUPS}
+        self.budgets = {chips: ResetBudget(2) for chips in GROUPS}
         self.checks: dict[ChipSet, list[str] | None] = {}
         self.initializing: set[ChipSet] = set()
         self.polling: set[ChipSet] = set()
@@ -215,7 +215,7 @@ class Resets(RuleBasedStateMachine):
         self.node.faulty &= ~chips if ends_fault and not outcome else ALL
         self.node.down = self.node.down & ~chips | (chips if stays_down else 0)
         for group in self.groups:
-            if group.phase is Phase.RESETTING:
+            if group.phase is ResetPhase.RESETTING:
                 group.was_reset(outcome, self.now_s)
         self._settle()
 
@@ -257,7 +257,7 @@ class Resets(RuleBasedStateMachine):
     def no_chip_that_is_being_reset_is_in_use(self) -> None:
         assert not self.node.used & self.node.resetting
         for group in self.groups:
-            if group.phase in {Phase.RESETTING, Phase.STARTING, Phase.INITIALIZING}:
+            if group.phase in {ResetPhase.RESETTING, ResetPhase.STARTING, ResetPhase.INITIALIZING}:
                 assert not self.node.used & group.withheld
 
     @invariant()
@@ -281,7 +281,7 @@ class Resets(RuleBasedStateMachine):
         left = chip_set(chip for group in self.groups for chip in chip_ids(group.manual))
         assert not self.node.faulty & ~self.node.used & ~left or any(group.waits_for for group in self.groups)
         for group in self.groups:
-            assert group.phase in {Phase.IDLE, Phase.CHECKING}, group.phase
+            assert group.phase in {ResetPhase.IDLE, ResetPhase.CHECKING}, group.phase
             assert not group.withheld
         assert not left & ~self.node.faulty
 

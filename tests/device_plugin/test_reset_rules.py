@@ -16,14 +16,14 @@ from ascend.chips import ChipSet, chip_set
 from ascend.errors import DriverError, Unreachable
 from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory
 from device_plugin.driver.reset_groups import reset_groups
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Moment
-from device_plugin.kubelet.pod_resources import KubeletLedger
-from device_plugin.ledger.handovers import HandOver, HandOvers, Part
+from device_plugin.kubelet.pod_resources import PodResources
+from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.reset import users
-from device_plugin.reset.budget import Budget
+from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.muting import Muting
 from device_plugin.reset.reset_info import read_resets, write_resets
 from device_plugin.reset.rules import lasting, obstacles, wanting
@@ -69,22 +69,22 @@ def test_a_group_that_could_have_more_chips_than_are_listed_is_unknown() -> None
 
 
 def test_the_levels_that_a_reset_is_for() -> None:
-    levels = {number: level for number, level in enumerate(Level) if number < 8}
+    levels = {number: level for number, level in enumerate(FaultLevel) if number < 8}
     chips = {number: judged_chip(level=level, faults=(fault("80A18008", level),)) for number, level in levels.items()}
     found = wanting(snapshot(chips=chips), 0xFF)
-    wanted = {Level.RESTART_REQUEST, Level.RESTART_BUSINESS, Level.FREE_RESTART, Level.RESTART}
+    wanted = {FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS, FaultLevel.FREE_RESTART, FaultLevel.RESTART}
     assert {levels[chip] for chip in found} == wanted
     assert found[6] == "80A18008 (RestartNPU)"
 
 
 def test_chips_with_faults_that_no_reset_ends() -> None:
-    chips = {1: judged_chip(level=Level.SEPARATE), 2: judged_chip(level=Level.MANUALLY_SEPARATE)}
+    chips = {1: judged_chip(level=FaultLevel.SEPARATE), 2: judged_chip(level=FaultLevel.MANUALLY_SEPARATE)}
     assert lasting(snapshot(chips=chips)) == 0b110
 
 
 def test_a_pod_holds_its_chips_from_its_binding_to_its_end() -> None:
-    pods, handovers = NodePods(lambda _uid: None), HandOvers()
-    ledgers = Ledgers(pods, handovers)
+    pods, allocations = NodePods(lambda _uid: None), Allocations()
+    ledgers = Ledgers(pods, allocations)
     now = snapshot()
     assert obstacles(now, 0x0F, ledgers.held) == []
     pods.on_apply(pod("bound", 1, 2, time=1))
@@ -92,8 +92,10 @@ def test_a_pod_holds_its_chips_from_its_binding_to_its_end() -> None:
     assert obstacles(now, 0xF0, ledgers.held) == []
     pods.on_apply(pod("bound", 1, 2, time=1, phase="Succeeded"))
     assert obstacles(now, 0x0F, ledgers.held) == []
-    handovers.add(
-        HandOver.of_parts("u", "default/early", (3,), (Part("main", keeps=True, chips=(3,), kubelet_ids=(3,)),))
+    allocations.add(
+        Allocation.of_parts(
+            "u", "default/early", (3,), (ContainerPart("main", keeps=True, chips=(3,), kubelet_ids=(3,)),)
+        )
     )
     assert obstacles(now, 0x0F, ledgers.held) == ["pod default/early holds Ascend910-3"]
 
@@ -105,7 +107,7 @@ def test_a_chip_that_is_not_listed_can_not_be_reset() -> None:
 
 @given(st.lists(st.floats(0.0, 20000.0), max_size=30), st.integers(1, 4))
 def test_no_more_resets_within_an_hour_than_the_limit(times: list[float], per_hour: int) -> None:
-    budget, done = Budget(per_hour), list[float]()
+    budget, done = ResetBudget(per_hour), list[float]()
     for now_s in sorted(times):
         if budget.due_s(now_s) <= now_s:
             budget.spend(now_s)
@@ -117,7 +119,7 @@ def test_no_more_resets_within_an_hour_than_the_limit(times: list[float], per_ho
 
 
 def test_the_wait_after_failures_doubles_up_to_an_hour() -> None:
-    budget, waits = Budget(100), []
+    budget, waits = ResetBudget(100), []
     for _ in range(9):
         budget.on_failure(0.0)
         waits.append(budget.due_s(0.0))
@@ -194,8 +196,8 @@ class Answers:
         return tuple(found)
 
 
-def asking(processes: dict[int, Any], ledger: KubeletLedger | None) -> Users:
-    async def read() -> KubeletLedger:
+def asking(processes: dict[int, Any], ledger: PodResources | None) -> Users:
+    async def read() -> PodResources:
         if ledger is None:
             raise Unreachable("no kubelet")
         return ledger
@@ -211,7 +213,7 @@ async def found_by(asked: Users, known: Sequence[str] = ()) -> list[str] | None:
 
 
 async def test_users_are_pods_of_the_kubelets_ledger_and_processes() -> None:
-    ledger = KubeletLedger({"default/a": {"main": (1,)}, "default/b": {"main": (6,)}, "default/c": {"main": (2,)}})
+    ledger = PodResources({"default/a": {"main": (1,)}, "default/b": {"main": (6,)}, "default/c": {"main": (2,)}})
     assert await found_by(asking({3: [4711]}, ledger), ["default/c"]) == [
         "pod default/a holds Ascend910-1 by the kubelet's ledger",
         "process 4711 uses Ascend910-3",
@@ -219,7 +221,7 @@ async def test_users_are_pods_of_the_kubelets_ledger_and_processes() -> None:
 
 
 async def test_a_name_that_two_pods_have_is_a_user_although_one_of_them_is_known() -> None:
-    ledger = KubeletLedger({"default/a": {"main": (1,)}}, {"default/a"})
+    ledger = PodResources({"default/a": {"main": (1,)}}, {"default/a"})
     assert await found_by(asking({}, ledger), ["default/a"]) == [
         "pod default/a holds Ascend910-1 by the kubelet's ledger"
     ]
@@ -227,18 +229,18 @@ async def test_a_name_that_two_pods_have_is_a_user_although_one_of_them_is_known
 
 @pytest.mark.parametrize(
     ("processes", "ledger"),
-    [({}, None), ({2: DriverError("it has dropped")}, KubeletLedger())],
+    [({}, None), ({2: DriverError("it has dropped")}, PodResources())],
     ids=["kubelet", "driver"],
 )
 async def test_users_are_unknown_if_one_source_does_not_answer(
-    processes: dict[int, Any], ledger: KubeletLedger | None
+    processes: dict[int, Any], ledger: PodResources | None
 ) -> None:
     assert await found_by(asking(processes, ledger)) is None
 
 
 async def test_a_call_that_hangs_makes_users_unknown_and_gets_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "DEADLINE_S", 0.05)
-    asked = asking({}, KubeletLedger())
+    asked = asking({}, PodResources())
     release, calls = asyncio.Event(), list[int]()
     loop = asyncio.get_running_loop()
 

@@ -15,7 +15,7 @@ from ascend.kube.objects import Pod
 from device_plugin.device_types import DeviceType
 from device_plugin.driver import ChipFacts
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.pods import admission_matcher as handover_module
+from device_plugin.pods import admission_matcher as allocation_module
 from device_plugin.pods.container_edits import make_edits
 from device_plugin.publish import order as order_module
 from device_plugin.serving import servicer as servicer_module
@@ -33,8 +33,8 @@ GARBAGE = ["", "npu-0", "Ascend910-", "Ascend910-256", "Ascend910-2c-100-1", "As
 
 @pytest.fixture
 def face(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
-    monkeypatch.setattr(handover_module, "PREFER_CAP_S", 0.05)
-    monkeypatch.setattr(handover_module, "LIST_AFTER_S", 0.05)
+    monkeypatch.setattr(allocation_module, "PREFER_CAP_S", 0.05)
+    monkeypatch.setattr(allocation_module, "LIST_AFTER_S", 0.05)
     return Face(folder)
 
 
@@ -212,7 +212,7 @@ async def test_a_refusal_is_short_and_starts_with_its_reason(
     assert len(details_text) <= 200
     assert "\n" not in details_text
     assert face.allocated(reason) == 1
-    assert not list(face.handovers)
+    assert not list(face.allocations)
 
 
 async def test_refused_calls_are_timed_as_well(face: Face, stub: "DevicePluginAsyncStub") -> None:

@@ -186,7 +186,7 @@ async def test_what_the_old_instance_gives_at_last_is_known_to_the_new_one(
         await asyncio.wait([old])
         await whole.bind("from-the-new", 2, 3)
         check_hand_over(whole, await whole.claimed("from-the-new"))
-        assert {each.pod for each in new.handovers} == {"default/from-the-old", "default/from-the-new"}
+        assert {each.pod for each in new.allocations} == {"default/from-the-old", "default/from-the-new"}
 
 
 @KUBELETS
@@ -244,7 +244,7 @@ async def test_pods_get_their_chips_until_a_successor_that_died_is_started_again
             await until(lambda: is_registered(again))
             await whole.bind("from-the-new", 2, 3)
             check_hand_over(whole, await whole.claimed("from-the-new"))
-            assert {each.pod for each in again.handovers} == {"default/from-the-old", "default/from-the-new"}
+            assert {each.pod for each in again.allocations} == {"default/from-the-old", "default/from-the-new"}
 
 
 async def test_a_successor_that_hangs_does_not_delay_the_end_for_long(
@@ -336,4 +336,4 @@ async def test_the_old_instance_answers_until_the_successor_of_one_that_died_is_
             assert lapses.seen == []
             await whole.bind("from-the-new", 2, 3)
             check_hand_over(whole, await whole.claimed("from-the-new"))
-            assert {each.pod for each in again.handovers} == {"default/from-the-old", "default/from-the-new"}
+            assert {each.pod for each in again.allocations} == {"default/from-the-old", "default/from-the-new"}

@@ -23,7 +23,7 @@ from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedChip, SimulatedServer
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from device_plugin.driver.telemetry import LIMITS, Quantity, plausible
-from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.allocations import Allocation, ContainerPart
 from device_plugin.settings import Settings
 from device_plugin.telemetry.collector import LABELS
 from device_plugin.telemetry.holders import SEVERAL, Holder, holders
@@ -169,7 +169,7 @@ async def test_labels_follow_the_pods_that_hold_chips(folder: Path) -> None:
         await whole.client.delete(PODS, "train", "default")
         await until(
             lambda: (
-                whole.find("train") is None and not [each for each in plugin.handovers if each.pod == "default/train"]
+                whole.find("train") is None and not [each for each in plugin.allocations if each.pod == "default/train"]
             )
         )
         assert who((await scrape(plugin))["container_npu_utilization"]) == {0: serve}
@@ -241,14 +241,14 @@ def test_only_values_that_a_chip_can_have_are_kept(values: dict[Quantity, float]
     assert total is None or kept.get(Quantity.HBM_USED_MEMORY, 0.0) <= total
 
 
-def handover(pod: str, *parts: Part) -> HandOver:
+def allocation(pod: str, *parts: ContainerPart) -> Allocation:
     chips = tuple(dict.fromkeys(chip for part in parts for chip in part.chips))
-    return HandOver.of_parts(f"uid-{pod}", pod, chips, parts)
+    return Allocation.of_parts(f"uid-{pod}", pod, chips, parts)
 
 
 def test_a_chip_of_two_pods_names_neither() -> None:
-    first = handover("a/one", Part("main", keeps=True, chips=(0, 1), kubelet_ids=(0, 1)))
-    second = handover("b/other", Part("main", keeps=True, chips=(1, 2), kubelet_ids=(1, 2)))
+    first = allocation("a/one", ContainerPart("main", keeps=True, chips=(0, 1), kubelet_ids=(0, 1)))
+    second = allocation("b/other", ContainerPart("main", keeps=True, chips=(1, 2), kubelet_ids=(1, 2)))
     found = holders([first, second])
     assert found == {
         0: Holder("a", "one", "main"),
@@ -259,7 +259,7 @@ def test_a_chip_of_two_pods_names_neither() -> None:
 
 
 def test_the_chips_that_the_kubelet_counts_do_not_matter() -> None:
-    found = holders([handover("a/one", Part("main", keeps=True, chips=(0, 1), kubelet_ids=(4, 5)))])
+    found = holders([allocation("a/one", ContainerPart("main", keeps=True, chips=(0, 1), kubelet_ids=(4, 5)))])
     assert found.keys() == {0, 1}
 
 
@@ -273,8 +273,8 @@ _ASKS = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 4)), min_size
 def test_a_chip_belongs_to_its_keeper_else_to_the_last_init_container(asks: list[ContainerRequest]) -> None:
     asks.sort(key=lambda ask: ask.kind == "app")  # the kubelet's order: app containers last
     slices = deal(asks, range(effective_request(asks)))
-    parts = [Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in asks]
-    found = holders([handover("default/pod", *parts)])
+    parts = [ContainerPart(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in asks]
+    found = holders([allocation("default/pod", *parts)])
     for chip in range(effective_request(asks)):
         users = [ask for ask in asks if chip in slices[ask.container]]
         if not users:

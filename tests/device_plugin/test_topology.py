@@ -27,7 +27,7 @@ from device_plugin.pods.topology import (
     INSIDE,
     REFRESH_S,
     NodeTopology,
-    Topology,
+    TopologyFile,
     TopologyUpdates,
     node_topology,
     variables,
@@ -96,7 +96,7 @@ def test_chips_have_the_same_number_exactly_if_they_are_linked(product: Product,
 
 
 def test_the_file_is_replaced_only_if_something_has_changed(tmp_path: Path) -> None:
-    topology, found = Topology(tmp_path), node_topology(node(), snapshot(of=a3()), ADDRESS, TABLE)
+    topology, found = TopologyFile(tmp_path), node_topology(node(), snapshot(of=a3()), ADDRESS, TABLE)
     topology.update(found)
     before = (tmp_path / FILE).stat().st_ino
     topology.update(found)
@@ -107,7 +107,7 @@ def test_the_file_is_replaced_only_if_something_has_changed(tmp_path: Path) -> N
 
 
 def test_a_file_that_could_not_be_written_is_written_later(small_disk: SmallDisk) -> None:
-    topology, last = Topology(small_disk.path), node_topology(node(), snapshot(of=a3()), ADDRESS, None)
+    topology, last = TopologyFile(small_disk.path), node_topology(node(), snapshot(of=a3()), ADDRESS, None)
     topology.update(node_topology(node(), snapshot(of=a3()), ADDRESS, TABLE))
     small_disk.fill()
     topology.update(last)
@@ -122,7 +122,7 @@ def test_a_file_that_could_not_be_written_is_written_later(small_disk: SmallDisk
 @pytest.mark.parametrize("folder", ["missing", "a-file"])
 def test_without_the_folder_containers_have_the_variables_only(tmp_path: Path, folder: str) -> None:
     (tmp_path / "a-file").touch()
-    topology = Topology(tmp_path / folder)
+    topology = TopologyFile(tmp_path / folder)
     topology.update(node_topology(node(), snapshot(of=a3()), ADDRESS, TABLE))
     edits = topology.add(ContainerEdits({"A": "b"}, {}), (0,))
     assert edits.mounts == {}
@@ -171,7 +171,7 @@ class RelabelledNode(KubeClient):
 
 @pytest.mark.looptime
 async def test_the_node_is_read_again_in_time_however_often_pods_start(tmp_path: Path) -> None:
-    client, topology = RelabelledNode(), Topology(tmp_path)
+    client, topology = RelabelledNode(), TopologyFile(tmp_path)
     snapshots: Observable[Snapshot | None] = Observable(snapshot(of=a3()))
     updates = TopologyUpdates(client, node(), ADDRESS, snapshots, topology)
     start_s = asyncio.get_running_loop().time()

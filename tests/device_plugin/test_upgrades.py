@@ -12,7 +12,7 @@ from ascend.chips import chip_set
 from device_plugin.driver import LINK_DOWN
 from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.health.levels import Level
+from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import UpgradeReason
 from device_plugin.health.upgrades import Debounce
 from tests.device_plugin.builders import server
@@ -34,11 +34,13 @@ def rules_of(*rules: FrequencyRule | DurationRule) -> FaultRules:
     return FaultRules(default.chip, default.network, frequency, duration, default.spellings, default.switches)
 
 
-def often(times: int, level: Level = Level.SEPARATE, release_s: int | None = 60, code: int = CODE) -> FrequencyRule:
+def often(
+    times: int, level: FaultLevel = FaultLevel.SEPARATE, release_s: int | None = 60, code: int = CODE
+) -> FrequencyRule:
     return FrequencyRule(code, 100, times, level, release_s)
 
 
-def lasting(fault_s: int, recover_s: int, level: Level = Level.SEPARATE, code: int = CODE) -> DurationRule:
+def lasting(fault_s: int, recover_s: int, level: FaultLevel = FaultLevel.SEPARATE, code: int = CODE) -> DurationRule:
     return DurationRule(code, fault_s, recover_s, level)
 
 
@@ -56,7 +58,7 @@ def after(at_s: float) -> float:
 
 
 def test_a_fault_counts_only_if_it_lasts_longer_than_the_time() -> None:
-    for lasted_s, level in ((20.0, Level.NOT_HANDLE), (20.001, Level.PRE_SEPARATE)):
+    for lasted_s, level in ((20.0, FaultLevel.NOT_HANDLE), (20.001, FaultLevel.PRE_SEPARATE)):
         watch = Watch()
         watch.event(7, LINK_DOWN)
         watch.event(7 + lasted_s, LINK_DOWN, "recover")
@@ -65,7 +67,7 @@ def test_a_fault_counts_only_if_it_lasts_longer_than_the_time() -> None:
 
 
 def test_a_recovery_counts_only_if_it_lasts_longer_than_the_time() -> None:
-    for gone_s, level in ((60.0, Level.PRE_SEPARATE), (60.001, Level.NOT_HANDLE)):
+    for gone_s, level in ((60.0, FaultLevel.PRE_SEPARATE), (60.001, FaultLevel.NOT_HANDLE)):
         watch = Watch()
         watch.event(7, LINK_DOWN)
         watch.event(100, LINK_DOWN, "recover")
@@ -82,11 +84,11 @@ def test_the_alarm_has_the_time_at_which_it_was_due() -> None:
 def test_a_fault_that_occurred_once_does_not_last() -> None:
     watch = Watch(rules_of(lasting(5, 5)))
     watch.event(1, CODE, "once")
-    assert watch.chip(100).level is Level.NOT_HANDLE
+    assert watch.chip(100).level is FaultLevel.NOT_HANDLE
 
 
 def test_a_fault_that_cleared_briefly_is_still_the_same_alarm() -> None:
-    watch = Watch(rules_of(lasting(5, 5), often(2, Level.MANUALLY_SEPARATE, None)))
+    watch = Watch(rules_of(lasting(5, 5), often(2, FaultLevel.MANUALLY_SEPARATE, None)))
     watch.event(1, CODE)
     watch.event(10, CODE, "recover")
     watch.event(11, CODE)
@@ -96,20 +98,20 @@ def test_a_fault_that_cleared_briefly_is_still_the_same_alarm() -> None:
 
 
 def test_a_code_can_be_raised_several_times() -> None:
-    watch = Watch(rules_of(lasting(5, 5, Level.PRE_SEPARATE), lasting(20, 5, Level.SEPARATE)))
+    watch = Watch(rules_of(lasting(5, 5, FaultLevel.PRE_SEPARATE), lasting(20, 5, FaultLevel.SEPARATE)))
     watch.event(1, CODE)
     levels = [watch.chip(at_s).level for at_s in (6, after(6), 21, after(21))]
-    assert levels == [Level.NOT_HANDLE, Level.PRE_SEPARATE, Level.PRE_SEPARATE, Level.SEPARATE]
-    assert [why.level for why in watch.judge(22).upgrade_reasons[0]] == [Level.PRE_SEPARATE, Level.SEPARATE]
-    assert [fault.level for fault in watch.chip(22).faults] == [Level.SEPARATE]
+    assert levels == [FaultLevel.NOT_HANDLE, FaultLevel.PRE_SEPARATE, FaultLevel.PRE_SEPARATE, FaultLevel.SEPARATE]
+    assert [why.level for why in watch.judge(22).upgrade_reasons[0]] == [FaultLevel.PRE_SEPARATE, FaultLevel.SEPARATE]
+    assert [fault.level for fault in watch.chip(22).faults] == [FaultLevel.SEPARATE]
 
 
 def test_a_rule_never_makes_a_fault_less_serious_than_its_code() -> None:
-    watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH, code=FREQUENT)))
+    watch = Watch(rules_of(lasting(5, 5, FaultLevel.SUB_HEALTH, code=FREQUENT)))
     watch.event(1, FREQUENT)
     chip = watch.chip(10)
-    assert chip.level is Level.RESTART
-    assert [(fault.level, fault.since_ms) for fault in chip.faults] == [(Level.RESTART, WALL_MS + 1000)]
+    assert chip.level is FaultLevel.RESTART
+    assert [(fault.level, fault.since_ms) for fault in chip.faults] == [(FaultLevel.RESTART, WALL_MS + 1000)]
 
 
 def debounced(turns: Sequence[tuple[float, bool]], rule: DurationRule, now_s: float) -> bool:
@@ -157,7 +159,7 @@ def test_a_fault_that_occurs_too_often_separates_its_chip() -> None:
     blink(watch, 3, FREQUENT)
     judged = watch.judge(1e8)
     assert judged.manually_separated == 1
-    why = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS + 3000)
+    why = UpgradeReason(FREQUENT, FaultLevel.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS + 3000)
     assert judged.upgrade_reasons == {0: (why,)}
     chip = judged.chips[0]
     assert chip.reason == "ManuallySeparated"
@@ -180,8 +182,8 @@ def test_a_release_restarts_the_count() -> None:
     assert watch.judge(7).manually_separated == 1
 
 
-@pytest.mark.parametrize(("last_s", "level"), [(101, Level.SEPARATE), (101.001, Level.NORMAL)])
-def test_only_occurrences_within_the_window_count(last_s: float, level: Level) -> None:
+@pytest.mark.parametrize(("last_s", "level"), [(101, FaultLevel.SEPARATE), (101.001, FaultLevel.NORMAL)])
+def test_only_occurrences_within_the_window_count(last_s: float, level: FaultLevel) -> None:
     watch = Watch(rules_of(often(2)))
     blink(watch, 1)
     blink(watch, last_s)
@@ -194,7 +196,7 @@ def test_a_fault_is_released_after_more_than_the_release_time() -> None:
     watch.event(2, CODE)
     watch.event(5, CODE, "recover")
     assert watch.next_s(6) == after(65)
-    assert watch.chip(65).level is Level.SEPARATE
+    assert watch.chip(65).level is FaultLevel.SEPARATE
     assert watch.chip(after(65)).healthy
     blink(watch, 70)
     assert watch.chip(70).healthy  # released occurrences no longer count
@@ -205,7 +207,7 @@ def test_a_present_fault_is_not_released() -> None:
     blink(watch, 1)
     watch.event(2, CODE)
     assert watch.next_s(1000) == 1e9  # when the chip would be stale
-    assert watch.chip(1000).level is Level.SEPARATE
+    assert watch.chip(1000).level is FaultLevel.SEPARATE
 
 
 def test_a_fault_that_occurs_again_renews_the_raise() -> None:
@@ -213,8 +215,8 @@ def test_a_fault_that_occurs_again_renews_the_raise() -> None:
     for at_s in (1, 2, 3, 50):
         blink(watch, at_s)
     assert [why.time_ms for why in watch.judge(50).upgrade_reasons[0]] == [WALL_MS + 50_000]
-    assert watch.chip(110).level is Level.SEPARATE
-    assert watch.chip(after(110)).level is Level.NORMAL
+    assert watch.chip(110).level is FaultLevel.SEPARATE
+    assert watch.chip(after(110)).level is FaultLevel.NORMAL
 
 
 def test_a_fault_in_the_first_reading_is_not_a_new_occurrence() -> None:
@@ -223,9 +225,9 @@ def test_a_fault_in_the_first_reading_is_not_a_new_occurrence() -> None:
     watch.read(1, CODE)
     watch.event(2, CODE, "recover")
     blink(watch, 3)
-    assert watch.chip(3).level is Level.NORMAL
+    assert watch.chip(3).level is FaultLevel.NORMAL
     blink(watch, 4)
-    assert watch.chip(4).level is Level.SEPARATE
+    assert watch.chip(4).level is FaultLevel.SEPARATE
 
 
 def test_a_fault_announced_before_the_discovery_counts_at_most_once() -> None:
@@ -236,13 +238,13 @@ def test_a_fault_announced_before_the_discovery_counts_at_most_once() -> None:
     watch.event(2, CODE)  # no reading yet: it may have been present before
     watch.read(3, CODE)
     watch.event(4, CODE)
-    assert watch.chip(4).level is Level.NOT_HANDLE
+    assert watch.chip(4).level is FaultLevel.NOT_HANDLE
     watch.read(7)
     watch.event(8, CODE)
-    assert watch.chip(8).level is Level.NOT_HANDLE
+    assert watch.chip(8).level is FaultLevel.NOT_HANDLE
     watch.read(11)
     watch.event(12, CODE)
-    assert watch.chip(12).level is Level.SEPARATE
+    assert watch.chip(12).level is FaultLevel.SEPARATE
 
 
 def test_a_fault_of_a_chip_missing_for_a_while_counts_once() -> None:
@@ -253,17 +255,17 @@ def test_a_fault_of_a_chip_missing_for_a_while_counts_once() -> None:
     watch.discover(4)
     watch.read(5, CODE)
     watch.event(5, CODE)
-    assert watch.chip(5).level is Level.NOT_HANDLE
+    assert watch.chip(5).level is FaultLevel.NOT_HANDLE
 
 
 def test_each_event_of_a_fault_that_occurs_once_counts() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE, "once")
     watch.read(2, CODE)
-    assert watch.chip(2).level is Level.NOT_HANDLE
+    assert watch.chip(2).level is FaultLevel.NOT_HANDLE
     watch.event(3, CODE, "recover")
     watch.event(4, CODE, "once")
-    assert watch.chip(4).level is Level.SEPARATE
+    assert watch.chip(4).level is FaultLevel.SEPARATE
 
 
 def test_an_event_older_than_a_reading_still_counts() -> None:
@@ -271,7 +273,7 @@ def test_an_event_older_than_a_reading_still_counts() -> None:
     watch.read(5)
     watch.event(4, CODE)
     chip = watch.chip(5)
-    assert chip.level is Level.SEPARATE
+    assert chip.level is FaultLevel.SEPARATE
     assert [fault.since_ms for fault in chip.faults] == [WALL_MS + 4000]
 
 
@@ -283,12 +285,12 @@ def test_a_fault_announced_as_over_but_still_read_is_not_a_new_one() -> None:
     watch.event(5, CODE, "recover")
     watch.read(6, CODE)
     chip = watch.chip(6)
-    assert chip.level is Level.NOT_HANDLE
+    assert chip.level is FaultLevel.NOT_HANDLE
     assert [fault.since_ms for fault in chip.faults] == [WALL_MS + 1000]
     watch.event(7, CODE, "recover")
     watch.event(8, CODE)
     watch.read(9, CODE)
-    assert watch.chip(9).level is Level.SEPARATE  # announced as occurred, which counts
+    assert watch.chip(9).level is FaultLevel.SEPARATE  # announced as occurred, which counts
 
 
 def test_a_fault_that_a_reading_cleared_counts_again() -> None:
@@ -297,7 +299,7 @@ def test_a_fault_that_a_reading_cleared_counts_again() -> None:
     watch.event(5, CODE, "recover")
     watch.read(8)
     watch.read(9, CODE)
-    assert watch.chip(9).level is Level.SEPARATE
+    assert watch.chip(9).level is FaultLevel.SEPARATE
 
 
 def test_a_reading_started_before_the_announced_end_does_not_count() -> None:
@@ -307,7 +309,7 @@ def test_a_reading_started_before_the_announced_end_does_not_count() -> None:
     watch.read(4, CODE)
     assert watch.chip(5).faults == ()
     watch.read(6, CODE)
-    assert watch.chip(6).level is Level.NOT_HANDLE
+    assert watch.chip(6).level is FaultLevel.NOT_HANDLE
 
 
 def test_a_repeated_event_of_a_present_fault_counts_once() -> None:
@@ -315,7 +317,7 @@ def test_a_repeated_event_of_a_present_fault_counts_once() -> None:
     watch.event(1, CODE)
     watch.event(2, CODE)
     watch.read(3, CODE)
-    assert watch.chip(3).level is Level.NOT_HANDLE
+    assert watch.chip(3).level is FaultLevel.NOT_HANDLE
 
 
 def test_a_code_with_a_duration_rule_counts_only_if_it_lasts() -> None:
@@ -330,47 +332,49 @@ def test_a_code_with_a_duration_rule_counts_only_if_it_lasts() -> None:
     assert judged.manually_separated == 1
     chip = judged.chips[0]
     # A network fault is not sent to the kubelet (docs/spec/faults.md#network-health).
-    assert (chip.healthy, chip.network_level) == (True, Level.MANUALLY_SEPARATE)
+    assert (chip.healthy, chip.network_level) == (True, FaultLevel.MANUALLY_SEPARATE)
     # It cleared 60 s after the last recovery, and is released 48 h after that.
     assert watch.next_s(2000) == after(1830 + 60 + 172_800)
 
 
 def test_a_lasting_fault_counts_once_for_all_its_duration_rules() -> None:
     rules = rules_of(
-        lasting(20, 5, Level.SUB_HEALTH), lasting(5, 9, Level.SUB_HEALTH), often(2, Level.PRE_SEPARATE, 60)
+        lasting(20, 5, FaultLevel.SUB_HEALTH),
+        lasting(5, 9, FaultLevel.SUB_HEALTH),
+        often(2, FaultLevel.PRE_SEPARATE, 60),
     )
     watch = Watch(rules)
     watch.event(1, CODE)
-    assert watch.chip(50).level is Level.SUB_HEALTH
+    assert watch.chip(50).level is FaultLevel.SUB_HEALTH
     watch.event(50, CODE, "recover")
     watch.event(70, CODE)
-    assert watch.chip(76).level is Level.PRE_SEPARATE
+    assert watch.chip(76).level is FaultLevel.PRE_SEPARATE
     watch.event(100, CODE, "recover")
     watch.event(107, CODE)  # over for one of the rules, at 105, but not for the other
-    assert watch.chip(500).level is Level.PRE_SEPARATE
+    assert watch.chip(500).level is FaultLevel.PRE_SEPARATE
     watch.event(500, CODE, "recover")
-    assert watch.chip(569).level is Level.PRE_SEPARATE
-    assert watch.chip(after(569)).level is Level.NORMAL
+    assert watch.chip(569).level is FaultLevel.PRE_SEPARATE
+    assert watch.chip(after(569)).level is FaultLevel.NORMAL
 
 
 def test_a_release_before_a_fault_lasted_counts_without_a_judgement() -> None:
-    watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH), often(2, Level.PRE_SEPARATE, 60)))
+    watch = Watch(rules_of(lasting(5, 5, FaultLevel.SUB_HEALTH), often(2, FaultLevel.PRE_SEPARATE, 60)))
     for at_s in (1, 21):
         watch.event(at_s, CODE)
         watch.event(at_s + 10, CODE, "recover")
-    assert watch.chip(31).level is Level.PRE_SEPARATE
+    assert watch.chip(31).level is FaultLevel.PRE_SEPARATE
     watch.event(95, CODE)  # released at 31 + 5 + 60 = 96; lasting from 100
-    assert watch.chip(101).level is Level.SUB_HEALTH
+    assert watch.chip(101).level is FaultLevel.SUB_HEALTH
 
 
 def test_overlapping_rules_count_separately() -> None:
-    watch = Watch(rules_of(often(2, Level.PRE_SEPARATE), often(4, Level.MANUALLY_SEPARATE, None)), hold_s=0)
+    watch = Watch(rules_of(often(2, FaultLevel.PRE_SEPARATE), often(4, FaultLevel.MANUALLY_SEPARATE, None)), hold_s=0)
     levels = []
     for at_s in (1, 2, 3, 4):
         blink(watch, at_s)
         levels.append(watch.chip(at_s).level)
-    assert levels == [Level.NORMAL, Level.PRE_SEPARATE, Level.PRE_SEPARATE, Level.MANUALLY_SEPARATE]
-    assert watch.chip(100).level is Level.MANUALLY_SEPARATE
+    assert levels == [FaultLevel.NORMAL, FaultLevel.PRE_SEPARATE, FaultLevel.PRE_SEPARATE, FaultLevel.MANUALLY_SEPARATE]
+    assert watch.chip(100).level is FaultLevel.MANUALLY_SEPARATE
     watch.book.release(1, moment(100))
     assert watch.chip(100).healthy
 
@@ -380,15 +384,15 @@ def test_present_faults_are_judged_again_by_changed_rules() -> None:
     watch.event(1, CODE)
     watch.event(1, PRE_SEPARATE)
     watch.book.configure(rules_of(lasting(10, 5), often(1)))
-    assert watch.chip(2).level is Level.PRE_SEPARATE
-    assert watch.chip(after(11)).level is Level.SEPARATE
+    assert watch.chip(2).level is FaultLevel.PRE_SEPARATE
+    assert watch.chip(after(11)).level is FaultLevel.SEPARATE
     watch.event(20, PRE_SEPARATE, "recover")
     watch.book.configure(rules_of())
-    assert (watch.chip(20).level, watch.judge(20).upgrade_reasons) == (Level.NOT_HANDLE, {})
+    assert (watch.chip(20).level, watch.judge(20).upgrade_reasons) == (FaultLevel.NOT_HANDLE, {})
 
 
 def test_changed_rules_keep_separations_by_an_operator() -> None:
-    for level, kept in ((Level.SEPARATE, 0), (Level.MANUALLY_SEPARATE, 1)):
+    for level, kept in ((FaultLevel.SEPARATE, 0), (FaultLevel.MANUALLY_SEPARATE, 1)):
         watch = Watch(rules_of(often(1, level)))
         blink(watch, 1)
         watch.book.configure(rules_of())
@@ -396,18 +400,18 @@ def test_changed_rules_keep_separations_by_an_operator() -> None:
 
 
 def test_changed_rules_do_not_stop_a_pending_release() -> None:
-    rules = rules_of(lasting(50, 5, Level.SUB_HEALTH), often(1))
+    rules = rules_of(lasting(50, 5, FaultLevel.SUB_HEALTH), often(1))
     watch = Watch(rules)
     watch.event(1, CODE)
     watch.event(52, CODE, "recover")
     watch.event(80, CODE)
     watch.book.configure(rules)
-    assert watch.chip(117).level is Level.SEPARATE
-    assert watch.chip(after(117)).level is Level.NOT_HANDLE
+    assert watch.chip(117).level is FaultLevel.SEPARATE
+    assert watch.chip(after(117)).level is FaultLevel.NOT_HANDLE
 
 
 def test_alarms_due_before_the_rules_changed_follow_the_old_rules() -> None:
-    watch = Watch(rules_of(lasting(5, 5), often(1, Level.MANUALLY_SEPARATE, None)), count=2)
+    watch = Watch(rules_of(lasting(5, 5), often(1, FaultLevel.MANUALLY_SEPARATE, None)), count=2)
     watch.event(1, CODE)
     watch.read(20, phy_id=1)
     watch.book.configure(rules_of())
@@ -415,12 +419,12 @@ def test_alarms_due_before_the_rules_changed_follow_the_old_rules() -> None:
 
 
 def test_a_rule_removed_while_its_fault_lasts_still_releases() -> None:
-    watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH), often(1)), hold_s=0)
+    watch = Watch(rules_of(lasting(5, 5, FaultLevel.SUB_HEALTH), often(1)), hold_s=0)
     watch.event(1, CODE)
-    assert watch.chip(10).level is Level.SEPARATE
+    assert watch.chip(10).level is FaultLevel.SEPARATE
     watch.event(11, CODE, "recover")
     watch.book.configure(rules_of(often(1)))
-    assert watch.chip(71).level is Level.SEPARATE
+    assert watch.chip(71).level is FaultLevel.SEPARATE
     assert watch.chip(after(71)).healthy
 
 

@@ -17,7 +17,7 @@ from device_plugin import app
 from device_plugin.app import Plugin
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.driver.simulated import SimulatedVirtualNpu
-from device_plugin.kubelet.node_info import NodeStatus
+from device_plugin.kubelet.node_info import KubeletNodeStatus
 from device_plugin.serving import withdrawal
 from device_plugin.serving.servicer import NoDevicesServicer
 from device_plugin.serving.withdrawal import Withdrawal, leftovers
@@ -91,7 +91,7 @@ async def test_a_cancellation_while_the_server_of_a_withdrawal_stops_is_not_lost
 
     monkeypatch.setattr(withdrawal, "served", swallowing)
     monkeypatch.setattr(withdrawal, "register", nothing)
-    node = Observable(NodeStatus(capacity={RESOURCE_CORES: "160"}))
+    node = Observable(KubeletNodeStatus(capacity={RESOURCE_CORES: "160"}))
     task = asyncio.create_task(Withdrawal(folder, "x", node, nothing).run(lambda: [WHOLE_CHIPS], lambda: None))
     await stopping.wait()
     task.cancel()

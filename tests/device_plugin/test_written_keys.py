@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ascend.annotations import write_claim
 from ascend.deviceinfo import DeviceReport, encode_report
-from ascend.switches import UNREADABLE_SWITCHES
+from ascend.fabric_switches import UNREADABLE_SWITCHES
 from ascend.vnpus import RESOURCES
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.driver import ChipFacts, Inventory

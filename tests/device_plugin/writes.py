@@ -12,7 +12,7 @@ from ascend.chips import RESOURCE, ChipSet
 from ascend.deviceinfo import DEVICE_INFO, NAMESPACE, DeviceReport, decode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, KubeObject, Node
 from ascend.kube.reflector import Reflector
-from sandbox.kubelet.ledger import Ledger
+from sandbox.kubelet.ledger import ResourceLedger
 from tests.device_plugin.api import running
 from tests.device_plugin.whole import Whole
 
@@ -49,15 +49,15 @@ class Writes:
 async def recorded(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Writes]:
     """Record what is written while the block runs."""
     writes = Writes()
-    report = Ledger.report
+    report = ResourceLedger.report
 
-    def noted(ledger: Ledger, resource: str, devices: Any) -> None:
+    def noted(ledger: ResourceLedger, resource: str, devices: Any) -> None:
         listed = list(devices)
         if resource == RESOURCE:
             writes.lists.append(frozenset(each.ID for each in listed))
         report(ledger, resource, listed)
 
-    monkeypatch.setattr(Ledger, "report", noted)
+    monkeypatch.setattr(ResourceLedger, "report", noted)
     nodes = Reflector(whole.client, NODES, writes)
     config_maps = Reflector(whole.client, CONFIG_MAPS, writes, namespace=NAMESPACE)
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ import aiohttp
 from ascend.kube.objects import Pod
 from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.registry import AdmissionHook
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import ServedResource
 from sandbox.apiserver.status import forbidden, internal
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 from tests.cluster.api import free_ports
@@ -140,7 +140,7 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
 def _webhook(url: str, subresource: str, *, failure_policy: Literal["Fail", "Ignore"] = "Fail") -> AdmissionHook:
     """Return an admission hook that calls a mutating webhook for pods or Bindings, as the API server does."""
 
-    async def call(operation: str, resource: Resource, called: str, document: dict[str, Any]) -> dict[str, Any]:
+    async def call(operation: str, resource: ServedResource, called: str, document: dict[str, Any]) -> dict[str, Any]:
         if (operation, resource.plural, called) != ("CREATE", "pods", subresource):
             return document
         name, namespace = document["metadata"]["name"], document["metadata"].get("namespace", "default")

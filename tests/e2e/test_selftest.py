@@ -19,7 +19,7 @@ from npuctl.output import Output
 from npuctl.reading.source import Source
 from npuctl.selftest import pods
 from npuctl.selftest.command import COMPONENT, PLUGIN, NodeCommandFailed, selftest
-from npuctl.selftest.pods import Trial
+from npuctl.selftest.pods import PodTrial
 from tests.cluster import binaries
 from tests.cluster.images import BUSYBOX_IMAGE
 from tests.cluster.manifests import STAY
@@ -57,19 +57,19 @@ async def finalize_namespaces(world: World) -> None:
 
 
 @dataclass(frozen=True)
-class WorldTrial(Trial):
+class WorldTrial(PodTrial):
     """Pods on a node of a world: without a network of pods, and without logs on the sandbox."""
 
     world: World
 
     def manifest(self, name: str, chips: int) -> dict[str, Any]:
-        made = Trial.manifest(self, name, chips)
+        made = PodTrial.manifest(self, name, chips)
         made["spec"] |= {"hostNetwork": True, "terminationGracePeriodSeconds": 0}
         return made
 
     async def printed(self, path: str) -> str:
         if isinstance(self.world, RealWorld):
-            return await Trial.container_output(self, path)
+            return await PodTrial.container_output(self, path)
         *_, namespace, _, name = path.split("/")
         pod = await self.client.get(PODS, name, namespace)
         view = await self.world.node(self.node).container(pod)

@@ -21,7 +21,7 @@ from npuctl.cli import app
 from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.details import Details, read_details
 from npuctl.doctor.schedulers import check_schedulers
-from npuctl.doctor.told import ADVICE, Told, check_told
+from npuctl.doctor.told import ADVICE, EventSighting, check_told
 from npuctl.reading.manifests import read_manifests
 from sandbox.apiserver import ApiServer
 from tests.failure_rows import ROOT
@@ -388,7 +388,10 @@ def test_a_network_port_is_no_problem_for_pods_that_work_alone_on_several_nodes(
 
 
 def test_of_an_object_the_last_event_is_told() -> None:
-    told = [Told("NPUResetFailed", note, "Node", name, name) for note, name in (("a", "n1"), ("b", "n2"), ("c", "n1"))]
+    told = [
+        EventSighting("NPUResetFailed", note, "Node", name, name)
+        for note, name in (("a", "n1"), ("b", "n2"), ("c", "n1"))
+    ]
     (found,) = check_told(told, ())
     assert found.sentence == "NPUResetFailed on node n1, within the last hour: c; also on n2"
 

@@ -17,7 +17,7 @@ from ascend.serving.http import serve_http
 from npuctl.doctor.details import Details, find_details, read_details
 from npuctl.doctor.finding import Finding
 from npuctl.doctor.programs import check_programs
-from npuctl.reading.manifests import Reading, read_manifests
+from npuctl.reading.manifests import ManifestReading, read_manifests
 from sandbox.apiserver import ApiServer
 from tests.e2e.programs import write_kubeconfig
 from tests.npuctl.manifests import Json, as_list, node, pod
@@ -51,7 +51,7 @@ def placed(name: str, on: str, *, by_volcano: bool) -> Json:
     return made
 
 
-def read(folder: Path, *manifests: Json) -> Reading:
+def read(folder: Path, *manifests: Json) -> ManifestReading:
     path = folder / "objects.json"
     path.write_text(json.dumps(as_list(*manifests)))
     return read_manifests([str(path)], strict=True)

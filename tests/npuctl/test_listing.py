@@ -10,11 +10,11 @@ from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
 from ascend.kube.client import KubeClient
 from npuctl.reading.listing import list_objects
 from sandbox.apiserver import ApiServer
-from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Resource
+from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, ServedResource
 from tests.ascend.kube.objects import write_kubeconfig
 from tests.npuctl.manifests import pod_group
 
-QUOTAS = Resource("scheduling.x-k8s.io", "v1alpha1", "elasticquotas", "elasticquota", "ElasticQuota")
+QUOTAS = ServedResource("scheduling.x-k8s.io", "v1alpha1", "elasticquotas", "elasticquota", "ElasticQuota")
 """A kind of the same API group as the pod groups of the coscheduling plugin."""
 
 

@@ -15,7 +15,7 @@ from ascend.errors import InvalidValue
 from ascend.kube.kept import short
 from npuctl.plan.placement import Planning
 from npuctl.plan.workloads import expand
-from npuctl.reading.manifests import Reading, read_manifests
+from npuctl.reading.manifests import ManifestReading, read_manifests
 from npuctl.reading.source import Source
 from tests.npuctl.manifests import as_list, node, pod, pod_group, report
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, text: str, name: str = "objects.yaml") -> Reading:
+def read(folder: Path, text: str, name: str = "objects.yaml") -> ManifestReading:
     path = folder / name
     path.write_text(text)
     return read_manifests([str(path)])

@@ -11,7 +11,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
 from npuctl.cli import app
 from npuctl.doctor.details import read_details
-from npuctl.doctor.variables import Taken
+from npuctl.doctor.variables import VariableSource
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 
@@ -151,4 +151,4 @@ async def test_doctor_finds_it_in_a_cluster(tmp_path: Path) -> None:
             await client.create(CONFIG_MAPS, config_map("ASCEND_VISIBLE_DEVICES"), "default")
             await client.create(PODS, taking(), "default")
             details = await read_details(client)
-    assert details.taken == (Taken("default/visible", ("ASCEND_VISIBLE_DEVICES",), "default/taking"),)
+    assert details.taken == (VariableSource("default/visible", ("ASCEND_VISIBLE_DEVICES",), "default/taking"),)

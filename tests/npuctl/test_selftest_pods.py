@@ -11,7 +11,7 @@ from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
 from npuctl.selftest import pods
-from npuctl.selftest.pods import Trial
+from npuctl.selftest.pods import PodTrial
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import seen
 from tests.npuctl.manifests import Json, node, report
@@ -31,11 +31,11 @@ async def client(server: ApiServer, tmp_path: Path) -> AsyncIterator[KubeClient]
         yield client
 
 
-def trial(client: KubeClient) -> Trial:
+def trial(client: KubeClient) -> PodTrial:
     async def held(_pod: str) -> list[int]:
         return []
 
-    return Trial(client, "n1", "n1", "busybox", "nobody", held)
+    return PodTrial(client, "n1", "n1", "busybox", "nobody", held)
 
 
 async def items(client: KubeClient, path: str) -> list[Json]:

@@ -21,7 +21,7 @@ from npuctl.cli import app
 from npuctl.reading.objects import ClusterObjects
 from npuctl.reading.source import Source
 from npuctl.topo.chip_map import node_map
-from npuctl.topo.choice import Choice
+from npuctl.topo.choice import TopologyOptions
 from npuctl.topo.command import watch_topo
 from npuctl.topo.nodes import ChipView, NodeView, node_views
 from sandbox.apiserver import ApiServer
@@ -237,7 +237,7 @@ def test_names_are_printed_unchanged_on_any_terminal(command: tuple[str, ...], t
     assert "?" not in plain
 
 
-def test_marks_have_different_stand_ins_in_ascii(tmp_path: Path) -> None:
+def test_marks_have_different_substitute_ids_in_ascii(tmp_path: Path) -> None:
     plain = on_a_terminal("ascii", "topo", "-f", odd(tmp_path))
     assert "[1 x] [2-3 .]" in plain
     assert plain.rstrip().endswith("; x unhealthy")
@@ -389,7 +389,7 @@ async def test_a_watched_cluster_is_printed_again_when_it_changes(
                 await asyncio.sleep(0.01)
                 out += capsys.readouterr().out
 
-    watching = asyncio.create_task(watch_topo(Choice(), Source.of(kubeconfig=str(kubeconfig))))
+    watching = asyncio.create_task(watch_topo(TopologyOptions(), Source.of(kubeconfig=str(kubeconfig))))
     await printed("8 of 8 free")
     server.fail_next("GET", "/nodes", 500, times=3)
     await server.create(manifests.pod("late", "2", node="n1", chips=[0, 1]))

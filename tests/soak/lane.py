@@ -18,7 +18,7 @@ from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
 from sandbox.changes import Changes
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
-from sandbox.kubelet import Container
+from sandbox.kubelet import RuntimeContainer
 from tests.soak.plugin_process import PluginProcess
 
 NODE = "n1"
@@ -126,7 +126,7 @@ class Lane:
             return f"{name} does not exist"
         return f"{name} {pod.uid} {pod.status.phase} {pod.status.message} {dict(pod.metadata.annotations)}"
 
-    def container(self, pod: Pod) -> Container | None:
+    def container(self, pod: Pod) -> RuntimeContainer | None:
         """The pod's container if it runs."""
         runtime = self.node.kubelet._runtime
         return runtime.find(pod.uid, "main") if runtime.is_running(pod.uid, "main") else None
@@ -227,7 +227,7 @@ class Lane:
             raise Mismatch(f"the kubelet has not {what} again within {PATIENCE_S:.0f} s") from None
 
 
-def visible(container: Container | None) -> tuple[int, ...]:
+def visible(container: RuntimeContainer | None) -> tuple[int, ...]:
     """Return the chips of a container in order; empty without a container."""
     return () if container is None else tuple(map(int, container.env["ASCEND_VISIBLE_DEVICES"].split(",")))
 

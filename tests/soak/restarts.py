@@ -9,8 +9,8 @@ from typing import Any, Final
 from ascend.annotations import CLAIMED, PREDICATE_TIME
 from ascend.chips import RESOURCE, chip_ids
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
-from sandbox.apiserver.resources import Resource
-from sandbox.kubelet.endpoint import Endpoint
+from sandbox.apiserver.resources import ServedResource
+from sandbox.kubelet.endpoint import PluginEndpoint
 from sandbox.kubelet.process import KubeletProcess
 from tests.soak.lane import Lane, Mismatch, visible
 
@@ -199,7 +199,7 @@ class Restarts:
 
     # States.
 
-    async def _on_write(self, operation: str, resource: Resource, subresource: str, document: Any) -> Any:
+    async def _on_write(self, operation: str, resource: ServedResource, subresource: str, document: Any) -> Any:
         if (operation, resource.plural, subresource) == ("UPDATE", "pods", "") and document["metadata"].get(
             "annotations", {}
         ).get(PREDICATE_TIME) == str(CLAIMED):
@@ -222,7 +222,7 @@ class Restarts:
             await connect(*arguments)
             await self._breakpoint.pass_by("options read")
 
-        async def watched(endpoint: Endpoint) -> None:
+        async def watched(endpoint: PluginEndpoint) -> None:
             await self._breakpoint.pass_by("stream not open yet")
             self._watch(endpoint)
             await run(endpoint)
@@ -230,7 +230,7 @@ class Restarts:
         plugins._connect = connected  # type: ignore[method-assign,assignment]  # of this instance only
         plugins._run = watched  # type: ignore[method-assign]  # of this instance only
 
-    def _watch(self, endpoint: Endpoint) -> None:
+    def _watch(self, endpoint: PluginEndpoint) -> None:
         watch, prefer, allocate = endpoint.watch, endpoint.prefer, endpoint.allocate
 
         async def first_list() -> AsyncIterator[pb.ListAndWatchResponse]:

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from ascend.errors import DriverError
-from ascend.switches import SwitchFault
+from ascend.fabric_switches import SwitchFault
 from device_plugin.driver.dcmi.library import load
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -23,7 +23,7 @@ _NONE_16 = 0xFFFF
 _PEERS = {0: "cpu", 1: "npu", 2: "L2"}
 
 
-class Event(ctypes.Structure):
+class LingquEvent(ctypes.Structure):
     """``LqDcmiEvent``: a fault, or an event about one."""
 
     _fields_ = (
@@ -44,7 +44,7 @@ class Event(ctypes.Structure):
     )
 
 
-class EventFilter(ctypes.Structure):
+class LingquEventFilter(ctypes.Structure):
     """``LqDcmiEventFilter``; all zero for every event."""
 
     _fields_ = (
@@ -56,7 +56,7 @@ class EventFilter(ctypes.Structure):
     )
 
 
-EventHandler = ctypes.CFUNCTYPE(None, ctypes.POINTER(Event))
+EventHandler = ctypes.CFUNCTYPE(None, ctypes.POINTER(LingquEvent))
 
 _HANDLERS: list[Any] = []
 """The library may call a handler until the process ends, so all are kept."""
@@ -85,7 +85,7 @@ class LingquDriver:
             DriverError: they can't be read.
         """
         found = c_uint(0)
-        events = (Event * MAX_FAULTS)()
+        events = (LingquEvent * MAX_FAULTS)()
         self._call("lq_dcmi_get_fault_info", c_uint(MAX_FAULTS), ctypes.byref(found), events)
         if found.value > MAX_FAULTS:
             raise DriverError(f"lq_dcmi_get_fault_info lists {found.value} faults, more than the {MAX_FAULTS} it may")
@@ -106,7 +106,7 @@ class LingquDriver:
 
         handler = EventHandler(receive)
         _HANDLERS.append(handler)  # first: even a call that fails may have kept it
-        self._call("lq_dcmi_subscribe_fault_event", EventFilter(), handler)
+        self._call("lq_dcmi_subscribe_fault_event", LingquEventFilter(), handler)
 
     def _call(self, name: str, *arguments: Any) -> None:
         if self._library is None:
@@ -122,7 +122,7 @@ class LingquDriver:
         return function(*arguments)
 
 
-def fault_of(event: Event) -> SwitchFault:
+def fault_of(event: LingquEvent) -> SwitchFault:
     """Return a fault with its code as the fault rules name it (docs/spec/dcmi.md#switches).
 
     A fault without a time gets the present one.

@@ -17,7 +17,7 @@ from allocator.nomination.gates import THROUGH_AT_ONCE
 from ascend.annotations import MIN_AVAILABLE, NOMINATED, PLACEMENT_GATE, Grant
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.patches import json_patch
-from sandbox.apiserver.resources import Json, Resource
+from sandbox.apiserver.resources import Json, ServedResource
 from tests.allocator.harness import Allocator, events_of, pod_manifest, review, running, until
 from tests.allocator.nomination.test_pending import waited_s
 
@@ -28,7 +28,7 @@ GANG = {"annotations": {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: 
 def call_webhook(allocator: Allocator) -> None:
     """Have the API server call the webhook for new pods."""
 
-    async def admit(operation: str, resource: Resource, subresource: str, document: Json) -> Json:
+    async def admit(operation: str, resource: ServedResource, subresource: str, document: Json) -> Json:
         if (operation, resource.plural, subresource) != ("CREATE", "pods", ""):
             return document
         answer = await review(allocator, "gates", document)

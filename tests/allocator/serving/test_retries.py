@@ -10,7 +10,7 @@ from allocator.serving.retries import NOWHERE, Retries
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import ServedResource
 from tests.allocator.builders import GROUP
 from tests.allocator.harness import Allocator, Json, pod_manifest, until, write_kubeconfig
 
@@ -23,7 +23,7 @@ async def nominated(allocator: Allocator) -> AsyncIterator[list[tuple[str, str]]
     found: list[tuple[str, str]] = []
     nodes: dict[str, str] = {}
 
-    async def follow(operation: str, resource: Resource, subresource: str, document: Json) -> Json:
+    async def follow(operation: str, resource: ServedResource, subresource: str, document: Json) -> Json:
         if (operation, resource.plural, subresource) == ("UPDATE", "pods", "status"):
             name, node = document["metadata"]["name"], document["status"].get("nominatedNodeName", "")
             if nodes.get(name, "") != node:
@@ -103,7 +103,7 @@ async def test_a_nomination_of_the_scheduler_in_between_is_kept(allocator: Alloc
         [("", {"metadata": {"labels": {"changed": "1"}}}), ("status", {"status": {"nominatedNodeName": "n1"}})]
     )
 
-    async def change(_operation: str, _resource: Resource, subresource: str, document: Json) -> Json:
+    async def change(_operation: str, _resource: ServedResource, subresource: str, document: Json) -> Json:
         if subresource == "status" and not document["status"].get("nominatedNodeName"):
             for part, body in changes:
                 await allocator.patch("a", body, subresource=part)

@@ -11,10 +11,10 @@ from ascend.jobs.kubeflow import AscendSpec, KubeflowSpec
 from ascend.jobs.templates import Template
 from ascend.jobs.volcano_job import VolcanoSpec
 from sandbox.apiserver import ApiServer
-from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Resource
+from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, ServedResource
 from tests.allocator.harness import Json, running, until
 
-VOLCANO_JOBS = Resource("batch.volcano.sh", "v1alpha1", "jobs", "job", "Job", unconditional_update=False)
+VOLCANO_JOBS = ServedResource("batch.volcano.sh", "v1alpha1", "jobs", "job", "Job", unconditional_update=False)
 
 
 async def create_job(server: ApiServer, name: str, scheduler: str) -> None:
@@ -34,7 +34,7 @@ async def create_job(server: ApiServer, name: str, scheduler: str) -> None:
 async def test_groups_are_admitted_only_with_the_setting(tmp_path: Path, *, is_on: bool) -> None:
     admitted: list[str] = []
 
-    async def follow(operation: str, resource: Resource, _subresource: str, document: Json) -> Json:
+    async def follow(operation: str, resource: ServedResource, _subresource: str, document: Json) -> Json:
         if (operation, resource.plural) == ("UPDATE", "podgroups"):
             admitted.append(document["metadata"]["name"])
         return document

@@ -8,7 +8,7 @@ import pytest
 
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import CONFIGMAPS as CONFIGMAP_KIND
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import ServedResource
 from sandbox.apiserver.status import forbidden
 from tests.sandbox.apiserver.client import Client, a_configmap, a_pod
 from tests.sandbox.apiserver.conftest import Connect
@@ -123,7 +123,9 @@ async def test_only_requests_for_a_delayed_path_wait(client: Client, server: Api
 async def test_admission_hooks_can_change_and_deny_requests(client: Client, server: ApiServer) -> None:
     seen: list[tuple[str, str, str]] = []
 
-    async def hook(operation: str, resource: Resource, subresource: str, document: dict[str, Any]) -> dict[str, Any]:
+    async def hook(
+        operation: str, resource: ServedResource, subresource: str, document: dict[str, Any]
+    ) -> dict[str, Any]:
         seen.append((operation, document["kind"], subresource))
         if operation == "DELETE":
             raise forbidden(resource, document["metadata"]["name"], "it is protected")
@@ -145,7 +147,7 @@ async def test_admission_hooks_can_change_and_deny_requests(client: Client, serv
 async def test_an_update_starts_again_if_the_object_changes_during_a_hook(client: Client, server: ApiServer) -> None:
     stale = (await client("POST", CONFIGMAPS, a_configmap("c", a="1"))).body
 
-    async def change_meanwhile(_: str, resource: Resource, __: str, document: dict[str, Any]) -> dict[str, Any]:
+    async def change_meanwhile(_: str, resource: ServedResource, __: str, document: dict[str, Any]) -> dict[str, Any]:
         server.admission.clear()
         assert resource is CONFIGMAP_KIND
         await client.merge(f"{CONFIGMAPS}/c", {"data": {"b": "2"}})

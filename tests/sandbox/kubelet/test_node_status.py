@@ -10,7 +10,7 @@ from ascend.errors import Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Node, NodeStatus
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
-from sandbox.kubelet.ledger import Ledger
+from sandbox.kubelet.ledger import ResourceLedger
 from sandbox.kubelet.node_status import NodeStatusUpdater
 from tests.device_plugin.api import running
 
@@ -39,7 +39,7 @@ class Client:
         return Node(status=NodeStatus(capacity=status["capacity"], allocatable=status["allocatable"]))
 
 
-def node_status(client: Client, ledger: Ledger) -> NodeStatusUpdater:
+def node_status(client: Client, ledger: ResourceLedger) -> NodeStatusUpdater:
     return NodeStatusUpdater(
         cast("KubeClient", client),
         "n1",
@@ -60,7 +60,7 @@ def devices(number: int) -> list[pb.Device]:
 )
 @pytest.mark.looptime
 async def test_a_change_is_shown_at_the_next_look(changes_s: list[float], shown_s: list[float]) -> None:
-    client, ledger, loop = Client(), Ledger(), asyncio.get_running_loop()
+    client, ledger, loop = Client(), ResourceLedger(), asyncio.get_running_loop()
     ledger.report(RESOURCE, devices(8))
     updater = node_status(client, ledger)
     began_s = loop.time()
@@ -78,7 +78,7 @@ async def test_a_change_is_shown_at_the_next_look(changes_s: list[float], shown_
 async def test_what_is_removed_while_the_node_can_not_be_updated_is_allocatable_for_good(
     refusing: int, left: str
 ) -> None:
-    client, ledger = Client(), Ledger()
+    client, ledger = Client(), ResourceLedger()
     ledger.report(RESOURCE, devices(8))
     updater = node_status(client, ledger)
     async with running(updater.run()):

@@ -10,7 +10,7 @@ import pytest
 from ascend.kube.objects import JsonObject
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.apiserver import ApiServer
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import ServedResource
 from sandbox.kubelet import Kubelet
 from tests.sandbox.kubelet.node import Clock, Cluster, pod
 from tests.sandbox.kubelet.peer import RESOURCE, Plugin
@@ -64,7 +64,9 @@ async def test_a_restarted_kubelet_does_not_report_its_predecessors_devices(
     assert kubelet.allocatable(RESOURCE) == len(plugin.health)
     updating, may_update = asyncio.Event(), asyncio.Event()
 
-    async def delay_update(_operation: str, resource: Resource, subresource: str, document: JsonObject) -> JsonObject:
+    async def delay_update(
+        _operation: str, resource: ServedResource, subresource: str, document: JsonObject
+    ) -> JsonObject:
         if (resource.plural, subresource) == ("nodes", "status"):
             updating.set()
             await may_update.wait()

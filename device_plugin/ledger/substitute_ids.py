@@ -9,15 +9,17 @@ that have it.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.allocations import Allocation
 
 
-def counted_for(others: Iterable[HandOver]) -> set[int]:
+def counted_for(others: Iterable[Allocation]) -> set[int]:
     """Return the device ids that the kubelet's ledger has for these pods."""
     return {chip for other in others for chip in other.kubelet_ids}
 
 
-def stand_ins(chips: Sequence[int], offered: Collection[int], others: Collection[HandOver]) -> tuple[int, ...] | None:
+def substitute_ids(
+    chips: Sequence[int], offered: Collection[int], others: Collection[Allocation]
+) -> tuple[int, ...] | None:
     """Return the device ids to prefer for a container's chips.
 
     Args:

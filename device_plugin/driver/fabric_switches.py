@@ -6,7 +6,7 @@ Implementations: ``dcmi.lingqu`` (Huawei's library), ``simulated`` (the file of 
 from collections.abc import Callable
 from typing import Protocol
 
-from ascend.switches import SwitchFault
+from ascend.fabric_switches import SwitchFault
 
 
 class SwitchDriver(Protocol):

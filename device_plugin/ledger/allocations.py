@@ -15,7 +15,7 @@ from device_plugin.ledger.node_pods import NodePod, NodePods
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ContainerPart:
     """The chips given to one container.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class Allocation:
     """The chips given to a pod. Once its first container has chips, the pod owns all of its chips.
 
     Attributes:
@@ -58,7 +58,7 @@ class HandOver:
     pod: str
     chips: tuple[int, ...]
     kubelet_ids: tuple[int, ...]
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ContainerPart, ...] = ()
     device_type: DeviceType = WHOLE_CHIPS
     template: str = ""
     vnpu: VirtualNpu | None = None
@@ -69,19 +69,19 @@ class HandOver:
         uid: str,
         pod: str,
         chips: tuple[int, ...],
-        parts: tuple[Part, ...],
+        parts: tuple[ContainerPart, ...],
         device_type: DeviceType = WHOLE_CHIPS,
-    ) -> "HandOver":
-        """Return a hand-over; for chips no container has yet, the kubelet is expected to use the same ids."""
+    ) -> "Allocation":
+        """Return an allocation; for chips no container has yet, the kubelet is expected to use the same ids."""
         given = {chip for part in parts for chip in part.chips}
         ids = dict.fromkeys(chip for part in parts for chip in part.kubelet_ids)
         ids |= dict.fromkeys(chip for chip in chips if chip not in given)
         return cls(uid, pod, chips, tuple(ids), parts, device_type)
 
-    def plus(self, part: Part) -> "HandOver":
-        """Return the hand-over after one more container was given its part."""
+    def plus(self, part: ContainerPart) -> "Allocation":
+        """Return the allocation after one more container was given its part."""
         others = tuple(each for each in self.parts if each.container != part.container)
-        return HandOver.of_parts(self.uid, self.pod, self.chips, (*others, part), self.device_type)
+        return Allocation.of_parts(self.uid, self.pod, self.chips, (*others, part), self.device_type)
 
     @property
     def name(self) -> str:
@@ -91,7 +91,7 @@ class HandOver:
         named = self.vnpu.vnpu if self.vnpu is not None else None
         return f"{named.name}_{self.vnpu.vfg_id}" if named is not None and self.vnpu is not None else ""
 
-    def overlaps(self, other: "HandOver") -> bool:
+    def overlaps(self, other: "Allocation") -> bool:
         """Return whether two allocations conflict: they share a chip or a vNPU."""
         if self.template and other.template and (self.vnpu is None or self.vnpu != other.vnpu):
             return False
@@ -115,8 +115,8 @@ class HandOver:
         return self.chip_set == chip_set(self.kubelet_ids) and all(part.matches_kubelet for part in self.parts)
 
 
-class HandOvers:
-    """All hand-overs of one type of devices to live pods.
+class Allocations:
+    """All allocations of one type of devices to live pods.
 
     Args:
         changes: what is set on every change; None for one of its own.
@@ -125,53 +125,53 @@ class HandOvers:
     """
 
     def __init__(self, changes: Observable[None] | None = None, *, keeps_dropped: bool = False) -> None:
-        self._by_uid: dict[str, HandOver] = {}
+        self._by_uid: dict[str, Allocation] = {}
         self._keeps_dropped = keeps_dropped
-        self.kept: dict[str, HandOver] = {}
+        self.kept: dict[str, Allocation] = {}
         """What was dropped and is kept, by uid: of pods that have ended, and of those that the kubelet admits again
         after its restart."""
         self.refused: set[str] = set()
         """Uids of pods that were refused; the kubelet rejects such a pod, but the watch shows that later."""
-        self.answers: dict[frozenset[int], HandOver] = {}
-        """The last answer for each set of device ids, as the hand-over to the pod that the call was taken for. It is
+        self.answers: dict[frozenset[int], Allocation] = {}
+        """The last answer for each set of device ids, as the allocation to the pod that the call was taken for. It is
         kept until one of the ids is given again: the kubelet's ledger says which pod has the ids, and that pod has the
         chips that were given for them."""
         self.unconfirmed: set[str] = set()
-        """Uids of pods whose hand-overs have not been compared with the kubelet's ledger yet."""
+        """Uids of pods whose allocations have not been compared with the kubelet's ledger yet."""
         self.believed: set[str] = set()
-        """Uids of pods whose hand-overs rest on their claims only: they give way to what the kubelet's ledger has."""
+        """Uids of pods whose allocations rest on their claims only: they give way to what the kubelet's ledger has."""
         self.changes: Observable[None] = changes if changes is not None else Observable(None)
         """Set on every change."""
 
-    def __iter__(self) -> Iterator[HandOver]:
+    def __iter__(self) -> Iterator[Allocation]:
         return iter(self._by_uid.values())
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._by_uid
 
-    def get(self, uid: str) -> HandOver | None:
-        """Return the hand-over to the pod with this uid."""
+    def get(self, uid: str) -> Allocation | None:
+        """Return the allocation to the pod with this uid."""
         return self._by_uid.get(uid)
 
     @property
     def granted(self) -> dict[str, frozenset[str]]:
         """The names of the containers that were given chips, by uid of their pod."""
-        return {handover.uid: frozenset(part.container for part in handover.parts) for handover in self}
+        return {allocation.uid: frozenset(part.container for part in allocation.parts) for allocation in self}
 
-    def give(self, handover: HandOver, kubelet_ids: Iterable[int]) -> None:
-        """Add or replace a hand-over by which a call for these device ids is answered."""
+    def give(self, allocation: Allocation, kubelet_ids: Iterable[int]) -> None:
+        """Add or replace an allocation by which a call for these device ids is answered."""
         ids = frozenset(kubelet_ids)
         self.answers = {given: answer for given, answer in self.answers.items() if not given & ids}
-        self.answers[ids] = handover
-        self.add(handover)
-        self.unconfirmed.add(handover.uid)
+        self.answers[ids] = allocation
+        self.add(allocation)
+        self.unconfirmed.add(allocation.uid)
 
-    def add(self, handover: HandOver) -> None:
-        """Add or replace a hand-over that is what the kubelet's ledger shows."""
-        self.kept.pop(handover.uid, None)
-        self._by_uid[handover.uid] = handover
-        self.unconfirmed.discard(handover.uid)
-        self.believed.discard(handover.uid)
+    def add(self, allocation: Allocation) -> None:
+        """Add or replace an allocation that is what the kubelet's ledger shows."""
+        self.kept.pop(allocation.uid, None)
+        self._by_uid[allocation.uid] = allocation
+        self.unconfirmed.discard(allocation.uid)
+        self.believed.discard(allocation.uid)
         self.changes.set(None)
 
     def drop(self, uid: str) -> None:
@@ -181,7 +181,7 @@ class HandOvers:
         self._remove(uid)
 
     def take_away(self, uid: str) -> None:
-        """Remove a hand-over that was never to this pod: nothing of it is kept for the pod."""
+        """Remove an allocation that was never to this pod: nothing of it is kept for the pod."""
         self.kept.pop(uid, None)
         self._remove(uid)
 
@@ -198,17 +198,17 @@ class HandOvers:
             self.changes.set(None)
 
 
-class Ledger:
+class DeviceLedger:
     """What the pods of the node have of one type of devices.
 
     Args:
         pods: the node's pods; for vNPUs only those that request some of this size.
-        handovers: what they were given.
+        allocations: what they were given.
     """
 
-    def __init__(self, pods: NodePods, handovers: HandOvers) -> None:
+    def __init__(self, pods: NodePods, allocations: Allocations) -> None:
         self.pods = pods
-        self.handovers = handovers
+        self.allocations = allocations
         self.is_settled: Observable[bool] = Observable(False)  # noqa: FBT003 - a value
         """Whether the kubelet's ledger, when it was read last, left nothing unexplained."""
 
@@ -218,37 +218,41 @@ class Ledger:
         return self.pods.device_type
 
     @property
-    def holding(self) -> list[HandOver]:
+    def holding(self) -> list[Allocation]:
         """The allocations of pods, including pods that may have ended."""
-        return [*self.handovers, *self.handovers.kept.values()]
+        return [*self.allocations, *self.allocations.kept.values()]
 
     @property
     def used(self) -> ChipSet:
         """The devices that pods hold; for AI cores the chips."""
-        return used_chips(self.pods, self.handovers)
+        return used_chips(self.pods, self.allocations)
 
     @property
     def running(self) -> ChipSet:
         """The devices that pods run with, or are about to; for AI cores the chips."""
-        return running_chips(self.pods, self.handovers)
+        return running_chips(self.pods, self.allocations)
 
     @property
     def given(self) -> ChipSet:
         """The devices that pods were given."""
-        return chip_set(number for handover in self.handovers for number in handover.chips)
+        return chip_set(number for allocation in self.allocations for number in allocation.chips)
 
     @property
     def under_other_ids(self) -> ChipSet:
         """The devices of running pods that the kubelet's pod resources do not list for them under their own ids."""
-        own = (number for handover in self.handovers for number in {*handover.chips}.intersection(handover.kubelet_ids))
+        own = (
+            number
+            for allocation in self.allocations
+            for number in {*allocation.chips}.intersection(allocation.kubelet_ids)
+        )
         return self.running & ~chip_set(own)
 
     def explains(self, key: str, ids: Iterable[int]) -> bool:
         """Return whether the device ids that the kubelet's ledger has for a pod's name are those of a known pod."""
-        return any(handover.pod == key and {*handover.kubelet_ids}.issuperset(ids) for handover in self.holding)
+        return any(allocation.pod == key and {*allocation.kubelet_ids}.issuperset(ids) for allocation in self.holding)
 
 
-def used_chips(pods: Iterable[NodePod], handovers: HandOvers) -> ChipSet:
+def used_chips(pods: Iterable[NodePod], allocations: Allocations) -> ChipSet:
     """Return the chips that are taken: given to a pod, or written on a live pod that requests chips.
 
     What a pod was given is known: whatever its author has written on it since does not count.
@@ -256,23 +260,23 @@ def used_chips(pods: Iterable[NodePod], handovers: HandOvers) -> ChipSet:
     A chip is used as soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's
     annotation is written, which leaves a gap).
     """
-    return _taken(pods, handovers, lambda _pod: True)
+    return _taken(pods, allocations, lambda _pod: True)
 
 
-def running_chips(pods: Iterable[NodePod], handovers: HandOvers) -> ChipSet:
+def running_chips(pods: Iterable[NodePod], allocations: Allocations) -> ChipSet:
     """Return the chips that pods run with or are about to: given to a pod, or claimed before the ledger was rebuilt.
 
     A pod that is only bound has its chips written on it but does not have them yet: a fault that bars new use
     (docs/spec/faults.md#chip-health) bars them to it.
     """
-    return _taken(pods, handovers, lambda pod: pod.past_admission or pod.claimed)
+    return _taken(pods, allocations, lambda pod: pod.past_admission or pod.claimed)
 
 
-def _taken(pods: Iterable[NodePod], handovers: HandOvers, counts: Callable[[NodePod], bool]) -> ChipSet:
+def _taken(pods: Iterable[NodePod], allocations: Allocations, counts: Callable[[NodePod], bool]) -> ChipSet:
     held = 0
-    for handover in handovers:
-        held |= handover.chip_set
+    for allocation in allocations:
+        held |= allocation.chip_set
     for pod in pods:
-        if pod.live and pod.count and pod.uid not in handovers and counts(pod):
+        if pod.live and pod.count and pod.uid not in allocations and counts(pod):
             held |= pod.held
     return held
