@@ -190,7 +190,7 @@ class Attempts:
     def _usable(
         self, holder: Job, pod: Pod, request: ChipRequest, candidates: Collection[str] | None
     ) -> Collection[str] | None:
-        """The nodes that a scheduler offers, and those that it may leave out for chips that it counts for a gang."""
+        """The nodes offered for a pod, and nodes that its scheduler may leave out for the chips of a gang."""
         if candidates is None:
             return None
         selected = self._cluster.labels.selected(pod.spec.node_selector) if pod.spec.node_selector else None
@@ -397,7 +397,7 @@ class Attempts:
         wait.nodes, wait.why = frozenset(seat.node for seat in seats), why
 
     def does_not_fit(self, job: Job) -> None:
-        """End the turn of a gang that does not fit: one that has not tried yet waits for chips, like any other."""
+        """End the turn of a gang that does not fit: without chips for it, the gang waits for them like any other."""
         wait, turn_s = self.queue.get(job), self._ledger.monotonic() - self.queue.began_s
         if wait is None:
             return
