@@ -32,6 +32,7 @@ from ascend.annotations import (
 )
 from ascend.cordons import CORDONED
 from ascend.deviceinfo import MANUALLY_SEPARATED, OUR_PLUGIN, WRITTEN_BY, config_map_name
+from ascend.jobs.table import ENQUEUED, JOB_KINDS
 from ascend.kube.client import KubeClient
 from device_plugin.publish import written_keys as of_plugin
 from device_plugin.publish.rights import rights
@@ -332,20 +333,13 @@ def plugin_forgeries_of_node() -> dict[str, Ask]:
 
 _LISTED: Final = "the allocator counts the chips of all nodes, pods and jobs"
 _STATED: Final = "the job of a pod group may have any name"
+_JOBS: Final = frozenset(
+    f"{each.plural}.{each.api_version.partition('/')[0]}" for kind in JOB_KINDS for each in kind.objects
+)
 _KINDS: Final = (
     "statefulsets.apps",
     "jobs.batch",
-    "leaderworkersets.leaderworkerset.x-k8s.io",
-    "ascendjobs.mindxdl.gitee.com",
-    "pytorchjobs.kubeflow.org",
-    "tfjobs.kubeflow.org",
-    "mpijobs.kubeflow.org",
-    "paddlejobs.kubeflow.org",
-    "modelservings.workload.serving.volcano.sh",
-    "stormservices.orchestration.aibrix.ai",
-    "jobsets.jobset.x-k8s.io",
-    "rayclusters.ray.io",
-    "jobs.batch.volcano.sh",
+    *sorted(_JOBS),
     "podgroups.scheduling.volcano.sh",
     "podgroups.scheduling.x-k8s.io",
     "nodes",
@@ -355,8 +349,7 @@ ALLOCATOR_READS: Final = {
     **{f"{verb} {kind}": _LISTED for verb in ("list", "watch") for kind in _KINDS},
     "get pods": _LISTED,
     "get persistentvolumeclaims": "a pod may name any claim of its namespace",
-    **{f"get {kind}": _STATED for kind in _KINDS[3:7]},
-    "get jobs.batch.volcano.sh": _STATED,
+    **{f"get {each.plural}.{each.api_version.partition('/')[0]}": _STATED for each in ENQUEUED.values()},
     "get configmaps": "reset-config-<job> of any job (rescheduling.resetConfig)",
     **{
         f"{verb} configmaps in {namespace}": "reports are selected by a label, which RBAC does not know"
