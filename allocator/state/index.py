@@ -60,7 +60,7 @@ class NodeIndex:
         return [bucket for bucket in self._buckets.values() if bucket.names]
 
     def copied(self, names: Iterable[str]) -> Steps["NodeIndex"]:
-        """A copy with these nodes, each as it is when the copy gets to it; there may be pauses in between."""
+        """A copy with the named nodes, as they are at the moment of copying; there may be pauses between nodes."""
         copy = NodeIndex(self.topology.copy())
         alike: dict[Bucket, Bucket] = {}  # in the copy; finding it by vacancy takes longer
         for number, name in enumerate(names, start=1):
