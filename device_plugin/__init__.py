@@ -6,5 +6,5 @@
                                                             claim: one patch on the pod ────────────► API server
 
 ``health`` and ``ledger`` hold the state and its rules, without input or output; ``kubelet`` has the clients of the
-kubelet; ``inventory`` is a command that reads the driver without Kubernetes. ``app`` puts everything together.
+kubelet; ``inventory`` reads the driver once, without Kubernetes. ``app`` puts everything together.
 """

@@ -1,7 +1,4 @@
-"""The command ``ascend-device-plugin``: runs the daemon (``run``, the default) or prints the ``inventory``.
-
-Each imports only what it needs: the daemon no tables, the inventory nothing of the kubelet.
-"""
+"""The command ``ascend-device-plugin``, which runs the daemon."""
 
 import sys
 
@@ -10,17 +7,7 @@ from ascend.daemon.lean import lean_imports
 
 
 def main() -> None:
-    """Run the command named by the first argument; the default is the daemon."""
-    command = "".join(sys.argv[1:2])
-    if command == "inventory":
-        with programs_extra("ascend-device-plugin"):
-            from device_plugin.inventory.command import main as inventory
-
-        sys.exit(inventory(sys.argv[2:]))
-    _run(sys.argv[2:] if command == "run" else sys.argv[1:])
-
-
-def _run(arguments: list[str]) -> None:
+    """Run the daemon; the word ``run`` may precede its flags."""
     with lean_imports(), programs_extra("ascend-device-plugin"):
         from ascend.daemon.run import run_daemon
         from ascend.daemon.settings import SettingsSource
@@ -30,7 +17,8 @@ def _run(arguments: list[str]) -> None:
     async def serve(settings: Settings, source: SettingsSource[Settings]) -> None:
         await Plugin(settings, source=source).run()
 
-    run_daemon("ascend-device-plugin", Settings, serve, arguments)
+    arguments = sys.argv[1:]
+    run_daemon("ascend-device-plugin", Settings, serve, arguments[1:] if arguments[:1] == ["run"] else arguments)
 
 
 if __name__ == "__main__":

@@ -100,8 +100,8 @@ class DriverSettings(ProgramSettings):
 class Settings(DriverSettings, DaemonSettings):
     """The Ascend device plugin: makes the kubelet allocate exactly the chips the allocator wrote on each pod.
 
-    `ascend-device-plugin run` is the same as `ascend-device-plugin` without a command. `ascend-device-plugin inventory`
-    prints one scan of the driver instead, see `ascend-device-plugin inventory --help`.
+    `ascend-device-plugin run` is the same as `ascend-device-plugin` without a command. `npuctl doctor --chips` prints
+    one scan of the driver.
     """
 
     ignores_unknown: ClassVar[bool] = False

@@ -409,6 +409,9 @@ def doctor(
     *,
     options: dict[str, Any],
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster instead of this node.")] = False,
+    chips: Annotated[
+        bool, typer.Option("--chips", help="Only show what the driver of this node reports of its chips.")
+    ] = False,
     allocator: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="With --cluster: also check the allocator at this address.")
     ] = None,
@@ -429,6 +432,8 @@ def doctor(
     if cluster or options["files"]:
         if arguments.args:
             raise InvalidValue(f"not an option of doctor --cluster: {' '.join(arguments.args)}")
+        if chips:
+            raise InvalidValue("--chips is about this node, not the cluster")
         if allocator_ca is not None and allocator is None:
             raise InvalidValue("--allocator-ca needs --allocator")
         from npuctl.doctor.command import diagnose_cluster
@@ -437,8 +442,9 @@ def doctor(
         return asyncio.run(diagnose_cluster(Source.of(**options), allocator, allocator_ca, output))
     flags = _plugin_flags(arguments, options, "--cluster", {"--allocator": allocator, "--allocator-ca": allocator_ca})
     with programs_extra("npuctl doctor without --cluster"):
+        from npuctl.doctor.chip_table import show_chips
         from npuctl.doctor.node import diagnose_node
-    return asyncio.run(diagnose_node(flags, output))
+    return asyncio.run((show_chips if chips else diagnose_node)(flags, output))
 
 
 _FLAGS: Final = {

@@ -19,6 +19,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "doctor": (
         "npuctl doctor --cluster",
         "kubectl exec -n kube-system POD -- npuctl doctor   # POD: the device plugin's",
+        "kubectl exec -n kube-system POD -- npuctl doctor --chips -o json",
     ),
     "selftest": ("npuctl selftest --node node-a -o json", "npuctl selftest --node node-a --pods"),
     "completion": ("source <(npuctl completion bash)",),

@@ -12,8 +12,7 @@ from ascend.grammar import count
 from device_plugin.driver import Driver
 from device_plugin.driver.dcmi.file_permissions import resolve_protected
 from device_plugin.driver.dcmi.library import find
-from device_plugin.inventory.entries import Scan
-from device_plugin.inventory.inspector import CHIP_S, DISCOVER_S, Inspector
+from device_plugin.inventory import CHIP_S, DISCOVER_S, Scan, scan
 from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, Injection, detect
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
@@ -44,7 +43,9 @@ def checks(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
     def device_nodes() -> Sequence[Finding]:
         if not all(libraries):
             return [warning("skipped: the driver's library comes first")]
-        return check_device_nodes(settings, [chip.phy_id for scan in scans for chip in scan.server.chips], environment)
+        return check_device_nodes(
+            settings, [chip.phy_id for scanned in scans for chip in scanned.server.chips], environment
+        )
 
     return [
         Check(
@@ -93,22 +94,22 @@ def check_library(settings: Settings, environment: Mapping[str, str]) -> Sequenc
 async def check_chips(settings: Settings, driver: Driver, found: Callable[[Scan], None]) -> Sequence[Finding]:
     """Check that the driver answers, and the health of each chip."""
     try:
-        scan = await Inspector(driver).scan()
+        scanned = await scan(driver)
     except DriverError as error:
         advice = "`npu-smi info` calls the same driver; `dmesg` may say more"
         return [problem(error.message, "" if settings.driver == "simulated" else advice)]
-    found(scan)
-    server = scan.server
+    found(scanned)
+    server = scanned.server
     version = f", driver {server.driver_version}" if server.driver_version else ""
     if not server.chips:
         return [problem(f"the driver lists no chips{version}", "`npu-smi info -m` lists them")]
     findings = [ok(f"{count(len(server.chips), 'chip')} of type {server.chip_type}{version}")]
     advice = "until it is ready the device plugin initializes the driver again; reset the card if that does not help"
     findings += [warning(sentence, advice) for sentence in server.problems]
-    for phy_id, wrong in sorted(scan.problems.items()):
+    for phy_id, wrong in sorted(scanned.problems.items()):
         findings.append(problem(f"{chip_name(phy_id)}: {wrong}", "reset the chip, or restart the server"))
-    for chip in scan.snapshot.chips:
-        if chip.chip_id not in scan.problems and not (chip.healthy and chip.network_healthy):
+    for chip in scanned.snapshot.chips:
+        if chip.chip_id not in scanned.problems and not (chip.healthy and chip.network_healthy):
             sentence = chip.sentence or "its network is unhealthy: not for distributed jobs"
             advice = "Huawei's documentation explains the fault codes; pods get other chips until it recovers"
             findings.append(warning(f"{chip_name(chip.chip_id)}: {sentence}", advice))

@@ -10,7 +10,7 @@ from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from device_plugin.driver import ChipFacts
 from device_plugin.driver.resetting import ResettingDriver
-from device_plugin.inventory.inspector import Inspector
+from device_plugin.inventory import scan
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.ledger.allocations import Allocations
 from device_plugin.ledger.ledgers import Ledgers
@@ -48,7 +48,7 @@ async def check_processes(settings: Settings, pods: Callable[[], Sequence[Pod] |
     driver = settings.make_driver()
     users = Users(driver, lambda: read_ledger(settings.pod_resources_socket))
     try:
-        chips = [chip for chip in (await Inspector(driver).scan()).server.chips if chip.is_listed]
+        chips = [chip for chip in (await scan(driver)).server.chips if chip.is_listed]
         found = await _foreign(users, driver, chips, ledgers.holders)
         if found:
             await asyncio.sleep(AGAIN_S)

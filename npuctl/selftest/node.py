@@ -29,8 +29,7 @@ from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.driver.dcmi.recording import Call, RecordingCalls, RecordingLingqu
 from device_plugin.driver.telemetry import Label, Reading, plausible
-from device_plugin.inventory.entries import Scan, scan_entry
-from device_plugin.inventory.inspector import Inspector
+from device_plugin.inventory import Scan, scan, scan_entry
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.settings import DriverSettings
 from npuctl.output import Output, show
@@ -95,26 +94,26 @@ async def examine(settings: DriverSettings) -> Examination:
         )
     values: dict[str, dict[str, float]] = defaultdict(dict)
     missing: dict[str, dict[str, str]] = defaultdict(dict)
-    problem, scan = "", None
+    problem, scanned = "", None
     try:
-        scan = await Inspector(driver).scan()
+        scanned = await scan(driver)
     except DriverError as error:
         problem = error.message
     else:
-        server = scan.server
+        server = scanned.server
         await asyncio.gather(*(_ask(driver, chip, values, missing) for chip in server.chips if chip.is_listed))
         await _within("server", lambda: driver.partner_cards(server))
     if settings.driver == "dcmi":
         await _within("switches", RecordingLingqu(calls).list_faults)  # most servers have no such library
     made = list(calls)  # a call that hangs may return at any time
-    of_server = scan.server if scan is not None else None
+    of_server = scanned.server if scanned is not None else None
     found = surprises(made, of_server.chip_type if of_server else None, len(of_server.chips) if of_server else 0)
     odd = (f"{name}: {why}" for name, each in sorted(missing.items()) for what, why in each.items() if _ODD in what)
     return Examination(
         driver=settings.driver,
         versions=_versions(),
         problem=problem,
-        server=_without_addresses(scan) if scan is not None else None,
+        server=_without_addresses(scanned) if scanned is not None else None,
         values=dict(sorted(values.items())),
         missing=dict(sorted(missing.items())),
         surprises=(*found, *odd, *(of_server.problems if of_server else ())),
@@ -162,8 +161,8 @@ async def _within(name: str, function: Callable[[], object]) -> None:
     thread.close()
 
 
-def _without_addresses(scan: Scan) -> Any:
-    entry = scan_entry(scan)
+def _without_addresses(scanned: Scan) -> Any:
+    entry = scan_entry(scanned)
     chips = (msgspec.structs.replace(chip, ip="left out" if chip.ip else "") for chip in entry.chips)
     return msgspec.structs.replace(entry, chips=tuple(chips))
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from device_plugin.driver.dcmi.recording import Call
-from device_plugin.inventory.entries import ScanEntry
+from device_plugin.inventory import ScanEntry
 from npuctl.selftest.pods import PodBooks
 
 

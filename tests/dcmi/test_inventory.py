@@ -1,6 +1,5 @@
-"""The command ``inventory`` with Huawei's ABI."""
+"""``npuctl doctor --chips`` with Huawei's ABI."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910b, ascend_a3
 
-COMMAND = [sys.executable, "-c", "from device_plugin.cli import main; main()", "inventory", "-o", "json"]
+COMMAND = [sys.executable, "-m", "npuctl.cli", "doctor", "--chips", "-o", "json"]
 
 
 def inventory(fake: FakeDcmi, *arguments: str, status: int = 0) -> Any:
@@ -69,36 +67,3 @@ def test_a_library_that_cannot_be_initialized_is_an_error_with_its_code(tmp_path
     fake = FakeDcmi(tmp_path, ascend_910b(1))
     with fake.fail("dcmi_init", -8005):
         assert "-8005" in inventory(fake, status=1)
-
-
-@pytest.mark.parametrize("lose_events", [False, True], ids=["announced", "lost"])
-async def test_every_fault_is_one_line_whether_announced_or_polled(tmp_path: Path, *, lose_events: bool) -> None:
-    fake = FakeDcmi(tmp_path, ascend_910b(8))
-    fake.set(lose_events=lose_events)
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, "--watch", env={**os.environ, **fake.environment()}, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(60.0):
-            text = b""
-            while not text.endswith(b"\n}\n"):
-                text += await process.stdout.readline()
-            while fake.calls().get("dcmi_subscribe_fault_event", 0) == 0:  # noqa: ASYNC110 - another process's state
-                await asyncio.sleep(0.01)
-            lines = []
-            for codes in ((0x80E18402,), ()):
-                fake.chip(2).codes = codes
-                lines.append(msgspec.json.decode(await process.stdout.readline()))
-    finally:
-        process.terminate()
-        rest, _ = await process.communicate()
-    assert [(each["name"], each["code"], each["assertion"]) for each in lines] == [
-        ("Ascend910-2", "80E18402", "occur"),
-        ("Ascend910-2", "80E18402", "recover"),
-    ]
-    if lose_events:
-        assert {each["source"] for each in lines} == {"poll"}
-    assert lines[0]["health"] == "Unhealthy"
-    assert rest == b""
-    assert process.returncode == 0

@@ -1,12 +1,8 @@
-"""One scan of the driver, and its fault events, without Kubernetes."""
+"""One scan of the driver, without Kubernetes: ``npuctl doctor --chips``."""
 
-import asyncio
 import io
-import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +14,12 @@ from rich.console import Console
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A, ASCEND_910B_8
-from device_plugin.cli import main
-from device_plugin.driver import NO_CARD, ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
+from device_plugin.driver import NO_CARD, ChipFacts, ChipState, Inventory, VirtualNpu
 from device_plugin.driver.simulated import SimulatedVirtualNpu
-from device_plugin.inventory.command import print_table
-from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
-from device_plugin.inventory.inspector import Inspector
+from device_plugin.inventory import ScanEntry, scan, scan_entry, virtual_name
+from npuctl.cli import main
+from npuctl.doctor.chip_table import print_scan
 from sandbox.simulated_chips import full_server, save_server
-from tests.device_plugin.api import running, until
 from tests.device_plugin.test_scanner import ScriptedDriver
 
 SERVER = Inventory(
@@ -56,7 +50,7 @@ def driver() -> ScriptedDriver:
 
 
 async def scanned(driver: ScriptedDriver, **deadlines: float) -> Any:
-    entry = scan_entry(await Inspector(driver, **deadlines).scan())
+    entry = scan_entry(await scan(driver, **deadlines))
     return msgspec.json.decode(msgspec.json.encode(entry))
 
 
@@ -134,14 +128,14 @@ async def test_a_chip_that_cannot_be_read_is_shown_with_the_reason(driver: Scrip
 
 async def test_a_chip_that_the_driver_cannot_reach_is_shown_with_the_reason(driver: ScriptedDriver) -> None:
     driver.states = {0: ChipState((0x80818C06,), fatal=True), 1: ChipState((0x81078603,), fatal=True)}
-    scan = await scanned(driver)
-    chip, without_link = scan["chips"]
+    found = await scanned(driver)
+    chip, without_link = found["chips"]
     assert (chip["health"], chip["level"], chip["network_health"]) == ("Unhealthy", None, "Unknown")
     assert chip["fault_codes"] == ["80818C06"]
     assert chip["problem"] == "the driver rates its health as fatal and reports no fault code that explains it"
     assert without_link["fault_codes"] == ["81078603"]
     console = Console(file=io.StringIO(), highlight=False)
-    print_table(msgspec.convert(scan, ScanEntry), console)
+    print_scan(msgspec.convert(found, ScanEntry), console)
     table = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
     assert f"Unhealthy Unknown {chip['problem']} 80818C06" in " ".join(table.split())
 
@@ -151,13 +145,13 @@ async def test_a_chip_that_the_driver_does_not_list_is_shown_as_unhealthy(driver
     unlisted = replace(SERVER.chips[0], card_id=NO_CARD, device_id=NO_CARD)
     driver.server = replace(SERVER, chips=(unlisted, SERVER.chips[1]), not_ready=1, problems=(not_ready,))
     driver.states[0] = DriverError("the driver does not list its card")
-    scan = await scanned(driver)
-    assert scan["problems"] == [not_ready]
-    chip = scan["chips"][0]
+    found = await scanned(driver)
+    assert found["problems"] == [not_ready]
+    chip = found["chips"][0]
     assert (chip["health"], chip["level"], chip["card_id"]) == ("Unhealthy", None, -1)
     assert chip["problem"] == "the driver does not list its card"
     console = Console(file=io.StringIO(), highlight=False)
-    print_table(msgspec.convert(scan, ScanEntry), console)
+    print_scan(msgspec.convert(found, ScanEntry), console)
     table = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
     (row,) = [line for line in table.splitlines() if line.startswith("Ascend910-0 ")]
     assert row.split()[1] == "-"
@@ -167,10 +161,10 @@ async def test_a_chip_that_the_driver_does_not_list_is_shown_as_unhealthy(driver
 
 async def test_chips_whose_ids_are_unknown_are_counted(driver: ScriptedDriver) -> None:
     driver.server = replace(SERVER, not_ready=1, unidentified=1, problems=("1 of 3 cards was not ready",))
-    scan = await scanned(driver)
-    assert scan["unidentified"] == 1
+    found = await scanned(driver)
+    assert found["unidentified"] == 1
     console = Console(file=io.StringIO(), highlight=False)
-    print_table(msgspec.convert(scan, ScanEntry), console)
+    print_scan(msgspec.convert(found, ScanEntry), console)
     assert "1 chip is missing here: the ids are unknown" in console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
 
 
@@ -186,76 +180,15 @@ async def test_a_driver_that_hangs_or_fails_is_an_error_in_a_sentence(driver: Sc
         driver.answer()
 
 
-@asynccontextmanager
-async def watching(driver: ScriptedDriver) -> AsyncIterator[list[EventEntry]]:
-    inspector = Inspector(driver)
-    await inspector.scan()
-    transitions: list[EventEntry] = []
-    async with running(inspector.watch(transitions.append, period_s=0.01)):
-        await until(lambda: driver.subscribed is not None or not driver.announces)
-        yield transitions
-
-
-async def test_an_announced_fault_is_one_line_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
-    async with watching(driver) as transitions:
-        assert driver.subscribed is not None
-        driver.subscribed(FaultEvent(1, 0x80E18402, "occur", 2))
-        driver.states[0] = ChipState((0x80E18402,))
-        await until(lambda: transitions)
-        reads = len(driver.calls)
-        await until(lambda: len(driver.calls) > reads + 10)
-        # A fault that polling finds first is not repeated either.
-        driver.states[1] = ChipState((0x80E18402,))
-        await until(lambda: len(transitions) == 2)
-        driver.subscribed(FaultEvent(0, 0x80E18402, "occur", 2))
-        driver.subscribed(FaultEvent(0, 0x80CB8009, "once", 1))
-        await until(lambda: len(transitions) == 3)
-    assert [(each.name, each.code, each.assertion, each.source) for each in transitions] == [
-        ("Ascend910-0", "80E18402", "occur", "event"),
-        ("Ascend910-1", "80E18402", "occur", "poll"),
-        ("Ascend910-1", "80CB8009", "once", "event"),
-    ]
-    assert (transitions[0].severity, transitions[0].level, transitions[0].health) == (2, "SeparateNPU", "Unhealthy")
-
-
-async def test_faults_are_found_without_events(driver: ScriptedDriver) -> None:
-    driver.announces = False
-    async with watching(driver) as transitions:
-        driver.states[1] = ChipState((0x80E18402,))
-        await until(lambda: transitions)
-        driver.states[1] = ChipState()
-        await until(lambda: len(transitions) == 2)
-    assert [(each.name, each.assertion, each.source, each.severity) for each in transitions] == [
-        ("Ascend910-1", "occur", "poll", None),
-        ("Ascend910-1", "recover", "poll", None),
-    ]
-    assert (transitions[1].level, transitions[1].health) == ("NormalNPU", "Healthy")
-
-
-async def test_a_chip_that_the_driver_cannot_reach_is_one_line_and_its_return_another(driver: ScriptedDriver) -> None:
-    driver.announces = False
-    async with watching(driver) as transitions:
-        driver.states[1] = ChipState(fatal=True)
-        await until(lambda: transitions)
-        driver.states[1] = ChipState()
-        await until(lambda: len(transitions) == 2)
-    assert [(each.name, each.code, each.assertion, each.source) for each in transitions] == [
-        ("Ascend910-1", "40F84E00", "occur", "poll"),
-        ("Ascend910-1", "40F84E00", "recover", "poll"),
-    ]
-    assert [each.health for each in transitions] == ["Unhealthy", "Healthy"]
-    assert [each.network_health for each in transitions] == ["Unknown", "Healthy"]
-
-
 VNPU_WORDS = ("Ascend910-2c-100-1: vNPU 100", "vir02", "huawei.com/Ascend910-2c", "a container has it", "not offered")
 
 
 @pytest.mark.parametrize("columns", [140, 80, 20])
 async def test_the_table_has_everything_and_cuts_no_name(driver: ScriptedDriver, columns: int) -> None:
     driver.states = {0: ChipState((0x80E18402,)), 1: DriverError("dcmi_get_device_errorcode_v2: -8005")}
-    scan: ScanEntry = scan_entry(await Inspector(driver).scan())
+    entry: ScanEntry = scan_entry(await scan(driver))
     printed = io.StringIO()
-    print_table(scan, Console(file=printed, width=columns, color_system=None))
+    print_scan(entry, Console(file=printed, width=columns, color_system=None))
     words = ("2 chips", "driver 24.1.0", "SuperPod 3", "server 11", "64 GB", "10.0.0.1", "SeparateNPU", "80E18402")
     names = ("Ascend910B", "Ascend910-0", "Ascend910-1", "Unhealthy", "dcmi_get_device_errorcode_v2:", "Unknown")
     assert [word for word in (*words, *names, *VNPU_WORDS) if word not in printed.getvalue()] == []
@@ -284,19 +217,8 @@ def test_a_vnpu_is_not_offered_by_its_size_where_pods_request_ai_cores(tmp_path:
     assert (vnpu["name"], vnpu["resource"]) == ("Ascend910-5c.1cpu.16g-100-0", None)
 
 
-def test_the_help_of_the_program_names_its_commands() -> None:
-    done = subprocess.run(program("--help"), capture_output=True, check=True, timeout=60, text=True)
-    words = " ".join(done.stdout.split())
-    assert "`ascend-device-plugin run`" in words
-    assert "`ascend-device-plugin inventory`" in words
-
-
-def program(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from device_plugin.cli import main; main()", *map(str, arguments)]
-
-
 def command(*arguments: object) -> list[str]:
-    return program("inventory", *arguments)
+    return [sys.executable, "-m", "npuctl.cli", "doctor", "--chips", *map(str, arguments)]
 
 
 @pytest.fixture
@@ -342,43 +264,10 @@ def test_invalid_arguments_are_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["ascend-device-plugin", "inventory", *arguments])
+    monkeypatch.setattr(sys, "argv", ["npuctl", "doctor", "--chips", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.out == ""
-
-
-async def test_watch_prints_the_scan_and_then_a_line_per_fault(state: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command("--driver=simulated", f"--simulated-state={state}", "-o", "json", "--watch"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(60.0):
-        text = b""
-        while not text.endswith(b"\n}\n"):
-            text += await process.stdout.readline()
-        assert [chip["name"] for chip in msgspec.json.decode(text)["chips"]] == NAMES
-        server = full_server(ASCEND_910A)
-        server.chips[3].fault_codes = ["80E18402"]
-        save_server(server, state)
-        event = msgspec.json.decode(await process.stdout.readline(), type=EventEntry)
-        assert (event.name, event.code, event.assertion) == ("Ascend910-3", "80E18402", "occur")
-        process.send_signal(signal.SIGTERM)
-        _, message = await process.communicate()
-    assert (process.returncode, message) == (0, b"")
-
-
-async def test_a_chip_discovered_later_is_watched_as_well(driver: ScriptedDriver) -> None:
-    driver.server = replace(SERVER, chips=SERVER.chips[:1])
-    inspector = Inspector(driver)
-    await inspector.scan()
-    driver.server, driver.states[1] = SERVER, ChipState((0x80E18402,))
-    transitions: list[EventEntry] = []
-    async with running(inspector.watch(transitions.append, period_s=0.01)):
-        await until(lambda: transitions)
-    assert (transitions[0].name, transitions[0].assertion) == ("Ascend910-1", "occur")

@@ -1,12 +1,9 @@
-"""The command ``ascend-device-plugin inventory``: settings in, a table or JSON out, exit status."""
+"""Carries out ``npuctl doctor --chips``: one scan of the driver of this node, without Kubernetes."""
 
-import argparse
-import asyncio
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Final
 
-import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,88 +13,49 @@ from ascend.chips import count_chips
 from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import DriverError, InvalidValue
-from ascend.observe.console import SafeConsole
 from ascend.observe.logs import configure_logs
-from ascend.printable import escaped_json, printable
 from ascend.templates import RESOURCE_CORES
 from device_plugin.driver import NO_CARD
-from device_plugin.inventory.entries import ChipEntry, EventEntry, ScanEntry, scan_entry
-from device_plugin.inventory.inspector import Inspector
+from device_plugin.inventory import ChipEntry, ScanEntry, scan, scan_entry
 from device_plugin.settings import DriverSettings
+from npuctl.output import Output, make_console, show
 
-PROGRAM = "ascend-device-plugin inventory"
+PROGRAM: Final = "npuctl doctor --chips"
 
-_BAD = "bold red"
-_NUMBERS = frozenset({"card", "logic", "HBM", "NUMA"})
-_COLUMNS = ("chip", "card", "logic", "type", "HBM", "NUMA", "address", "health", "network", "faults")
+_BAD: Final = "bold red"
+_NUMBERS: Final = frozenset({"card", "logic", "HBM", "NUMA"})
+_COLUMNS: Final = ("chip", "card", "logic", "type", "HBM", "NUMA", "address", "health", "network", "faults")
 
 
-class InventorySettings(DriverSettings):
+class ChipsSettings(DriverSettings):
     """Print one scan of the driver, without Kubernetes."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; return its exit status: 0, 1 if the driver can't be read, 2 for invalid arguments."""
-    options = argparse.ArgumentParser(prog=PROGRAM, add_help=False, allow_abbrev=False)
-    options.add_argument("-o", "--output", choices=("table", "json"), default="table", help="the output format")
-    options.add_argument("--watch", action="store_true", help="then print a line for every fault that occurs or clears")
-    chosen, flags = options.parse_known_args(arguments)
+async def show_chips(arguments: Sequence[str], output: Output) -> int:
+    """Print the chips of this node, read with these flags of ascend-device-plugin.
+
+    Returns:
+        The exit status: 0, 1 if the driver can't be read, 2 if a flag is wrong.
+    """
     try:
-        settings = SettingsSource(InventorySettings, PROGRAM, flags, options=options).read()
+        settings = SettingsSource(ChipsSettings, PROGRAM, arguments).read()
     except InvalidValue as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return EXIT_USAGE
-    configure_logs("ascend-device-plugin", level="WARNING", stream=sys.stderr)
+    configure_logs(PROGRAM, level="WARNING", stream=sys.stderr)
     try:
-        inspector = Inspector(settings.make_driver())
-        dynamic, as_json = settings.dynamic_vnpus, chosen.output == "json"
-        asyncio.run(_inspect(inspector, as_json=as_json, watch=chosen.watch, dynamic_vnpus=dynamic))
+        entry = scan_entry(await scan(settings.make_driver()), dynamic_vnpus=settings.dynamic_vnpus)
     except DriverError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return EXIT_FAILURE
-    except BrokenPipeError:
-        # The reader has gone. Python would try to flush standard output again at exit, and complain.
-        sys.stderr.close()
+    if output is Output.TABLE:
+        print_scan(entry, make_console(), dynamic_vnpus=settings.dynamic_vnpus)
+    else:
+        show(entry, output, str)
     return 0
 
 
-async def _inspect(inspector: Inspector, *, as_json: bool, watch: bool, dynamic_vnpus: bool) -> None:
-    scan = scan_entry(await inspector.scan(), dynamic_vnpus=dynamic_vnpus)
-    if as_json:
-        _print(escaped_json(msgspec.json.format(msgspec.json.encode(scan), indent=2).decode()))
-    else:
-        print_table(scan, SafeConsole(), dynamic_vnpus=dynamic_vnpus)
-    if not watch:
-        return
-    event_line: Callable[[EventEntry], str] = _event_json if as_json else _event_text
-    task = asyncio.ensure_future(inspector.watch(lambda event: _print(event_line(event))))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    await asyncio.wait((task,))
-    if not task.cancelled():
-        task.result()
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def _event_json(event: EventEntry) -> str:
-    return escaped_json(msgspec.json.encode(event).decode())
-
-
-def _event_text(event: EventEntry) -> str:
-    words = {"occur": "occurred", "recover": "recovered", "once": "occurred and is over"}
-    found = " (found by polling)" if event.source == "poll" else ""
-    network = "" if event.network_health == "Healthy" else f", network {event.network_health}"
-    return printable(
-        f"{event.time}  {event.name}  {event.code} {words[event.assertion]}{found}: "
-        f"{event.level}, {event.health}{network}"
-    )
-
-
-def print_table(scan: ScanEntry, console: Console, *, dynamic_vnpus: bool = False) -> None:
+def print_scan(scan: ScanEntry, console: Console, *, dynamic_vnpus: bool = False) -> None:
     """Print a scan for people. Only faults are folded, and only on a terminal; nothing is cut.
 
     Args:

@@ -1,15 +1,30 @@
-"""The public format in which the command ``inventory`` prints a scan of the driver."""
+"""Reads the driver once, without Kubernetes, for support cases and acceptance; the scan has a public format.
 
-from collections.abc import Mapping
+Every call of the driver has a deadline and every chip its own thread: a chip that hangs is shown with a problem, the
+others are read.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from ascend.chips import chip_name
+from ascend.errors import AscendError, DriverError
 from ascend.vnpus import Vnpu
-from device_plugin.driver import Assertion, Inventory, VirtualNpu
+from device_plugin.chips.call_thread import CallThread, R
+from device_plugin.chips.scanner import present_moment
+from device_plugin.driver import ChipFacts, Driver, Inventory, VirtualNpu
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import CARD_DROP
 from device_plugin.health.snapshot import Chip, Snapshot
+
+DISCOVER_S = 30.0
+"""Loading the driver and listing all chips can take long on a server that has just started."""
+
+CHIP_S = 3.0
 
 
 class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,32 +91,6 @@ class ScanEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     vnpus: tuple[VirtualEntry, ...]
     problems: tuple[str, ...] = ()
     unidentified: int = 0
-
-
-class EventEntry(msgspec.Struct, frozen=True):
-    """A fault that occurred or cleared.
-
-    Attributes:
-        time: UTC, in the format of RFC 3339.
-        name: the chip.
-        code: the fault, spelled as in reports.
-        assertion: ``occur``, ``recover``, or ``once`` if it occurred and is over.
-        severity: from the driver's event; None if polling found the change.
-        source: ``event`` if the driver announced it, ``poll`` if a reading found it.
-        level: of the chip afterwards.
-        health: of the chip afterwards.
-        network_health: of the chip's network port afterwards; ``Unknown`` if the chip does not answer.
-    """
-
-    time: str
-    name: str
-    code: str
-    assertion: Assertion
-    severity: int | None
-    source: str
-    level: str
-    health: str
-    network_health: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +171,53 @@ def _chip_entry(chip: Chip, problem: str) -> ChipEntry:
         network_health=network_word(chip, problem),
         problem=problem,
     )
+
+
+async def scan(driver: Driver, *, discover_s: float = DISCOVER_S, chip_s: float = CHIP_S) -> Scan:
+    """Read all chips once.
+
+    Args:
+        driver: what to read.
+        discover_s: deadline for the list of chips.
+        chip_s: deadline for reading a chip.
+
+    Raises:
+        DriverError: the driver can't be read; says why.
+    """
+    try:
+        server = await _call("driver", driver.discover, discover_s)
+    except TimeoutError:
+        raise DriverError(f"the driver does not answer within {discover_s:g} s") from None
+    book = HealthBook(default_rules(), hold_s=0.0)  # no damping: what the codes say now
+    book.on_discovery(server, present_moment())
+
+    async def read(chip: ChipFacts) -> str | None:
+        at = present_moment()
+        try:
+            state = await _call(chip_name(chip.phy_id), lambda: driver.read(chip), chip_s)
+        except TimeoutError:
+            return f"driver silent: no answer within {chip_s:g} s"
+        except AscendError as error:
+            return error.message
+        book.on_reading(chip.phy_id, state, at)
+        return None
+
+    answers = await asyncio.gather(*map(read, server.chips))
+    snapshot = book.judge(present_moment())
+    problems = {chip.chip_id: chip.sentence for chip in snapshot.chips if chip.in_doubt}
+    problems |= {chip.phy_id: why for chip, why in zip(server.chips, answers, strict=True) if why is not None}
+    return Scan(snapshot, problems)
+
+
+async def _call(name: str, function: Callable[[], R], deadline_s: float) -> R:
+    """Run a call in a thread of its own.
+
+    Raises:
+        TimeoutError: it has not returned within the deadline.
+    """
+    thread = CallThread(name)
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await thread.call(function)
+    finally:
+        thread.close()

@@ -1,1 +1,0 @@
-"""The command ``ascend-device-plugin inventory``: one scan of the driver, without Kubernetes."""
