@@ -309,7 +309,7 @@ def read_base_device_infos(text: str) -> BaseDeviceInfos:
     try:
         try:
             addresses = msgspec.json.decode(text, type=dict[str, ChipAddress])
-            return BaseDeviceInfos({parse_chip_name(name): each for name, each in sorted(addresses.items())})
+            return BaseDeviceInfos({parse_chip_name(name): address for name, address in sorted(addresses.items())})
         except (msgspec.ValidationError, InvalidValue):
             return _read_entries(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
     except UNREADABLE as error:

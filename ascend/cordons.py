@@ -65,4 +65,4 @@ def write_cordons(cordons: Mapping[int, Cordon]) -> str | None:
     """The annotation; None, which removes the annotation, if no chip is cordoned."""
     if not cordons:
         return None
-    return msgspec.json.encode({chip_name(chip): each for chip, each in sorted(cordons.items())}).decode()
+    return msgspec.json.encode({chip_name(chip): cordon for chip, cordon in sorted(cordons.items())}).decode()

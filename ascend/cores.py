@@ -42,7 +42,7 @@ def read_kind(labels: Mapping[str, str]) -> Divisible | None:
     chip_type, _, cores = labels.get(SERVER_TYPE, "").rpartition("-")
     memory = labels.get(CHIP_MEMORY, "").removesuffix("G")
     numbers = cores, memory
-    if not all(each.isascii() and each.isdigit() and len(each) <= _MOST_DIGITS for each in numbers):
+    if not all(number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS for number in numbers):
         return None
     return divisible(chip_type, int(cores), int(memory))
 

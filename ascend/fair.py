@@ -69,7 +69,7 @@ def in_turn(items: Iterable[T], namespace_of: Callable[[T], str]) -> Iterator[T]
     waiting: defaultdict[str, list[T]] = defaultdict(list)
     for item in items:
         waiting[namespace_of(item)].append(item)
-    rows = [iter(each) for each in waiting.values()]
+    rows = [iter(queue) for queue in waiting.values()]
     while rows:
         left = []
         for row in rows:

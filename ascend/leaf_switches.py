@@ -120,7 +120,7 @@ def _read_servers(switch: _Switch, at: str, servers: dict[str, Spot], problems: 
         slot = server.slice_id
         read.append((slot is None, number if slot is None else slot, here, server.server_ip))
     slots: set[int] = set()
-    for is_place, slot, here, address in sorted(read, key=lambda each: each[0]):  # the slots that are written first
+    for is_place, slot, here, address in sorted(read, key=lambda row: row[0]):  # the slots that are written first
         if address in servers:
             problems.append(f"{here}: server_ip {address[:40]} occurs twice; left out")
         elif slot not in slots:

@@ -48,4 +48,4 @@ def is_reserved(variable: str) -> bool:
 
 def may_begin_reserved(prefix: str) -> bool:
     """Whether variables with this prefix (``envFrom``) may be reserved, whatever follows it."""
-    return bool(prefix) and any(each.startswith(prefix.strip()) for each in RESERVED)
+    return bool(prefix) and any(name.startswith(prefix.strip()) for name in RESERVED)

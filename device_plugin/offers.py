@@ -106,7 +106,7 @@ class PluginContext:
     def facts(self, chip: int) -> ChipFacts | None:
         """Return a chip by its physical id."""
         chips = self.snapshots.value.chips if self.snapshots.value is not None else ()
-        return next((each.facts for each in chips if each.chip_id == chip), None)
+        return next((candidate.facts for candidate in chips if candidate.chip_id == chip), None)
 
     def answering_chips(self) -> list[int]:
         """Return the physical ids of the chips that the driver can be asked about."""

@@ -113,7 +113,7 @@ async def _list(resource: Resource[T], source: Source, namespace: str = "") -> l
         return []  # standard input is the shell's
     if source.files:
         objects = read_manifests(source.files).objects
-        return [each for some in objects.by_kind.values() for each in some if isinstance(each, resource.type)]
+        return [obj for some in objects.by_kind.values() for obj in some if isinstance(obj, resource.type)]
     async with await source.connect() as client:
         return await client.list_objects(resource, namespace)
 
@@ -147,4 +147,4 @@ def _values(command: Any, before: list[str], typed: str) -> list[str]:
         param for param in command.params if param.param_type_name == "argument" and not context.params[param.name]
     ]
     options = [param for param in command.params if before and before[-1] in param.opts and not param.is_flag]
-    return [item.value for each in (*options, *arguments)[:1] for item in each.shell_complete(context, typed)]
+    return [item.value for parameter in (*options, *arguments)[:1] for item in parameter.shell_complete(context, typed)]

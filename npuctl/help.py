@@ -50,7 +50,7 @@ class Verb(TyperCommand):
         arguments = [param for param in params.values() if param.param_type_name == "argument"]
         own = [param for param in params.values() if param.param_type_name != "argument"]
         with formatter.section("Examples"):
-            formatter.write("".join(f"  {each}\n" for each in EXAMPLES[ctx.command.name]))
+            formatter.write("".join(f"  {example}\n" for example in EXAMPLES[ctx.command.name]))
         for title, some in (("Arguments", arguments), ("Options", own), ("Common options", shared.values())):
             records = filter(None, (parameter.get_help_record(ctx) for parameter in some))
             if written := [(_KIND.sub("", name), _DEFAULT.sub(r"[default: \1]", text)) for name, text in records]:

@@ -120,9 +120,9 @@ class OfflineAllocator:
         gang = self.engine.gang_of(pod)
         if gang is None:
             return ()
-        waiting = [each for each in gang.pods.values() if each.waits_for_chips]
+        waiting = [member for member in gang.pods.values() if member.waits_for_chips]
         started = gang.placed_beside("") + gang.ended + gang.present - gang.size
-        return tuple(holdups(sorted(waiting, key=lambda each: each.key), gang.min_available - started))
+        return tuple(holdups(sorted(waiting, key=lambda member: member.key), gang.min_available - started))
 
     def place(self, pod: Pod) -> Reservation:
         """Choose node and chips for a pod, and reserve them.

@@ -253,7 +253,7 @@ class Group(msgspec.Struct, frozen=True):
 
 def as_values(refusals: Mapping[str, Refusal]) -> dict[str, NodeRefusal]:
     """Return refusals by node as plain values, ordered by node."""
-    return {node: NodeRefusal(each.reason, each.message) for node, each in sorted(refusals.items())}
+    return {node: NodeRefusal(refusal.reason, refusal.message) for node, refusal in sorted(refusals.items())}
 
 
 def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
@@ -273,7 +273,7 @@ def group_alike(said: Iterable[tuple[NodeRefusal, Sequence[str]]]) -> tuple[Grou
         Group(reason, _message(sentences), tuple(sorted(chain.from_iterable(sentences.values()))))
         for reason, sentences in by_reason.items()
     ]
-    return tuple(sorted(groups, key=lambda each: (-len(each.nodes), each.reason)))
+    return tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.reason)))
 
 
 def _message(sentences: Mapping[str, Sequence[str]]) -> str:

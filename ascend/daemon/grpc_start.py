@@ -30,8 +30,8 @@ def require_descriptors() -> None:
         for _ in range(_DESCRIPTORS):
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     finally:
-        for each in opened:
-            os.close(each)
+        for server in opened:
+            os.close(server)
 
 
 async def start_server(server: "grpc.aio.Server") -> None:

@@ -143,7 +143,7 @@ class Setting:
         if self.parse is None:
             return given
         if isinstance(given, list):
-            return [self.parse(each) if isinstance(each, str) else each for each in given]
+            return [self.parse(element) if isinstance(element, str) else element for element in given]
         return self.parse(given) if isinstance(given, str) else given
 
     def _must(self, kind: Any, message: str) -> str:

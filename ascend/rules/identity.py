@@ -121,8 +121,12 @@ def _require_agreement(name: str, node_type: str, product: Product, chip: str, r
             Reason.PRODUCT_MISMATCH, f"{meaning}, which does not have the reported {join_names(chip_ids(foreign))}"
         )
     # Some chips may be missing; but exactly the chips of a smaller server mean that the label is wrong.
-    smaller = [each for each in PRODUCTS.values() if each.chip == product.chip and each.chips < product.chips]
-    if product.chip and any(reported == each.all_chips for each in smaller):
+    smaller = [
+        candidate
+        for candidate in PRODUCTS.values()
+        if candidate.chip == product.chip and candidate.chips < product.chips
+    ]
+    if product.chip and any(reported == candidate.all_chips for candidate in smaller):
         raise Refusal(
             Reason.PRODUCT_MISMATCH, f"{meaning} with {product.chips} chips, but it reports {reported.bit_count()}"
         )

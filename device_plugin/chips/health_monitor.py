@@ -272,9 +272,9 @@ class HealthMonitor:
 
 
 def _vnpus_of(chip: ChipFacts) -> str:
-    named = ((each, each.vnpu) for each in chip.vnpus)
+    named = ((virtual, virtual.vnpu) for virtual in chip.vnpus)
     return ", ".join(
-        f"the vNPU {each.vdev_id} of an unknown size" if vnpu is None else vnpu.name for each, vnpu in named
+        f"the vNPU {virtual.vdev_id} of an unknown size" if vnpu is None else vnpu.name for virtual, vnpu in named
     )
 
 

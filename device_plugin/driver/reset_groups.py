@@ -23,18 +23,18 @@ def reset_group(server: Inventory, chip: ChipFacts, partners: Mapping[int, int |
     match server.chip_type:
         case "Ascend910":
             ring = chip.logic_id // RING_SIZE
-            return chip_set(each.phy_id for each in server.chips if each.logic_id // RING_SIZE == ring)
+            return chip_set(member.phy_id for member in server.chips if member.logic_id // RING_SIZE == ring)
         case "Ascend910B" if server.board_id in SEPARATE_BOARDS:
             return chip_set((chip.phy_id,))
         case "Ascend910B":
-            return chip_set(each.phy_id for each in server.chips)
+            return chip_set(member.phy_id for member in server.chips)
         case "Ascend910A3":
             partner = partners.get(chip.card_id, NO_CARD)
             # A chip whose card is not listed could be one of the partner card.
-            if partner is not None and all(each.card_id != partner for each in server.chips if each.is_listed):
+            if partner is not None and all(member.card_id != partner for member in server.chips if member.is_listed):
                 return None
             cards = {chip.card_id, partner}
-            return chip_set(each.phy_id for each in server.chips if each.card_id in cards)
+            return chip_set(member.phy_id for member in server.chips if member.card_id in cards)
 
 
 def one_by_one(server: Inventory) -> bool:

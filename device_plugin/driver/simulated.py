@@ -277,7 +277,7 @@ class SimulatedDriver:
         """
         self._chip(chip)
         content = self._answer()
-        given = next(each.vnpus for each in content.inventory.chips if each.phy_id == chip.phy_id)
+        given = next(simulated.vnpus for simulated in content.inventory.chips if simulated.phy_id == chip.phy_id)
         cut = self._cuts.of(chip.phy_id, content.cuts.in_containers)
         free = free_of([vnpu.template for vnpu in cut], given, content.inventory.ai_cores)
         return Division((*given, *cut), *free)
@@ -293,7 +293,7 @@ class SimulatedDriver:
         time.sleep(content.cuts.delay_s)
         if content.cuts.error:
             raise DriverError(content.cuts.error)
-        others = {each.phy_id: each.vnpus for each in content.inventory.chips}
+        others = {simulated.phy_id: simulated.vnpus for simulated in content.inventory.chips}
         return self._cuts.create(chip.phy_id, template, cores=content.inventory.ai_cores, others=others)
 
     def destroy_vnpu(self, chip: ChipFacts, vdev_id: int) -> None:
@@ -357,7 +357,7 @@ class SimulatedDriver:
             raise DriverError(f"simulated chips in {self._path}: product {server.product!r} is not one of {[*_KINDS]}")
         inventory = Inventory(
             chip_type=kind.chip_type,
-            chips=tuple(_facts(chips[each], kind) for each in sorted(chips)),
+            chips=tuple(_facts(chips[chip_id], kind) for chip_id in sorted(chips)),
             driver_version=server.driver_version,
             ai_cores=kind.ai_cores,
             board_id=kind.board_id,

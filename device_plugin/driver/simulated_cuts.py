@@ -85,9 +85,9 @@ class CutFile:
             if TEMPLATES[template].cores > free[0] or TEMPLATES[template].cpus > free[1]:
                 raise DriverError(f"simulated chip {chip}: too little is left of it for {template}")
             ids = {cut.id for cut in cuts} | {each.vdev_id for found in others.values() for each in found}
-            vdev_id = next(each for each in range(FIRST_ID, FIRST_ID + len(ids) + 1) if each not in ids)
+            vdev_id = next(number for number in range(FIRST_ID, FIRST_ID + len(ids) + 1) if number not in ids)
             groups = {cut.group for cut in cuts if cut.chip == chip}
-            group = next(each for each in range(len(groups) + 1) if each not in groups)
+            group = next(number for number in range(len(groups) + 1) if number not in groups)
             self._write([*cuts, _Cut(vdev_id, chip, template, group)])
         return VirtualNpu(vdev_id, chip, template, vfg_id=group)
 

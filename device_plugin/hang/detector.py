@@ -5,10 +5,12 @@ The driver has no such fault; MindCluster's plugin has given it a code, and the 
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 import structlog
 
@@ -19,10 +21,99 @@ from device_plugin.chips.scanner import Listener
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.telemetry import MeasuringDriver, Quantity, Reading, Values
-from device_plugin.hang.activity import ROUND_S, Activity, HangWatch
-from device_plugin.hang.host import cpu_time_s
 from device_plugin.health.levels import HANG
 from device_plugin.health.snapshot import Moment
+
+ROUND_S: Final = 60.0
+"""The time between two readings; the limits are for this time."""
+
+_UTILIZATION: Final = 5.0
+_PACKETS: Final = 100
+_CPU_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One reading of a chip; a value that could not be read is None, and then the chip does not count as hanging.
+
+    Attributes:
+        processes: the ids of the processes that use the chip, on the node and in all containers.
+        utilization: of its AI cores, in percent.
+        memory: its used memory, in whole percent.
+        packets: all packets its network port has sent and received since the start of the server.
+        cpu_s: the CPU time of the processes, in seconds.
+    """
+
+    processes: frozenset[int]
+    utilization: float | None
+    memory: int | None
+    packets: int | None
+    cpu_s: float | None
+
+
+class HangWatch:
+    """Compares the readings of one chip.
+
+    Args:
+        rounds: how many readings in a row must be without activity.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._before: Activity | None = None
+        self._idle_rounds = 0
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the processes of the chip hang."""
+        return self._idle_rounds >= self._rounds
+
+    def read(self, activity: Activity | None) -> None:
+        """Take over a reading; None if the chip could not be read."""
+        before, self._before = self._before, activity
+        is_idle = before is not None and activity is not None and _is_idle(before, activity)
+        self._idle_rounds = self._idle_rounds + 1 if is_idle else 0
+
+
+def _is_idle(before: Activity, now: Activity) -> bool:
+    if not now.processes or now.processes != before.processes or now.utilization is None:
+        return False
+    memory = _difference(before.memory, now.memory)
+    packets = _difference(before.packets, now.packets)
+    cpu_s = _difference(before.cpu_s, now.cpu_s)
+    if memory is None or packets is None or cpu_s is None:
+        return False
+    # Counters that go back have been reset, so nothing is known about this round.
+    return now.utilization < _UTILIZATION and memory <= 0 and 0 <= packets < _PACKETS and 0 <= cpu_s < _CPU_S
+
+
+def _difference(before: float | None, now: float | None) -> float | None:
+    return now - before if before is not None and now is not None else None
+
+
+PROC = Path("/proc")
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_USER, _SYSTEM = 11, 12
+"""Places of the two times in ``/proc/<pid>/stat``, counted after the name, which may contain blanks."""
+
+
+def cpu_time_s(processes: Iterable[int], proc: Path = PROC) -> float | None:
+    """Return the CPU time of processes in seconds; None if one of them can't be seen, as without the node's processes.
+
+    Args:
+        processes: their ids on the node.
+        proc: where procfs is mounted.
+    """
+    ticks = 0
+    for process in processes:
+        try:
+            times = (proc / str(process) / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(times[_USER]) + int(times[_SYSTEM])
+        except (OSError, ValueError, IndexError):
+            return None
+    return ticks / _TICKS
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

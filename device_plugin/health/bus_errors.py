@@ -33,7 +33,7 @@ class BusErrorFilter:
     def filter(self, transitions: Iterable[FaultTransition], rules: FaultRules) -> Iterator[FaultTransition]:
         """Return the transitions that count now."""
         # The order of what one reading finds is unknown, so the memory error goes first.
-        for transition in sorted(transitions, key=lambda each: each.code != HBM_DOUBLE_BIT):
+        for transition in sorted(transitions, key=lambda found: found.code != HBM_DOUBLE_BIT):
             if transition.code == HBM_DOUBLE_BIT and transition.present:
                 self._memory_s = transition.at.mono_s
                 self._drop()

@@ -253,7 +253,7 @@ class ChipHealth:
             tuple(network),
             network_healthy=not network_sentence,
             reason=reason,
-            sentence="; ".join(each for each in sentences if each),
+            sentence="; ".join(filter(None, sentences)),
             in_doubt=reason in DOUBTS and (self.was_read or not self._was_faulty),
             network_in_doubt=self._network.bad and not _most_serious(network).bars_network,
         )

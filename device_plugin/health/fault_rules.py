@@ -300,7 +300,7 @@ def _subject(entry: Any) -> tuple[dict[int, None], FaultLevel]:
         raise InvalidValue(f"EventId is {_shown(texts)}, not a list of codes")
     text = entry.get("FaultHandling")
     try:
-        codes = dict.fromkeys(_read_code(each) for each in texts)
+        codes = dict.fromkeys(_read_code(code) for code in texts)
     except InvalidValue as error:
         raise InvalidValue(f"EventId: {error}") from None
     level = FaultLevel.of_wire(text) if isinstance(text, str) and len(text) <= _SHOWN else FaultLevel.NORMAL

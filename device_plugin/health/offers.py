@@ -112,7 +112,7 @@ def _held(snapshot: Snapshot) -> dict[int, list[Vnpu]]:
 def _under_other_names(chip: Chip, device_type: DeviceType, held: dict[int, list[Vnpu]]) -> Chip:
     """Return a vNPU as unhealthy if a pod has its device node, which the driver's id names, under another name."""
     vnpu = device_type.vnpu(chip.chip_id)
-    others = [each.name for each in held.get(vnpu.vdev_id, ()) if each != vnpu]
+    others = [other.name for other in held.get(vnpu.vdev_id, ()) if other != vnpu]
     if not others or not chip.healthy:
         return chip
     return replace(chip, reason=IN_USE, sentence=f"a pod holds the vNPU {vnpu.vdev_id} as {others[0]}")

@@ -166,7 +166,7 @@ class Upgrades:
         self, rules: FaultRules, faults: ActiveFaults, at: Moment, *, hidden: AbstractSet[int] = frozenset()
     ) -> None:
         """Apply other rules to the faults that are present and not hidden; none of them is a new occurrence."""
-        lasting = {rule for each in rules.duration.values() for rule in each}
+        lasting = {rule for of_code in rules.duration.values() for rule in of_code}
         self._debounces = {rule: debounce for rule, debounce in self._debounces.items() if rule in lasting}
         for code, since in faults.codes.items():
             for rule in rules.duration.get(code, ()):

@@ -71,7 +71,7 @@ def candidates(
             ask = next((ask for ask in still if ask.count == count), None)
             if ask is not None:
                 found.append(AdmissionCandidate(pod, ask, begun=done > 0))
-    return sorted(found, key=lambda each: each.pod.order)
+    return sorted(found, key=lambda candidate: candidate.pod.order)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -95,12 +95,12 @@ def newest(listed: Iterable[AdmissionCandidate], listings: Mapping[str, Listing]
         listed: the candidates in the list.
         listings: when pods came to the list, by uid.
     """
-    return max(listed, key=lambda each: (listings[each.pod.uid], each.pod.order))
+    return max(listed, key=lambda candidate: (listings[candidate.pod.uid], candidate.pod.order))
 
 
 def oldest_decision(waiting: Iterable[AdmissionCandidate]) -> AdmissionCandidate:
     """Return the candidate that has begun, else the one with the smallest predicate-time, else the first to come."""
-    return min(waiting, key=lambda each: (not each.begun, _decided_at(each), each.pod.order))
+    return min(waiting, key=lambda candidate: (not candidate.begun, _decided_at(candidate), candidate.pod.order))
 
 
 def _decided_at(candidate: AdmissionCandidate) -> int:

@@ -109,7 +109,7 @@ def _chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]
     MindCluster's plugin gives a pod the vNPU that the kubelet has chosen, whatever is written on the pod, and claims
     nothing (docs/spec/vnpu.md#static-vnpus).
     """
-    ids = {chip for each in held.values() for chip in each}
+    ids = {chip for chips in held.values() for chip in chips}
     if pod.device_type.suffix and not pod.claimed:
         return tuple(sorted(ids))
     written = pod.grant.chips if pod.grant is not None and pod.problem is None else None

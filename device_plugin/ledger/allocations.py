@@ -80,7 +80,7 @@ class Allocation:
 
     def plus(self, part: ContainerPart) -> "Allocation":
         """Return the allocation after one more container was given its part."""
-        others = tuple(each for each in self.parts if each.container != part.container)
+        others = tuple(earlier for earlier in self.parts if earlier.container != part.container)
         return Allocation.of_parts(self.uid, self.pod, self.chips, (*others, part), self.device_type)
 
     @property

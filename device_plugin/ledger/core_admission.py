@@ -47,7 +47,7 @@ def check_cores(
 
 def _check_number(pod: NodePod, chips: tuple[int, ...], template: Template | None, kind: Divisible) -> None:
     if template is not None and template not in kind.templates:
-        names = ", ".join(each.name for each in kind.templates)
+        names = ", ".join(division.name for division in kind.templates)
         raise Refusal(Reason.INVALID_REQUEST, f"chips of this node can't be cut by {template.name}, only by {names}")
     cores = template.cores if template is not None else len(chips) * kind.cores
     if cores != pod.count:
@@ -68,12 +68,12 @@ def _check_health(wanted: ChipSet, snapshot: Snapshot, *, own: ChipSet) -> None:
 
 
 def _check_room(chip: int, others: list[ChipUse], template: Template | None, kind: Divisible) -> None:
-    if holder := next((each for each in others if not each.template or template is None), None):
+    if holder := next((other for other in others if not other.template or template is None), None):
         part = f"a vNPU of {holder.template}" if holder.template else "it as a whole"
         raise Refusal(Reason.CHIP_HELD, f"{chip_name(chip)}: pod {holder.pod} has {part}")
     if template is None:
         return
-    parts = [TEMPLATES[each.template] for each in others if each.template in TEMPLATES]
+    parts = [TEMPLATES[other.template] for other in others if other.template in TEMPLATES]
     cores, cpus = kind.cores - sum(each.cores for each in parts), kind.cpus - sum(each.cpus for each in parts)
     if template.cores > cores or template.cpus > cpus:
         raise Refusal(

@@ -169,9 +169,9 @@ def free_cores(kind: Divisible, of_chip: list[ChipUse], left: int = 0) -> int:
         of_chip: what is taken of it.
         left: the cores of vNPUs that could not be destroyed.
     """
-    if any(not each.template for each in of_chip):
+    if any(not use.template for use in of_chip):
         return 0
-    cores = sum(TEMPLATES[each.template].cores for each in of_chip if each.template in TEMPLATES)
+    cores = sum(TEMPLATES[use.template].cores for use in of_chip if use.template in TEMPLATES)
     return max(kind.cores - cores - left, 0)
 
 

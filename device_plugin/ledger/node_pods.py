@@ -13,8 +13,8 @@ from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
 from ascend.vnpus import Vnpu
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType, type_of
-from device_plugin.ledger.core_claims import Given
 from device_plugin.ledger.pod_annotations import (
+    Given,
     foreign_keys,
     most_devices,
     read_core_grant,
@@ -136,7 +136,7 @@ def read_pod(pod: Pod, order: int, device_type: DeviceType = WHOLE_CHIPS) -> Nod
     claimed = bool(real) and read_predicate_time(annotations) == CLAIMED
     lists = [grant.chip_set if grant is not None else 0, real]
     most = most_devices(count, device_type)
-    held = next((each for each in (reversed(lists) if claimed else lists) if 0 < each.bit_count() <= most), 0)
+    held = next((chips for chips in (reversed(lists) if claimed else lists) if 0 < chips.bit_count() <= most), 0)
     return NodePod(
         uid=pod.uid,
         namespace=pod.metadata.namespace,

@@ -1,15 +1,45 @@
 """The devices of one type that a pod was promised or has, by the pod's annotations."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from ascend.annotations import REAL, Grant, read_predicate_time
-from ascend.chips import ChipSet, chip_set
-from ascend.cores import parse_cores
+from ascend.annotations import MAX_LIST_ENTRIES, REAL, Grant, read_predicate_time
+from ascend.chips import NAME_PREFIX, ChipSet, chip_set, parse_chip_name
+from ascend.cores import parse_cores, split_group
 from ascend.errors import InvalidValue
 from ascend.templates import RESOURCE_CORES, divisible_kinds
+from ascend.vnpus import Vnpu, parse_vnpu
 from device_plugin.device_types import CORES, DeviceType, type_of
-from device_plugin.ledger.core_claims import Given, read_given
+
+
+class Given(NamedTuple):
+    """What the device plugin wrote on a pod.
+
+    Attributes:
+        chips: physical ids.
+        vnpu: the vNPU; None for whole chips.
+        group: the driver's id of its group of vNPUs.
+    """
+
+    chips: tuple[int, ...]
+    vnpu: Vnpu | None = None
+    group: int = 0
+
+
+def read_given(text: str) -> Given:
+    """Read ``Ascend910-5c.1cpu.16g-100-0_1``, or the names of whole chips.
+
+    Raises:
+        InvalidValue: the text is neither.
+    """
+    if "-" not in text.removeprefix(NAME_PREFIX) or "," in text:
+        if text.count(",") >= MAX_LIST_ENTRIES:
+            raise InvalidValue(f"more than {MAX_LIST_ENTRIES} chips")
+        return Given(tuple(map(parse_chip_name, text.split(","))))
+    name, group = split_group(text)
+    vnpu = parse_vnpu(name)
+    return Given((vnpu.chip,), vnpu, group)
+
 
 _CORES_OF_CHIP: Final = min(kind.cores for kind in divisible_kinds())
 """The fewest AI cores of a chip."""

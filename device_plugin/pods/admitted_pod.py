@@ -155,7 +155,7 @@ class AdmittedPodFinder:
                 f"no pod waits for {self._pods.device_type.count(count)}, and neither the kubelet nor the API server "
                 f"can be asked: {error.message}",
             ) from error
-        return self._candidates((pod for each in listed if (pod := self._read(each)) is not None), count)
+        return self._candidates((pod for shown in listed if (pod := self._read(shown)) is not None), count)
 
     def _no_such_pod(self, count: int) -> Refusal:
         wanted = self._pods.device_type.count(count)
@@ -167,8 +167,8 @@ class AdmittedPodFinder:
 
     def _in_admission(self, listed: Iterable[Pod]) -> Iterator[NodePod]:
         """Yield the listed pods that may be under admission, also those deleted meanwhile."""
-        for each in listed:
-            if (pod := self._read(each) or self._pods.deleted_early(each.uid)) is not None:
+        for shown in listed:
+            if (pod := self._read(shown) or self._pods.deleted_early(shown.uid)) is not None:
                 yield pod
 
     def _read(self, listed: Pod) -> NodePod | None:

@@ -154,7 +154,7 @@ class CoreAdoption:
             and (each.phy_id, each.vdev_id) not in self._others()
             and not self._vnpus.is_not_given(each)
         ]
-        if sum(each.in_container == pod.past_admission for each in fits) != 1:
+        if sum(fitting.in_container == pod.past_admission for fitting in fits) != 1:
             self.ledger.guessed.add(pod.uid)
 
         def order(vnpu: VirtualNpu) -> tuple[bool, bool, int]:

@@ -89,7 +89,7 @@ class CoreKeeper:
         division = await self._vnpus.look(chip, until_s - loop.time())
         if any(self._is_unused(each) for each in division.vnpus):
             await self.settle()
-            for vnpu in [each for each in division.vnpus if self._is_unused(each)]:
+            for vnpu in [unused for unused in division.vnpus if self._is_unused(unused)]:
                 await self._give_back(vnpu, until_s - loop.time())
             division = await self._vnpus.look(chip, until_s - loop.time())
         return division

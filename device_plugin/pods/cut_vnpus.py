@@ -66,7 +66,7 @@ class CutVnpus:
 
     def replacing(self, vnpu: VirtualNpu) -> VirtualNpu | None:
         """Return the vNPU with the same chip and id as a given one; the size may differ."""
-        return next((each for each in self.on(vnpu.phy_id) if each.vdev_id == vnpu.vdev_id), None)
+        return next((present for present in self.on(vnpu.phy_id) if present.vdev_id == vnpu.vdev_id), None)
 
     def not_given(self, vnpu: VirtualNpu) -> None:
         """Note that no pod has got a vNPU."""
@@ -107,7 +107,9 @@ class CutVnpus:
             return False
         self._not_given.discard((vnpu.phy_id, vnpu.vdev_id))
         self._first_seen_s.pop((vnpu.phy_id, vnpu.vdev_id), None)  # another instance may create one with its id
-        self._listed[vnpu.phy_id] = tuple(each for each in self.on(vnpu.phy_id) if each.vdev_id != vnpu.vdev_id)
+        self._listed[vnpu.phy_id] = tuple(
+            present for present in self.on(vnpu.phy_id) if present.vdev_id != vnpu.vdev_id
+        )
         return True
 
     async def look(self, chip: int, within_s: float) -> Division:

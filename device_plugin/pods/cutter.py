@@ -80,7 +80,7 @@ class Cutter:
 
         def work(facts: ChipFacts) -> Outcome:
             # Looked at in the same call: what was decided before may be about an earlier vNPU with this id.
-            found = next((each for each in self._driver.division(facts).vnpus if each == vnpu), None)
+            found = next((present for present in self._driver.division(facts).vnpus if present == vnpu), None)
             if found is None:
                 return "gone"
             if found.in_container:

@@ -334,7 +334,7 @@ class Reconciler:
             return None
         # Of a pod that is not seen admitted yet, the entry may be that of an earlier pod whose deletion has been seen.
         others = [*self._ledger.holding, *(() if admitted else self._allocations.answers.values())]
-        if any(each.uid != pod.uid and each.pod == pod.key and explains(each, held) for each in others):
+        if any(other.uid != pod.uid and other.pod == pod.key and explains(other, held) for other in others):
             return None  # the entry belongs to an earlier or later pod of the name
         if admitted and (lacking := without_chips(pod, held)):
             if not held and self._devices.believe(pod) is not None:
@@ -351,7 +351,7 @@ class Reconciler:
         spared = {*settled, *self._allocations.believed}
         for other in [allocation for allocation in self._ledger.holding if allocation.uid not in spared]:
             same = (frozenset(part.kubelet_ids) for part in other.parts)
-            if any(each in ids and answers.get(each, other).uid == other.uid for each in same):
+            if any(ids_of_part in ids and answers.get(ids_of_part, other).uid == other.uid for ids_of_part in same):
                 self._take_away(other, pod)
 
     def _take_away(self, other: Allocation, pod: NodePod) -> None:

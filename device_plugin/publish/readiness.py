@@ -83,7 +83,9 @@ class Readiness:
 
     async def _write(self, condition: Condition) -> None:
         shown = (await self._client.get(NODES, self._node)).status.conditions
-        await patch_conditions(self._client, self._node, (condition,), {each.type: each for each in shown}, self._now())
+        await patch_conditions(
+            self._client, self._node, (condition,), {written.type: written for written in shown}, self._now()
+        )
         log.info("readiness written on the Node", status=condition.status, reason=condition.reason)
 
 

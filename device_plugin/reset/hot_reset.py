@@ -204,7 +204,7 @@ class HotReset:
     def _new_group(self, server: Inventory, chips: ChipSet) -> GroupReset:
         now = self._moment()
         times_s = self._earlier.times_s.get(min(chip_ids(chips)), ())
-        earlier = (now.mono_s - max(now.wall_ms / 1000 - each, 0.0) for each in times_s)
+        earlier = (now.mono_s - max(now.wall_ms / 1000 - time_s, 0.0) for time_s in times_s)
         group = GroupReset(
             chips,
             ResetBudget(self._options.per_hour, earlier),
@@ -295,7 +295,7 @@ class HotReset:
             case Command.CHECK:
                 work = self._check(tasks, group)
             case Command.RESET:
-                chip = next(each for each in self._facts(group.chips) if each.phy_id == group.target)
+                chip = next(facts for facts in self._facts(group.chips) if facts.phy_id == group.target)
                 self._apply()  # before the driver begins
                 work = self._reset(group, chip)
             case Command.POLL:

@@ -70,5 +70,5 @@ def write_resets(
         ResetDevice(max(chip.card_id, 0), max(chip.device_id, 0), 0, chip.phy_id, chip.logic_id) for chip in manual
     ]
     info = _ResetInfo(list(third_party) or None, people or None)
-    times = {str(chip): [round(each) for each in group] for chip, group in sorted(times_s.items())}
+    times = {str(chip): [round(time_s) for time_s in group] for chip, group in sorted(times_s.items())}
     return {RESET_INFO: msgspec.json.encode(info).decode(), RESETS: msgspec.json.encode(times).decode()}

@@ -128,8 +128,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self._begin_call(context)
         answer = pb.PreferredAllocationResponse()
         await self._prepare()
-        for each in request.container_requests:
-            ids = await self._prefer(each)
+        for asked in request.container_requests:
+            ids = await self._prefer(asked)
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
@@ -171,8 +171,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         try:
             answer = pb.AllocateResponse()
             await self._prepare()
-            for each in request.container_requests:
-                given = await self._matcher.allocate(each.devices_ids)
+            for asked in request.container_requests:
+                given = await self._matcher.allocate(asked.devices_ids)
                 if not given.matches_kubelet:
                     self._metrics.mismatches.inc()
                 container = answer.container_responses.add(envs=given.edits.envs)
@@ -188,7 +188,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             self._metrics.allocations.labels(result=refusal.reason).inc()
             log.warning(
                 "refused",
-                devices=[len(each.devices_ids) for each in request.container_requests],
+                devices=[len(asked.devices_ids) for asked in request.container_requests],
                 reason=refusal.reason,
                 error=sentence,
             )

@@ -53,10 +53,10 @@ class WatchedPlugins:
             Unreachable: there are no descriptors to ask one that is new.
         """
         found = set(_sockets(self._directory))
-        self._asked = {each: is_ours for each, is_ours in self._asked.items() if each in found}
-        self._silent = {each: until_s for each, until_s in self._silent.items() if each in found}
-        for each in found - self._asked.keys():
-            await self._ask(each)
+        self._asked = {socket: is_ours for socket, is_ours in self._asked.items() if socket in found}
+        self._silent = {socket: until_s for socket, until_s in self._silent.items() if socket in found}
+        for socket in found - self._asked.keys():
+            await self._ask(socket)
         paths = sorted(path for (path, *_), is_ours in self._asked.items() if is_ours)
         return [path for path in paths if await accepts_connections(Path(path))]
 

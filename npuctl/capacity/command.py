@@ -49,7 +49,7 @@ async def run_capacity(source: Source, product: str, chips: int | None, output: 
             there = ", ".join(each.product for each in known)
             raise InvalidValue(f"no usable node is of the product {product}; there is {there}")
     if chips is not None:
-        of_size = [[room for room in each.sizes if room.chips == chips] for each in found]
+        of_size = [[room for room in capacity.sizes if room.chips == chips] for capacity in found]
         if found and not any(of_size):
             raise InvalidValue(f"no server here takes a pod with {count(chips, 'chip')}")
         found = tuple(

@@ -115,10 +115,12 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
         return
     usable = len(npu_nodes) - len(refusals)
     yield ok(f"{usable} of {count(len(npu_nodes), 'NPU node')} can be used")
-    for each in group(as_values(refusals)):
-        found = warning if each.reason in _DELIBERATE else problem
-        sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
-        yield found(sentence, each.reason.cure.replace("`", ""), reason=each.reason, nodes=each.nodes)
+    for refusing in group(as_values(refusals)):
+        found = warning if refusing.reason in _DELIBERATE else problem
+        sentence = (
+            f"{refusing} ({len(refusing.nodes)}: {refusing.names()})" if len(refusing.nodes) > 1 else str(refusing)
+        )
+        yield found(sentence, refusing.reason.cure.replace("`", ""), reason=refusing.reason, nodes=refusing.nodes)
     for record in npu_nodes:
         if record.ignored:
             names = some(record.ignored)
@@ -157,16 +159,16 @@ def _check_orders(
 def _check_super_pods(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
     known, missing, malformed = 0, list[str](), dict[str, list[str]]()
     for record in npu_nodes:
-        for each in malformed_ids(record.node) if record.node is not None else ():
-            malformed.setdefault(each, []).append(record.name)
+        for name in malformed_ids(record.node) if record.node is not None else ():
+            malformed.setdefault(name, []).append(record.name)
         if read_location(record.node, record.report).super_pod >= 0:
             known += 1
         elif record.product in PRODUCTS and _names_super_pod(record):
             missing.append(record.name)
-    for each, names in malformed.items():
+    for name, names in malformed.items():
         advice = "it is ignored; write a number of 0 or more, or remove it: the device plugin writes it again"
         nodes = f"node {names[0]}" if len(names) == 1 else f"nodes {some(names)}"
-        yield problem(f"{each} of {nodes} is no number", advice, nodes=tuple(names))
+        yield problem(f"{name} of {nodes} is no number", advice, nodes=tuple(names))
     if missing:
         sentence = f"in no SuperPod, though their label {ACCELERATOR_TYPE} says that they are: {some(missing)}"
         advice = f"jobs with blocks don't get them: neither the report nor the Node has a valid {SUPER_POD_ID}"
@@ -182,9 +184,9 @@ def _names_super_pod(record: NodeRecord) -> bool:
 
 def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now_s: int) -> Iterator[Finding]:
     nodes, reports = {node.name for node in objects.nodes}, objects.reports
-    missing = [each.name for each in npu_nodes if each.name not in reports]
-    old = [each.name for each in npu_nodes if each.updated_s and each.stale is None and now_s - each.updated_s > OLD_S]
-    ahead = [each.name for each in npu_nodes if (each.updated_s or 0) - now_s > OLD_S]
+    missing = [view.name for view in npu_nodes if view.name not in reports]
+    old = [view.name for view in npu_nodes if view.updated_s and view.stale is None and now_s - view.updated_s > OLD_S]
+    ahead = [view.name for view in npu_nodes if (view.updated_s or 0) - now_s > OLD_S]
     left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reports.keys() - nodes)]
     if missing:
         advice = "all their chips count as healthy; check the device plugins of these nodes, which write the reports"
@@ -197,7 +199,7 @@ def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now
         yield warning(f"timestamp in the future: {some(ahead)}", advice, nodes=tuple(ahead))
     if left:
         yield warning(f"the node does not exist: {some(left)}", "delete these ConfigMaps")
-    distrusted = {each.offer.reason for each in npu_nodes if isinstance(each.offer, Refusal)} & _OF_REPORTS
+    distrusted = {view.offer.reason for view in npu_nodes if isinstance(view.offer, Refusal)} & _OF_REPORTS
     if not (missing or old or ahead or left or distrusted):
         yield ok(f"{count(len(reports), 'report')}, none old, each of an existing node")
 
@@ -257,16 +259,16 @@ def _conflicts(first: Holding, second: Holding) -> tuple[str, ...]:
     )
     ids = {each.vdev_id for each in first.vnpus} & {each.vdev_id for each in second.vnpus}
     names: dict[str, None] = {}
-    for each in first, second:
-        vnpus = tuple(vnpu for vnpu in each.vnpus if vnpu.vdev_id in ids or whole >> vnpu.chip & 1)
-        names |= dict.fromkeys(_names(Held(each.chips & whole, vnpus)))
+    for held in first, second:
+        vnpus = tuple(vnpu for vnpu in held.vnpus if vnpu.vdev_id in ids or whole >> vnpu.chip & 1)
+        names |= dict.fromkeys(_names(Held(held.chips & whole, vnpus)))
     return tuple(names)
 
 
 def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
     twice = []
     for record in npu_nodes:
-        holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
+        holdings = sorted(record.holdings.values(), key=lambda holding: holding.pod)
         for first, second in combinations(holdings, 2):
             if both := _conflicts(first, second):
                 sentence = f"{','.join(both)} of node {record.name}: held by {first.pod} and {second.pod}"
@@ -382,7 +384,9 @@ def _check_waiting(verdicts: Sequence[PodVerdict]) -> Iterator[Finding]:
         more = f" and {len(refused) - 1} more wait" if len(refused) > 1 else " waits"
         advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.name}"
         yield warning(
-            f"{pod.key}{more}, though there are chips: {says}", advice, pods=tuple(each.key for each, _ in refused)
+            f"{pod.key}{more}, though there are chips: {says}",
+            advice,
+            pods=tuple(waiting.key for waiting, _ in refused),
         )
     if preempting:
         above, victims = (
@@ -390,7 +394,7 @@ def _check_waiting(verdicts: Sequence[PodVerdict]) -> Iterator[Finding]:
             [key for verdict in preempting for key in verdict.victims],
         )
         yield ok(f"for {some(above)} of higher priority, {some(victims)} would end", pods=tuple(above))
-    for (reason, waits_for), keys in sorted(alike.items(), key=lambda each: (-len(each[1]), each[0])):
+    for (reason, waits_for), keys in sorted(alike.items(), key=lambda entry: (-len(entry[1]), entry[0])):
         more = f" and {len(keys) - 1} more wait" if len(keys) > 1 else " waits"
         sentence = f"{reason}: {keys[0]}{more} {_WAITS_FOR[waits_for][len(keys) > 1]}"
         yield warning(sentence, f"npuctl explain {keys[0]}", reason=reason, pods=tuple(keys))

@@ -157,7 +157,7 @@ class _Node(msgspec.Struct):
         own = (
             condition.last_heartbeat_time for condition in self.status.conditions or () if condition.type == NOT_READY
         )
-        return next((each.timestamp() for each in own if each is not None), None)
+        return next((time.timestamp() for time in own if time is not None), None)
 
 
 class _List(msgspec.Struct, Generic[T]):

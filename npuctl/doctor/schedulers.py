@@ -68,7 +68,7 @@ def _check_failed(pods: Iterable[Pod], served: Collection[str]) -> Iterator[Find
         delete = "delete them (kubectl delete pods -A --field-selector status.phase=Failed)"
         if reason != Reason.NOT_PLACED:
             sentence = f"{reason}: {_pods(keys)} failed at {_their(keys)} when the device plugin was asked for chips"
-            known = next((each for each in Reason if each == reason), None)
+            known = next((member for member in Reason if member == reason), None)
             advice = known.cure.replace("`", "") if known is not None else delete
             yield warning(sentence, advice, reason=reason, pods=keys)
             continue

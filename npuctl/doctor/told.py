@@ -35,11 +35,11 @@ def check_told(told: Iterable[EventSighting], pods: Iterable[Pod]) -> Iterator[F
     """Say what the Events say, by reason; not of pods that have ended."""
     live = {pod.uid for pod in pods if pod.is_live}
     alike: dict[str, dict[tuple[str, str], str]] = {}
-    for each in told:
-        if each.kind != "Pod" or each.uid in live:
-            notes = alike.setdefault(each.reason, {})
-            notes.pop((each.kind, each.key), None)  # so that the last of all is the last in order
-            notes[each.kind, each.key] = each.note
+    for sighting in told:
+        if sighting.kind != "Pod" or sighting.uid in live:
+            notes = alike.setdefault(sighting.reason, {})
+            notes.pop((sighting.kind, sighting.key), None)  # so that the last of all is the last in order
+            notes[sighting.kind, sighting.key] = sighting.note
     for reason, notes in sorted(alike.items()):
         *others, ((kind, key), note) = notes.items()
         also = f"; also on {some([key for (_, key), _ in others])}" if others else ""

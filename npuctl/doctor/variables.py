@@ -51,9 +51,9 @@ class PodVariables(msgspec.Struct):
         """The namespaces and names of the ConfigMaps whose keys become variables."""
         spec = self.spec
         for container in (*(spec.containers or ()), *(spec.init_containers or ()), *(spec.ephemeral_containers or ())):
-            for each in container.env_from or ():
-                if each.config_map_ref is not None and not each.prefix:
-                    yield self.metadata.namespace, each.config_map_ref.name
+            for source in container.env_from or ():
+                if source.config_map_ref is not None and not source.prefix:
+                    yield self.metadata.namespace, source.config_map_ref.name
 
 
 class _ConfigMap(msgspec.Struct):
@@ -105,9 +105,9 @@ def taken_in(manifests: Iterable[Manifest]) -> Iterator[VariableSource]:
 
 def check_taken(found: Iterable[VariableSource]) -> Iterator[Finding]:
     """A warning for each."""
-    for each in found:
+    for source in found:
         sentence = (
-            f"ConfigMap {each.config_map} sets {', '.join(each.keys)} in pod {each.pod}: where ascend-docker-runtime "
-            "is the runtime, its containers get the chips named there"
+            f"ConfigMap {source.config_map} sets {', '.join(source.keys)} in pod {source.pod}: where "
+            "ascend-docker-runtime is the runtime, its containers get the chips named there"
         )
         yield warning(sentence, "remove these keys (docs/security.md#isolation)")

@@ -28,14 +28,14 @@ def describe_blocks(
     job, location = allocator.job_of(pod), allocator.cluster.index.topology.location
     running: defaultdict[int, list[int]] = defaultdict(list)
     planned: defaultdict[int, list[int]] = defaultdict(list)
-    for each in job.pods.values():
-        if each.spec.node_name:
-            block = read_block(each.metadata.annotations)
+    for member in job.pods.values():
+        if member.spec.node_name:
+            block = read_block(member.metadata.annotations)
             if block is None and not demand.may_split:
-                block = job.rank_of(each) // demand.size
+                block = job.rank_of(member) // demand.size
             if block is not None:
-                running[block].append(location(each.spec.node_name).super_pod)
-        elif (held := allocator.ledger.get(each.uid)) is not None and isinstance(held.part, InBlock):
+                running[block].append(location(member.spec.node_name).super_pod)
+        elif (held := allocator.ledger.get(member.uid)) is not None and isinstance(held.part, InBlock):
             planned[held.part.block].append(held.part.super_pod)
     said = describe(free, planned, demand, running) if planned else describe_room(free, demand, running)
     return (*said, *allocator.engine.advice(pod))

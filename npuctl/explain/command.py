@@ -181,15 +181,15 @@ def _queue(answer: Explanation) -> Iterator[Text]:
     if answer.told is not None and (ahead := answer.told.ahead).pods:
         chips = f", for {count(ahead.chips, 'chip')}" if ahead.chips else ""
         yield Text(f"\nbefore it in the queue: {count(ahead.pods, 'pod')} of other jobs{chips}")
-    getting = [each for each in answer.ahead if each.placed]
+    getting = [job for job in answer.ahead if job.placed]
     if not getting:
         return
     yield Text("\nbefore it in the queue:", style="bold")
-    for each in getting[:_MOST_AHEAD]:
-        what = f"{count(each.chips, 'chip')} for " if each.chips else ""
-        more = f", and {each.pods - each.placed} that wait" if each.pods > each.placed else ""
-        priority = f", priority {each.priority}" if each.priority else ""
-        yield Text(f"  job {each.job}: {what}{count(each.placed, 'pod')}{more}{priority}")
+    for job in getting[:_MOST_AHEAD]:
+        what = f"{count(job.chips, 'chip')} for " if job.chips else ""
+        more = f", and {job.pods - job.placed} that wait" if job.pods > job.placed else ""
+        priority = f", priority {job.priority}" if job.priority else ""
+        yield Text(f"  job {job.job}: {what}{count(job.placed, 'pod')}{more}{priority}")
     if (others := len(getting) - _MOST_AHEAD) > 0:
         yield Text(f"  and {count(others, 'other job')} (-o json has all)", style="dim")
     if answer.fits_alone:

@@ -151,7 +151,7 @@ def _with_verdict(answer: Explanation, pod: Pod, event: _Event | None) -> Explan
     blank = _blank(answer)
     needs = f"who may list nodes and the pods of all namespaces is told more by npuctl explain {pod.key}"
     if event is None:
-        condition = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+        condition = next((scheduled for scheduled in pod.status.conditions if scheduled.type == "PodScheduled"), None)
         reason = condition.reason if condition is not None and condition.reason else pod.status.phase
         says = f"its scheduler says: {blank.scheduler}" if blank.scheduler else "no scheduler has tried it"
         message = f"the allocator has posted no Event on it yet; {says}"

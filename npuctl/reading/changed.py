@@ -43,7 +43,9 @@ def offering(node: Node, chips: ChipSet) -> Node:
 def withdrawing(node: Node, chips: ChipSet) -> Node:
     """The node if its kubelet has these chips no more, nor their vNPUs or AI cores."""
     fewer = _devices(node, chips)
-    return _allocatable(node, {each: max(_offered(node, each) - number, 0) for each, number in fewer.items()})
+    return _allocatable(
+        node, {resource: max(_offered(node, resource) - number, 0) for resource, number in fewer.items()}
+    )
 
 
 def rewritten(report: ConfigMap, content: DeviceReport) -> ConfigMap:

@@ -92,16 +92,16 @@ class _Normalizer:
 
     def _collection(self, value: dict[str, Any] | list[Any], path: str, level: int) -> dict[str, Any] | list[Any]:
         if isinstance(value, list):
-            return [self.normalize(each, f"{path}[{at}]", level) for at, each in enumerate(value)]
+            return [self.normalize(element, f"{path}[{at}]", level) for at, element in enumerate(value)]
         entries = {}
-        for key, each in value.items():
-            if each is None:
+        for key, field in value.items():
+            if field is None:
                 continue
             entry_path = f"{path}.{key}" if path else str(key)
-            if key in _QUANTITIES and isinstance(each, dict):
-                entries[key] = self._quantities(each, entry_path)
+            if key in _QUANTITIES and isinstance(field, dict):
+                entries[key] = self._quantities(field, entry_path)
             else:
-                entries[key] = self.normalize(each, entry_path, level)
+                entries[key] = self.normalize(field, entry_path, level)
             if key in _STRINGS and isinstance(entries[key], dict):
                 self._check_strings(entries[key], entry_path)
         return entries

@@ -65,7 +65,7 @@ class ClusterObjects:
         """
         more = {kind: some for kind, some in new.by_kind.items() if some or kind in self.by_kind}
         merged = {
-            kind: {each.key: each for each in (*more.get(kind, ()), *self.by_kind.get(kind, ()))}
+            kind: {obj.key: obj for obj in (*more.get(kind, ()), *self.by_kind.get(kind, ()))}
             for kind in {**self.by_kind, **more}
         }
         return type(self)({kind: tuple(sorted(found.values(), key=_key)) for kind, found in merged.items()})
@@ -74,8 +74,7 @@ class ClusterObjects:
         """Return the objects with others of kinds that are not optional; of the same kind and name the others count."""
         new = type(self).of(changed)
         merged = {
-            kind: {each.key: each for each in (*known, *new.by_kind.get(kind, ()))}
-            for kind, known in self.by_kind.items()
+            kind: {obj.key: obj for obj in (*known, *new.by_kind.get(kind, ()))} for kind, known in self.by_kind.items()
         }
         return type(self)({kind: tuple(sorted(found.values(), key=_key)) for kind, found in merged.items()})
 

@@ -226,7 +226,7 @@ class Source:
 
     def names_in(self, part: Literal["clusters", "contexts", "users"]) -> list[str]:
         """The names in a part of the kubeconfig."""
-        return [str(each["name"]) for each in self._kubeconfig()[part]]
+        return [str(entry["name"]) for entry in self._kubeconfig()[part]]
 
     def _kubeconfig(self) -> Any:
         from kubernetes.aio.config.kube_config import KubeConfigMerger

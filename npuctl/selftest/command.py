@@ -72,7 +72,7 @@ async def selftest(
 
             answer["pods"] = msgspec.to_builtins(await PodTrial(client, node, host, image, scheduler, held).run())
     show(answer, output, lambda: render(answer))
-    differ = any(not each["agree"] for each in answer["pods"])
+    differ = any(not books["agree"] for books in answer["pods"])
     return EXIT_FAILURE if answer["node"]["problem"] or differ else 0
 
 
@@ -144,7 +144,7 @@ def render(answer: Mapping[str, Any]) -> RenderableType:
     for function, took in node["timings"].items():
         timings.add_row(function, str(took["calls"]), f"{took['median_ms']:.3f}", f"{took['longest_ms']:.3f}")
     surprising = [Text(f"! {sentence}", style="yellow") for sentence in node["surprises"]]
-    pods = [Text(_books(each), style="" if each["agree"] else "yellow") for each in answer["pods"]]
+    pods = [Text(_books(books), style="" if books["agree"] else "yellow") for books in answer["pods"]]
     if node["calls"] and not surprising:
         surprising = [Text("no answer was surprising")]
     advice = _WITHOUT_CHIPS if server is None else _WHAT_TO_DO

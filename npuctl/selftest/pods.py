@@ -220,7 +220,12 @@ def seen_chips(printed: str) -> Sequence[int]:
 
 def _why(status: Mapping[str, Any]) -> str:
     """Why a pod does not run, in words that name no object."""
-    conditions = (each.get("reason") for each in status.get("conditions") or () if each.get("status") == "False")
-    waiting = (each.get("state", {}).get("waiting", {}).get("reason") for each in status.get("containerStatuses") or ())
+    conditions = (
+        condition.get("reason") for condition in status.get("conditions") or () if condition.get("status") == "False"
+    )
+    waiting = (
+        container.get("state", {}).get("waiting", {}).get("reason")
+        for container in status.get("containerStatuses") or ()
+    )
     reasons = (status.get("reason"), *conditions, *waiting)
     return f"{status.get('phase', 'Unknown')}: {', '.join(str(reason) for reason in reasons if reason) or 'no reason'}"

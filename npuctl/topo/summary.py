@@ -139,7 +139,10 @@ def product_table(views: Sequence[NodeView]) -> RenderableType:
         table.add_row(totals.product or "-", *map(str, cells))
     lines: list[RenderableType] = [table]
     unusable = {view.node: NodeRefusal(view.reason, view.message or "") for view in views if view.reason is not None}
-    lines += [Text(f"{count(len(each.nodes), 'node')} {each.reason}: {each.names()}") for each in group(unusable)]
+    lines += [
+        Text(f"{count(len(refusing.nodes), 'node')} {refusing.reason}: {refusing.names()}")
+        for refusing in group(unusable)
+    ]
     lines.append(Text(str(Totals.of(views))))
     lines.append(Text(f"EMPTY: all chips are free; LARGEST: {_LARGEST}", style="dim"))
     return Stack(*lines)

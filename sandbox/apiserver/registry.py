@@ -211,8 +211,8 @@ class Registry:
                 return marked, False
             if resource is NAMESPACES:
                 # There is no namespace controller, so the objects go at once.
-                for each in self._store.objects_in(target.name):
-                    self._store.remove(each)
+                for stored in self._store.objects_in(target.name):
+                    self._store.remove(stored)
                 self._store.remove(marked)
                 return marked, True
             return self._store.remove(marked), True

@@ -155,9 +155,9 @@ class Kubelet:
         Raises:
             NotFound: there is none.
         """
-        for each in reversed(list(self._runtime.containers)):
-            if (each.pod_key, each.name) == (pod_key, name):
-                return each
+        for ended in reversed(list(self._runtime.containers)):
+            if (ended.pod_key, ended.name) == (pod_key, name):
+                return ended
         raise NotFound(f"pod {pod_key} has no container {name} on node {self.node_name}", status=404)
 
     def has_container(self, pod_key: str, name: str, *, running: bool = True) -> bool:

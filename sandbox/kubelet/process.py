@@ -166,8 +166,8 @@ class KubeletProcess:
             gate=dependencies.gate,
             changed=dependencies.changed,
         )
-        for each in (self._node.run(), self._statuses.run(), self._events.run(), loop.watch(), loop.run()):
-            self._run(each)
+        for work in (self._node.run(), self._statuses.run(), self._events.run(), loop.watch(), loop.run()):
+            self._run(work)
         return port
 
     async def stop(self) -> None:

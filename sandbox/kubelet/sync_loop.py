@@ -96,7 +96,7 @@ class SyncLoop:
         await self._reflector.synced.wait()
         await self._node.ready.wait()
         self._rng.shuffle(self._initial)
-        for pod in sorted(self._initial, key=lambda each: each.metadata.creation_timestamp or ""):
+        for pod in sorted(self._initial, key=lambda queued: queued.metadata.creation_timestamp or ""):
             await self._apply(pod)
         self._devices.sources_ready = True
         self._changed()
@@ -135,7 +135,7 @@ class SyncLoop:
         self._changed()
 
     async def _find_rejection(self, pod: FullPod) -> "_Rejection | None":
-        others = [each for each in self._pod_store.active() if each.uid != pod.uid]
+        others = [other for other in self._pod_store.active() if other.uid != pod.uid]
         try:
             rejection = _check_predicates(pod, self._node.node, others, self._ledger)
             if rejection is None:

@@ -76,7 +76,7 @@ class ExtenderClient:
             ExtenderFailure: no answer.
         """
         answer = await self._send("prioritize", _args(pod, nodes))
-        scores = [_lower_keys(each) for each in answer or ()]
+        scores = [_lower_keys(entry) for entry in answer or ()]
         return {str(score.get("host", "")): int(score.get("score", 0)) for score in scores}
 
     async def bind(self, pod: FullPod, node: str) -> None:

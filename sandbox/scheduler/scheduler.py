@@ -144,8 +144,8 @@ class Scheduler:
         self._queue.move_all()
 
     async def _loop(self, synced: list[asyncio.Event]) -> None:
-        for each in synced:
-            await each.wait()
+        for event in synced:
+            await event.wait()
         while True:
             await self._gate.wait()
             uid = await self._queue.pop()
@@ -255,7 +255,7 @@ class Scheduler:
         condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
         # A pod that may not preempt others never gets as far as having its nomination cleared.
         clears = bool(pod.nominated_node) and (reason != "Unschedulable" or pod.spec.get("preemptionPolicy") != "Never")
-        known = any(condition.items() <= each.items() for each in current.status.get("conditions") or ())
+        known = any(condition.items() <= present.items() for present in current.status.get("conditions") or ())
         if known and not clears:
             return
         status: JsonObject = {"conditions": [{**condition, "lastTransitionTime": timestamp_now()}]}

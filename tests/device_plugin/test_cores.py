@@ -19,10 +19,10 @@ from device_plugin.driver import ChipFacts, Inventory, VirtualNpu
 from device_plugin.health.levels import FaultLevel
 from device_plugin.health.snapshot import Chip, Snapshot
 from device_plugin.ledger.core_admission import check_cores
-from device_plugin.ledger.core_claims import Given, read_given
 from device_plugin.ledger.core_offers import offered_cores
 from device_plugin.ledger.cores import CoreLedger, core_allocation, kind_of
 from device_plugin.ledger.node_pods import requested_types
+from device_plugin.ledger.pod_annotations import Given, read_given
 
 SMALL, LARGE = "vir05_1c_16g", "vir10_3c_32g"
 found = divisible("Ascend910B", 20, 64)

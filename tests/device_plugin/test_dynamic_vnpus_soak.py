@@ -11,7 +11,7 @@ import pytest
 from ascend.annotations import REAL
 from ascend.templates import RESOURCE_CORES, TEMPLATES
 from device_plugin.driver.simulated_cuts import SimulatedCuts
-from device_plugin.ledger.core_claims import read_given
+from device_plugin.ledger.pod_annotations import read_given
 from tests.device_plugin.api import until
 from tests.device_plugin.test_dynamic_vnpus import (
     CORES,

@@ -76,7 +76,7 @@ def _candidates(environment: Mapping[str, str], wanted: str) -> Iterator[Path]:
 
 
 def _cached(wanted: str) -> Iterator[Path]:
-    ldconfig = next((each for each in _LDCONFIG if each.exists()), None)
+    ldconfig = next((path for path in _LDCONFIG if path.exists()), None)
     if ldconfig is None:
         return
     try:

@@ -118,7 +118,7 @@ class MeasuringCalls(Calls):
 
     def _model_name(self, chip: Place) -> str:
         info = self._chip_info(chip)
-        parts = [text_of(each) for each in (info.chip_name, info.chip_type, info.chip_ver)]
+        parts = [text_of(field) for field in (info.chip_name, info.chip_type, info.chip_ver)]
         return "-".join(parts) if any(parts) else ""
 
     def _die_id(self, chip: Place) -> str:

@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
             fields = {name: _plain(getattr(structure, name)) for name, *_ in structure._fields_ if name not in LEFT_OUT}
             found = {name: each for name, each in fields.items() if each not in (0, "", [], {})}
         case ctypes.Array() as array:
-            found = _trimmed([_plain(each) for each in array])
+            found = _trimmed([_plain(element) for element in array])
         case bytes() as text:
             found = text_of(text)
         case float() as number:

@@ -193,8 +193,7 @@ def survey_unlisted(
             continue
         if not 0 <= phy_id <= MAX_ID:
             continue
-        unknown = Surveyed(ChipFacts(phy_id), None, 0, None)
-        earlier = known.get(phy_id, unknown)
+        earlier = known.get(phy_id, Surveyed(ChipFacts(phy_id), None, 0, None))
         facts = replace(earlier.facts, logic_id=logic_id, card_id=NO_CARD, device_id=NO_CARD)
         found[phy_id] = replace(earlier, facts=facts)
         missing -= 1
@@ -204,8 +203,8 @@ def survey_unlisted(
 def survey_missing(known: Mapping[int, Surveyed], found: Container[int]) -> dict[int, Surveyed]:
     """Return the chips that were found before and are not now, as chips that the driver does not list."""
     return {
-        phy_id: replace(each, facts=replace(each.facts, card_id=NO_CARD, device_id=NO_CARD))
-        for phy_id, each in known.items()
+        phy_id: replace(chip, facts=replace(chip.facts, card_id=NO_CARD, device_id=NO_CARD))
+        for phy_id, chip in known.items()
         if phy_id not in found
     }
 
