@@ -395,7 +395,7 @@ def queue(
     all_namespaces: _AllNamespaces = False,
     output: _OutputOption = Output.TABLE,
 ) -> int:
-    """Show the waiting jobs and pods in the order of the queue, and their reasons."""
+    """Show the queue of waiting jobs and pods, with reasons."""
     from npuctl.queue.command import run_queue
     from npuctl.reading.source import Source
 

@@ -1,4 +1,4 @@
-"""What the kubelet adds to a container so that it sees its chips, and no others.
+"""What the kubelet adds to a container to show the chips of the container, and no further chips.
 
 ``runtime``: environment variables for ascend-docker-runtime, which mounts the chips itself; ``devices``: plain device
 nodes, for any runtime; ``both``: both, which works with either; ``cdi``: names of CDI devices, which the container

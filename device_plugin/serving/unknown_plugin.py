@@ -41,7 +41,7 @@ SAME_PROCESS_S = 2.0
 
 
 class UnknownPlugin:
-    """The other plugin of the node, if there is one.
+    """A foreign plugin for the same resource on this node, if any.
 
     Args:
         directory: the kubelet's device-plugin folder.
@@ -216,7 +216,7 @@ class OtherPlugins:
 
     @property
     def uncertain(self) -> str | None:
-        """Why the search for other plugins gave no answer; None if it gave one."""
+        """Why the search for other plugins failed; None if it did not."""
         return self.mindcluster.unknown or self.unknown.unknown
 
 
