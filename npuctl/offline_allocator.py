@@ -6,7 +6,6 @@ filters is considered: no taints, affinity between pods, CPU or memory.
 """
 
 from collections import Counter
-from collections.abc import Collection
 
 from allocator.decision.all_nodes import filter_all
 from allocator.decision.engine import DecisionEngine
@@ -26,6 +25,7 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.promises import Promise
 from allocator.state.reservation import Reservation
 from allocator.state.switches import asks_for_switches
+from allocator.state.view import Without
 from allocator.superpods.demand import Demand
 from allocator.switches.description import describe_switches
 from ascend.errors import Refusal
@@ -165,23 +165,19 @@ class OfflineAllocator:
             for promise in promises
             if promise.owner not in {pod.uid, job.key.plan} and promise.priority >= pod.priority
         ]
-        found = [promise for promise in others if self._fits_without(pod, [promise.owner])]
-        if not found and self._fits_without(pod, [promise.owner for promise in others]):
+        found = [promise for promise in others if self.has_room(pod, Without(owners=(promise.owner,)))]
+        if not found and self.has_room(pod, Without(owners=[promise.owner for promise in others])):
             return others
         return found
 
-    def _fits_without(self, pod: Pod, owners: Collection[str]) -> bool:
-        with self.ledger.promises.lifted(owners):
-            return self.has_room(pod)
-
-    def has_room(self, pod: Pod) -> bool:
-        """Whether a pod fits now, with the others of its gang; reserves nothing."""
+    def has_room(self, pod: Pod, without: Without) -> bool:
+        """Whether a pod would fit, with the others of its gang; reserves nothing."""
         gang = self.engine.gang_of(pod)
         try:
             request = self.engine.request_of(pod)
             if gang is None:
-                return self.cluster.index.best(request, self.selected_nodes(pod)) is not None
-            self.engine.gangs.preview(pod, request, gang, None)
+                return self.cluster.view(without).best(request, self.selected_nodes(pod)) is not None
+            self.engine.gangs.preview(pod, request, gang, None, without)
         except Refusal:
             return False
         return True

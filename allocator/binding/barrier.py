@@ -203,7 +203,7 @@ class Barrier:
 
     def holds_other(self, job: Job, node: str) -> bool:
         """Whether Bindings of another gang to a node are held."""
-        own, there = self._ledger.held(job.key.plan), map(self._ledger.get, self._ledger.on(node))
+        own, there = self._ledger.plans.of(job.key.plan).held, map(self._ledger.get, self._ledger.on(node))
         return any(each is not None and each.stage is Stage.HELD and each.uid not in own for each in there)
 
     def excuse(self, excused: Callable[[], Iterable[str]]) -> None:
@@ -321,7 +321,7 @@ class Barrier:
 
         It is no progress that pods are asked for again and again.
         """
-        number = len(self._ledger.held(assembly.job.key.plan))
+        number = len(self._ledger.plans.of(assembly.job.key.plan).held)
         if number > assembly.most:
             assembly.most = number
             assembly.asked.clear()
@@ -437,7 +437,7 @@ class Barrier:
             is_new = now_s - assembly.refused.get(uid, math.inf) >= (TURN_RETRIED_S if is_short else refused_s)
             is_retried = silent_s >= (TURN_RETRIED_S if is_short else retried_s)
             # The gang may have been refused before it was planned, and the pod has not been filtered since.
-            stale = () if uid in self._ledger.refused(job.key.plan) else (Reason.GANG_DOES_NOT_FIT,)
+            stale = () if uid in self._ledger.plans.of(job.key.plan).refused else (Reason.GANG_DOES_NOT_FIT,)
             if is_new or (is_retried and is_refusal(verdict.condition, *stale)):
                 assembly.refused.setdefault(uid, now_s)
                 obstacles.append(refused(job.pods[uid], verdict.condition))
@@ -457,7 +457,7 @@ class Barrier:
         return pod.waits_for_chips and pod.uid not in assembly.held and pod.uid not in self.lapsed
 
     def _missing(self, job: Job) -> int:
-        return job.needed - job.ended - len(self._ledger.held(job.key.plan))
+        return job.needed - job.ended - len(self._ledger.plans.of(job.key.plan).held)
 
     def _order(self, job: Job) -> tuple[bool, bool, int, str, JobKey]:
         """The order among stuck gangs: the last ones give up."""
@@ -468,7 +468,7 @@ class Barrier:
 
     def _give_up(self, assembly: _Assembly, why: str) -> None:
         job = assembly.job
-        waiting = count(len(self._ledger.held(job.key.plan)), "Binding")
+        waiting = count(len(self._ledger.plans.of(job.key.plan).held), "Binding")
         sentence = f"job {job.key} releases its chips: {waiting} waited for its other pods, and {why}"
         self._why = Refusal(Reason.GANG_STEPPED_BACK, sentence)
         try:

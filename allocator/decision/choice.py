@@ -7,6 +7,8 @@ from allocator.decision.request import ResolvedRequest
 from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import Fit, peer_on_node
 from allocator.state.cluster import Cluster
+from allocator.state.index import NodeIndex
+from allocator.state.view import Without
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
@@ -33,7 +35,7 @@ class Choice:
 
     def partition(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> Filtered:
         """Where a pod that is placed alone fits, and why other nodes refuse it."""
-        fitting, refused = self._cluster.index.partition(resolved.chips, candidates)
+        fitting, refused = self._cluster.view(Without.of(pod)).partition(resolved.chips, candidates)
         allowed = self.without_peers(pod, resolved, fitting)
         if allowed is None or len(allowed) == len(fitting):
             return Filtered(fitting, refused)
@@ -42,8 +44,7 @@ class Choice:
 
     def refusal(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> Refusal:
         """Why a pod that is placed alone fits on no candidate; with one candidate, the reason of that node."""
-        request, index = resolved.chips, self._cluster.index
-        reasons = None
+        request, index, reasons = resolved.chips, self._cluster.view(Without.of(pod)), None
         if request.is_spread or (candidates is not None and len(candidates) == 1):
             refused = self.partition(pod, resolved, candidates)
             if len(refused.refused) == 1:
@@ -52,14 +53,16 @@ class Choice:
             reasons = refused.reasons
         return sum_up(pod.key, request.what, index.reasons(request, candidates) if reasons is None else reasons)
 
-    def best(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
+    def best(
+        self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None, index: NodeIndex
+    ) -> tuple[str, Fit] | None:
         """Where a pod is placed that is placed alone; None if it fits nowhere.
 
         It should return to its node, which has its images and files: its own previous node, unless pods of its job have
         failed there; else the best node on which no pod of its job was or has failed, else its own, else the best of
         all (docs/spec/scheduling.md#previous-node).
         """
-        request, job, index = resolved.chips, resolved.job, self._cluster.index
+        request, job = resolved.chips, resolved.job
         best, faulty = index.best(request, candidates), self._cluster.faulty_nodes.of(job.key)
         previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}
         if best is None or not (previous or faulty):

@@ -39,6 +39,7 @@ from allocator.state.node import Server
 from allocator.state.promises import Promise
 from allocator.state.ranking import Bucket
 from allocator.state.report import NodeReport
+from allocator.state.view import Without
 from ascend.chips import ChipSet
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, Turn, at_once
@@ -162,29 +163,24 @@ class Earmarks:
         latest_s = max((self._ends_s(uid, now_s) for uid in self._occupants(promise.chips)), default=0.0)
         return (promise.owner,) if end_s <= latest_s < math.inf else ()
 
-    def lends(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None = None) -> bool:
-        """Whether a pod alone that fits nowhere else would fit on chips that are lent to it."""
+    def lent(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
+        """Where a pod alone that fits nowhere else would fit on chips that are lent to it; None if they are not."""
         promise, need = self._promise, self._last
         if promise is None or need is None or self._loans_of(need) >= self._most_loans * need.seats:
-            return False
+            return None
         if pod.priority != promise.priority:
-            return False  # a more important job does not wait for it; a more important pod may use the chips anyway
+            return None  # a more important job does not wait for it; a more important pod may use the chips anyway
         if not any(self._is_in_use(*each) for each in promise.chips.items()):
-            return False  # the job may start now, or once seats of others have lapsed
-        names = promise.chips if candidates is None else promise.chips.keys() & candidates
-        buckets = self._cluster.index.buckets_of(names)  # these are few, and nothing is lifted in vain
-        if not any(isinstance(judge(each.vacancy.with_kept(), request), Fit) for each, _ in buckets):
-            return False
+            return None  # the job may start now, or once seats of others have lapsed
+        index = self._cluster.view(Without.of(pod, (), (self._owner,)))
+        best = index.best(request, promise.chips if candidates is None else promise.chips.keys() & candidates)
         # More nodes may be kept than the job needs; it may start beside the pods on some of them.
-        buckets = self._cluster.index.buckets_of(promise.chips)
-        return sum(count * capacity(each.vacancy.with_kept(), need.request)[0] for each, count in buckets) < need.seats
+        rooms = (nodes * capacity(left.vacancy, need.request)[0] for left, nodes in index.buckets_of(promise.chips))
+        return best if sum(rooms) < need.seats else None
 
     def borrow(self, pod: Pod, request: ChipRequest, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
         """Where a pod alone fits on chips that are lent to it; None if it fits nowhere, or they are not."""
-        if not self.lends(pod, request, candidates):
-            return None
-        with self._ledger.promises.lifted((self._owner,)):
-            best = self._cluster.index.best(request, candidates)
+        best = self.lent(pod, request, candidates)
         if best is not None and self._last is not None:
             self._loans[self._owner] = self._last, self._loans_of(self._last) + 1
         return best
@@ -356,7 +352,7 @@ class Earmarks:
             is_free = isinstance(entry, Bucket) and not chips & ~(entry.vacancy.free | entry.vacancy.kept)
             if is_free and chips.bit_count() == need.request.chips and self._admits(name, need):
                 return dict(current)
-            fit = judge(entry.vacancy.with_kept(), need.request) if isinstance(entry, Bucket) else None
+            fit = judge(entry.vacancy.unkept or entry.vacancy, need.request) if isinstance(entry, Bucket) else None
             if isinstance(fit, Fit) and self._admits(name, need):
                 return {name: fit.take.chip_set}
         best = index.best(need.request, need.candidates)
@@ -384,12 +380,12 @@ class Earmarks:
         if entry.vacancy.healthy < need.request.chips or not self._admits(name, need):
             return 0, 0
         chips = record.server.reported & ~record.report.unhealthy
-        empty = with_fields(entry.vacancy, free=chips, room=record.server.product.chips, kept=0)
+        empty = with_fields(entry.vacancy, free=chips, room=record.server.product.chips, kept=0, unkept=None)
         return capacity(empty, need.request)[0], chips
 
     def _is_available(self, name: str) -> bool:
         """Whether no chips of a node are promised, other than to a waiting gang."""
-        return all(each.drains for each in self._ledger.promises.owners_on(name))
+        return all(each.drains for each in self._ledger.promises.on(name))
 
     def _is_stuck(self, need: Need, chips: Mapping[str, ChipSet]) -> bool:
         """Whether a job has not used free chips for long; then others come first for some time."""

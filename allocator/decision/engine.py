@@ -29,6 +29,7 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.location import Level
 from allocator.state.reservation import Reservation, Stage
+from allocator.state.view import Without
 from allocator.superpods.choice import advise
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -221,11 +222,10 @@ class DecisionEngine:
                 return [Tier(1, 0, [seat or self.gangs.preview(pod, resolved.chips, resolved.gang, candidates)])]
             return []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
-        with self._ledger.entitled(pod.uid, pod.priority):
-            allowed = self._choice.without_peers(pod, resolved, candidates)
-            for name, verdict in self._cluster.index.verdicts(resolved.chips, allowed).items():
-                if not isinstance(verdict, Refusal):
-                    tiers.setdefault((verdict.key, verdict.score), []).append(name)
+        allowed = self._choice.without_peers(pod, resolved, candidates)
+        for name, verdict in self._cluster.view(Without.of(pod)).verdicts(resolved.chips, allowed).items():
+            if not isinstance(verdict, Refusal):
+                tiers.setdefault((verdict.key, verdict.score), []).append(name)
         ranked = enumerate(sorted(tiers.items()), start=1)
         return [Tier(rank, score, sorted(names)) for rank, ((_, score), names) in ranked]
 
@@ -248,11 +248,10 @@ class DecisionEngine:
                 request = replace(request, products=frozenset({record.product.name}))
             if (level := resolved.policy.level) is not None:
                 place = level, location(node).place(level)
-        with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(own):
-            verdicts = self._cluster.index.verdicts(request, self._choice.without_peers(pod, resolved, None))
+        index, allowed = self._cluster.view(Without.of(pod, (), own)), self._choice.without_peers(pod, resolved, None)
         found = [
             (name, fit)
-            for name, fit in verdicts.items()
+            for name, fit in index.verdicts(request, allowed).items()
             if not isinstance(fit, Refusal) and (place is None or location(name).place(place[0]) == place[1])
         ]
         return sorted(found, key=lambda each: (each[1].key, each[0]))
@@ -271,8 +270,7 @@ class DecisionEngine:
             return placed
         if placed is not None:
             raise placed
-        with self._ledger.entitled(pod.uid, pod.priority):
-            raise self._choice.refusal(pod, resolved, candidates)
+        raise self._choice.refusal(pod, resolved, candidates)
 
     def place_on(self, pod: Pod, node: str) -> Reservation:
         """Reserve chips for a pod on the node to which its scheduler binds it.
@@ -327,8 +325,7 @@ class DecisionEngine:
                 yield
             some = names[first : first + _STEP]
             if refusal is None:
-                with self._ledger.entitled(pod.uid, pod.priority):
-                    part = self._choice.partition(pod, resolved, some)
+                part = self._choice.partition(pod, resolved, some)
             else:
                 part = gang_refused(self._cluster.index, resolved.chips, some, refusal)
             found.fitting.extend(part.fitting)
@@ -336,6 +333,18 @@ class DecisionEngine:
         if len(names) > _STEP:
             yield
         return found
+
+    def fitting_without(self, pod: Pod, candidates: Collection[str] | None, others: Collection[str]) -> Collection[str]:
+        """Nodes on which a pod that is refused would fit without what is reserved for others; for a gang one of them.
+
+        Raises:
+            Refusal: the pod's request is invalid on every node, or its gang would not fit.
+        """
+        resolved = self._reader.read(pod, candidates)
+        if resolved.gang is None:
+            fitting, _ = self._cluster.view(Without.of(pod, others)).partition(resolved.chips, candidates)
+            return self._choice.without_peers(pod, resolved, fitting) or ()
+        return (self.gangs.preview(pod, resolved.chips, resolved.gang, candidates, Without(others)),)
 
     def release(self, uid: str) -> bool:
         """Release what is reserved for a pod alone, unless its Binding is in flight or posted; whether anything was.
@@ -364,11 +373,10 @@ class DecisionEngine:
         if gang is not None:
             return self.gangs.may_fit(pod, gang)
         try:
-            with self._ledger.entitled(pod.uid, pod.priority):
-                resolved = self._reader.read(pod)
-                allowed = self._choice.without_peers(pod, resolved, None)
-                best = self._cluster.index.best(resolved.chips, allowed)
-                return best is not None or self.earmarks.lends(pod, resolved.chips, allowed)
+            resolved = self._reader.read(pod)
+            allowed = self._choice.without_peers(pod, resolved, None)
+            best = self._cluster.view(Without.of(pod)).best(resolved.chips, allowed)
+            return best is not None or self.earmarks.lent(pod, resolved.chips, allowed) is not None
         except Refusal:
             return False
 
@@ -412,23 +420,20 @@ class DecisionEngine:
         request = resolved.chips
         candidates = self._choice.without_peers(pod, resolved, candidates)
         if held is not None:
-            if held.stage is Stage.PLANNED:
-                # Its group was deleted: it is placed alone now.
-                self._ledger.release(pod.uid)
-            elif (candidates is None or held.node in candidates) and self._cluster.suits(held, request):
+            # The seat of a pod whose group was deleted is PLANNED: it is placed alone now.
+            is_possible = held.stage is not Stage.PLANNED and (candidates is None or held.node in candidates)
+            if is_possible and self._cluster.suits(held, request):
                 return self._ledger.advance(pod.uid, Stage.RESERVED) or held
-        if held is not None or self._ledger.promises.get(pod.uid) is not None:
-            with self._ledger.suspended(pod.uid):
-                best = self._choice.best(pod, resolved, candidates)
-        else:
-            best = self._choice.best(pod, resolved, candidates)
-        if best is None and self._ledger.promises:
-            with self._ledger.entitled(pod.uid, pod.priority):
-                with self._ledger.promises.lifted(self.earmarks.open_to(pod)):
-                    best = self._cluster.index.best(request, candidates)
-                best = best or self.earmarks.borrow(pod, request, candidates)
-        if best is None:
             self._ledger.release(pod.uid)
+        index, promises = self._cluster.index, self._ledger.promises
+        if promises.get(pod.uid) is not None:
+            index = self._cluster.view(Without(owners=(pod.uid,)))
+        best = self._choice.best(pod, resolved, candidates, index)
+        if best is None and promises:
+            without = Without.of(pod, (), self.earmarks.open_to(pod))
+            best = self._cluster.view(without).best(request, candidates)
+            best = best or self.earmarks.borrow(pod, request, candidates)
+        if best is None:
             if self.gangs.make_room(pod, request, self._cluster.jobs.job_of(pod), candidates):
                 return self._place_alone(pod, resolved, None, candidates)
             self.earmarks.note(pod)

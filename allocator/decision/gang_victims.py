@@ -157,7 +157,7 @@ class GangVictims:
 
     def missing(self, job: Job) -> int:
         """How many more pods of a gang have to be bound, or their Bindings held, until it may start."""
-        passed = job.placed_beside("") - self._ledger.unused(job.key.plan) + job.ended
+        passed = job.placed_beside("") - self._ledger.plans.of(job.key.plan).unused + job.ended
         return job.needed - passed
 
     def _members(self, pod: Pod, request: ChipRequest, job: Job) -> list[tuple[Pod, ChipRequest]]:

@@ -60,7 +60,7 @@ class OfferedNodes:
     def is_by_pod(self, job: Job) -> bool:
         """Whether it matters which pod of a gang a node was offered for."""
         plan = job.key.plan
-        has_seats = self._ledger.unused(plan) or self._ledger.held(plan)
+        has_seats = self._ledger.plans.of(plan).unused or self._ledger.plans.of(plan).held
         return bool(has_seats) or self._queue.get(job) is not None or job.is_mixed
 
     def last(self, job: Job) -> Collection[str]:
@@ -102,7 +102,7 @@ class OfferedNodes:
 
     def held(self, job: Job) -> frozenset[str]:
         """The uids of the pods of a gang whose Bindings are held."""
-        return frozenset(self._ledger.held(job.key.plan))
+        return frozenset(self._ledger.plans.of(job.key.plan).held)
 
     def _note(self, pod: Pod, job: Job, offered: Offered) -> None:
         pods = self._pods.setdefault(job.key.plan, {})

@@ -31,6 +31,7 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer, unknown_node
 from allocator.state.promises import Promise
+from allocator.state.view import Without
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -237,8 +238,7 @@ class Preemption:
             pod: the pod: what is reserved for it, or promised to it or to lower priorities, does not count.
             plans: the plans of gangs to which promised chips count as free, too.
         """
-        uid = pod.uid
-        return self._cluster.offer_of(record, without={uid, *gone}, ignoring=(uid, *plans), priority=pod.priority)
+        return self._cluster.offer_of(record, Without.of(pod, gone, plans))
 
     async def _improve_gang(
         self, pod: Pod, request: ChipRequest, gang: Job, suggested: Mapping[str, Suggestion]
@@ -313,7 +313,7 @@ class Preemption:
             request = self._engine.request_of(pod)
             occupants = self._on(record, request)
             lower = {each.uid for each in occupants if each.terminating or each.work.priority < pod.priority}
-            offer = self._cluster.offer_of(record, without=lower, ignoring=(job.key.plan,), priority=pod.priority)
+            offer = self._cluster.offer_of(record, Without(lower, (job.key.plan,), pod.priority))
             if isinstance(offer, Vacancy):
                 offer = offer.without(Take(chip_set=chips[node]))
             fit = _judge(offer, request)

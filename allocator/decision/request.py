@@ -39,6 +39,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Cooperation, Job
 from allocator.state.ledger import Ledger
 from allocator.state.location import Level
+from allocator.state.view import Without
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.jobs.core import SINGLE
@@ -146,10 +147,10 @@ class RequestReader:
         if not is_plain:
             policy, request = self._by_policy(stated, job, request, together)
         if together.known is None and job.may_be_alone(pod):
-            with self._ledger.suspended(pod.uid):
-                if self._cluster.index.best(request, candidates) is None:
-                    # A pod without peers needs no network: chips with an unhealthy network are better than none.
-                    request = replace(request, needs_network=False)
+            index = self._cluster.view(Without((pod.uid,), (pod.uid,)))
+            if index.best(request, candidates) is None:
+                # A pod without peers needs no network: chips with an unhealthy network are better than none.
+                request = replace(request, needs_network=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), policy)
 
     def _read_vnpu(self, stated: Pod, job: Job, size: str) -> ResolvedRequest:

@@ -1,7 +1,6 @@
 """Judges pods for a scheduler that places several before it binds any: those that it has placed count as well."""
 
 from collections.abc import Collection, Iterable
-from contextlib import nullcontext
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.occupants import Occupants
@@ -13,6 +12,7 @@ from allocator.rules.victims import Occupant, select_victims
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, unknown_node
+from allocator.state.view import Without
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.takes import Take
@@ -57,14 +57,13 @@ class Tentative:
         record = self._cluster.nodes.get(node)
         if record is None:
             raise unknown_node(node)
-        gone = ending_on(record, self._cluster) if once_ended else ()
-        vacant = self._engine.gangs.vacant_on(pod, request, gang, node) if gang is not None else None
-        with self._ledger.suspended(vacant.uid) if vacant is not None else nullcontext():
-            if gang is not None and resolved.policy.level is not None:
-                self._engine.gangs.planner.plan_alone(pod, request, gang, node)  # where its block, or its switch, is
-            usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
-            with self._ledger.entitled(pod.uid, pod.priority), self._ledger.promises.lifted(usable):
-                verdict = self._judge(record, request, others, gone)
+        gone = ending_on(record, self._cluster) if once_ended else set[str]()
+        if gang is not None and (vacant := self._engine.gangs.vacant_on(pod, request, gang, node)) is not None:
+            gone.add(vacant.uid)
+        without = self._without(pod, resolved, gone)
+        if gang is not None and resolved.policy.level is not None:
+            self._engine.gangs.planner.plan_alone(pod, request, gang, node, without)  # where its block, or switch, is
+        verdict = self._judge(record, request, others, without)
         if isinstance(verdict, Refusal):
             raise Refusal(verdict.reason, verdict.message)
         return verdict
@@ -94,16 +93,17 @@ class Tentative:
             if (held := record.holdings.get(each.uid)) is not None and held.unreadable is None and held.chips
         ]
         gone = {each.uid for each in occupants}
-        gang = resolved.gang
-        usable = self._engine.gangs.planner.usable_promises(pod, gang) if gang is not None else ()
-        owners = (pod.uid, *usable)
-        empty = self._cluster.offer_of(record, without={pod.uid, *gone}, ignoring=owners, priority=pod.priority)
+        empty = self._cluster.offer_of(record, self._without(pod, resolved, gone))
         if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
             return []
         found = select_victims(empty, request, occupants)
         if isinstance(found, Refusal) or not self._evicts_all(record, request, found):
             return []
         return [each.uid for each in found]
+
+    def _without(self, pod: Pod, resolved: ResolvedRequest, gone: Collection[str]) -> Without:
+        gang, planner = resolved.gang, self._engine.gangs.planner
+        return planner.usable(pod, gang, gone) if gang is not None else Without.of(pod, gone)
 
     def _depends_on_others(self, pod: Pod, node: str, resolved: ResolvedRequest) -> bool:
         """Whether chips alone don't make a pod fit on a node."""
@@ -125,19 +125,20 @@ class Tentative:
         return record.server.allocatable - sum(staying) + sum(freed) - min(freed) < request.chips
 
     def _judge(
-        self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod], gone: Collection[str]
+        self, record: NodeRecord, request: ChipRequest, others: Iterable[Pod], without: Without
     ) -> Fit | Refusal:
-        """The verdict on a request beside pods that are placed on a node, without those that are gone."""
-        known, beside = {*self._ledger.on(record.name), *record.holdings}.difference(gone), dict[str, Take]()
+        """The verdict on a request beside pods that are placed on a node."""
+        known = {*self._ledger.on(record.name), *record.holdings}.difference(without.pods)
+        beside = dict[str, Take]()
         for other in sorted(others, key=lambda each: each.uid):
             if other.uid in known or not self._engine.handles(other):
                 continue
-            left = self._cluster.offer_of(record, without=gone, beside=beside)
+            left = self._cluster.offer_of(record, without, beside)
             try:
                 fit = judge(left, self._engine.request_of(other)) if isinstance(left, Vacancy) else left
             except Refusal:
                 continue  # it will not be bound
             if isinstance(fit, Fit):
                 beside[other.uid] = fit.take
-        left = self._cluster.offer_of(record, without=gone, beside=beside)
+        left = self._cluster.offer_of(record, without, beside)
         return left if isinstance(left, Refusal) else judge(left, request)

@@ -20,6 +20,7 @@ from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer, unknown_node
 from allocator.state.switches import SwitchUse
+from allocator.state.view import Without
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -203,7 +204,7 @@ class Trial:
         if record is None:
             return unknown_node(node)
         gone = {each.uid for each in self.ended_on(node)}.union(ending).difference(staying)
-        return self._cluster.offer_of(record, without=gone, ignoring=(self._owner,), priority=self._priority)
+        return self._cluster.offer_of(record, Without(gone, (self._owner,), self._priority))
 
     async def _renew(self, pods: Iterable[Occupant]) -> None:
         await self.turn.share()

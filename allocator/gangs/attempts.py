@@ -22,7 +22,7 @@ for a turn like them, without a try in vain.
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
@@ -40,6 +40,7 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord
 from allocator.state.reservation import Seat, Stage
+from allocator.state.view import AS_IT_IS, Without
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
@@ -100,7 +101,9 @@ class Attempts:
         self._progress = progress
         self._planner = planner
 
-    def plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+    def plan(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
+    ) -> list[Seat]:
         """Seats for a pod and all its peers that need one; reserves nothing.
 
         Raises:
@@ -110,20 +113,20 @@ class Attempts:
             raise refusal
         wait = self.queue.get(job)
         if wait is None:
-            return self._plan_first(pod, request, job, candidates)
+            return self._plan_first(pod, request, job, candidates, without)
         lacking = self._planner.lacks_offers(pod, request, job, wait)
         if lacking > 0:
             pods = count(lacking, "more of its pods has", "more of its pods have")
             raise _waits(job, f"{pods} to be filtered before they are planned again", wait)
-        return self._planner.plan(pod, request, job, candidates, wait)
+        return self._planner.plan(pod, request, job, candidates, wait, without=without)
 
-    def may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
+    def may_be_planned(self, pod: Pod, request: ChipRequest, job: Job, without: Without) -> bool:
         """Whether a pod would get a seat now, or has to be filtered first for that."""
         if self._refusal(pod, job) is not None:
             return False
         wait = self.queue.get(job)
         if wait is None:
-            return self._planner.fits(pod, request, job)
+            return self._planner.fits(pod, request, job, None, without)
         # Its scheduler has to offer each pod once; when that is done, all are planned.
         return pod.uid not in wait.offers or self._planner.lacks_offers(pod, request, job, wait) <= 0
 
@@ -135,11 +138,14 @@ class Attempts:
             return {}
         return {key: self._nodes(key.plan) | wait.nodes for key, wait in self.queue.preceding(priority_of(job))}
 
-    def _plan_first(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+    def _plan_first(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
+    ) -> list[Seat]:
         """The plan of a gang that has not tried yet, on nodes that it need not leave to others."""
         left = self.left_to_others(job)
         try:
-            return self._planner.plan(pod, request, job, candidates, avoided=frozenset[str]().union(*left.values()))
+            avoided = frozenset[str]().union(*left.values())
+            return self._planner.plan(pod, request, job, candidates, avoided=avoided, without=without)
         except Refusal:
             holder = self.queue.first
             if holder is not None and self._fits_without(holder, pod, request, job, candidates):
@@ -147,9 +153,9 @@ class Attempts:
             if not left and (candidates is None or not job.is_mixed):
                 raise
         if left:
+            # They drain for it, or for gangs that wait for a turn as well; it may not fit there either.
             drained = [promise.owner for promise in self._ledger.promises if promise.drains]
-            with self._ledger.promises.lifted(drained):  # they drain for it, or for gangs that wait for a turn as well
-                self._planner.plan(pod, request, job, candidates)  # it may not fit there either
+            self._planner.plan(pod, request, job, candidates, without=Without(owners=drained))
             ahead = next(iter(left))
             raise _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left")
         self._planner.plan(pod, request, job, None)  # it may not fit at all
@@ -163,7 +169,8 @@ class Attempts:
 
         Of a large gang the chips are counted, and of a large holder some seats: more would take long.
         """
-        seats = [*self._ledger.held(holder.key.plan), *(seat.uid for seat in self._ledger.seats(holder.key.plan))]
+        plan = self._ledger.plans.of(holder.key.plan)
+        seats = [*plan.held, *sorted(plan.seats)]
         if not seats:
             return False
         now_s, known = self._ledger.monotonic(), self._examined
@@ -173,10 +180,7 @@ class Attempts:
                 fits = self._has_chips_without(seats, request, job)
             else:
                 names = self._usable(holder, pod, request, candidates)
-                with ExitStack() as stack:
-                    for uid in seats[:_MANY]:
-                        stack.enter_context(self._ledger.suspended(uid))
-                    fits = self._planner.fits(pod, request, job, names)
+                fits = self._planner.fits(pod, request, job, names, Without(seats[:_MANY]))
             known[job.key, holder.key] = now_s, fits
         return known[job.key, holder.key][1]
 
@@ -255,7 +259,7 @@ class Attempts:
 
     def _fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a job fits as it is; for a large gang that is left to the count of chips."""
-        return job.size <= _MANY and self._planner.fits(pod, request, job)
+        return job.size <= _MANY and self._planner.fits(pod, request, job, None, AS_IT_IS)
 
     def _may_have_room(self, job: Job) -> bool:
         """Whether a gang may release chips for a job, which has not tried and lacks nothing but chips."""
@@ -293,7 +297,7 @@ class Attempts:
         return (wait is not None and wait.tries > 0) or self.resting.has_tried(job)
 
     def _nodes(self, plan: str) -> frozenset[str]:
-        held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
+        held = (self._ledger.get(uid) for uid in self._ledger.plans.of(plan).held)
         return frozenset(seat.node for seat in (*self._ledger.seats(plan), *held) if seat is not None)
 
     def _has_prospects(self, job: Job) -> bool:
@@ -317,16 +321,16 @@ class Attempts:
             limits: the most pods of it on a node, by name of the node.
         """
         pod = next((pod for pod in job.pods.values() if pod.waits_for_chips), None)
-        if pod is None or self._is_clearing(job) or self._ledger.unused(job.key.plan) or job.size > _MANY:
+        if pod is None or self._is_clearing(job) or self._ledger.plans.of(job.key.plan).unused or job.size > _MANY:
             return True
         try:
             request = self._planner.request_of(pod)
         except Refusal:
             return False
-        with self._ledger.promises.lifted(self._planner.usable_promises(pod, job)):
-            if limits:
-                return self._planner.fits_within(pod, request, job, limits)
-            return self._planner.fits(pod, request, job)
+        usable = self._planner.usable(pod, job)
+        if limits:
+            return self._planner.fits_within(pod, request, job, limits, usable)
+        return self._planner.fits(pod, request, job, None, usable)
 
     def _is_clearing(self, job: Job) -> bool:
         """Whether other pods end for a gang."""
@@ -420,7 +424,7 @@ class Attempts:
 
     def _held_on(self, node: str, job: Job) -> int:
         """How many pods of a gang have Bindings to a node that are held."""
-        held = self._ledger.held(job.key.plan)
+        held = self._ledger.plans.of(job.key.plan).held
         return sum(uid in held for uid in self._ledger.on(node))
 
 

@@ -22,7 +22,6 @@ and only the bound pods are known; `resuming.py` then plans the rest before any 
 """
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
 
 from allocator.gangs.attempts import Attempts
 from allocator.gangs.obstacles import Obstacles
@@ -36,6 +35,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Seat, Stage
+from allocator.state.view import AS_IT_IS, Without
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
@@ -79,12 +79,14 @@ class Gangs:
         self.planner = Planner(cluster, ledger, request_of, policy_of, now_s)
         self.incomplete, self.lacks = self._progress.incomplete, self._progress.lacks
         self.find_started, self.holds = self._progress.find_started, self._progress.holds
+        self.may_start = self._progress.may_start
         self.awaiting_victims: Callable[[Job], Collection[str]] = lambda _job: ()
         self.planned: Callable[[Iterable[str]], None] = lambda _uids: None
         self.obstacles = Obstacles(cluster, ledger, self._awaits_victims)
         self._attempts = Attempts(cluster, ledger, self._progress, self.planner, self.obstacles)
         self.queue, self.resting = self._attempts.queue, self._attempts.resting
         self.pass_on, self.left_to_others = self._attempts.pass_on, self._attempts.left_to_others
+        self.step_back = self._attempts.step_back
         self.make_room, self.make_room_for_waiting = self._attempts.make_room, self._attempts.make_room_for_waiting
         self.yields = self._attempts.yields
         self.gang_request = self.planner.gang_request
@@ -107,16 +109,16 @@ class Gangs:
         Raises:
             Refusal: the gang is incomplete, or does not fit.
         """
-        held = self._ledger.get(pod.uid)
-        if held is not None and not self._is_valid(held, request, job):
+        if (without := self._without_invalid(pod, request, job)).pods:
             self._ledger.release(pod.uid)
         self._attempts.note_offer(pod, job, candidates)
         try:
-            found = self._find_making_room(pod, request, job, candidates)
+            found = self._find_making_room(pod, request, job, candidates, without)
         except Refusal as refusal:
             if refusal.reason is Reason.GANG_DOES_NOT_FIT:
-                self._ledger.refuse(job.key.plan, pod.uid)
-                if not self._ledger.held(job.key.plan):
+                if (plan := self._ledger.plans.get(job.key.plan)) is not None:
+                    plan.refused.add(pod.uid)
+                if not self._ledger.plans.of(job.key.plan).held:
                     self._attempts.does_not_fit(job)
             elif refusal.reason is Reason.GANG_STEPPED_BACK and self.obstacles.refusal(job) is None:
                 is_new = self.queue.get(job) is None
@@ -150,15 +152,15 @@ class Gangs:
         Raises:
             Refusal: the gang is incomplete, or the pod does not fit there.
         """
-        held = self._ledger.get(pod.uid)
-        if held is not None and not self._is_valid(held, request, job):
+        if self._without_invalid(pod, request, job).pods:
             self._ledger.release(pod.uid)
         seat, lacking = self._find_seat(pod, request, job, (node,)), self.lacks(job, pod)
         if lacking is not None:
             raise lacking
         if seat is not None:
             return self._take_seat(pod, seat)
-        self._ledger.reserve_plan(job.key.plan, self.planner.plan_alone(pod, request, job, node), ttl_s=self._ttl_s)
+        seats = self.planner.plan_alone(pod, request, job, node, self.planner.usable(pod, job))
+        self._ledger.reserve_plan(job.key.plan, seats, ttl_s=self._ttl_s)
         made = self._ledger.get(pod.uid)
         if made is None:
             raise _left_out(pod, job)
@@ -168,10 +170,6 @@ class Gangs:
         """The seat on a node that waits for the successor of a pod, if this pod would get it there."""
         seat = self._find_seat(pod, request, job, (node,))
         return seat if seat is not None and seat.is_empty else None
-
-    def may_start(self, job: Job) -> bool:
-        """Whether all pods that its minimum needs are bound, or their Bindings are held."""
-        return self._progress.may_start(job)
 
     def require_rest(self, job: Job) -> None:
         """Accept a complete gang whose pods without a seat fit all at once; reserves nothing.
@@ -189,7 +187,7 @@ class Gangs:
     def release_unused(self, job: Job, refused: Pod | None = None) -> None:
         """Release the seats of a gang of which no Binding is held; once it has started, only that of ``refused``."""
         if self._progress.find_started(job) is None:
-            if not self._ledger.held(job.key.plan):
+            if not self._ledger.plans.of(job.key.plan).held:
                 self._ledger.drop_plan(job.key.plan)
         elif refused and (seat := self._ledger.get(refused.uid)) and seat.stage is Stage.PLANNED:
             self._ledger.release(refused.uid)
@@ -204,26 +202,15 @@ class Gangs:
             if job is not None and self.obstacles.refusal(job) is not None:
                 self.release_unused(job)
 
-    def step_back(self, job: Job, refused: Collection[str], why: str) -> None:
-        """Release all seats of a gang that its scheduler does not let start; it tries again in its turn.
-
-        Args:
-            job: the gang.
-            refused: the uids of the pods that its scheduler has refused.
-            why: what kept it from starting, a part of a sentence.
-        """
-        self._attempts.step_back(job, refused, why)
-
-    def preview(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> str:
+    def preview(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without = AS_IT_IS
+    ) -> str:
         """The node on which the pod would be placed; reserves nothing.
 
         Raises:
             Refusal: the gang is incomplete, or does not fit.
         """
-        held = self._ledger.get(pod.uid)
-        invalid = held is not None and not self._is_valid(held, request, job)
-        with self._ledger.suspended(pod.uid) if invalid else nullcontext():
-            found = self._find(pod, request, job, candidates)
+        found = self._find(pod, request, job, candidates, self._without_invalid(pod, request, job, without))
         if isinstance(found, Reservation):
             return found.node
         node = next((seat.node for seat in found if seat.uid == pod.uid), None)
@@ -240,12 +227,11 @@ class Gangs:
             request = self.request_of(pod)
         except Refusal:
             return False
-        invalid = held is not None and not self._is_valid(held, request, job)
-        with self._ledger.suspended(pod.uid) if invalid else nullcontext():
-            seat = self._find_seat(pod, request, job, None)
-            if incomplete is not None and (seat is None or self._progress.find_started(job) is None):
-                return False
-            return seat is not None or self._attempts.may_be_planned(pod, request, job)
+        without = self._without_invalid(pod, request, job)
+        seat = self._find_seat(pod, request, job, None, without)
+        if incomplete is not None and (seat is None or self._progress.find_started(job) is None):
+            return False
+        return seat is not None or self._attempts.may_be_planned(pod, request, job, without)
 
     def prune(self) -> None:
         """Drop unstarted plans with an unusable seat or without their pod group, and plans whose pods are all gone.
@@ -259,7 +245,7 @@ class Gangs:
         if changes.revision == self._pruned:
             return
         seen, self._pruned = self._pruned, changes.revision
-        if not self._ledger.has_plans:
+        if not self._ledger.plans:
             self._failing.clear()
             return
         names = changes.since(seen)
@@ -273,53 +259,53 @@ class Gangs:
             started = self._progress.find_started(job, uid) if job is not None else None
             if started is None:
                 self._ledger.drop_plan(plan)
-            if started is not None and (self._ledger.seats(plan) or self._ledger.held(plan)):
+            if started is not None and (self._ledger.seats(plan) or self._ledger.plans.of(plan).held):
                 self._failing[plan] = started.uid
             else:
                 del self._failing[plan]
 
     def _drop_groupless(self) -> None:
         """Drop unstarted plans whose pod group was deleted: how many pods start together is unknown."""
-        for plan in self._ledger.plans:
+        for plan in tuple(self._ledger.plans):
             job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
             if job is not None and self._cluster.jobs.lacks_group(job) and self._progress.find_started(job) is None:
                 self._ledger.drop_plan(plan)
 
     def _find_making_room(
-        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
     ) -> Reservation | list[Seat]:
         """Do the same as ``_find``; without a seat, let a yielding gang release chips for the pod."""
         try:
-            return self._find(pod, request, job, candidates)
+            return self._find(pod, request, job, candidates, without)
         except Refusal:
             if self._ledger.get(pod.uid) is not None or not self.make_room(pod, request, job, candidates):
                 raise
         self._attempts.note_offer(pod, job, candidates)  # it may be the turn of its gang now
-        return self._find(pod, request, job, candidates)
+        return self._find(pod, request, job, candidates, without)
 
     def _find(
-        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
     ) -> Reservation | list[Seat]:
         """The existing seat for a pod, or else new ones for it and its peers; changes nothing.
 
         Raises:
             Refusal: the gang is incomplete, or does not fit.
         """
-        seat, incomplete = self._find_seat(pod, request, job, candidates), self._progress.incomplete(job, pod)
+        seat, incomplete = self._find_seat(pod, request, job, candidates, without), self._progress.incomplete(job, pod)
         # After the plan was made pods may have been deleted, or the minimum raised.
         if incomplete is not None and (seat is None or self._progress.find_started(job) is None):
             raise incomplete
         if seat is not None:
             return seat
-        return self._attempts.plan(pod, request, job, candidates)
+        return self._attempts.plan(pod, request, job, candidates, without)
 
     def _find_seat(
-        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without = AS_IT_IS
     ) -> Reservation | None:
         """A seat of the existing plan that suits the pod now: its own, a vacated one, or one to swap with a peer."""
-        held = self._ledger.get(pod.uid)
-        if held is not None and (candidates is None or held.node in candidates):
-            return held
+        own = self._ledger.get(pod.uid) if pod.uid not in without.pods else None
+        if own is not None and (candidates is None or own.node in candidates):
+            return own
         seats, selector = self._ledger.seats(job.key.plan), pod.spec.node_selector
         if seats and candidates is not None:
             candidates = frozenset(candidates)  # looked up once for each seat
@@ -331,7 +317,7 @@ class Gangs:
             if seat.is_empty:
                 available = seat.part is None or seat.part.rank == job.rank_of(pod)
             else:
-                available = held is not None and _is_in_one_block(held, seat) and self._may_swap(pod, request, seat.uid)
+                available = own is not None and _is_in_one_block(own, seat) and self._may_swap(pod, request, seat.uid)
             if available and self._cluster.suits(seat, request):
                 return seat
         return None
@@ -356,13 +342,15 @@ class Gangs:
         self._ledger.swap(pod.uid, seat.uid)
         return self._ledger.get(pod.uid) or seat
 
-    def _is_valid(self, held: Reservation, request: ChipRequest, job: Job) -> bool:
-        """Whether what is reserved for a pod is a seat of its gang that still suits it."""
-        return held.plan == job.key.plan and self._cluster.suits(held, request)
+    def _without_invalid(self, pod: Pod, request: ChipRequest, job: Job, without: Without = AS_IT_IS) -> Without:
+        """Without what is reserved for a pod, too, unless that is a seat of its gang that still suits it."""
+        held = self._ledger.get(pod.uid)
+        is_valid = held is None or (held.plan == job.key.plan and self._cluster.suits(held, request))
+        return without if is_valid else without._replace(pods=(pod.uid, *without.pods))
 
     def _is_unusable(self, seat: Reservation) -> bool:
         """Whether the pod of a seat could not take it now, or all pods of its plan are gone."""
-        if self._ledger.is_deserted(seat.plan):
+        if self._ledger.plans.of(seat.plan).is_deserted:
             return True
         pod = self._cluster.pods.get(seat.uid)
         try:

@@ -27,13 +27,13 @@ from allocator.gangs.gangs import Gangs
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.cluster import Cluster
-from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
+from allocator.state.view import Without
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.turn import Steps, Turn
+from ascend.turn import Turn
 
 MANY: Final = 64
 """Gangs of which more pods need a seat are planned piece by piece; others take a few milliseconds."""
@@ -86,7 +86,7 @@ class GradualPlans:
             return self._gangs.may_fit(pod, job)  # it may have to wait for a turn, on the nodes left to others
         async with self._lock:
             found = await self._search(pod, job, None, Turn())
-        if isinstance(found, Refusal) and self._ledger.promises.below(pod.priority):
+        if isinstance(found, Refusal) and self._ledger.promises.ignored((), pod.priority):
             return self._gangs.may_fit(pod, job)  # with what is promised to others
         return not isinstance(found, Refusal)
 
@@ -113,8 +113,8 @@ class GradualPlans:
         plan = job.key.plan
         return not (
             pod.is_gated
-            or self._ledger.unused(plan)
-            or self._ledger.held(plan)
+            or self._ledger.plans.of(plan).unused
+            or self._ledger.plans.of(plan).held
             or self._gangs.queue.get(job) is not None
             or self._gangs.obstacles.refusal(job) is not None
             or self._gangs.incomplete(job, pod) is not None
@@ -150,8 +150,8 @@ class GradualPlans:
         if gang.candidates and is_common:
             names, gang = gang.candidates, replace(gang, candidates=None)  # the copy has no others
         await turn.share()
-        index = await turn.share_between(self._cluster.index.copied(list(names)))
-        await turn.share_between(self._open(job.key.plan, index))
+        own = self._cluster.view(Without(owners=(job.key.plan,)))  # what is promised to it counts as free
+        index = await turn.share_between(own.copied(list(names)))
         found = await turn.share_between(
             planner.search.seats(replace(gang, limits=dict.fromkeys(left, 0)), needed, index)
         )
@@ -181,16 +181,6 @@ class GradualPlans:
         is_known = self._cluster.jobs.by_key.get(job.key) is job
         return is_known, job.version, self._cluster.labels.version
 
-    def _open(self, plan: str, index: NodeIndex) -> Steps[None]:
-        """Let a copy of the index have what is promised to the gang of a plan."""
-        promise = self._ledger.promises.get(plan)
-        for number, name in enumerate(promise.chips if promise is not None else (), start=1):
-            record = self._cluster.nodes.get(name)
-            if record is not None and name in index.entries:
-                index.put(name, self._cluster.offer_of(record, ignoring=(plan,)))
-            if not number % _STEP:
-                yield
-
     def _are_free(self, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], plan: str) -> bool:
         """Whether the chips of seats can be reserved now."""
         by_node: defaultdict[str, list[Seat]] = defaultdict(list)
@@ -198,7 +188,7 @@ class GradualPlans:
             by_node[seat.node].append(seat)
         for node, here in by_node.items():
             record = self._cluster.nodes.get(node)
-            left = self._cluster.offer_of(record, ignoring=(plan,)) if record is not None else None
+            left = self._cluster.offer_of(record, Without(owners=(plan,))) if record is not None else None
             for seat in here:
                 request = requests[seat.uid]
                 if not isinstance(left, Vacancy) or not left.has(seat.take, request):

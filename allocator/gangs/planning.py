@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -19,11 +20,13 @@ from allocator.rules.job_settings import require_one_block, with_settings
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import peer_on_node
 from allocator.state.cluster import Cluster
+from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.location import Level
 from allocator.state.reservation import Seat
-from allocator.state.switches import asks_for_switches
+from allocator.state.switches import SwitchView, asks_for_switches
+from allocator.state.view import AS_IT_IS, Without
 from ascend.errors import Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
@@ -48,6 +51,7 @@ class PlanKey(msgspec.Struct, frozen=True):
         version: the version of its pods.
         kind: what the pod requests.
         own: the node of its seat; it distinguishes two pods of the gang with equal requests.
+        index: what nodes have left for the gang.
         late: its uid, if the scheduler knows it before the informers do: it does not count for its peers.
         candidates: names of the only nodes it may be on; None for every node.
         avoided: names of nodes that are left to other gangs.
@@ -58,6 +62,7 @@ class PlanKey(msgspec.Struct, frozen=True):
     version: int
     kind: _Kind
     own: str
+    index: NodeIndex
     late: str
     candidates: Collection[str] | None
     avoided: frozenset[str]
@@ -73,9 +78,11 @@ class _Scope(NamedTuple):
         avoided: names of nodes that are left to other gangs.
         wait: what is known of a gang that waits for a turn.
         limits: the most pods of the gang on a node, by name of the node.
+        without: what does not count.
     """
 
     candidates: Collection[str] | None
+    without: Without
     avoided: frozenset[str] = frozenset()
     wait: Wait | None = None
     limits: Mapping[str, int] = MappingProxyType({})
@@ -110,25 +117,26 @@ class Planner:
         # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
         self._outcomes: dict[PlanKey, Refusal | None] = {}
         self._version = -1
-        # The same for gangs that may use promised chips, since the index has changed last apart from their lifting.
-        self._refused: dict[PlanKey, Refusal] = {}
-        self._refused_version = -1
 
-    def fits(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None = None) -> bool:
+    def fits(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
+    ) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
-        outcomes, key = self._known_outcomes(), self._key(pod, request, job, _Scope(candidates))
-        if key in outcomes:
-            return outcomes[key] is None
-        try:
-            self.plan(pod, request, job, candidates)
-        except Refusal:
-            return False
-        return True
+        for scope in self._scopes(pod, job, _Scope(candidates, without)):
+            outcomes, key = self._known_outcomes(), self._key(pod, request, job, scope)
+            if key in outcomes and outcomes[key] is None:
+                return True
+            with suppress(Refusal):
+                self._plan_once(pod, request, job, scope)
+                return True
+        return False
 
-    def fits_within(self, pod: Pod, request: ChipRequest, job: Job, limits: Mapping[str, int]) -> bool:
+    def fits_within(
+        self, pod: Pod, request: ChipRequest, job: Job, limits: Mapping[str, int], without: Without
+    ) -> bool:
         """Whether a plan can be made with at most so many pods of the gang on each node."""
         try:
-            self._plan(pod, request, job, _Scope(None, limits=limits))
+            self._plan(pod, request, job, _Scope(None, without, limits=limits))
         except Refusal:
             return False
         return True
@@ -144,7 +152,8 @@ class Planner:
         avoided: frozenset[str],
     ) -> None:
         """Record why ``plan`` can't make a plan with these arguments, which was tried on the nodes as they are now."""
-        self._known_outcomes()[self._key(pod, request, job, _Scope(candidates, avoided))] = refusal
+        scope, *_ = self._scopes(pod, job, _Scope(candidates, AS_IT_IS, avoided))
+        self._known_outcomes()[self._key(pod, request, job, scope)] = refusal
 
     def plan(
         self,
@@ -155,6 +164,7 @@ class Planner:
         wait: Wait | None = None,
         *,
         avoided: frozenset[str] = frozenset(),
+        without: Without = AS_IT_IS,
     ) -> list[Seat]:
         """Seats for a pod and all its peers that need one, or for as many as the minimum needs.
 
@@ -166,6 +176,7 @@ class Planner:
                 node selector as well.
             wait: what is known of a gang that waits for a turn.
             avoided: names of nodes that are left to other gangs.
+            without: what does not count.
 
         Chips that are promised to the gang, and those promised to lower priorities if it does not fit otherwise, count
         as free; in its turn also the nodes that drain for gangs of its priority that were created later.
@@ -173,40 +184,22 @@ class Planner:
         Raises:
             Refusal: not even the minimum fits.
         """
-        promises = self._ledger.promises
         names = candidates if candidates is None or wait is not None else frozenset(candidates)
-        scope = _Scope(names, avoided, wait, wait.limits if wait is not None else {})
-        if wait is not None:
-            later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
-            return self._plan_lifting(pod, request, job, scope, later)
-        lower = promises.below(pod.priority) if promises else ()
-        if not lower and promises.get(job.key.plan) is None:
-            return self._plan_once(pod, request, job, scope)
-        key, version = self._key(pod, request, job, scope), self._cluster.index.version
-        if self._refused_version != version or len(self._refused) >= _MOST_OUTCOMES:
-            self._refused = {}
-        elif (known := self._refused.get(key)) is not None:
-            raise Refusal(known.reason, known.message)
-        try:
-            return self._plan_lifting(pod, request, job, scope, lower)
-        except Refusal as refusal:
-            self._refused[key] = refusal.without_frames()
-            raise
-        finally:
-            self._refused_version = self._cluster.index.version
-
-    def _plan_lifting(
-        self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope, lower: Collection[str]
-    ) -> list[Seat]:
-        promises = self._ledger.promises
-        try:
-            with promises.lifted((job.key.plan,)):
+        limits = wait.limits if wait is not None else {}
+        *fewer, last = self._scopes(pod, job, _Scope(names, without, avoided, wait, limits))
+        for scope in fewer:
+            with suppress(Refusal):
                 return self._plan_once(pod, request, job, scope)
-        except Refusal:
-            if not lower:
-                raise
-        with promises.lifted((job.key.plan, *lower)):
-            return self._plan_once(pod, request, job, scope)
+        return self._plan_once(pod, request, job, last)
+
+    def _scopes(self, pod: Pod, job: Job, scope: _Scope) -> list[_Scope]:
+        """With what is promised to the gang, and then with what is promised to others and it may use."""
+        without = scope.without
+        own = without._replace(owners=(job.key.plan, *without.owners))
+        later = self._later(pod, job) if scope.wait is not None else ()
+        more = Without(own.pods, (*own.owners, *later), max(pod.priority, own.priority))
+        is_same = self._cluster.view(more) is self._cluster.view(own)
+        return [scope._replace(without=without) for without in ((own,) if is_same else (own, more))]
 
     def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
         if scope.wait is not None or (scope.candidates is not None and len(scope.candidates) == 1):
@@ -235,10 +228,11 @@ class Planner:
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
         late = "" if pod.uid in job.pods else pod.uid
         revision = self._cluster.switches.revision if asks_for_switches(with_settings(pod, job.settings)) else 0
-        return PlanKey(job.key, job.version, kind, own, late, scope.candidates, scope.avoided, revision)
+        index = self._cluster.view(scope.without)
+        return PlanKey(job.key, job.version, kind, own, index, late, scope.candidates, scope.avoided, revision)
 
-    def plan_alone(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> list[Seat]:
-        """A seat for a pod on one node, whatever its peers need, and whatever is kept for gangs that come later.
+    def plan_alone(self, pod: Pod, request: ChipRequest, job: Job, node: str, without: Without) -> list[Seat]:
+        """A seat for a pod on one node, whatever its peers need.
 
         Raises:
             Refusal: the pod does not fit there.
@@ -246,19 +240,24 @@ class Planner:
         member = Member(pod.uid, pod.key, job.rank_of(pod), request)
         if request.is_spread and job.shares(node, pod.uid):
             raise peer_on_node()
-        with self._ledger.promises.lifted(self.usable_promises(pod, job)):
-            gang = self.request((member,), pod, job, (node,))
-            found = at_once(gang.policy.place(gang, self._cluster.index))
-            (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
+        index = self._cluster.view(without)
+        gang = self.request((member,), pod, job, (node,))
+        found = at_once(gang.policy.place(gang, index))
+        (verdict,) = index.verdicts(request, (node,)).values()
         if isinstance(found, Refusal):
             raise Refusal(verdict.reason, verdict.message) if isinstance(verdict, Refusal) else found
         return found
 
-    def usable_promises(self, pod: Pod, job: Job) -> list[str]:
-        """The owners of the promises whose chips a pod of a gang may have if its scheduler chooses its node."""
+    def usable(self, pod: Pod, job: Job, without: Iterable[str] = ()) -> Without:
+        """What does not count, besides some pods, for a pod of a gang if its scheduler chooses its node.
+
+        Chips that are kept for gangs that come later are among it.
+        """
+        return Without.of(pod, without, (job.key.plan, *self._later(pod, job)))
+
+    def _later(self, pod: Pod, job: Job) -> Collection[str]:
         promises = self._ledger.promises
-        later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
-        return [job.key.plan, *later]
+        return promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
 
     def lacks_offers(self, pod: Pod, request: ChipRequest, job: Job, wait: Wait) -> int:
         """How many pods of a gang that waits for a turn have to be offered nodes before it can be planned."""
@@ -348,15 +347,19 @@ class Planner:
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
         limits = dict.fromkeys(scope.avoided, 0)
         if scope.limits:
-            there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
+            seats = (self._ledger.get(uid) for uid in job.placed if uid != pod.uid)
+            there = Counter(seat.node for seat in seats if seat is not None)
             limits |= {node: max(0, most - there[node]) for node, most in scope.limits.items()}
         members = gang.members
         if members and scope.wait is not None and job.is_mixed and gang.policy.level is None:
             # Which of its pods fit on a node together only tries show, and the same try would show the same again.
             first = scope.wait.tries % len(members)
             members = members[first:] + members[:first]
+        if (ended := frozenset(scope.without.pods) - {pod.uid}) and isinstance(gang.switches, SwitchView):
+            others = self._cluster.switches.uses_after(ended, job.key)
+            gang = replace(gang, switches=replace(gang.switches, others=others))
         wanted = replace(gang, members=members, limits=limits)
-        found = at_once(self.search.seats(wanted, needed, self._cluster.index))
+        found = at_once(self.search.seats(wanted, needed, self._cluster.view(scope.without)))
         if isinstance(found, Refusal):
             raise found
         return found

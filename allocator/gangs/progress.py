@@ -57,13 +57,13 @@ class Progress:
 
     def holds(self, job: Job) -> bool:
         """Whether Bindings of a gang are held."""
-        return bool(self._ledger.held(job.key.plan))
+        return bool(self._ledger.plans.of(job.key.plan).held)
 
     def may_start(self, job: Job) -> bool:
         """Whether all pods that its minimum needs are bound, or their Bindings are held."""
         if self._cluster.jobs.lacks_group(job):
             return False
-        passed = job.placed_beside("") - self._ledger.unused(job.key.plan) + job.ended
+        passed = job.placed_beside("") - self._ledger.plans.of(job.key.plan).unused + job.ended
         return passed >= job.needed
 
     def find_started(self, job: Job, last: str = "") -> Pod | None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from contextlib import ExitStack
 
 from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
@@ -43,13 +42,10 @@ def in_the_way(
     nodes = {uid: held.node for uid in nominated if (held := lower(uid)) is not None}
     if not nodes:
         return []
-    with ExitStack() as stack:
-        for uid in nodes:
-            stack.enter_context(ledger.suspended(uid))
-        try:
-            fitting = engine.filter(pod, names).fitting
-        except Refusal:
-            return []
+    try:
+        fitting = engine.fitting_without(pod, names, nodes)
+    except Refusal:
+        return []
     if not fitting:
         return []
     if engine.is_of_gang(pod):

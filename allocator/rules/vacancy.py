@@ -40,7 +40,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         vnpus: what is left of its vNPUs; None if it has none.
         cores: what is left of its AI cores, if its chips are cut while pods run; it takes no requests for chips then.
         doubtful: the free chips that are in use by the node's report, if they are cut while pods run; they come last.
-        unkept: what would be left of its chips, vNPUs and AI cores if no parts were kept for others; None if none are.
+        unkept: what would be left if nothing were kept for others; None if nothing is.
     """
 
     product: Product
@@ -55,25 +55,11 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     vnpus: VnpusLeft | None = None
     cores: CoresLeft | None = None
     doubtful: ChipSet = 0
-    unkept: tuple[ChipSet, VnpusLeft | None, CoresLeft | None] | None = None
+    unkept: "Vacancy | None" = None
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
         return self.free & ~self.cut_off if self.needs_network(request) else self.free
-
-    def with_kept(self) -> "Vacancy":
-        """What would be left if nothing were kept for others."""
-        free, vnpus, cores = (self.free, self.vnpus, self.cores) if self.unkept is None else self.unkept
-        return replace(
-            self,
-            free=free | self.kept,
-            room=self.room + self.kept.bit_count(),
-            kept=0,
-            keeper="",
-            vnpus=vnpus,
-            cores=cores,
-            unkept=None,
-        )
 
     @property
     def settled(self) -> "Vacancy":
@@ -81,39 +67,41 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         free = self.free & ~self.doubtful
         return replace(self, free=free, cut_off=self.cut_off & (free | self.kept), doubtful=0)
 
-    def keeping(self, chips: ChipSet, parts: Collection[Vnpu | Cut], keeper: str) -> "Vacancy":
-        """What is left beside parts that are kept for others, those of which somebody has something included.
+    def keeping(self, chips: ChipSet, keeper: str, parts: Collection[Vnpu | Cut]) -> "Vacancy":
+        """What is left beside what is kept for others, whether somebody has something of it now or not.
 
         Args:
             chips: the chips that are kept as a whole; some of them may be cut now.
+            keeper: what all of it is kept for, in sentences.
             parts: the vNPUs that are kept.
-            keeper: what they are kept for, in sentences.
         """
-        free, vnpus, cores = self.free, self.vnpus, self.cores
+        kept = self.free & chips
+        free, number, vnpus, cores = self.free & ~kept, kept.bit_count(), self.vnpus, self.cores
         if vnpus is not None:
-            vnpus = vnpus.keeping([each for each in parts if isinstance(each, Vnpu)])
+            vnpus = vnpus.keeping([part for part in parts if isinstance(part, Vnpu)])
         if cores is not None:
-            cores, free = cores.keeping([each for each in parts if isinstance(each, Cut)], chips, free)
+            cores, free = cores.keeping([part for part in parts if isinstance(part, Cut)], chips, free)
         if (free, vnpus, cores) == (self.free, self.vnpus, self.cores):
             return self
-        unkept = self.free, self.vnpus, self.cores
-        cut_off = self.cut_off & (free | self.kept)
         return replace(
             self,
             free=free,
-            cut_off=cut_off,
+            room=self.room - number,
+            cut_off=self.cut_off & (free | kept),
+            kept=kept,
             keeper=keeper,
             vnpus=vnpus,
             cores=cores,
             doubtful=self.doubtful & free,
-            unkept=unkept,
+            unkept=self,
         )
 
     def without(self, take: Take) -> "Vacancy":
         """What is left after a pod has taken this."""
+        unkept = self.unkept.without(take) if self.unkept is not None else None
         if take.vnpu is not None:
             left = self.vnpus.without((take.vnpu,)) if self.vnpus is not None else None
-            return replace(self, vnpus=left, unkept=None)
+            return replace(self, vnpus=left, unkept=unkept)
         taken, cores = take.occupied, self.cores
         if cores is not None:
             cores = cores.without_cores(take.cores) if take.cut is None else cores.without(take.cut, self.free)
@@ -124,7 +112,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
             room=max(self.room - len(take.chips), 0),
             cores=cores,
             doubtful=self.doubtful & ~taken,
-            unkept=None,
+            unkept=unkept,
         )
 
     def has(self, take: Take, request: ChipRequest) -> bool:
@@ -226,7 +214,9 @@ def _judge_cores(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     def judge_these(these: Vacancy) -> Verdict:
         if isinstance(asked, Template):
             return _judge_part(these, left, request, asked, room)
-        return _judge_chips_by_cores(replace(these, cores=None, room=room // left.kind.cores), request, asked)
+        whole = replace(these, cores=None, room=room // left.kind.cores, unkept=None)
+        verdict = _judge_chips_by_cores(whole, request, asked)
+        return _kept_or(verdict, vacancy, request) if isinstance(verdict, Refusal) else verdict
 
     if not vacancy.doubtful:
         return judge_these(vacancy)
@@ -319,9 +309,9 @@ def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
 
 def _kept_or(refusal: Refusal, vacancy: Vacancy, request: ChipRequest) -> Refusal:
     """Why a node refuses a request: ``ChipsKept`` if it would fit without what is kept for others."""
-    if not vacancy.kept and vacancy.unkept is None:
+    if vacancy.unkept is None:
         return refusal
     chips = f"{count(vacancy.kept.bit_count(), 'chip is', 'chips are')}" if vacancy.kept else "parts of chips are"
     kept = f"{chips} kept for {vacancy.keeper or 'others'}"
-    are_kept = isinstance(judge(vacancy.with_kept(), request), Fit)
+    are_kept = isinstance(judge(vacancy.unkept, request), Fit)
     return Refusal(Reason.CHIPS_KEPT if are_kept else refusal.reason, f"{refusal.message}; {kept}")

@@ -1,7 +1,7 @@
 """The state of the cluster, kept current object by object, each in constant time."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -38,6 +38,7 @@ from allocator.state.reservation import Reservation
 from allocator.state.swaps import after_change, after_end, after_report, without_partner
 from allocator.state.switches import Switches, asks_for_switches, read_state
 from allocator.state.unexplained import UnexplainedChips
+from allocator.state.view import AS_IT_IS, WITHOUT_PROMISES, IndexView, Without
 from allocator.state.waiting import WaitingPods
 from ascend.annotations import read_block
 from ascend.chips import ChipSet
@@ -46,6 +47,9 @@ from ascend.kube.objects import Node, Pod
 from ascend.reasons import Reason
 from ascend.takes import Take
 from ascend.turn import Steps
+
+_MOST_VIEWS = 64
+"""The most views of the index that are kept: each may have the names of all nodes."""
 
 REMEMBERED_GONE = 10_000
 """The number of deleted pods remembered: more than schedulers may still have in their queues."""
@@ -121,8 +125,10 @@ class Cluster:
         self._unexplained = UnexplainedChips(clock)
         self._held_deleted: set[str] = set()
         self._put_off: dict[str, None] | None = None
+        # The views of the index in one state.
+        self._views: dict[Without, NodeIndex] = {}
+        self._views_of = -1
         ledger.subscribe(self._reserved)
-        ledger.promises.subscribe(self._promised)
 
     def begin(self) -> None:
         """Put off what nodes have left until ``settle``: the first lists change each node several times."""
@@ -178,36 +184,49 @@ class Cluster:
         has_moved = held.part is not None and self.index.topology.has_left(held.node, *held.part.place)
         if record is None or not request.is_for(held.take) or has_moved:
             return False
-        left = self.offer_of(record, without=(held.uid,), priority=math.inf)
+        left = self.offer_of(record, WITHOUT_PROMISES._replace(pods=(held.uid,)))
         return isinstance(left, Vacancy) and isinstance(judge(left, request), Fit) and left.has(held.take, request)
 
     def offer_of(
-        self,
-        record: NodeRecord,
-        *,
-        without: Collection[str] = (),
-        beside: Mapping[str, Take] = MappingProxyType({}),
-        ignoring: Collection[str] = (),
-        priority: float = -math.inf,
+        self, record: NodeRecord, without: Without = AS_IT_IS, beside: Mapping[str, Take] = MappingProxyType({})
     ) -> Offer:
         """What a node would have left, or why it can't be used; changes nothing.
 
         Args:
             record: the node; it may differ from the one that is known.
-            without: the uids of pods of which neither what they hold nor what is reserved for them counts.
+            without: what does not count.
             beside: what other pods would take, by uid.
-            ignoring: the owners of promises that don't count.
-            priority: promises of lower priority don't count either.
         """
-        reserved = self._ledger.on(record.name)
+        gone, reserved = without.pods, self._ledger.on(record.name)
         if beside:
             reserved = {**reserved, **beside}
-        if not reserved.keys().isdisjoint(without):
-            reserved = {uid: take for uid, take in reserved.items() if uid not in without}
-        if not record.holdings.keys().isdisjoint(without):
-            staying = {uid: holding for uid, holding in record.holdings.items() if uid not in without}
+        if not reserved.keys().isdisjoint(gone):
+            reserved = {uid: take for uid, take in reserved.items() if uid not in gone}
+        if not record.holdings.keys().isdisjoint(gone):
+            staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
             record = replace(record, holdings=staying)
-        return assess(record, reserved, self._ledger.promises.kept_on(record.name, ignoring, priority))
+        return assess(record, reserved, self._ledger.promises.on(record.name, without.owners, without.priority))
+
+    def view(self, without: Without) -> NodeIndex:
+        """The index as it would be; changes nothing. It is valid until anything changes.
+
+        Args:
+            without: what does not count: of pods only what is reserved for them.
+        """
+        ledger, promises, records = self._ledger, self._ledger.promises, self._records
+        seats = [held for uid in without.pods if (held := ledger.get(uid)) is not None]
+        ignored = promises.ignored(without.owners, without.priority) if promises else ()
+        if not seats and not ignored:
+            return self.index
+        if self._views_of != self.index.version or len(self._views) >= _MOST_VIEWS:
+            self._views_of, self._views = self.index.version, {}
+        key = Without(frozenset(seat.uid for seat in seats), frozenset(promise.owner for promise in ignored))
+        if (view := self._views.get(key)) is None:
+            names = {seat.node for seat in seats}.union(*(promise.chips for promise in ignored))
+            offers = {name: self.offer_of(records[name], key) for name in names if name in self.index.entries}
+            others = {name: offer for name, offer in offers.items() if offer != records[name].offer}
+            view = self._views[key] = IndexView(self.index, others) if others else self.index
+        return view
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was deleted recently; a pod that was never seen may be new."""
@@ -390,17 +409,12 @@ class Cluster:
         return record
 
     def _reserved(self, name: str, uids: Iterable[str]) -> None:
+        self._views.clear()
         for uid in uids:
             self._note_placed(uid)
         record = self._records.get(name)
         if record is not None:
             self._offer(record)
-
-    def _promised(self, names: Iterable[str]) -> None:
-        for name in names:
-            record = self._records.get(name)
-            if record is not None:
-                self._offer(record)
 
     def _refresh(self, name: str) -> None:
         if self._put_off is None:
@@ -412,7 +426,7 @@ class Cluster:
         record = self._records.get(name)
         if record is None:
             return
-        healthy, record.idle = _healthy(record.offer), None
+        healthy, idle, record.idle = _healthy(record.offer), record.idle, None
         record.reread()
         self._unexplained.note(record)
         product, before = record.identify(), Marks.of(record)
@@ -421,6 +435,8 @@ class Cluster:
             self._marks_changed(record, before)
         self._locate(record.name, read_location(record.node, record.report, self.switches.find(record.node)))
         self._offer(record)
+        if record.idle != idle:
+            self._views.clear()  # what a node has left may be the same all the same
         self.openings += _healthy(record.offer) > healthy
 
     def _locate(self, name: str, location: Location) -> None:
@@ -430,7 +446,7 @@ class Cluster:
 
     def _offer(self, record: NodeRecord) -> None:
         self.changes.note(record.name)
-        offer = assess(record, self._ledger.on(record.name), self._ledger.promises.kept_on(record.name))
+        offer = assess(record, self._ledger.on(record.name), self._ledger.promises.on(record.name))
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)

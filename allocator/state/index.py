@@ -64,7 +64,7 @@ class NodeIndex:
         copy = NodeIndex(self.topology.copy())
         alike: dict[Bucket, Bucket] = {}  # in the copy; finding it by vacancy takes longer
         for number, name in enumerate(names, start=1):
-            entry = self._entries.get(name)
+            entry = self.entries.get(name)
             if not isinstance(entry, Bucket):
                 copy.put(name, entry if entry is not None else unknown_node(name))
             else:
@@ -176,8 +176,8 @@ class NodeIndex:
         self, request: ChipRequest, candidates: Collection[str] | None
     ) -> tuple[dict[str, Verdict], Iterable[Verdict]]:
         """The verdict for every node, and the distinct verdicts among them."""
-        ranking, names = self.ranking(request), self._entries if candidates is None else candidates
-        entries = list(map(self._entries.get, names))
+        ranking, names = self.ranking(request), self.entries if candidates is None else candidates
+        entries = list(map(self.entries.get, names))
         # Each bucket is judged once, however many nodes it has.
         judged = {entry: ranking.verdict(entry) if isinstance(entry, Bucket) else entry for entry in set(entries)}
         verdicts = dict(zip(names, map(judged.__getitem__, entries), strict=True))
@@ -188,7 +188,7 @@ class NodeIndex:
 
     def vacancy_for(self, request: ChipRequest, name: str) -> Vacancy | None:
         """What a node has left; None if the request does not fit there."""
-        entry = self._entries.get(name)
+        entry = self.entries.get(name)
         if isinstance(entry, Bucket) and isinstance(self.ranking(request).verdict(entry), Fit):
             return entry.vacancy
         return None
@@ -240,7 +240,7 @@ class NodeIndex:
             return ((bucket, len(bucket)) for bucket in self.buckets)
         named, version, counts = self._counts
         if not isinstance(candidates, frozenset) or candidates is not named or version != self.version:
-            counts = Counter(map(self._entries.get, candidates))
+            counts = Counter(map(self.entries.get, candidates))
             if isinstance(candidates, frozenset):  # asked for again by every step of a plan
                 self._counts = candidates, self.version, counts
         return counts.items()

@@ -9,8 +9,7 @@ unused rest of a plan is released as a whole when no seat of it was used within 
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -34,6 +33,7 @@ class Ledger:
         monotonic: the clock.
         expired_total: the number of reservations that have expired.
         promises: chips that are kept for pods and gangs that can't be placed yet.
+        plans: the plans of gangs, by name.
     """
 
     def __init__(self, *, ttl_s: float, monotonic: Callable[[], float]) -> None:
@@ -45,7 +45,7 @@ class Ledger:
         self._by_node: dict[str, dict[str, Take]] = {}
         # Expiry times of RESERVED ones; outdated entries are skipped when they come up.
         self._due: list[tuple[float, str]] = []
-        self._plans = Plans()
+        self.plans = Plans()
         self._changed: Callable[[str, Iterable[str]], None] = lambda _node, _uids: None
         self._let_go: Callable[[Reservation], None] = lambda _reservation: None
 
@@ -56,6 +56,7 @@ class Ledger:
     def subscribe(self, changed: Callable[[str, Iterable[str]], None]) -> None:
         """Set the callback for changes: it gets a node, and the uids of the pods whose reservations there changed."""
         self._changed = changed
+        self.promises.subscribe(lambda node: changed(node, ()))
 
     def __iter__(self) -> Iterator[Reservation]:
         return iter(list(self._by_uid.values()))
@@ -89,7 +90,8 @@ class Ledger:
         if uid in self._by_uid:
             self.release(uid)
         reservation = Reservation(uid, pod, node, take, stage, self.monotonic(), predicate_time)
-        self._put(reservation)
+        self._enter(reservation)
+        self._changed(node, (uid,))
         return reservation
 
     def advance(self, uid: str, stage: Stage, *, predicate_time: int | None = None) -> Reservation | None:
@@ -107,7 +109,7 @@ class Ledger:
         new = replace(old, stage=stage, since_s=self.monotonic(), predicate_time=time)
         self._by_uid[uid] = new
         self._schedule(new)
-        plan = self._plans.get(new.plan)
+        plan = self.plans.get(new.plan)
         if plan is not None:
             plan.enter(uid, stage, new.since_s)
         if stage not in (Stage.HELD, Stage.BINDING):
@@ -123,7 +125,7 @@ class Ledger:
             ttl_s: how long the plan lives after a seat of it was used last.
         """
         now_s = self.monotonic()
-        self._plans.renew(name, ttl_s, now_s)
+        self.plans.renew(name, ttl_s, now_s)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for seat in seats:
             if (old := self._take_out(seat.uid)) is not None:
@@ -136,44 +138,7 @@ class Ledger:
 
     def seats(self, plan: str) -> list[Reservation]:
         """The unused seats of a plan, including those that wait for a successor."""
-        found = self._plans.get(plan)
-        return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
-
-    def held(self, plan: str) -> Collection[str]:
-        """The uids of the pods of a plan whose Bindings are held."""
-        found = self._plans.get(plan)
-        return found.held if found is not None else ()
-
-    def unused(self, plan: str) -> int:
-        """The number of the seats of a plan that belong to pods and are neither used nor held."""
-        found = self._plans.get(plan)
-        return len(found.seats) - found.empty if found is not None else 0
-
-    def refuse(self, plan: str, uid: str) -> None:
-        """Record that a pod fits nowhere beside the seats of its plan; until a Binding of it is held."""
-        found = self._plans.get(plan)
-        if found is not None:
-            found.refused.add(uid)
-
-    def refused(self, plan: str) -> Collection[str]:
-        """The uids of the pods that fitted nowhere beside the seats of a plan when they were filtered."""
-        found = self._plans.get(plan)
-        return found.refused if found is not None else ()
-
-    @property
-    def plans(self) -> Collection[str]:
-        """The names of all plans."""
-        return tuple(self._plans)
-
-    @property
-    def has_plans(self) -> bool:
-        """Whether there is any plan."""
-        return bool(self._plans)
-
-    def is_deserted(self, plan: str) -> bool:
-        """Whether all unused seats of a plan wait for a successor."""
-        found = self._plans.get(plan)
-        return found is not None and found.is_deserted
+        return [self._by_uid[uid] for uid in sorted(self.plans.of(plan).seats)]
 
     def swap(self, uid: str, other: str) -> None:
         """Swap the seats of two pods, or of a pod and an empty seat; both must have the same number of chips."""
@@ -197,7 +162,7 @@ class Ledger:
     def vacate(self, uid: str) -> None:
         """Handle the deletion of a pod: its seat in a live plan waits for its successor, other chips are released."""
         old = self._by_uid.get(uid)
-        plan = self._plans.get(old.plan) if old is not None else None
+        plan = self.plans.get(old.plan) if old is not None else None
         if old is None or plan is None:
             self.release(uid)
             return
@@ -207,7 +172,7 @@ class Ledger:
     def withdraw(self, uid: str) -> None:
         """Handle a failed Binding: in a live plan the pod keeps its seat, otherwise its chips are released."""
         old = self._by_uid.get(uid)
-        if old is not None and self._plans.get(old.plan) is not None:
+        if old is not None and self.plans.get(old.plan) is not None:
             self.advance(uid, Stage.PLANNED)
             self._changed(old.node, (uid,))
         else:
@@ -226,13 +191,13 @@ class Ledger:
             return
         if held.stage is Stage.RESERVED:
             self.advance(uid, Stage.RESERVED)
-        if (plan := self._plans.get(held.plan)) is not None:
+        if (plan := self.plans.get(held.plan)) is not None:
             plan.due_s = self.monotonic() + plan.ttl_s
 
     def drop_plan(self, name: str) -> list[Reservation]:
         """Release the rest of a plan, unused seats and those whose Bindings are held, and return it."""
-        left = [*self.seats(name), *(self._by_uid[uid] for uid in sorted(self.held(name)))]
-        self._plans.pop(name, None)
+        left = [*self.seats(name), *(self._by_uid[uid] for uid in sorted(self.plans.of(name).held))]
+        self.plans.pop(name, None)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for reservation in left:
             self._take_out(reservation.uid)
@@ -244,8 +209,10 @@ class Ledger:
 
     def release(self, uid: str) -> Reservation | None:
         """Release the chips of a pod; None if none were reserved."""
-        reservation = self._suspend(uid)
-        self._ended(reservation)
+        reservation = self._take_out(uid)
+        if reservation is not None:
+            self._changed(reservation.node, (uid,))
+            self._ended(reservation)
         return reservation
 
     def expire(self) -> list[Reservation]:
@@ -257,7 +224,7 @@ class Ledger:
             self.promises.expire()
         now_s = self.monotonic()
         expired: list[Reservation] = []
-        for name in self._plans.overdue(now_s) if self._plans else ():
+        for name in self.plans.overdue(now_s) if self.plans else ():
             expired += self.drop_plan(name)
         self.expired_total += len(expired)
         while self._due and self._due[0][0] <= now_s:
@@ -272,40 +239,6 @@ class Ledger:
                     expired.append(reservation)
         return expired
 
-    @contextmanager
-    def suspended(self, uid: str) -> Iterator[Reservation | None]:
-        """Within the block the chips reserved for, or promised to, this pod count as free: it is judged for them.
-
-        The block must not await.
-        """
-        reservation = self._suspend(uid)
-        try:
-            with self.promises.lifted((uid,)) if self.promises else nullcontext():
-                yield reservation
-        finally:
-            if reservation is not None and uid not in self._by_uid:
-                self._put(reservation)
-
-    @contextmanager
-    def entitled(self, uid: str, priority: int) -> Iterator[None]:
-        """Like ``suspended``, and chips promised to lower priorities count as free: the pod may take them.
-
-        It should do so only if it fits nowhere else.
-        """
-        lower = self.promises.below(priority) if self.promises else ()
-        with self.suspended(uid), self.promises.lifted(lower):
-            yield
-
-    def _suspend(self, uid: str) -> Reservation | None:
-        reservation = self._take_out(uid)
-        if reservation is not None:
-            self._changed(reservation.node, (uid,))
-        return reservation
-
-    def _put(self, reservation: Reservation) -> None:
-        self._enter(reservation)
-        self._changed(reservation.node, (reservation.uid,))
-
     def _notify(self, changed: Mapping[str, Iterable[str]]) -> None:
         for node, uids in changed.items():
             self._changed(node, uids)
@@ -317,7 +250,7 @@ class Ledger:
             self.promises.taken(reservation.node, reservation.take, (reservation.uid, reservation.plan))
         self._schedule(reservation)
         if reservation.plan:
-            self._plans.put(reservation)
+            self.plans.put(reservation)
 
     def _take_out(self, uid: str) -> Reservation | None:
         reservation = self._by_uid.pop(uid, None)
@@ -328,11 +261,11 @@ class Ledger:
         if not on_node:
             del self._by_node[reservation.node]
         if reservation.plan:
-            self._plans.take(reservation)
+            self.plans.take(reservation)
         return reservation
 
-    def _ended(self, reservation: Reservation | None) -> None:
-        if reservation is not None and reservation.stage is Stage.HELD:
+    def _ended(self, reservation: Reservation) -> None:
+        if reservation.stage is Stage.HELD:
             self._let_go(reservation)
 
     def _schedule(self, reservation: Reservation) -> None:

@@ -9,13 +9,13 @@ others, as the kubelet counts it until it has refused it; and the plugin gives n
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from allocator.rules.cores import CoresLeft, cores_left
 from allocator.rules.vacancy import Vacancy
 from allocator.rules.vnpus import VnpusLeft, vnpus_left
 from allocator.state.node import NodeRecord, Offer, Server
-from allocator.state.promises import NOTHING_KEPT, Kept
+from allocator.state.promises import Promise
 from allocator.state.report import HEALTH_ANNOTATION, NodeHealth, NodeReport
 from ascend.chips import ChipSet, chip_set
 from ascend.cores import Cut
@@ -25,17 +25,16 @@ from ascend.takes import Take
 from ascend.vnpus import Vnpu
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, Take], others: Kept = NOTHING_KEPT) -> Offer:
+def assess(record: NodeRecord, reserved: Mapping[str, Take], promises: Sequence[Promise] = ()) -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
         record: the node.
         reserved: what is reserved on it, by pod uid.
-        others: what is kept on it for others, held or not.
+        promises: what is kept on it for others, held or not.
     """
-    promised, keeper, parts = others
     idle = record.idle if record.idle is not None else _assess_idle(record)
-    if isinstance(idle, Refusal) or not (reserved or promised or parts):
+    if isinstance(idle, Refusal):
         return idle
     taken, whole, room, cores = 0, 0, record.room, idle.cores
     vnpus: list[Vnpu] = []
@@ -49,28 +48,26 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], others: Kept = NOTH
             room -= len(take.chips)
             if take.vnpu is not None:
                 vnpus.append(take.vnpu)
-    if not taken and not promised and not parts:
+    if taken:
+        idle = Vacancy(
+            idle.product,
+            idle.healthy,
+            idle.free & ~taken,
+            room=min(max(room, 0), idle.product.chips),
+            faulty=idle.faulty,
+            cut_off=idle.cut_off & ~taken,
+            sub_healthy=idle.sub_healthy,
+            # A chip that was reserved as a whole may have been cut since.
+            vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None else None,
+            cores=cores,
+            doubtful=idle.doubtful & ~taken,
+        )
+    if not promises:
         return idle
-    free = idle.free & ~taken
-    # Promised chips that pods still hold are counted already.
-    kept = free & promised
-    number = kept.bit_count()
-    left = Vacancy(
-        idle.product,
-        idle.healthy,
-        free & ~kept,
-        room=min(max(room - number, -number), idle.product.chips),
-        faulty=idle.faulty,
-        cut_off=idle.cut_off & ~taken,
-        sub_healthy=idle.sub_healthy,
-        kept=kept,
-        keeper=keeper if kept else "",
-        # A chip that was reserved as a whole may have been cut since.
-        vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None and taken else idle.vnpus,
-        cores=cores,
-        doubtful=idle.doubtful & free & ~kept,
-    )
-    return left.keeping(promised, parts, keeper) if parts or cores is not None else left
+    chips, parts = 0, [promise.part for promise in promises if promise.part is not None]
+    for promise in promises:
+        chips |= promise.chips[record.name]
+    return idle.keeping(chips, " and ".join(promise.what for promise in promises), parts)
 
 
 def _assess_idle(record: NodeRecord) -> Offer:

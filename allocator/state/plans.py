@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from allocator.state.reservation import Reservation, Stage
 
@@ -32,6 +33,11 @@ class Plan:
     refused: set[str] = field(default_factory=set)
 
     @property
+    def unused(self) -> int:
+        """The number of the seats that belong to pods and are neither used nor held."""
+        return len(self.seats) - self.empty
+
+    @property
     def is_deserted(self) -> bool:
         """Whether all unused seats wait for a successor."""
         return self.empty == len(self.seats) and not self.held
@@ -50,12 +56,19 @@ class Plan:
             self.due_s = now_s + self.ttl_s
 
 
+_NO_PLAN: Final = Plan(0, 0, 0)
+
+
 class Plans(dict[str, Plan]):
     """All plans, by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self._queue: list[tuple[float, str]] = []
+
+    def of(self, name: str) -> Plan:
+        """A plan; one without seats if there is none."""
+        return self.get(name, _NO_PLAN)
 
     def renew(self, name: str, ttl_s: float, now_s: float) -> None:
         """Add a plan without seats, or restart the time to live of an existing one."""

@@ -6,14 +6,12 @@ are held now or not, and ends when its owner is bound or deleted, when the owner
 higher priority takes some of the chips, or at a time. For a pod that requests a vNPU, or AI cores of a part of a chip,
 it names the part in the same way.
 
-Promised chips count as taken for every pod; a promise is lifted while a pod is judged that may use its chips. So
-decisions cost nothing more while there are no promises.
+Promised chips count as taken for every pod. Whoever may use them asks a view in which they don't
+(``allocator/state/view.py``), so decisions cost nothing more while there are no promises.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -61,23 +59,6 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         return isinstance(part, Vnpu) and part == self.part
 
 
-class Kept(NamedTuple):
-    """What is kept on a node for others.
-
-    Attributes:
-        chips: chips.
-        keeper: what all of it is kept for, in sentences.
-        parts: vNPUs.
-    """
-
-    chips: ChipSet
-    keeper: str
-    parts: tuple[Vnpu | Cut, ...]
-
-
-NOTHING_KEPT: Final = Kept(0, "", ())
-
-
 class Promises:
     """All promises; no two of them name the same chip, or the same vNPU that was cut beforehand.
 
@@ -88,13 +69,11 @@ class Promises:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.monotonic = monotonic
         self._by_owner: dict[str, Promise] = {}
-        # The owners of the promises on each node; lifted ones are left out of the chips that count as taken.
-        self._by_node: dict[str, set[str]] = {}
-        self._lifted: set[str] = set()
-        self._changed: Callable[[Iterable[str]], None] = lambda _nodes: None
+        self._by_node: dict[str, set[str]] = {}  # the owners
+        self._changed: Callable[[str], None] = lambda _node: None
 
-    def subscribe(self, changed: Callable[[Iterable[str]], None]) -> None:
-        """Set the callback for changes; it gets the nodes with other promised chips than before."""
+    def subscribe(self, changed: Callable[[str], None]) -> None:
+        """Set the callback for changes; it gets each node with other promised chips than before."""
         self._changed = changed
 
     def __len__(self) -> int:
@@ -107,8 +86,8 @@ class Promises:
         """The promise of a pod or a gang."""
         return self._by_owner.get(owner)
 
-    def kept_on(self, node: str, ignoring: Collection[str] = (), priority: float = -math.inf) -> Kept:
-        """What is kept on a node, without lifted promises.
+    def on(self, node: str, ignoring: Collection[str] = (), priority: float = -math.inf) -> Sequence[Promise]:
+        """The promises on a node, by owner.
 
         Args:
             node: the node.
@@ -116,49 +95,35 @@ class Promises:
             priority: promises of lower priority don't count either.
         """
         if node not in self._by_node:
-            return NOTHING_KEPT
-        chips, whats, parts = 0, list[str](), list[Vnpu | Cut]()
-        for promise in self.owners_on(node):
-            if promise.priority >= priority and promise.owner not in ignoring and promise.owner not in self._lifted:
-                chips |= promise.chips[node]
-                whats.append(promise.what)
-                parts += [promise.part] if promise.part is not None else []
-        return Kept(chips, " and ".join(whats) if chips or parts else "", tuple(parts))
+            return ()
+        here = (self._by_owner[owner] for owner in sorted(self._by_node[node]) if owner not in ignoring)
+        return [promise for promise in here if promise.priority >= priority]
 
-    def owners_on(self, node: str) -> list[Promise]:
-        """The promises on a node."""
-        return [self._by_owner[owner] for owner in sorted(self._by_node.get(node, ()))]
-
-    def below(self, priority: int) -> list[str]:
-        """The owners of the promises whose chips a pod of this priority may take."""
-        return [each.owner for each in self._by_owner.values() if each.priority < priority]
+    def ignored(self, owners: Collection[str], priority: float) -> list[Promise]:
+        """The promises to these owners, and those of lower priority."""
+        promises = self._by_owner.values()
+        return [promise for promise in promises if promise.priority < priority or promise.owner in owners]
 
     def behind(self, owner: str, priority: int, since: str) -> list[str]:
-        """The owners of the promises whose chips a gang may take in its turn.
-
-        These are those of lower priority, and of the same priority those of gangs that wait and were created later.
+        """The waiting jobs that come after a gang of their priority: in its turn it may take what is kept for them.
 
         Args:
             owner: the name of the gang's plan.
             priority: its priority.
             since: when its last pod was created.
         """
-        later = [
-            each.owner
-            for each in self._by_owner.values()
-            if each.drains and each.priority == priority and (each.since, each.owner) > (since, owner)
-        ]
-        return [*self.below(priority), *later]
+        alike = (promise for promise in self._by_owner.values() if promise.drains and promise.priority == priority)
+        return [promise.owner for promise in alike if (promise.since, promise.owner) > (since, owner)]
 
     def keep(self, promise: Promise) -> None:
         """Add a promise, replacing that of the same owner and those that overlap with it."""
         changed = set(self._remove(promise.owner))
         for node, chips in promise.chips.items():
-            for other in self.owners_on(node):
+            for other in self.on(node):
                 if other.overlaps(node, chips, promise.part):
                     changed.update(self._remove(other.owner))
         self._put(promise)
-        self._changed(changed.union(promise.chips))
+        self._notify(changed.union(promise.chips))
 
     def adjust(self, owner: str, chips: Mapping[str, ChipSet]) -> None:
         """Let a promise name other chips, which nobody else was promised."""
@@ -169,7 +134,7 @@ class Promises:
         if changed:
             self._remove(owner)
             self._put(replace(promise, chips=chips))
-            self._changed(changed)
+            self._notify(changed)
 
     def renew(self, owner: str, due_s: float) -> None:
         """Let a promise end at another time."""
@@ -179,7 +144,7 @@ class Promises:
         """Remove the promise of a pod or a gang; None if there is none."""
         promise = self._by_owner.get(owner)
         if promise is not None:
-            self._changed(self._remove(owner))
+            self._notify(self._remove(owner))
         return promise
 
     def settle(self, pod: Pod, job: Job) -> None:
@@ -201,7 +166,7 @@ class Promises:
             take: the chips, or the vNPU.
             owners: the pod that they were reserved for, and its gang.
         """
-        for promise in self.owners_on(node):
+        for promise in self.on(node):
             is_taken = promise.overlaps(node, take.chip_set, take.vnpu or take.cut)
             if is_taken and promise.owner not in owners and not promise.drains:
                 self.drop(promise.owner)
@@ -214,21 +179,9 @@ class Promises:
             self.drop(promise.owner)
         return due
 
-    @contextmanager
-    def lifted(self, owners: Iterable[str]) -> Iterator[None]:
-        """Within the block these promises don't count; it must not await."""
-        lifted = {owner for owner in owners if owner in self._by_owner} - self._lifted
-        if not lifted:
-            yield
-            return
-        self._lifted |= lifted
-        self._changed({node for owner in lifted for node in self._by_owner[owner].chips})
-        try:
-            yield
-        finally:
-            self._lifted -= lifted
-            here = [self._by_owner[owner] for owner in lifted if owner in self._by_owner]
-            self._changed({node for promise in here for node in promise.chips})
+    def _notify(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._changed(node)
 
     def _put(self, promise: Promise) -> None:
         self._by_owner[promise.owner] = promise

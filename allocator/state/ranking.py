@@ -7,7 +7,7 @@ the first by name of the first tier. Outdated heap entries are dropped when they
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
@@ -59,6 +59,12 @@ class Bucket:
             while self._heap and self._heap[0] not in self.names:
                 heapq.heappop(self._heap)
             self.first = self._heap[0] if self._heap else ""
+
+    def without(self, names: Collection[str]) -> "Bucket":
+        """The other nodes with this vacancy, for reading."""
+        others = Bucket(self.vacancy)
+        others.names, others.verdicts = {name: None for name in self.names if name not in names}, self.verdicts
+        return others
 
 
 class Ranking:

@@ -24,6 +24,12 @@ class Place:
     def __bool__(self) -> bool:
         return bool(self._nodes)
 
+    def copy(self) -> "Place":
+        """The same nodes."""
+        copied = Place()
+        copied._nodes = {bucket: set(names) for bucket, names in self._nodes.items()}
+        return copied
+
     def add(self, name: str, bucket: Bucket) -> None:
         """Add a node that is in a bucket of the index."""
         self._nodes.setdefault(bucket, set()).add(name)
@@ -61,6 +67,16 @@ class Topology:
     def copy(self) -> "Topology":
         """The same locations, without any usable node."""
         return Topology(self.locations)
+
+    def fork(self, names: Iterable[str]) -> "Topology":
+        """The same nodes; a change of these, which are usable, does not show here."""
+        other = Topology()
+        other.locations = self.locations
+        other._places = {level: dict(places) for level, places in self._places.items()}
+        for name in names:
+            for level, number in self.location(name).places:
+                other._places[level][number] = self._places[level][number].copy()
+        return other
 
     def locate(self, name: str, location: Location, bucket: Bucket | None) -> bool:
         """Set where a node is; returns whether it was elsewhere.

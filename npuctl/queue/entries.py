@@ -12,6 +12,7 @@ from allocator.decision.backlog import WaitingFor
 from allocator.rules.cores import fewest_chips
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, requested_what
 from allocator.rules.vacancy import capacity
+from allocator.state.view import WITHOUT_PROMISES
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from npuctl.evaluation import Evaluation, PodVerdict
@@ -110,7 +111,7 @@ class _Room(NamedTuple):
 
 
 class _Rooms:
-    """Room by request and node selector, as it was when it was first asked for."""
+    """Room by request and node selector, without promises, as it was when it was first asked for."""
 
     def __init__(self, allocator: OfflineAllocator) -> None:
         self._allocator = allocator
@@ -118,7 +119,7 @@ class _Rooms:
 
     def for_pod(self, pod: Pod) -> _Room:
         """The room for pods like this one."""
-        allocator, index = self._allocator, self._allocator.cluster.index
+        allocator, index = self._allocator, self._allocator.cluster.view(WITHOUT_PROMISES)
         try:
             request = allocator.engine.request_of(pod)
         except Refusal:
@@ -151,12 +152,11 @@ class Queue:
 
     async def read(self) -> tuple[QueueEntry, ...]:
         """Decide on everything that waits; returns the entries in their order."""
-        queue, promises = self._evaluation.queue(), self._allocator.ledger.promises
+        queue = self._evaluation.queue()
         for pod in (pod for members in queue for pod in members):
             job = self._allocator.job_of(pod).key
             self._owners |= {pod.uid: str(job), job.plan: str(job)}
-        with promises.lifted([promise.owner for promise in promises]):
-            self._would_start = {pod.uid for members in queue for pod in self._startable(members)}
+        self._would_start = {pod.uid for members in queue for pod in self._startable(members)}
         return tuple([await self._decide(position, members) for position, members in enumerate(queue, start=1)])
 
     async def _decide(self, position: int, members: Sequence[Pod]) -> QueueEntry:
@@ -197,7 +197,7 @@ class Queue:
         fitting = [pod for pod in members if self._rooms.for_pod(pod).pods >= self._needed_chips(pod)]
         if not self._allocator.engine.is_of_gang(members[0]):
             return fitting
-        return fitting if fitting and self._allocator.has_room(fitting[0]) else ()
+        return fitting if fitting and self._allocator.has_room(fitting[0], WITHOUT_PROMISES) else ()
 
     def _needed_chips(self, pod: Pod) -> int:
         gang = self._allocator.engine.gang_of(pod)

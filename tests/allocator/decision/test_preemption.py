@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from allocator.decision.preemption import Preemption
 from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.rules.vacancy import Vacancy
+from allocator.state.view import Without
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -48,7 +49,7 @@ def test_free_chips_per_ring_without_the_victims(case: dict[str, Any]) -> None:
     world.add(node("n1", chips=case["available"]), report("n1", unhealthy=unhealthy))
     world.add(pod("victim", 1, node="n1", chips=COUNTING["preemptee_chips"], priority=1))
     world.add(*(pod(f"other-{chip}", 1, node="n1", chips=[chip], priority=9) for chip in case["other_pods"]))
-    left = world.cluster.offer_of(world.cluster.nodes["n1"], without={"uid-victim"})
+    left = world.cluster.offer_of(world.cluster.nodes["n1"], Without({"uid-victim"}))
     assert isinstance(left, Vacancy)
     expected = case.get("free") or {"1": case["free_of_card_1"]}
     for ring, count in expected.items():

@@ -1,5 +1,7 @@
 """What a preemptor was promised is kept for it until it is placed."""
 
+import functools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -249,7 +251,7 @@ async def test_no_chip_is_promised_twice_or_taken_by_a_less_important_pod(
         assert sum(taken.bit_count() for taken in promise.chips.values()) == chips
     for name in ("n0", "n1"):
         promised = [promise.chips.get(name, 0) for promise in world.ledger.promises]
-        assert sum(taken.bit_count() for taken in promised) == world.ledger.promises.kept_on(name).chips.bit_count()
+        assert sum(taken.bit_count() for taken in promised) == functools.reduce(operator.or_, promised, 0).bit_count()
     end(world, *ending)
     kept = {promise.owner: promise for promise in world.ledger.promises}
     for _ in range(16):  # as many as there are chips

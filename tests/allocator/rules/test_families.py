@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
@@ -221,7 +220,7 @@ def test_chips_are_kept_if_the_request_would_fit_with_them(product: Product, dat
         needs_network=distributed,
     )
     before = Vacancy(product, healthy.bit_count(), free | kept, room, cut_off=cut_off & (free | kept))
-    vacancy = replace(before, free=free, room=room - kept.bit_count(), kept=kept, keeper="pod ns/other")
+    vacancy = before.keeping(kept, "pod ns/other", ())
     verdict = judge(vacancy, request)
     if isinstance(verdict, Refusal):
         assert (verdict.reason is Reason.CHIPS_KEPT) is isinstance(judge(before, request), Fit)

@@ -201,23 +201,23 @@ def test_a_plan_is_deserted_while_all_its_seats_await_successors() -> None:
     ledger.reserve_plan(
         "plan", [Seat(uid, uid, "n1", Take.whole((chip,))) for chip, uid in enumerate("abc")], ttl_s=120.0
     )
-    assert not ledger.is_deserted("plan")
+    assert not ledger.plans["plan"].is_deserted
     ledger.advance("a", Stage.BINDING)
     ledger.vacate("b")
-    assert not ledger.is_deserted("plan")
+    assert not ledger.plans["plan"].is_deserted
     ledger.vacate("c")
-    assert ledger.is_deserted("plan")
+    assert ledger.plans["plan"].is_deserted
     ledger.withdraw("a")
-    assert not ledger.is_deserted("plan")
+    assert not ledger.plans["plan"].is_deserted
     ledger.swap("a", "plan#1")
     ledger.vacate("a")
-    assert ledger.is_deserted("plan")
+    assert ledger.plans["plan"].is_deserted
     ledger.hand("plan#1", "d", "d")
-    assert not ledger.is_deserted("plan")
+    assert not ledger.plans["plan"].is_deserted
     ledger.release("d")
-    assert ledger.is_deserted("plan")
+    assert ledger.plans["plan"].is_deserted
     ledger.drop_plan("plan")
-    assert not ledger.is_deserted("plan")
+    assert "plan" not in ledger.plans
     assert len(ledger) == 0
 
 
@@ -229,6 +229,6 @@ def test_a_plan_that_is_made_again_has_one_deadline() -> None:
         ledger.reserve_plan("plan", [Seat("a", "a", "n1", Take.whole((0,)))], ttl_s=10.0)
         now_s += 1.0
         assert not ledger.expire()
-    assert len(ledger._plans._queue) < 20
+    assert len(ledger.plans._queue) < 20
     now_s += 10.0
     assert [each.uid for each in ledger.expire()] == ["a"]

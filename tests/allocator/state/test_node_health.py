@@ -9,9 +9,9 @@ import pytest
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.offers import assess
-from allocator.state.promises import Kept
+from allocator.state.promises import Promise
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
-from ascend.chips import chip_set
+from ascend.chips import ChipSet, chip_set
 from ascend.deviceinfo import SWITCH_INFO, DeviceReport, encode_report
 from ascend.errors import Refusal
 from ascend.faults import chip_fault
@@ -34,6 +34,11 @@ def annotated(name: str, status: str) -> Node:
         metadata=Metadata(name=name, annotations={**plain.metadata.annotations, HEALTH_ANNOTATION: status}),
         status=plain.status,
     )
+
+
+def promised(chips: ChipSet) -> list[Promise]:
+    """What a pod has been promised of a node."""
+    return [Promise("uid-high", "pod default/high", 9, {"n1": chips}, 60.0)]
 
 
 def switches(name: str, status: str) -> ConfigMap:
@@ -166,7 +171,7 @@ def test_chips_without_a_network_are_free_only_for_single_pods() -> None:
 def test_kept_chips_without_a_network_are_not_why_a_pod_of_a_job_waits() -> None:
     world = World()
     world.add(node("n1"), report("n1", data=encode_report(DeviceReport(0xFF, 0, chip_set([0]), update_time_s=1))))
-    found = assess(world.cluster.nodes["n1"], {}, Kept(0xFF, "pod default/high", ()))
+    found = assess(world.cluster.nodes["n1"], {}, promised(0xFF))
     assert isinstance(found, Vacancy)
     for distributed, reason in ((False, Reason.CHIPS_KEPT), (True, Reason.NOT_ENOUGH_CHIPS)):
         refused = judge(found, ChipRequest(8, distributed=distributed, needs_network=distributed))
@@ -178,7 +183,7 @@ def test_kept_chips_without_a_network_are_not_why_a_pod_of_a_job_waits() -> None
 def test_kept_chips_that_the_kubelet_would_not_admit_are_not_why_a_pod_waits() -> None:
     world = World()
     world.add(node("n1", allocatable=2), report("n1", data=encode_report(DeviceReport(0xFF, 0, 0, update_time_s=1))))
-    found = assess(world.cluster.nodes["n1"], {}, Kept(chip_set(range(4)), "pod default/high", ()))
+    found = assess(world.cluster.nodes["n1"], {}, promised(chip_set(range(4))))
     assert isinstance(found, Vacancy)
     for chips, reason in ((2, Reason.CHIPS_KEPT), (4, Reason.NO_ROOM_AT_KUBELET)):
         refused = judge(found, ChipRequest(chips))

@@ -1,0 +1,86 @@
+"""An index as it is for somebody for whom some reservations or promises don't count: few nodes have more left.
+
+A question must not change the index. So the nodes with another vacancy are beside it, and it answers for the others: a
+view is valid as long as the index does not change.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import Fit
+from allocator.state.index import NodeIndex
+from allocator.state.node import Offer
+from allocator.state.ranking import Bucket
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+
+
+class Without(NamedTuple):
+    """What does not count in a question.
+
+    Attributes:
+        pods: the uids of pods: neither what they hold nor what is reserved for them counts.
+        owners: the owners of promises.
+        priority: promises of lower priority don't count either.
+    """
+
+    pods: Collection[str] = ()
+    owners: Collection[str] = ()
+    priority: float = -math.inf
+
+    @classmethod
+    def of(cls, pod: Pod, pods: Iterable[str] = (), owners: Iterable[str] = ()) -> "Without":
+        """For a pod: what is reserved for it, and what is promised to it or to lower priorities; and more.
+
+        The pod should take what is promised to others only if it fits nowhere else.
+        """
+        return cls({pod.uid, *pods}, (pod.uid, *owners), pod.priority)
+
+
+AS_IT_IS: Final = Without()
+WITHOUT_PROMISES: Final = Without(priority=math.inf)
+
+
+class IndexView(NodeIndex):
+    """An index of which some nodes have something else left.
+
+    Args:
+        index: the index.
+        offers: what these nodes have left; all of them can be used, since no reservation or promise changes that.
+    """
+
+    def __init__(self, index: NodeIndex, offers: Mapping[str, Offer]) -> None:
+        super().__init__(index.topology.fork(offers))
+        del self.entries  # merged when they are read first: they may be thousands
+        self._index, self._changed, self.version = index, NodeIndex(self.topology), index.version
+        self.ranking, self.refusals = index.ranking, index.refusals  # type: ignore[method-assign]
+        for name, offer in offers.items():
+            if isinstance(bucket := index.entries[name], Bucket):
+                self.topology.drop(name, bucket)
+            self._changed.put(name, offer)
+
+    @cached_property
+    def entries(self) -> Mapping[str, Bucket | Refusal]:  # type: ignore[override] # never set
+        """By node name: the bucket of a usable node, the refusal of an unusable one."""
+        return {**self._index.entries, **self._changed.entries}
+
+    @cached_property
+    def buckets(self) -> Collection[Bucket]:
+        """The buckets that have nodes."""
+        changed = self._changed.entries
+        smaller = {self._index.entries[name] for name in changed}
+        others = (bucket.without(changed) if bucket in smaller else bucket for bucket in self._index.buckets)
+        return [*filter(None, others), *self._changed.buckets]
+
+    def best(self, request: ChipRequest, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
+        """The best node for a request, as of an index."""
+        changed, best = self._changed.entries, self._index.best(request, candidates)
+        if best is not None and best[0] in changed:
+            names = self._index.entries if candidates is None else candidates
+            best = self._index.best(request, [name for name in names if name not in changed])
+        allowed = changed if candidates is None else [name for name in changed if name in candidates]
+        found = best, self._changed.best(request, allowed)
+        return min(filter(None, found), key=lambda fit: (fit[1].key, fit[0]), default=None)
