@@ -21,14 +21,14 @@ from allocator.rules.job_products import (
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
-from ascend.kube.kept import NETWORK_TOPOLOGY
+from ascend.kube.kept import NETWORK_TOPOLOGY, TOPOLOGY_MODE
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
 
 DECIDING: Final = frozenset({
     SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
-    TOR_AFFINITY,
+    TOPOLOGY_MODE, TOR_AFFINITY,
 })  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 

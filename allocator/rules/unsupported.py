@@ -27,7 +27,7 @@ from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
-from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA
+from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, TOPOLOGY_MODE
 from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Reason
@@ -283,15 +283,20 @@ def _is_number(text: str) -> bool:
 
 
 def _topology(*, is_hard: bool) -> Finder:
-    _KEYS.add(NETWORK_TOPOLOGY)
+    _KEYS.update({NETWORK_TOPOLOGY, TOPOLOGY_MODE})
 
     def find(asked: Asking) -> str | None:
-        mode = asked.annotations.get(NETWORK_TOPOLOGY)
-        return (
-            None
-            if mode is None or (mode == "hard") is not is_hard
-            else f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, {mode}"
+        stated = (
+            (
+                f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, or of a part of it, ",
+                asked.annotations,
+                NETWORK_TOPOLOGY,
+            ),
+            (f"annotation {TOPOLOGY_MODE}=", asked.annotations, TOPOLOGY_MODE),
+            (f"label {TOPOLOGY_MODE}=", asked.labels, TOPOLOGY_MODE),
         )
+        modes = ((where, marks.get(key)) for where, marks, key in stated)
+        return next((f"{where}{mode}" for where, mode in modes if mode and (mode == "hard") is is_hard), None)
 
     return find
 
@@ -317,8 +322,8 @@ def _without_blocks(finder: Finder) -> Finder:
 
 
 _SHARES: Final = tuple(f"huawei.com/scheduler.softShareDev.{each}" for each in ("policy", "aicoreQuota", "hbmQuota"))
-_REFUSED_LABELS: Final = frozenset(_SHARES)
-_REFUSED_ANNOTATIONS: Final = frozenset({SUPER_POD_BLOCK, NETWORK_TOPOLOGY})
+_REFUSED_LABELS: Final = frozenset({*_SHARES, TOPOLOGY_MODE})
+_REFUSED_ANNOTATIONS: Final = frozenset({SUPER_POD_BLOCK, NETWORK_TOPOLOGY, TOPOLOGY_MODE})
 _FAULTS: Final = (
     "jobs are rescheduled after faults only if the allocator's setting reschedule is on; otherwise the job's own "
     "controller replaces pods that have ended"
@@ -330,7 +335,8 @@ _COUNTED: Final = (
 # A table: how it is written; what it requests; what becomes of the pod; the sentence; how it is found.
 # fmt: off
 UNSUPPORTED: Final = (
-    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job with the mode `hard`",
+    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job, of an entry of `subGroupPolicy` or of a "
+        f"task's `partitionPolicy`, or annotation or label `{TOPOLOGY_MODE}`, with the mode `hard`",
         "nodes that are near to each other in the network",
         Outcome.REFUSED, "the allocator does not know the network of the nodes; remove it, or set its mode to soft",
         _topology(is_hard=True)),
@@ -431,7 +437,8 @@ UNSUPPORTED: Final = (
         "which rack is chosen",
         Outcome.TOLD, "nodes are chosen regardless of racks",
         _annotation("ra-block")),
-    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job with the mode `soft`",
+    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job, of its parts, or "
+        f"`{TOPOLOGY_MODE}`, with the mode `soft`",
         "nodes that are near to each other in the network, if possible",
         Outcome.TOLD, "nodes are chosen regardless of the network between them",
         _topology(is_hard=False)),

@@ -22,7 +22,7 @@ from ascend.jobs.pod_groups import VOLCANO_ANNOTATIONS
 from ascend.jobs.templates import Count, PodTemplate, Replicas, T, Template
 from ascend.kube.kept import NETWORK_TOPOLOGY, short
 from ascend.kube.objects import KubeObject, Resource
-from ascend.kube.workloads import NetworkTopology, PodGroup, PodGroupSpec, task_minima
+from ascend.kube.workloads import NetworkTopology, PartOfGroup, PodGroup, PodGroupSpec, strictest, task_minima
 
 VOLCANO_JOB: Final = "Job.batch.volcano.sh"
 _VERSION = "batch.volcano.sh/v1alpha1"
@@ -31,6 +31,7 @@ _VERSION = "batch.volcano.sh/v1alpha1"
 class _Task(Replicas[T], Generic[T], frozen=True):
     name: str = ""
     min_available: Count | None = None
+    partition_policy: PartOfGroup | None = None
 
 
 class VolcanoSpec(JobSpec[T], Generic[T], frozen=True):
@@ -43,6 +44,8 @@ class VolcanoSpec(JobSpec[T], Generic[T], frozen=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "scheduler_name", short(self.scheduler_name))
+        partitions = (task.partition_policy for task in self.tasks if task.partition_policy is not None)
+        msgspec.structs.force_setattr(self, "network_topology", strictest(self.network_topology, partitions))
 
     @property
     def pod_sets(self) -> tuple[PodSet[T], ...]:

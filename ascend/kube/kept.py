@@ -46,6 +46,8 @@ MOST_CONTAINERS: Final = 64
 _SHOWN: Final = 100
 _VENDOR: Final = "huawei.com/"
 
+TOPOLOGY_MODE: Final = "volcano.sh/network-topology-mode"
+"""The annotation of pods and workloads, for KubeRay a label, from which PodGroups of Volcano get this field."""
 SETTINGS: Final = frozenset({
     "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity",
     "ray.io/gang-scheduling-enabled", "fault-scheduling", "fault-retry-times", "pod-rescheduling",
@@ -53,7 +55,7 @@ SETTINGS: Final = frozenset({
     "inferserviceid", "app", "jobID", "podgroup-sched-enable", "huawei.com/schedule_policy", MIN_AVAILABLE,
     "huawei.com/recover_policy_path", "huawei.com/infer_service_schedule", "huawei.com/affinity-config",
     "huawei.com/scheduler.softShareDev.policy", "huawei.com/scheduler.softShareDev.aicoreQuota",
-    "huawei.com/scheduler.softShareDev.hbmQuota",
+    "huawei.com/scheduler.softShareDev.hbmQuota", TOPOLOGY_MODE,
 })  # fmt: skip
 """Labels and annotations that decide how a job is placed, or would where that is supported."""
 

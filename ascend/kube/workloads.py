@@ -1,6 +1,6 @@
 """Slim types for what the allocator reads of the owners of pods and of pod groups: how many pods belong together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -34,6 +34,19 @@ class NetworkTopology(msgspec.Struct, frozen=True, gc=False):
         msgspec.structs.force_setattr(self, "mode", short(self.mode, LONGEST))
 
 
+class PartOfGroup(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """An entry of ``subGroupPolicy`` of Volcano's PodGroup, or the ``partitionPolicy`` of a task of its Job."""
+
+    network_topology: NetworkTopology | None = None
+
+
+def strictest(whole: NetworkTopology | None, parts: Iterable[PartOfGroup]) -> NetworkTopology | None:
+    """What the whole of a group and its parts require of the network: hard if anything is."""
+    found = [whole, *(part.network_topology for part in parts)]
+    stated = [topology for topology in found if topology is not None]
+    return next((topology for topology in stated if topology.mode == "hard"), stated[0] if stated else None)
+
+
 class OfJob(KubeObject, frozen=True, kw_only=True):
     """An object of a job; of its metadata only what identifies it, its controller and settings of its job are kept."""
 
@@ -60,8 +73,13 @@ class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     min_member: int = 1
     network_topology: NetworkTopology | None = None
     min_task_member: dict[str, int] | None = None
+    sub_group_policy: tuple[PartOfGroup, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.sub_group_policy:
+            topology = strictest(self.network_topology, self.sub_group_policy)
+            msgspec.structs.force_setattr(self, "network_topology", topology)
+            msgspec.structs.force_setattr(self, "sub_group_policy", None)
         if self.min_task_member:
             first = dict(list(self.min_task_member.items())[:MOST_ENTRIES])
             kept = {short(name): number for name, number in first.items()}

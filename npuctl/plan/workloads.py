@@ -14,6 +14,7 @@ from ascend.jobs.creation import Controller
 from ascend.jobs.kind import JobSpec
 from ascend.jobs.table import WORKLOADS
 from ascend.kube.objects import KubeObject, Metadata, Pod
+from ascend.printable import shown
 from npuctl.plan.placement import UnplannedWorkload
 from npuctl.reading.manifests import Manifest, Named
 from npuctl.reading.objects import ClusterObjects
@@ -24,10 +25,18 @@ _CREATED: Final = tuple((row.creates, row.infix, row.kind) for row in WORKLOADS.
 """What is created from workloads under a generated name: its kind, what is before the suffix, and the workload."""
 _PARTS_SUSPENDED: Final = ("runPolicy", "rayClusterSpec", "rayClusterConfig")
 """The parts of a workload's ``spec`` that can suspend it, beside that itself."""
+_OWN_CONTROLLERS: Final = frozenset({
+    "kubernetes.io/job-controller", "jobset.sigs.k8s.io/jobset-controller", "kubeflow.org/training-operator",
+    "trainer.kubeflow.org/trainjob-controller", "ray.io/kuberay-operator",
+})  # fmt: skip
+"""Values of ``managedBy`` with which the controller of the kind creates the pods."""
+_WITHOUT_PODS: Final = ("Template", "Runtime")
+"""How kinds end whose objects are used by others, and for which nobody creates pods."""
 _WATCHED: Final = {kind.resource.type: kind.name for kind in reversed(KINDS) if kind.is_optional}
 """Where the objects are counted that are created between workloads and pods, of each type the first kind."""
 _NOT_WATCHED: Final = ("Deployment", "ReplicaSet")
-_DEVICES: Final = ("huawei.com/Ascend", "huawei.com/npu")
+_DEVICES: Final = ("huawei.com/ascend", "huawei.com/npu")
+"""How the names of devices begin, in lower case: a name in other letters is another resource, and an error."""
 
 
 class Expansion(NamedTuple):
@@ -71,7 +80,7 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
     for each in workloads:
         kind, requests_chips = each.origin.kind, _requests_chips(each.body, set())
         if (row := WORKLOADS.get((kind, each.version))) is None:
-            if requests_chips:
+            if requests_chips and not kind.endswith(_WITHOUT_PODS):
                 named = each.convert(Named).metadata
                 message = f"npuctl plan does not expand {kind} of {each.version}"
                 unplanned.append(UnplannedWorkload(kind, named.namespace, named.name, message))
@@ -83,9 +92,8 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
             existing.append(f"{kind} {namespace}/{name}")
         elif not requests_chips:
             without_chips.append(f"{kind} {namespace}/{name}")
-        elif _is_suspended(each.body["spec"]) and _QUEUE not in manifest.metadata.labels:
-            message = "it is suspended, so its controller creates no pods"
-            unplanned.append(UnplannedWorkload(kind, namespace, name, message))
+        elif (why := _without_pods(each.body["spec"], is_queued=_QUEUE in manifest.metadata.labels)) is not None:
+            unplanned.append(UnplannedWorkload(kind, namespace, name, why))
         else:
             given = manifest.metadata
             workload = Controller(each.version, kind, namespace, name, given.labels, given.annotations)
@@ -149,19 +157,37 @@ def _renamed(pod: Pod, kind: str) -> Pod:
     return structs.replace(pod, metadata=structs.replace(pod.metadata, name=name, uid=f"{kind} {pod.uid}"))
 
 
-def _is_suspended(spec: dict[str, Any]) -> bool:
-    parts = (spec, *(spec.get(part) for part in _PARTS_SUSPENDED))
-    return any(isinstance(each, dict) and each.get("suspend") is True for each in parts)
+def _without_pods(spec: dict[str, Any], *, is_queued: bool) -> str | None:
+    """Why the controller of a workload creates no pods here; None if it does."""
+    parts = [part for part in (spec, *(spec.get(part) for part in _PARTS_SUSPENDED)) if isinstance(part, dict)]
+    managers = (manager for part in parts if (manager := part.get("managedBy")) not in {None, *_OWN_CONTROLLERS})
+    if (manager := next(managers, None)) is not None:
+        return f"it is managed by {shown(manager)} (managedBy), so its controller creates no pods here"
+    if spec.get("paused") is True:
+        return "it is paused, so its controller creates no pods"
+    if any(part.get("suspend") is True for part in parts) and not is_queued:
+        return "it is suspended, so its controller creates no pods"
+    return None
 
 
 def _requests_chips(value: Any, seen: set[int]) -> bool:
-    """Whether a container somewhere in an object requests chips, or devices that the allocator does not place."""
+    """Whether the resources of a container, or what becomes one, name devices of the maker; a quota names them, too."""
     if not isinstance(value, dict | list) or id(value) in seen:
         return False
     seen.add(id(value))
     if isinstance(value, list):
-        return any(_requests_chips(each, seen) for each in value)
+        return any(_requests_chips(entry, seen) for entry in value)
     return any(
-        _requests_chips(each, seen) or (str(key).startswith(_DEVICES) and isinstance(each, str) and each != "0")
-        for key, each in value.items()
+        (str(key).lower().startswith("resource") and isinstance(part, dict) and _names_devices(part))
+        or _requests_chips(part, seen)
+        for key, part in value.items()
+    )
+
+
+def _names_devices(resources: dict[str, Any]) -> bool:
+    return any(
+        str(name).lower().startswith(_DEVICES) and str(quantity) != "0"
+        for kind in ("limits", "requests")
+        if isinstance(quantities := resources.get(kind), dict)
+        for name, quantity in quantities.items()
     )

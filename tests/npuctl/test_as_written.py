@@ -73,3 +73,90 @@ def test_a_scheduler_whose_pods_were_placed_asks_the_allocator(tmp_path: Path) -
     _, answer, people = npuctl(tmp_path, "plan", placed, with_scheduler("volcano", pod("waits", 2)))
     assert "is known to ask" not in people
     assert "warnings" not in answer
+
+
+def deployment(resources: Json, **spec: Any) -> Json:
+    containers = [{"name": "main", "image": "i", "resources": resources}]
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d", "namespace": "default"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": {"a": "b"}}, "template": template, **spec},
+    }
+
+
+@pytest.mark.parametrize("device", ["huawei.com/ascend-1980", "huawei.com/ascend910", "huawei.com/Ascend310"])
+@pytest.mark.parametrize("quantity", ["8", 8])
+def test_devices_in_other_letters_are_not_no_devices(tmp_path: Path, device: str, quantity: object) -> None:
+    status, answer, _ = npuctl(tmp_path, "plan", deployment({"limits": {device: quantity}}))
+    assert status == 2
+    assert {entry["name"] for entry in answer["unplanned"]} == {"d-0", "d-1"}
+    assert all(f"resource {device}: " in entry["message"] for entry in answer["unplanned"])
+
+
+def of_kind(kind: str, version: str, **fields: Any) -> Json:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, **fields}
+
+
+QUANTITIES = {"cpu": "200", CHIPS: "16"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        of_kind("Queue", "scheduling.volcano.sh/v1beta1", spec={"capability": QUANTITIES, "deserved": QUANTITIES}),
+        of_kind("ElasticQuota", "scheduling.x-k8s.io/v1alpha1", spec={"min": QUANTITIES, "max": QUANTITIES}),
+        of_kind("ResourceQuota", "v1", spec={"hard": {f"requests.{CHIPS}": "16"}}),
+        of_kind("LimitRange", "v1", spec={"limits": [{"type": "Container", "max": QUANTITIES, "default": QUANTITIES}]}),
+        of_kind("NodePool", "karpenter.sh/v1", spec={"limits": QUANTITIES}),
+        of_kind(
+            "ClusterQueue",
+            "kueue.x-k8s.io/v1beta1",
+            spec={"resourceGroups": [{"flavors": [{"resources": [{"name": CHIPS, "nominalQuota": "16"}]}]}]},
+        ),
+        of_kind("PodTemplate", "v1", template=deployment({"limits": QUANTITIES})["spec"]["template"]),
+        of_kind(
+            "ClusterTrainingRuntime",
+            "trainer.kubeflow.org/v1alpha1",
+            spec={"template": deployment({"limits": QUANTITIES})},
+        ),
+    ],
+    ids=lambda other: str(other["kind"]),
+)
+def test_a_quota_or_a_template_is_no_workload(tmp_path: Path, other: Json) -> None:
+    status, answer, _ = npuctl(tmp_path, "plan", other, pod("p", 1))
+    assert (status, [placed["name"] for placed in answer["pods"]], answer["unplanned"]) == (0, ["p"], [])
+
+
+def test_an_unknown_kind_with_devices_is_named(tmp_path: Path) -> None:
+    trainer = {"numNodes": 2, "resourcesPerNode": {"limits": {CHIPS: 8}}}
+    status, answer, _ = npuctl(tmp_path, "plan", of_kind("Fleet", "example.com/v1", spec={"trainer": trainer}))
+    assert status == 2
+    (unplanned,) = answer["unplanned"]
+    assert unplanned["message"] == "npuctl plan does not expand Fleet of example.com/v1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"paused": True}, "it is paused, so its controller creates no pods"),
+        ({"suspend": True}, "it is suspended, so its controller creates no pods"),
+        (
+            {"managedBy": "kueue.x-k8s.io/multikueue"},
+            "it is managed by 'kueue.x-k8s.io/multikueue' (managedBy), so its controller creates no pods here",
+        ),
+    ],
+)
+def test_a_workload_whose_controller_creates_no_pods_here_is_told(tmp_path: Path, fields: Json, why: str) -> None:
+    made = deployment({"limits": {CHIPS: 1}}, **fields)
+    if "paused" not in fields:
+        made |= {"apiVersion": "batch/v1", "kind": "Job"}
+    status, answer, _ = npuctl(tmp_path, "plan", made)
+    assert (status, answer["pods"], answer["unplanned"][0]["message"]) == (2, [], why)
+
+
+def test_a_job_that_its_own_controller_manages_is_planned(tmp_path: Path) -> None:
+    made = deployment({"limits": {CHIPS: 1}}, managedBy="kubernetes.io/job-controller")
+    status, answer, _ = npuctl(tmp_path, "plan", {**made, "apiVersion": "batch/v1", "kind": "Job"})
+    assert (status, len(answer["pods"])) == (0, 1)

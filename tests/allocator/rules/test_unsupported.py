@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -21,7 +22,7 @@ from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobFacts
 from ascend.jobs.pod_groups import VOLCANO
 from ascend.jobs.volcano_job import VOLCANO_JOB
-from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, settings_among
+from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, TOPOLOGY_MODE, settings_among
 from ascend.kube.objects import Container, OwnerReference, Pod, Resources
 from ascend.kube.workloads import NetworkTopology, PodGroupSpec
 from ascend.reasons import Reason
@@ -248,7 +249,7 @@ def test_the_network_topology_of_a_group_is_read(mode: str, told: int) -> None:
     assert len(world.engine.without_effect(each)) == told
     if mode == "hard":
         assert (
-            f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, hard: the allocator does not know"
+            f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, or of a part of it, hard: the allocator does not know"
             in world.refusal(each).message
         )
 
@@ -282,15 +283,43 @@ def test_the_minima_of_the_tasks_of_a_volcano_job_are_told(
 
 
 @pytest.mark.parametrize(("mode", "told"), [("soft", 1), ("hard", 0)])
-def test_the_network_topology_of_a_volcano_job_is_read(mode: str, told: int) -> None:
+@pytest.mark.parametrize("of_task", [False, True])
+def test_the_network_topology_of_a_volcano_job_is_read(mode: str, told: int, *, of_task: bool) -> None:
     world = World()
-    spec = f"{{networkTopology: {{mode: {mode}}}, tasks: [{{name: worker, template: {{}}}}]}}"
+    topology = f"networkTopology: {{mode: {mode}}}"
+    task = f"name: worker, template: {{}}, partitionPolicy: {{totalPartitions: 2, {topology if of_task else ''}}}"
+    spec = f"{{{'' if of_task else topology + ','} tasks: [{{{task}}}]}}"
     world.cluster.jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, spec))
     each = owned_by(pod("train-worker-0", 8), "Job", "batch.volcano.sh/v1alpha1")
     world.add(node("n1"), each)
     assert len(world.engine.without_effect(each)) == told
     if mode == "hard":
         assert world.refusal(each).reason is Reason.UNSUPPORTED_POLICY
+
+
+@pytest.mark.parametrize("mode", ["soft", "hard"])
+@pytest.mark.parametrize("place", ["annotation", "label", "part of the group", "whole group beside a part"])
+def test_a_network_topology_is_read_wherever_it_is_written(place: str, mode: str) -> None:
+    world, marks = World(), {TOPOLOGY_MODE: mode}
+    part, whole = {"networkTopology": {"mode": mode}}, {"networkTopology": {"mode": "soft"}}
+    spec: dict[str, object] = {"minMember": 1}
+    if place.startswith("part"):
+        spec["subGroupPolicy"] = [{"name": "a"}, {"name": "b", **part}]
+    elif place.startswith("whole"):
+        spec |= {**part, "subGroupPolicy": [whole]}
+    world.cluster.jobs.group_applied(VOLCANO, replace(pod_group(1), spec=msgspec.convert(spec, PodGroupSpec)))
+    asking = pod(
+        "a",
+        8,
+        annotations={GROUP: "train", **(marks if place == "annotation" else {})},
+        labels=marks if place == "label" else {},
+    )
+    world.add(node("n1"), asking)
+    if mode == "hard":
+        assert world.refusal(asking).reason is Reason.UNSUPPORTED_POLICY
+    else:
+        (told,) = world.engine.without_effect(asking)
+        assert told.endswith("nodes are chosen regardless of the network between them")
 
 
 @pytest.mark.parametrize(("owner", "told"), [([], 1), ([OwnerReference(kind="Job", controller=True)], 0)])
