@@ -49,6 +49,10 @@ PLACEMENT_GATE = "ascend-affinity.io/placement"
 """In a pod's scheduling gates, by the allocator's webhook: removed once the pod's chips are reserved. A pod without any
 other gate waits for chips; one with another gate is not there for the allocator."""
 
+INDEPENDENT = "ascend-affinity.io/independent"
+"""On a pod, its PodGroup or the object of its operator, by their author: with ``true`` the pods of the job don't
+communicate collectively, whatever created them."""
+
 NOMINATED = "ascend-affinity.io/nominated"
 """On a pending pod, by the allocator: the node that it wrote as ``status.nominatedNodeName``, in the same request."""
 

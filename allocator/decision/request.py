@@ -16,7 +16,7 @@ from allocator.gangs.policy import Policy
 from allocator.gangs.progress import group_missing
 from allocator.rules.asked import Asked, JobDefaults
 from allocator.rules.cores import is_for_chips, requested_cores
-from allocator.rules.job import require_group_name, stated_minimum, stated_whole, works_alone
+from allocator.rules.job import require_group_name, stated_minimum, stated_whole
 from allocator.rules.job_products import (
     SUPER_POD_BLOCK,
     TOR_AFFINITY,
@@ -126,18 +126,20 @@ class RequestReader:
             Refusal: the request is invalid on every node.
         """
         together = job.cooperation_with(pod)
-        is_job = together.known == 1 and (job.key.kind == SINGLE or job.is_gang or not works_alone(pod, job.key))
+        is_job = together.known == 1 and (job.key.kind == SINGLE or not job.works_alone(pod))
         chips, is_plain = requested_chips(pod), not has_settings(stated)
+        # The pods of a gang may be independent: they start together, and that is all.
+        is_collective = not job.is_independent(pod)
         if (unsupported := refused_demand(stated, chips if is_job else None)) is not None:
             raise unsupported
         request = ChipRequest(
             chips,
-            distributed=together.known is not None and together.known > 1,
+            distributed=is_collective and together.known is not None and together.known > 1,
             needs_network=together.known != 1,
             products=None if is_plain else wanted_products(stated),
             avoids_sub_healthy=not is_plain and avoids_sub_healthy(stated),
         )
-        sizes, several = frozenset({chips}), together.least > 1
+        sizes, several = frozenset({chips}), is_collective and together.least > 1
         if not is_allowed(sizes, request.products, several=several):
             subject = f"job {job.key}" if several else f"pod {pod.key}"
             raise not_allowed(JobShape(subject, sizes, 1 + several, request.products), (stated,))
@@ -194,7 +196,7 @@ class RequestReader:
             Refusal: several products are possible.
         """
         products = self._one_product(pod, job, request.products, candidates)
-        is_spread = self._is_spread(products)
+        is_spread = not job.is_independent(pod) and self._is_spread(products)
         if products != request.products or is_spread:
             return replace(request, products=products, is_spread=is_spread)
         return request
@@ -242,14 +244,15 @@ class RequestReader:
         """
         there = self._cluster.labels.products(pod.spec)
         try:
-            return one_product(f"job {job.key}", named, there, self._preferred_products(pod, job))
+            several = "has several pods" if job.cooperation_with(pod).known is not None else "may have several pods"
+            return one_product(f"job {job.key} {several}", named, there, self._preferred_products(pod, job))
         except Refusal:
             if self._cluster.jobs.lacks_group(job):
                 raise group_missing(pod, job) from None  # which may name it
             offered = self._cluster.labels.only_product(candidates) if candidates and not job.is_gang else None
             if offered is None:
                 raise
-            return one_product(f"job {job.key}", named, (offered,), ())
+            return one_product("", named, (offered,), ())
 
     def _is_spread(self, products: frozenset[str] | None) -> bool:
         """Whether each pod of a job of several pods needs a server of its own, if its servers are of one product."""

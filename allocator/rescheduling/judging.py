@@ -8,7 +8,6 @@ from allocator.rescheduling.decision import Member, is_master
 from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of
 from allocator.rescheduling.owners import goes_together
-from allocator.rules.job import works_alone
 from allocator.rules.switches import Reach, Switches, read_switches
 from allocator.state.job import Job
 from allocator.state.node import NodeRecord
@@ -29,7 +28,7 @@ def switches_of(job: Job, pods: Sequence[Pod]) -> Switches:
     switches = read_switches(job.facts, pods)
     if goes_together(job):
         return replace(switches, reach=Reach.JOB)
-    if works_alone(pods[0], job.key) and not job.is_gang:
+    if job.works_alone(pods[0]):
         return replace(switches, reach=Reach.POD)
     return switches
 

@@ -4,10 +4,11 @@ How the pods of each kind of job are marked is in ``ascend.jobs``.
 """
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
-from ascend.annotations import MIN_AVAILABLE, RANK
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
 from ascend.jobs.core import INDEXED_JOB, JOB, SINGLE, STATEFUL_SET
 from ascend.jobs.job_set import JOBS_ALIKE
@@ -137,17 +138,25 @@ def is_group(job: JobKey) -> bool:
 def works_alone(pod: Pod, job: JobKey) -> bool:
     """Whether a pod works independently of its peers, provided that no minimum requires several pods.
 
-    Replicas of a Deployment, pods of a Job without an index and pods without an owner do. A pod group with a minimum of
-    1 does not decide it, since Volcano creates one for every Deployment; then the other marks of the pod decide.
+    Replicas of a Deployment, pods of a Job without an index, of an owner of an unknown kind, and pods without an owner
+    do, and those that say so. A pod group with a minimum of 1 does not decide it, since Volcano creates one for every
+    Deployment; then the other marks of the pod decide.
 
     Args:
         pod: the pod.
         job: its job.
     """
-    kind = BY_NAME.get(job.kind)
-    if kind is not None and kind.is_group:
+    if is_independent(pod.metadata.annotations):
+        return True
+    kind = BY_NAME.get(job.kind, BY_NAME[""])  # an owner of an unknown kind has that as the kind of its job
+    if kind.is_group:
         kind = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)[0]
-    return kind is not None and kind.is_alone
+    return kind.is_alone
+
+
+def is_independent(annotations: Mapping[str, str]) -> bool:
+    """Whether annotations of a pod or its job say that the pods don't communicate collectively."""
+    return annotations.get(INDEPENDENT) == "true"
 
 
 def job_of_owner(pod: Pod) -> JobKey | None:

@@ -71,7 +71,7 @@ def one_product(
     """The one product for all pods of a job of several pods.
 
     Args:
-        job: the job, for the sentence, as in ``job default/train``.
+        job: the job, for the sentence, as in ``job default/train has several pods``.
         named: names of the products that the job names; None if it names none.
         there: names of the products of the nodes that the pod's node selector matches.
         preferred: names of the products to choose from if several remain: the first of them that remains is taken.
@@ -90,7 +90,7 @@ def one_product(
             return _ONLY[each]
     raise Refusal(
         Reason.PRODUCT_NOT_NAMED,
-        f"{job} has several pods and does not name its product; its nodes are {_join(remaining)} servers",
+        f"{job} and does not name its product; its nodes are {_join(remaining)} servers",
     )
 
 

@@ -18,7 +18,7 @@ from allocator.rules.job_products import (
     SUPER_POD_FIT,
     TOR_AFFINITY,
 )
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
 from ascend.kube.kept import NETWORK_TOPOLOGY, TOPOLOGY_MODE
@@ -28,7 +28,7 @@ from ascend.rules.identity import ACCELERATOR_TYPE
 
 DECIDING: Final = frozenset({
     SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
-    TOPOLOGY_MODE, TOR_AFFINITY,
+    TOPOLOGY_MODE, TOR_AFFINITY, INDEPENDENT,
 })  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 

@@ -13,6 +13,7 @@ import msgspec
 
 from allocator.rules.job import (
     JobKey,
+    is_independent,
     is_later,
     job_of_owner,
     own_rank,
@@ -195,14 +196,15 @@ class Job(msgspec.Struct, eq=False, gc=False):
         Must not depend on which pods exist already: the first pod is placed before its peers exist, and its placement
         must still be right when they do.
         """
-        if self.source is not None and self.source.parts and (self.is_gang or not works_alone(pod, self.key)):
-            number = max(self._requesting_with(pod), self.source.pods_with_chips)
+        if self.source is not None and self.source.parts and not self.works_alone(pod):
+            stated = self.source.pods_with_chips if self.is_gang else self.source.most_with_chips
+            number = max(self._requesting_with(pod), stated)
             return Cooperation(number, number)
         if self.is_gang:
             least = max(self._requesting_with(pod), self._owned_with(pod) or 1, stated_replicas(pod) or 1)
             # Pods that don't exist yet may all request chips; only existing pods are known to request none.
             return Cooperation(max(least, self.needed), least)
-        if works_alone(pod, self.key):
+        if self.works_alone(pod):
             return _ALONE
         owned = self._owned_with(pod)
         if owned is not None and job_of_owner(pod) == self.key:
@@ -210,6 +212,16 @@ class Job(msgspec.Struct, eq=False, gc=False):
         # The job may have several owners; the numbers of pods of the others are unknown.
         least = max(owned or 1, stated_replicas(pod) or 1)
         return Cooperation(least if least > 1 else None, least)
+
+    def works_alone(self, pod: Pod) -> bool:
+        """Whether a pod works independently of its peers, and starts without them."""
+        return not self.is_gang and (works_alone(pod, self.key) or self.is_independent(pod))
+
+    def is_independent(self, pod: Pod) -> bool:
+        """Whether its pods say that they don't communicate collectively, or their group or object does."""
+        return is_independent(pod.metadata.annotations) or any(
+            is_independent(place.annotations) for place in self.settings
+        )
 
     def never_starts(self, pod: Pod) -> str | None:
         """Why its pods can never be placed together, given the owner of a pod; None if they can."""
@@ -253,7 +265,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         training job of its own, as for the number of chips; the pods of a StatefulSet are one job, because which of
         them serve is unknown.
         """
-        if not self.is_gang and works_alone(pod, self.key):
+        if self.works_alone(pod):
             return {}
         others = {uid: vnpus for uid, vnpus in self._vnpus.items() if uid != pod.uid}
         if others and not self.is_gang:

@@ -170,9 +170,9 @@ KINDS: Final = (
         by_owner("ReplicationController"), owners=("v1 ReplicationController",), is_alone=True,
     ),
     JobKind(
-        "", Text("any other owner", "its owner, unless that is a DaemonSet or a Node", "unknown", ONE, BINDINGS,
+        "", Text("any other owner", "its owner, unless that is a DaemonSet or a Node", ALONE, ONE, BINDINGS,
                  "its owner"),
-        _other_owner,
+        _other_owner, is_alone=True,
     ),
     JobKind(
         SINGLE, Text("a pod without an owner", "none of the above", "1", ONE, "0", "whoever created it"),

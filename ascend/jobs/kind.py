@@ -34,6 +34,7 @@ class PodSet(NamedTuple, Generic[T]):
         pods: the number of pods at one time.
         each: the number of pods of each of its Jobs, for a JobSet; 0 if the index within the set is unique.
         indexes: the number of indexes, if it is not that of the pods, since some pods run after others.
+        most: the number of pods up to which the set is scaled; 0 if that is ``pods``.
     """
 
     name: str
@@ -41,6 +42,7 @@ class PodSet(NamedTuple, Generic[T]):
     pods: int
     each: int = 0
     indexes: int | None = None
+    most: int = 0
 
     @property
     def part(self) -> str:
@@ -88,6 +90,11 @@ class JobFacts(msgspec.Struct, frozen=True, gc=False):
     def pods_with_chips(self) -> int:
         """The number of its pods that request chips."""
         return sum(part.pods for part in self.parts if part.requests_chips)
+
+    @property
+    def most_with_chips(self) -> int:
+        """The same once it has grown as far as its object allows."""
+        return sum(part.most or part.pods for part in self.parts if part.requests_chips)
 
 
 class JobSpec(msgspec.Struct, Generic[T], rename="camel", frozen=True):

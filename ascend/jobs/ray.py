@@ -19,6 +19,8 @@ _NAME = "ray.io/cluster"
 _GROUP = "ray.io/group"
 _TYPE = "ray.io/node-type"
 _HEAD = "headgroup"
+_MOST = (1 << 31) - 1
+"""``maxReplicas`` of a group without one: KubeRay's default."""
 
 
 class _Head(msgspec.Struct, Generic[T], frozen=True):
@@ -40,6 +42,11 @@ class _Workers(msgspec.Struct, Generic[T], rename="camel", frozen=True):
         limited = wanted if self.max_replicas is None else min(wanted, self.max_replicas)
         return 0 if self.suspend else limited * (self.num_of_hosts or 1)
 
+    @property
+    def most(self) -> int:
+        """The number of pods up to which Ray's autoscaler scales the group."""
+        return self.pods(_MOST if self.max_replicas is None else self.max_replicas)
+
 
 class RayClusterSpec(JobSpec[T], Generic[T], frozen=True):
     """The ``spec`` of a RayCluster."""
@@ -51,7 +58,11 @@ class RayClusterSpec(JobSpec[T], Generic[T], frozen=True):
     @property
     def pod_sets(self) -> tuple[PodSet[T], ...]:
         """The head and its groups of workers."""
-        workers = (PodSet(group.group_name, group.template, group.pods(group.replicas)) for group in self._groups)
+        scales = self.enable_in_tree_autoscaling
+        workers = (
+            PodSet(group.group_name, group.template, group.pods(group.replicas), most=group.most if scales else 0)
+            for group in self._groups
+        )
         return PodSet(_HEAD, self.head_group_spec.template, 1), *workers
 
     def whole(self, labels: Mapping[str, str]) -> int | None:

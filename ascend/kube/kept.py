@@ -13,6 +13,7 @@ from ascend.annotations import (
     BLOCK_SUPER_POD,
     DISTRIBUTED,
     FENCE,
+    INDEPENDENT,
     KUBELET_IDS,
     MIN_AVAILABLE,
     NOMINATED,
@@ -55,7 +56,7 @@ SETTINGS: Final = frozenset({
     "inferserviceid", "app", "jobID", "podgroup-sched-enable", "huawei.com/schedule_policy", MIN_AVAILABLE,
     "huawei.com/recover_policy_path", "huawei.com/infer_service_schedule", "huawei.com/affinity-config",
     "huawei.com/scheduler.softShareDev.policy", "huawei.com/scheduler.softShareDev.aicoreQuota",
-    "huawei.com/scheduler.softShareDev.hbmQuota", TOPOLOGY_MODE,
+    "huawei.com/scheduler.softShareDev.hbmQuota", TOPOLOGY_MODE, INDEPENDENT,
 })  # fmt: skip
 """Labels and annotations that decide how a job is placed, or would where that is supported."""
 

@@ -16,7 +16,7 @@ from allocator.rules.request import ChipRequest, counted_chips, counted_cores, c
 from allocator.settings import Settings
 from allocator.state.job import Job
 from allocator.state.reservation import InBlock
-from ascend.annotations import ALLOCATED, REAL
+from ascend.annotations import ALLOCATED, INDEPENDENT, REAL
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count, some
@@ -379,8 +379,8 @@ def _of_several(pod: Pod, request: ChipRequest, allocator: OfflineAllocator) -> 
     if alone == request or allocator.cluster.index.best(alone, allocator.selected_nodes(pod)) is None:
         return ""
     return (
-        f"it would fit if the pods of job {allocator.job_of(pod).key} did not work together: let a Deployment create "
-        "them if they don't, or name the product in the allocator's setting sharing_products"
+        f"it would fit if the pods of job {allocator.job_of(pod).key} did not work together: if they don't, give "
+        f'them the annotation {INDEPENDENT}: "true"; or name the product in the allocator\'s setting sharing_products'
     )
 
 

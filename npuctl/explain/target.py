@@ -132,5 +132,7 @@ def belongs_to(pod: Pod) -> Iterator[tuple[str, str]]:
         return
     yield owner.kind.lower(), owner.name
     for row in WORKLOADS.values():
-        if owner.kind == row.creates:
+        if owner.kind == row.creates == "ReplicaSet":  # of a Deployment that was not submitted, there is no suffix yet
+            yield row.kind.lower(), owner.name.removesuffix(f"-{pod.metadata.labels.get('pod-template-hash')}")
+        elif owner.kind == row.creates:
             yield row.kind.lower(), owner.name.rpartition(row.infix)[0]

@@ -648,4 +648,7 @@ def test_pods_that_fit_only_alone_are_advised_not_to_work_together(tmp_path: Pat
     answer = explain(tmp_path, *objects, name="train-1")
     assert answer["reason"] == "InvalidRequest"
     (advice,) = answer["advice"]
-    assert advice.startswith("it would fit if the pods of job default/train did not work together: let a Deployment ")
+    assert advice.startswith(
+        "it would fit if the pods of job default/train did not work together: if they don't, give "
+    )
+    assert 'ascend-affinity.io/independent: "true"' in advice

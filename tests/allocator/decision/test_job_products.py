@@ -339,10 +339,10 @@ def test_the_product_is_unique_or_the_job_is_refused(
     remaining = there if named is None else there & named
     if len(remaining) > 1 and default not in remaining:
         with pytest.raises(Refusal) as refused:
-            one_product("job default/train", named, there, [default])
+            one_product("job default/train has several pods", named, there, [default])
         assert refused.value.reason is Reason.PRODUCT_NOT_NAMED
         return
-    found = one_product("job default/train", named, there, [default])
+    found = one_product("job default/train has several pods", named, there, [default])
     if not remaining:
         assert found == named
     else:

@@ -519,7 +519,7 @@ CASES: Final = {
         2,
     ),
     "a pod without an owner": Case("Pod", [], [made("alone", None)], "alone", 1, 1),
-    "another owner": Case("Rollout", [], [made(f"r-{at}", ("x/v1", "Rollout", "r")) for at in "ab"], "r", None, 1),
+    "another owner": Case("Rollout", [], [made(f"r-{at}", ("x/v1", "Rollout", "r")) for at in "ab"], "r", 1, 1),
 }
 
 
