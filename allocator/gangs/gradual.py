@@ -142,6 +142,7 @@ class GradualPlans:
         try:
             request = self._gangs.request_of(pod)
             gang, needed = await turn.share_between(planner.gang_request(pod, request, job, candidates))
+            planner.require_ended(gang, job)
         except Refusal as refusal:
             return refusal.without_frames()
         left = frozenset[str]().union(*self._gangs.left_to_others(job).values())

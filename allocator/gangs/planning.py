@@ -341,10 +341,7 @@ class Planner:
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.wait))
-        if names := ending_nodes(job, gang.record, self._cluster, self._now_s()):
-            nodes = "nodes to which its pods return" if gang.policy.level is Level.SWITCH else "nodes of its blocks"
-            sentence = f"{count(len(names), 'pod')} of it are still ending on {nodes}"
-            raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
+        self.require_ended(gang, job)
         limits = dict.fromkeys(scope.avoided, 0)
         if scope.limits:
             seats = (self._ledger.get(uid) for uid in job.placed if uid != pod.uid)
@@ -363,6 +360,17 @@ class Planner:
         if isinstance(found, Refusal):
             raise found
         return found
+
+    def require_ended(self, gang: GangRequest, job: Job) -> None:
+        """Accept a gang unless pods of it are about to end on nodes to which others return.
+
+        Raises:
+            Refusal: some are.
+        """
+        if names := ending_nodes(job, gang.record, self._cluster, self._now_s()):
+            nodes = "nodes to which its pods return" if gang.policy.level is Level.SWITCH else "nodes of its blocks"
+            sentence = f"{count(len(names), 'pod')} of it are still ending on {nodes}"
+            raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}: {some(names)}")
 
     def _common(self, pod: Pod, candidates: Collection[str] | None) -> Collection[str] | None:
         """The nodes for the peers of a pod that have the same node selector; None for every node."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
 from allocator.decision.victim_set import Suggestion
+from allocator.gangs.gradual import MANY
 from allocator.gangs.record import ENDS_S
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -111,3 +112,16 @@ async def test_nobody_is_preempted_while_the_own_pods_still_end() -> None:
     assert not [
         victim for each in chosen if each is not None for victim in each.victims if victim.uid.startswith("uid-on")
     ]
+
+
+async def test_a_large_job_waits_for_its_pods_to_end_as_well() -> None:
+    world = super_pods(*[10] * 16)
+    world.add(*(created := [owned_by(each, "Job", "batch/v1") for each in job(MANY + 2)]))
+    running = [bind(world, each) for each in created]
+    world.add(*(ending(each, world.now_s + 1) for each in running), *(new := [again(each) for each in created]))
+    await world.engine.prepare(new[0])
+    assert "still ending" in refused(world, new[0]).message
+    for each in running:
+        world.cluster.pod_deleted(each)
+    await world.engine.prepare(new[0])
+    assert placed(world, new) == [each.spec.node_name for each in running]
