@@ -254,7 +254,7 @@ class DecisionEngine:
             for name, fit in index.verdicts(request, allowed).items()
             if not isinstance(fit, Refusal) and (place is None or location(name).place(place[0]) == place[1])
         ]
-        return sorted(found, key=lambda each: (each[1].key, each[0]))
+        return sorted(found, key=lambda fitting: (fitting[1].key, fitting[0]))
 
     def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:
         """Choose node and chips for a pod and reserve them.

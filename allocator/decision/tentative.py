@@ -51,8 +51,8 @@ class Tentative:
         request, gang = resolved.chips, resolved.gang
         if gang is not None and (lacking := self._engine.gangs.lacks(gang, pod)) is not None:
             raise lacking
-        others, job = [each for each in beside if each.uid != pod.uid], resolved.job
-        if request.is_spread and (job.shares(node, pod.uid) or any(each.uid in job.pods for each in others)):
+        others, job = [other for other in beside if other.uid != pod.uid], resolved.job
+        if request.is_spread and (job.shares(node, pod.uid) or any(other.uid in job.pods for other in others)):
             raise peer_on_node()
         record = self._cluster.nodes.get(node)
         if record is None:
@@ -88,18 +88,18 @@ class Tentative:
         if record is None or not request.is_for_chips or self._depends_on_others(pod, node, resolved):
             return []
         occupants = [
-            self._occupants.of(each, record, held)
-            for each in candidates
-            if (held := record.holdings.get(each.uid)) is not None and held.unreadable is None and held.chips
+            self._occupants.of(candidate, record, held)
+            for candidate in candidates
+            if (held := record.holdings.get(candidate.uid)) is not None and held.unreadable is None and held.chips
         ]
-        gone = {each.uid for each in occupants}
+        gone = {victim.uid for victim in occupants}
         empty = self._cluster.offer_of(record, self._without(pod, resolved, gone))
         if not isinstance(empty, Vacancy) or isinstance(judge(empty, request), Refusal):
             return []
         found = select_victims(empty, request, occupants)
         if isinstance(found, Refusal) or not self._evicts_all(record, request, found):
             return []
-        return [each.uid for each in found]
+        return [victim.uid for victim in found]
 
     def _without(self, pod: Pod, resolved: ResolvedRequest, gone: Collection[str]) -> Without:
         gang, planner = resolved.gang, self._engine.gangs.planner
@@ -121,7 +121,7 @@ class Tentative:
         # It takes chips for free of pods that terminate, and knows nothing of those deleted by force.
         free = ending_on(record, self._cluster) | (record.holdings.keys() - self._cluster.pods.keys())
         staying = (held.counted for uid, held in record.holdings.items() if uid not in free)
-        freed = [each.counted for each in victims]
+        freed = [victim.counted for victim in victims]
         return record.server.allocatable - sum(staying) + sum(freed) - min(freed) < request.chips
 
     def _judge(
@@ -130,7 +130,7 @@ class Tentative:
         """The verdict on a request beside pods that are placed on a node."""
         known = {*self._ledger.on(record.name), *record.holdings}.difference(without.pods)
         beside = dict[str, Take]()
-        for other in sorted(others, key=lambda each: each.uid):
+        for other in sorted(others, key=lambda placed: placed.uid):
             if other.uid in known or not self._engine.handles(other):
                 continue
             left = self._cluster.offer_of(record, without, beside)

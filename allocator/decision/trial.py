@@ -46,7 +46,7 @@ class Unit(msgspec.Struct, eq=False, gc=False):
     @property
     def pods(self) -> list[Occupant]:
         """Those on the examined nodes."""
-        return [each for here in self.occupants.values() for each in here]
+        return [pod for here in self.occupants.values() for pod in here]
 
     @property
     def is_over(self) -> bool:
@@ -68,13 +68,13 @@ class Unit(msgspec.Struct, eq=False, gc=False):
 
     def running_on(self, node: str) -> list[Occupant]:
         """Those on a node that have not ended."""
-        return [each for each in self.occupants.get(node, ()) if each.uid not in self.ended]
+        return [pod for pod in self.occupants.get(node, ()) if pod.uid not in self.ended]
 
     def ending_with(self, pods: Collection[Occupant]) -> Collection[Occupant]:
         """What ends if these pods end: these, or all if the others can't go on then."""
         if len(self.ended) + len(pods) <= self.work.spare:
             return pods
-        return [each for each in self.pods if each.uid not in self.ended]
+        return [pod for pod in self.pods if pod.uid not in self.ended]
 
 
 class Trial:
@@ -134,19 +134,19 @@ class Trial:
     async def end(self, pods: Collection[Occupant]) -> None:
         """Let pods end that have not ended; other tasks may run meanwhile."""
         await self.turn.share()
-        for each in pods:
-            unit = self.units[each.group]
-            unit.ended[each.uid] = each
-            unit.ended_size += each.size
+        for pod in pods:
+            unit = self.units[pod.group]
+            unit.ended[pod.uid] = pod
+            unit.ended_size += pod.size
         await self._renew(pods)
 
     async def restore(self, pods: Collection[Occupant]) -> None:
         """Undo the end of pods; other tasks may run meanwhile."""
         await self.turn.share()
-        for each in pods:
-            unit = self.units[each.group]
-            del unit.ended[each.uid]
-            unit.ended_size -= each.size
+        for pod in pods:
+            unit = self.units[pod.group]
+            del unit.ended[pod.uid]
+            unit.ended_size -= pod.size
         await self._renew(pods)
 
     def units_on(self, node: str) -> Collection[Unit]:
@@ -155,18 +155,18 @@ class Trial:
 
     def nodes_of(self, pods: Iterable[Occupant]) -> set[str]:
         """The examined nodes of these pods."""
-        return {self._nodes[each.uid] for each in pods}
+        return {self._nodes[pod.uid] for pod in pods}
 
     def ending_with(self, pods: Iterable[Occupant]) -> list[Occupant]:
         """What ends if these pods end: also the others of their units that can't go on then."""
         by_unit: defaultdict[Hashable, list[Occupant]] = defaultdict(list)
-        for each in pods:
-            by_unit[each.group].append(each)
-        return [each for group, here in by_unit.items() for each in self.units[group].ending_with(here)]
+        for pod in pods:
+            by_unit[pod.group].append(pod)
+        return [pod for group, here in by_unit.items() for pod in self.units[group].ending_with(here)]
 
     def capacity(self, node: str, request: ChipRequest, without: Iterable[Occupant] = ()) -> int:
         """How many pods with this request fit on a node, if these pods end as well."""
-        offer = self.offer(node, ending={each.uid for each in without})
+        offer = self.offer(node, ending={pod.uid for pod in without})
         return capacity(offer, request)[0] if isinstance(offer, Vacancy) else 0
 
     def cheapest(self, node: str, request: ChipRequest, units: Collection[Unit]) -> list[Occupant]:
@@ -178,10 +178,10 @@ class Trial:
         for unit in self.units_on(node):
             if unit in units:
                 here = unit.running_on(node)
-                running += [structs.replace(each, work=unit.left) for each in here] if unit.ended else here
+                running += [structs.replace(pod, work=unit.left) for pod in here] if unit.ended else here
         if not running:
             return []
-        empty = self.offer(node, ending={each.uid for each in running})
+        empty = self.offer(node, ending={pod.uid for pod in running})
         if isinstance(empty, Refusal):
             return []
         found = select_victims(empty, request, running, pods=self.capacity(node, request) + 1)
@@ -189,13 +189,7 @@ class Trial:
 
     def ended_on(self, node: str) -> list[Occupant]:
         """The pods on a node that are terminating or have ended."""
-        ended = (
-            each
-            for unit in self.units_on(node)
-            if unit.ended
-            for each in unit.occupants[node]
-            if each.uid in unit.ended
-        )
+        ended = (pod for unit in self.units_on(node) for pod in unit.occupants[node] if pod.uid in unit.ended)
         return [*self._terminating.get(node, ()), *ended]
 
     def offer(self, node: str, *, ending: Collection[str] = (), staying: Collection[str] = ()) -> Offer:
@@ -203,7 +197,7 @@ class Trial:
         record = self._cluster.nodes.get(node)
         if record is None:
             return unknown_node(node)
-        gone = {each.uid for each in self.ended_on(node)}.union(ending).difference(staying)
+        gone = {pod.uid for pod in self.ended_on(node)}.union(ending).difference(staying)
         return self._cluster.offer_of(record, Without(gone, (self._owner,), self._priority))
 
     async def _renew(self, pods: Iterable[Occupant]) -> None:

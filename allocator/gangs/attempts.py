@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Final
 
 from allocator.gangs.obstacles import Obstacles
-from allocator.gangs.planning import Planner
+from allocator.gangs.planning import Planner, Scope
 from allocator.gangs.progress import Progress
 from allocator.gangs.resting import FIRST_REST_S, LONGEST_REST_S, Resting, kind_of
 from allocator.gangs.start_queue import StartQueue, Wait, priority_of
@@ -126,7 +126,7 @@ class Attempts:
             return False
         wait = self.queue.get(job)
         if wait is None:
-            return self._planner.fits(pod, request, job, None, without)
+            return self._planner.fits(pod, request, job, Scope(None, without))
         # Its scheduler has to offer each pod once; when that is done, all are planned.
         return pod.uid not in wait.offers or self._planner.lacks_offers(pod, request, job, wait) <= 0
 
@@ -180,7 +180,7 @@ class Attempts:
                 fits = self._has_chips_without(seats, request, job)
             else:
                 names = self._usable(holder, pod, request, candidates)
-                fits = self._planner.fits(pod, request, job, names, Without(seats[:_MANY]))
+                fits = self._planner.fits(pod, request, job, Scope(names, Without(seats[:_MANY])))
             known[job.key, holder.key] = now_s, fits
         return known[job.key, holder.key][1]
 
@@ -259,7 +259,7 @@ class Attempts:
 
     def _fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a job fits as it is; for a large gang that is left to the count of chips."""
-        return job.size <= _MANY and self._planner.fits(pod, request, job, None, AS_IT_IS)
+        return job.size <= _MANY and self._planner.fits(pod, request, job, Scope(None, AS_IT_IS))
 
     def _may_have_room(self, job: Job) -> bool:
         """Whether a gang may release chips for a job, which has not tried and lacks nothing but chips."""
@@ -327,10 +327,8 @@ class Attempts:
             request = self._planner.request_of(pod)
         except Refusal:
             return False
-        usable = self._planner.usable(pod, job)
-        if limits:
-            return self._planner.fits_within(pod, request, job, limits, usable)
-        return self._planner.fits(pod, request, job, None, usable)
+        scope = Scope(None, self._planner.usable(pod, job), limits=limits)
+        return self._planner.fits(pod, request, job, scope)
 
     def _is_clearing(self, job: Job) -> bool:
         """Whether other pods end for a gang."""

@@ -69,7 +69,7 @@ class PlanKey(msgspec.Struct, frozen=True):
     switches: int
 
 
-class _Scope(NamedTuple):
+class Scope(NamedTuple):
     """Where the pods of a gang may be placed.
 
     Attributes:
@@ -86,6 +86,11 @@ class _Scope(NamedTuple):
     avoided: frozenset[str] = frozenset()
     wait: Wait | None = None
     limits: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def is_common(self) -> bool:
+        """Whether what is found within it is the same for peers of the pod, so that it is kept."""
+        return self.wait is None and not self.limits and (self.candidates is None or len(self.candidates) > 1)
 
 
 class Planner:
@@ -118,28 +123,16 @@ class Planner:
         self._outcomes: dict[PlanKey, Refusal | None] = {}
         self._version = -1
 
-    def fits(
-        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, without: Without
-    ) -> bool:
+    def fits(self, pod: Pod, request: ChipRequest, job: Job, within: Scope) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
-        for scope in self._scopes(pod, job, _Scope(candidates, without)):
+        for scope in self._scopes(pod, job, within):
             outcomes, key = self._known_outcomes(), self._key(pod, request, job, scope)
-            if key in outcomes and outcomes[key] is None:
+            if scope.is_common and key in outcomes and outcomes[key] is None:
                 return True
             with suppress(Refusal):
                 self._plan_once(pod, request, job, scope)
                 return True
         return False
-
-    def fits_within(
-        self, pod: Pod, request: ChipRequest, job: Job, limits: Mapping[str, int], without: Without
-    ) -> bool:
-        """Whether a plan can be made with at most so many pods of the gang on each node."""
-        try:
-            self._plan(pod, request, job, _Scope(None, without, limits=limits))
-        except Refusal:
-            return False
-        return True
 
     def note_refusal(
         self,
@@ -152,7 +145,7 @@ class Planner:
         avoided: frozenset[str],
     ) -> None:
         """Record why ``plan`` can't make a plan with these arguments, which was tried on the nodes as they are now."""
-        scope, *_ = self._scopes(pod, job, _Scope(candidates, AS_IT_IS, avoided))
+        scope, *_ = self._scopes(pod, job, Scope(candidates, AS_IT_IS, avoided))
         self._known_outcomes()[self._key(pod, request, job, scope)] = refusal
 
     def plan(
@@ -186,13 +179,13 @@ class Planner:
         """
         names = candidates if candidates is None or wait is not None else frozenset(candidates)
         limits = wait.limits if wait is not None else {}
-        *fewer, last = self._scopes(pod, job, _Scope(names, without, avoided, wait, limits))
+        *fewer, last = self._scopes(pod, job, Scope(names, without, avoided, wait, limits))
         for scope in fewer:
             with suppress(Refusal):
                 return self._plan_once(pod, request, job, scope)
         return self._plan_once(pod, request, job, last)
 
-    def _scopes(self, pod: Pod, job: Job, scope: _Scope) -> list[_Scope]:
+    def _scopes(self, pod: Pod, job: Job, scope: Scope) -> list[Scope]:
         """With what is promised to the gang, and then with what is promised to others and it may use."""
         without = scope.without
         own = without._replace(owners=(job.key.plan, *without.owners))
@@ -201,8 +194,8 @@ class Planner:
         is_same = self._cluster.view(more) is self._cluster.view(own)
         return [scope._replace(without=without) for without in ((own,) if is_same else (own, more))]
 
-    def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
-        if scope.wait is not None or (scope.candidates is not None and len(scope.candidates) == 1):
+    def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, scope: Scope) -> list[Seat]:
+        if not scope.is_common:
             return self._plan(pod, request, job, scope)
         outcomes = self._known_outcomes()
         key = self._key(pod, request, job, scope)
@@ -223,7 +216,7 @@ class Planner:
             self._version, self._outcomes = version, {}
         return self._outcomes
 
-    def _key(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> PlanKey:
+    def _key(self, pod: Pod, request: ChipRequest, job: Job, scope: Scope) -> PlanKey:
         held = self._ledger.get(pod.uid)
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
         late = "" if pod.uid in job.pods else pod.uid
@@ -262,7 +255,7 @@ class Planner:
     def lacks_offers(self, pod: Pod, request: ChipRequest, job: Job, wait: Wait) -> int:
         """How many pods of a gang that waits for a turn have to be offered nodes before it can be planned."""
         waiting, needed = self.pending.needed(pod, request, job)
-        return needed - sum(each.pod.uid in wait.offers for each in waiting)
+        return needed - sum(member.pod.uid in wait.offers for member in waiting)
 
     def gang_request(
         self,
@@ -285,7 +278,7 @@ class Planner:
         members: list[Member] = []
         invalid: list[Refusal] = []
         if wait is not None:  # a scheduler has not offered any node yet for the others
-            waiting = [each for each in waiting if each.pod.uid in wait.offers]
+            waiting = [member for member in waiting if member.pod.uid in wait.offers]
         for number, each in enumerate(waiting, start=1):
             member, its_selector = each.member, each.pod.spec.node_selector
             if not number % _STEP:
@@ -303,7 +296,7 @@ class Planner:
             members.append(member if own is None else replace(member, candidates=own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        require_one_block(f"job {job.key}", pod, (each.pod for each in waiting), job.settings)
+        require_one_block(f"job {job.key}", pod, (member.pod for member in waiting), job.settings)
         return self.request(members, pod, job, common), needed
 
     def request(
@@ -321,8 +314,8 @@ class Planner:
             Refusal: what the job asks of its policy is invalid.
         """
         placed, policy = tuple(members), self._policy_of(pod)
-        uids = {each.uid for each in placed}
-        spread = any(each.request.is_spread for each in placed)
+        uids = {member.uid for member in placed}
+        spread = any(member.request.is_spread for member in placed)
         peers = job.nodes_beside(uids) if spread else ()
         record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.level is not None else {}
         near = count_neighbours(job, policy.near, self._cluster) if policy.near else {}
@@ -339,7 +332,7 @@ class Planner:
             switches=self._cluster.switches.seen_by(job) if policy.level is Level.SWITCH else "",
         )
 
-    def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
+    def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: Scope) -> list[Seat]:
         gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.wait))
         self.require_ended(gang, job)
         limits = dict.fromkeys(scope.avoided, 0)

@@ -55,7 +55,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     @property
     def occupied(self) -> ChipSet:
         """The chips that it holds, or parts of which it holds."""
-        return self.chips | chip_set(each.chip for each in self.parts) if self.vnpus or self.cuts else self.chips
+        return self.chips | chip_set(part.chip for part in self.parts) if self.vnpus or self.cuts else self.chips
 
 
 def read_holding(pod: Pod) -> Holding | None:

@@ -74,7 +74,7 @@ class Ledger:
 
     def count(self, stage: Stage) -> int:
         """The number of reservations in a stage."""
-        return sum(each.stage is stage for each in self._by_uid.values())
+        return sum(reservation.stage is stage for reservation in self._by_uid.values())
 
     def reserve(
         self,
@@ -182,7 +182,11 @@ class Ledger:
         """The reservations whose pod should have been seen by now, bound or not: it has to be read."""
         now_s = self.monotonic()
         limits_s = {Stage.ASSUMED: self.ttl_s, Stage.DOUBTFUL: max(self.ttl_s, DOUBT_S)}
-        return [each for each in self if each.stage in limits_s and each.since_s + limits_s[each.stage] <= now_s]
+        return [
+            reservation
+            for reservation in self
+            if reservation.stage in limits_s and reservation.since_s + limits_s[reservation.stage] <= now_s
+        ]
 
     def renew(self, uid: str) -> None:
         """Restart the time to live of a reservation in stage RESERVED, and of its plan."""

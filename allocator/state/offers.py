@@ -123,15 +123,15 @@ def _cores_left(record: NodeRecord, server: Server, excluded: ChipSet) -> CoresL
         return None
     holdings, cuts = record.holdings.values(), list[Cut]()
     for holding in holdings:
-        excluded |= holding.chips | chip_set(each.chip for each in holding.vnpus)
+        excluded |= holding.chips | chip_set(vnpu.chip for vnpu in holding.vnpus)
         cuts += holding.cuts
     return cores_left(
         server.kind,
         cuts,
         excluded=excluded | ~server.reported,
-        counted=sum(each.counted_cores for each in holdings),
+        counted=sum(holding.counted_cores for holding in holdings),
         allocatable=server.allocatable_cores,
-        unknown=min((each.unknown_cores for each in holdings if each.unknown_cores is not None), default="")
+        unknown=min((holding.unknown_cores for holding in holdings if holding.unknown_cores is not None), default="")
         if not _is_ours(record)
         else "",
     )
@@ -150,7 +150,7 @@ def _vnpus_left(record: NodeRecord, server: Server, excluded: ChipSet) -> VnpusL
         held.update(holding.vnpus)
         counted.update(holding.counted_vnpus)
         if holding.unknown_vnpus is not None and not _is_ours(record):
-            known = Counter(each.suffix for each in holding.vnpus)
+            known = Counter(vnpu.suffix for vnpu in holding.vnpus)
             # A pod of a size that the node does not have runs without any: the kubelet ignores unknown resources.
             for suffix, number in holding.counted_vnpus.items():
                 if known[suffix] < number:

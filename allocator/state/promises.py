@@ -174,7 +174,7 @@ class Promises:
     def expire(self) -> list[Promise]:
         """Remove the promises that are due, and return them."""
         now_s = self.monotonic()
-        due = [each for each in self._by_owner.values() if each.due_s <= now_s]
+        due = [promise for promise in self._by_owner.values() if promise.due_s <= now_s]
         for promise in due:
             self.drop(promise.owner)
         return due
