@@ -3,11 +3,11 @@
 from http import HTTPStatus
 from typing import Final, TypeVar
 
+import aiohttp
 import msgspec
 
 from ascend.errors import UNREADABLE, ApiError, Conflict, Expired, NotFound, Throttled, Unauthorized, Unreachable
 from ascend.kube.objects import KubeObject, read_object
-from ascend.kube.transport import ServerAnswer
 
 RETRY_AFTER_LIMIT_S: Final = 30.0
 """The longest wait that Retry-After can set: API servers send some seconds, a proxy in maintenance may send hours."""
@@ -51,17 +51,17 @@ def error_of(status: int, message: str, reason: str = "", *, retry_after_s: floa
     return kind(message, status=status, reason=reason or None, retry_after_s=retry_after_s)
 
 
-def read_error(answer: ServerAnswer, body: bytes) -> ApiError:
+def read_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     """The exception for a response with an error."""
     try:
         status = msgspec.json.decode(body, type=Status)
     except UNREADABLE:
         status = Status(message=body[:200].decode(errors="replace"))
     return error_of(
-        answer.status,
-        status.message or answer.reason or "",
+        response.status,
+        status.message or response.reason or "",
         status.reason,
-        retry_after_s=_seconds(answer.headers.get("Retry-After", "")),
+        retry_after_s=_seconds(response.headers.get("Retry-After", "")),
     )
 
 

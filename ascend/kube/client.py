@@ -8,21 +8,22 @@ credentials takes, since the permission to post a Binding ends with it (``alloca
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlencode
+from weakref import WeakSet
 
 import aiohttp
 import msgspec
 
-from ascend.errors import ApiError, InvalidValue, Unreachable
+from ascend.errors import ApiError, InvalidValue, TooLarge, Unreachable
 from ascend.kube.answers import decode, read_error
 from ascend.kube.identity import Access, load_access
 from ascend.kube.objects import PODS, JsonObject, Resource, T
-from ascend.kube.transport import ServerAnswer, Transport
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
@@ -32,6 +33,9 @@ UNVALIDATED: Final = {"fieldValidation": "Ignore"}
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 1.0
+CONNECTIONS: Final = 100
+"""The most connections at the same time; each watch keeps one."""
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S)
 """Within the timeout of the whole exchange."""
@@ -74,7 +78,11 @@ class KubeClient:
         self._reload = reload
         self.on_forbidden: Callable[[ApiError], None] = lambda _: None
         """Receives each answer that refuses a request (status 403), before it is raised."""
-        self._transport = Transport(access)
+        self._sockets = WeakSet[socket.socket]()
+        # With trust_env aiohttp would look up the proxy, in a thread, for every request; once is enough.
+        connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=access.tls, socket_factory=self._open)
+        # API servers set no cookies; a cookie jar would be searched for every request.
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Self:
@@ -93,8 +101,25 @@ class KubeClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._transport.close()
+        """Close all connections.
+
+        Those over TLS that were given up meanwhile may still be ending in order, which waits for the server: they would
+        outlive the event loop.
+        """
+        await self._session.close()
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while any(each.fileno() >= 0 for each in self._sockets):  # noqa: ASYNC110 - a socket has no event
+                    await asyncio.sleep(0.005)
+
+    def _open(self, address: tuple[Any, ...]) -> socket.socket:
+        family, kind, protocol = address[:3]
+        opened = socket.socket(family, kind, protocol)
+        self._sockets.add(opened)
+        return opened
 
     @property
     def url(self) -> str:
@@ -122,25 +147,23 @@ class KubeClient:
             TooLarge: the body has more than ``most_bytes``; no more of it was read.
         """
         within_s = self._timeout_s if timeout_s is None else timeout_s
-        answer: ServerAnswer | None = None
         try:
-            async with asyncio.timeout(within_s) as limit:
-                answer = await self._exchange(
+            async with (
+                asyncio.timeout(within_s) as limit,
+                self._exchange(
                     method,
                     path,
                     _TIMEOUT,
                     query=query,
-                    body=None if body is None else msgspec.json.encode(body),
+                    body=body,
                     content_type=content_type,
                     server_limit=limit if limits_server else None,
                     compressed=most_bytes is None,  # a small packet may have become a large chunk
-                )
-                return await answer.read(most_bytes)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(method, path, error, within_s) from error
-        finally:
-            if answer is not None:
-                answer.release()
+                ) as response,
+            ):
+                return await (response.read() if most_bytes is None else _read_limited(response, most_bytes))
+        except TimeoutError as error:
+            raise Unreachable(f"{method} {self.url}{path}: no answer within {within_s:.3g} s") from error
 
     @asynccontextmanager
     async def stream(
@@ -152,22 +175,17 @@ class KubeClient:
         distinguished from a quiet one.
         """
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
-        answer: ServerAnswer | None = None
         try:
-            async with asyncio.timeout(idle_timeout_s):
-                answer = await self._exchange("GET", path, timeout, query=query)
-            yield _lines(answer.content)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable("GET", path, error, idle_timeout_s) from error
-        finally:
-            if answer is not None:
-                answer.release()
+            async with (
+                asyncio.timeout(idle_timeout_s) as limit,
+                self._exchange("GET", path, timeout, query=query) as response,
+            ):
+                limit.reschedule(None)
+                yield _lines(response)
+        except TimeoutError as error:
+            raise Unreachable(f"GET {self.url}{path}: no answer within {idle_timeout_s:.3g} s") from error
 
-    def _unreachable(self, method: str, path: str, error: Exception, within_s: float) -> Unreachable:
-        is_late = type(error) is TimeoutError  # of asyncio.timeout; those of aiohttp and of sockets say more
-        text = f"no answer within {within_s:.3g} s" if is_late else str(error) or type(error).__name__
-        return Unreachable(f"{method} {self.url}{path}: {text}")
-
+    @asynccontextmanager
     async def _exchange(
         self,
         method: str,
@@ -175,37 +193,42 @@ class KubeClient:
         timeout: aiohttp.ClientTimeout,
         *,
         query: Mapping[str, str] | None,
-        body: bytes | None = None,
+        body: JsonObject | list[JsonObject] | None = None,
         content_type: str = "application/json",
         server_limit: asyncio.Timeout | None = None,
         compressed: bool = True,
-    ) -> ServerAnswer:
-        async def send() -> ServerAnswer:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async def send() -> aiohttp.ClientResponse:
+            headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
+            headers |= {} if compressed else {"Accept-Encoding": "identity"}
+            headers |= await self._headers()
             asked = {**(query or {}), **_left(server_limit)}  # what is left of the time right before it is sent
-            headers = {
-                "Accept": "application/json",
-                "Accept-Encoding": "gzip" if compressed else "identity",
-                "Content-Type": content_type,
-                "User-Agent": "ascend-affinity",
-                **await self._headers(),
-            }
-            target = f"{path}?{urlencode(asked)}" if asked else path
-            return await self._transport.send(method, target, headers, body, timeout)
+            return await self._session.request(
+                method,
+                self.url + path + (f"?{urlencode(asked)}" if asked else ""),
+                headers=headers,
+                data=None if body is None else msgspec.json.encode(body),
+                timeout=timeout,
+                proxy=self._access.proxy,
+                server_hostname=self._access.server_name,
+            )
 
-        answer = await send()
-        if answer.status == HTTPStatus.UNAUTHORIZED and self._reload is not None:
-            answer.release()
-            await self._refresh_credentials(self._reload)
-            answer = await send()
-        if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
-            return answer
         try:
-            error = read_error(answer, await answer.read())
-        finally:
-            answer.release()
-        if answer.status == HTTPStatus.FORBIDDEN:
-            self.on_forbidden(error)
-        raise error
+            response = await send()
+            if response.status == HTTPStatus.UNAUTHORIZED and self._reload is not None:
+                response.release()
+                await self._refresh_credentials(self._reload)
+                response = await send()
+            async with response:
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    error = read_error(response, await response.read())
+                    if response.status == HTTPStatus.FORBIDDEN:
+                        self.on_forbidden(error)
+                    raise error
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            text = str(error) or type(error).__name__
+            raise Unreachable(f"{method} {self.url}{path}: {text}") from error
 
     async def identity_headers(self) -> Mapping[str, str]:
         """The current headers for authentication; tokens are refreshed."""
@@ -356,10 +379,20 @@ def _left(limit: asyncio.Timeout | None) -> dict[str, str]:
     return {"timeout": f"{math.ceil(left_s * 1000)}ms"}
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _read_limited(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > most_bytes:
+            response.close()
+            raise TooLarge(f"GET {response.url.path}: the answer has more than {most_bytes} bytes")
+    return bytes(body)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     # aiohttp's readline() limits the length of a line; objects may be longer.
     pending = bytearray()
-    async for chunk in content.iter_any():
+    async for chunk in response.content.iter_any():
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             pending += chunk[start:end]
