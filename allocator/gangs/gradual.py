@@ -24,13 +24,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from allocator.gangs.gangs import Gangs
+from allocator.gangs.planning import Scope
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
-from allocator.state.view import Without
+from allocator.state.view import AS_IT_IS, Without
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -158,7 +159,7 @@ class GradualPlans:
         )
         if isinstance(found, Refusal):
             if gang.policy.level is None and before == (self._version(job), self._cluster.index.version):
-                planner.note_refusal(found, pod, request, job, candidates, avoided=left)
+                planner.note_refusal(found, pod, request, job, Scope(candidates, AS_IT_IS, left))
             return found
         return found, {member.uid: member.request for member in gang.members}
 

@@ -134,18 +134,9 @@ class Planner:
                 return True
         return False
 
-    def note_refusal(
-        self,
-        refusal: Refusal,
-        pod: Pod,
-        request: ChipRequest,
-        job: Job,
-        candidates: Collection[str] | None,
-        *,
-        avoided: frozenset[str],
-    ) -> None:
-        """Record why ``plan`` can't make a plan with these arguments, which was tried on the nodes as they are now."""
-        scope, *_ = self._scopes(pod, job, Scope(candidates, AS_IT_IS, avoided))
+    def note_refusal(self, refusal: Refusal, pod: Pod, request: ChipRequest, job: Job, within: Scope) -> None:
+        """Record why ``plan`` can't make a plan within this scope, which was tried on the nodes as they are now."""
+        scope, *_ = self._scopes(pod, job, within)
         self._known_outcomes()[self._key(pod, request, job, scope)] = refusal
 
     def plan(

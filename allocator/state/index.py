@@ -136,7 +136,11 @@ class NodeIndex:
         # examined.
         if best is None or candidates is None or best[0] in candidates:
             return best
-        entries = self._entries
+        return self.best_among(request, candidates)
+
+    def best_among(self, request: ChipRequest, candidates: Collection[str]) -> tuple[str, Fit] | None:
+        """The best of the candidates for a request, all of which are examined; None if it fits on none."""
+        entries, ranking = self.entries, self.ranking(request)
         found = set(map(entries.get, candidates))
         judged = ((entry, ranking.verdict(entry)) for entry in found if isinstance(entry, Bucket))
         fits = {entry: fit for entry, fit in judged if not isinstance(fit, Refusal)}

@@ -182,11 +182,7 @@ class Ledger:
         """The reservations whose pod should have been seen by now, bound or not: it has to be read."""
         now_s = self.monotonic()
         limits_s = {Stage.ASSUMED: self.ttl_s, Stage.DOUBTFUL: max(self.ttl_s, DOUBT_S)}
-        return [
-            reservation
-            for reservation in self
-            if reservation.stage in limits_s and reservation.since_s + limits_s[reservation.stage] <= now_s
-        ]
+        return [held for held in self if held.stage in limits_s and held.since_s + limits_s[held.stage] <= now_s]
 
     def renew(self, uid: str) -> None:
         """Restart the time to live of a reservation in stage RESERVED, and of its plan."""

@@ -63,7 +63,10 @@ class Bucket:
     def without(self, names: Collection[str]) -> "Bucket":
         """The other nodes with this vacancy, for reading."""
         others = Bucket(self.vacancy)
-        others.names, others.verdicts = {name: None for name in self.names if name not in names}, self.verdicts
+        others.names, others.verdicts = self.names.copy(), self.verdicts
+        for name in names:
+            others.names.pop(name, None)
+        others.first = self.first if self.first not in names else min(others.names, default="")
         return others
 
 

@@ -77,10 +77,9 @@ class IndexView(NodeIndex):
 
     def best(self, request: ChipRequest, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
         """The best node for a request, as of an index."""
-        changed, best = self._changed.entries, self._index.best(request, candidates)
-        if best is not None and best[0] in changed:
-            names = self._index.entries if candidates is None else candidates
-            best = self._index.best(request, [name for name in names if name not in changed])
-        allowed = changed if candidates is None else [name for name in changed if name in candidates]
-        found = best, self._changed.best(request, allowed)
-        return min(filter(None, found), key=lambda fit: (fit[1].key, fit[0]), default=None)
+        verdict = self.ranking(request).verdict
+        fits = ((fit.key, bucket.first, fit) for bucket in self.buckets if isinstance(fit := verdict(bucket), Fit))
+        if (first := min(fits, default=None)) is None:
+            return None
+        _, name, fit = first
+        return (name, fit) if candidates is None or name in candidates else self.best_among(request, candidates)
