@@ -76,17 +76,19 @@ async def clear(fitting: Fitting, trial: Trial, request: ChipRequest, disrupted:
     seats = await fitting.seats()
     if isinstance(seats, Refusal):
         raise Refusal(seats.reason, f"{seats.message}; also without the pods of lower priority")
+    await trial.restore(_pods(units))
     shielded = {unit for unit in units if not unit.occupants.keys().isdisjoint(disrupted)} or set(units)
     await trial.turn.share()
     pool = units
-    for highest in sorted({unit.work.priority for unit in shielded}):
-        await trial.restore(_pods(pool))
-        pool = [unit for unit in units if unit.work.priority <= highest or unit not in shielded]
+    for highest in sorted({unit.work.priority for unit in shielded})[:-1]:  # without all of them it fits
+        lower = [unit for unit in units if unit.work.priority <= highest or unit not in shielded]
         await trial.turn.share()
-        await trial.end(_pods(pool))
-        if await fitting.check():
+        await trial.end(_pods(lower))
+        is_enough = await fitting.check()
+        await trial.restore(_pods(lower))
+        if is_enough:
+            pool = lower
             break
-    await trial.restore(_pods(pool))
     await _end_cheapest(fitting, trial, pool, request, disrupted)
     lost = sorted(trial.gone, key=lambda unit: (unit not in shielded, *_importance(unit)))
     await _reprieve(fitting, trial, [list(unit.ended.values()) for unit in lost])

@@ -221,9 +221,9 @@ class GangVictims:
             terminating_only=never,
         )
         version, held = job.version, self._offered.held(job)
-        await trial.read(nodes)
         steps = self._gang(nodes, pod, request, job, is_disrupting=bool(disrupted))
-        gang = await trial.turn.share_between(steps)
+        gang, names = (await trial.turn.share_between(steps)).by_nodes()
+        await trial.read(list(self._cluster.nodes if names is None else names), nodes)
         fitting = Fitting(gang, trial)
         largest = max((each.request for each in gang.members), key=lambda each: each.chips)
         await clear(fitting, trial, largest, disrupted)

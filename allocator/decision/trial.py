@@ -112,13 +112,17 @@ class Trial:
         self._on: defaultdict[str, dict[Hashable, Unit]] = defaultdict(dict)
         self._nodes: dict[str, str] = {}
 
-    async def read(self, nodes: Collection[str]) -> None:
-        """Read the cluster; pods may end on these nodes, and terminating ones on all. Other tasks may run meanwhile."""
-        for name in list(self._cluster.nodes):
-            record = self._cluster.nodes.get(name)
-            if record is not None:
+    async def read(self, names: Iterable[str], nodes: Collection[str]) -> None:
+        """Read nodes; other tasks may run meanwhile.
+
+        Args:
+            names: their names.
+            nodes: the names of those on which pods may end; terminating ones may on all.
+        """
+        for name in names:
+            if (record := self._cluster.nodes.get(name)) is not None:
                 self._read_pods(record, may_end=name in nodes)
-                self.index.put(name, self.offer(name))
+            self.index.put(name, self.offer(name))
             await self.turn.share()
 
     @property
@@ -138,6 +142,7 @@ class Trial:
             unit = self.units[pod.group]
             unit.ended[pod.uid] = pod
             unit.ended_size += pod.size
+            await self.turn.share()
         await self._renew(pods)
 
     async def restore(self, pods: Collection[Occupant]) -> None:
@@ -147,6 +152,7 @@ class Trial:
             unit = self.units[pod.group]
             del unit.ended[pod.uid]
             unit.ended_size -= pod.size
+            await self.turn.share()
         await self._renew(pods)
 
     def units_on(self, node: str) -> Collection[Unit]:
@@ -221,7 +227,7 @@ class Trial:
     def _put(self, node: str, occupant: Occupant, pod: Pod) -> None:
         unit = self.units.get(occupant.group)
         if unit is None:
-            uids = [pod.uid] if occupant.group == pod.uid else list(self._cluster.jobs.job_of(pod).placed)
+            uids = (pod.uid,) if occupant.group == pod.uid else tuple(self._cluster.jobs.job_of(pod).placed)
             unit = self.units[occupant.group] = Unit(occupant.work, uids)
         unit.occupants[node] = (*unit.occupants.get(node, ()), occupant)
         self._on[node][occupant.group] = unit

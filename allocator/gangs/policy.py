@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
@@ -87,6 +88,16 @@ class GangRequest(msgspec.Struct, frozen=True):
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""
         return self.candidates if member.candidates is None else member.candidates
+
+    def by_nodes(self) -> "tuple[GangRequest, Collection[str] | None]":
+        """The same for an index with a part of the nodes, and the names of these; None if it depends on every node."""
+        if self.policy.level is not None:
+            return self, None
+        if self.candidates and all(member.candidates is None for member in self.members):
+            return replace(self, candidates=None), self.candidates
+        allowed = {id(names): names for names in map(self.allowed, self.members)}  # most are the same
+        several = [names for names in allowed.values() if names is not None]
+        return self, frozenset[str]().union(*several) if len(several) == len(allowed) else None
 
 
 class Policy(Protocol):
