@@ -39,7 +39,7 @@ from ascend.turn import Turn
 MANY: Final = 64
 """Gangs of which more pods need a seat are planned piece by piece; others take a few milliseconds."""
 MANY_NODES: Final = 8_192
-"""Gangs for which more nodes are named are planned like that, too: reading that many names takes milliseconds."""
+"""Gangs for which more nodes are named or selected are planned like that, too: reading these takes milliseconds."""
 TRIES: Final = 3
 """After so many plans that became outdated one is made at once."""
 _STEP: Final = 32
@@ -108,8 +108,10 @@ class GradualPlans:
     def _is_wanted(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> bool:
         if self._ledger.get(pod.uid) is not None:
             return False
-        number = len(candidates) if candidates is not None else None
-        if number == 1 or (job.size - job.placed_beside("") <= MANY and (number is None or number <= MANY_NODES)):
+        if candidates is not None and len(candidates) == 1:
+            return False
+        nodes = self._gangs.planner.common(pod, candidates)
+        if job.size - job.placed_beside("") <= MANY and (nodes is None or len(nodes) <= MANY_NODES):
             return False
         plan = job.key.plan
         return not (
@@ -147,13 +149,10 @@ class GradualPlans:
         except Refusal as refusal:
             return refusal.without_frames()
         left = frozenset[str]().union(*self._gangs.left_to_others(job).values())
-        names: Collection[str] = self._cluster.nodes
-        is_common = gang.policy.level is None and all(member.candidates is None for member in gang.members)
-        if gang.candidates and is_common:
-            names, gang = gang.candidates, replace(gang, candidates=None)  # the copy has no others
+        gang, names = gang.by_nodes()  # the copy has no others
         await turn.share()
         own = self._cluster.view(Without(owners=(job.key.plan,)))  # what is promised to it counts as free
-        index = await turn.share_between(own.copied(list(names)))
+        index = await turn.share_between(own.copied(list(self._cluster.nodes if names is None else names)))
         found = await turn.share_between(
             planner.search.seats(replace(gang, limits=dict.fromkeys(left, 0)), needed, index)
         )

@@ -5,6 +5,8 @@ and by a label when that is needed first; after that a change of a node takes co
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
+from operator import and_
 from typing import Final, NamedTuple
 
 from allocator.rules.node_affinity import admits
@@ -88,7 +90,7 @@ class NodeLabels:
         """The names of the nodes that match a node selector."""
         if not selector:
             return frozenset(name for name, record in self._records.items() if record.node is not None)
-        return frozenset.intersection(*(self._with(*label) for label in selector.items()))
+        return reduce(and_, (self._with(*label) for label in selector.items()))  # of one label without a copy
 
     def admitting(self, spec: PodSpec) -> Collection[str]:
         """The names of the nodes that match the node selector and the required node affinity of a pod."""

@@ -122,6 +122,17 @@ async def test_a_small_gang_is_planned_piece_by_piece_among_many_named_nodes(mon
     assert len(world.ledger) == 4
 
 
+async def test_a_small_gang_is_planned_piece_by_piece_among_many_selected_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gradual, "MANY", 64)
+    monkeypatch.setattr(gradual, "MANY_NODES", 7)
+    world = world_of(8, pool="a")
+    world.add(*(pods := [of_pool(member, "a") for member in gang("train", 4)]))
+    assert await prepare(world, pods[0]) > 8
+    assert len(world.ledger) == 4
+
+
 async def test_calls_for_other_pods_of_the_gang_wait_for_its_plan() -> None:
     world = world_of(20)
     world.add(*(pods := gang("train", 20)))
