@@ -6,6 +6,7 @@ CPU), and its scheduler judges each of them beside those that it has accepted.
 """
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from typing import Final
 
 import msgspec
@@ -70,7 +71,7 @@ class OfferedNodes:
     def filtered(self, pod: Pod, job: Job, nodes: Collection[str]) -> None:
         """A pod that does not fit was filtered on these nodes."""
         self._last.pop(job.key.plan, None)
-        self._last[job.key.plan] = nodes
+        self._last[job.key.plan] = copy(nodes)  # of thousands only what was sent
         if len(self._last) > _MOST_GANGS:
             oldest = next(iter(self._last))
             for each in (self._last, self._pods, self._sets):

@@ -59,6 +59,10 @@ class NodeNames(Collection[str]):
             return self._raw.count(b'"') // 2  # a tenth of decoding them
         return len(self._all())
 
+    def __copy__(self) -> "NodeNames":
+        """The names as they were sent: keeping them decoded takes many times the memory."""
+        return NodeNames(self._raw)
+
     def _all(self) -> list[str]:
         if self._names is None:
             self._names = decode(self._raw, list[str])

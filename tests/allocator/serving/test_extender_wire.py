@@ -1,6 +1,7 @@
 """kube-scheduler's calls are decoded only as far as needed, with the same result."""
 
 import json
+from copy import copy
 
 import msgspec
 import pytest
@@ -33,6 +34,7 @@ def test_names_searched_as_bytes_equal_the_decoded_names(
         assert (name in lazy) == (name in read)
     assert list(lazy) == read
     assert len(lazy) == len(read)
+    assert list(copy(lazy)) == read
 
 
 @pytest.mark.parametrize("names", [b'{"a": 1}', b'"n1"', b"3", b"true"])
