@@ -219,9 +219,9 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def is_independent(self, pod: Pod) -> bool:
         """Whether its pods say that they don't communicate collectively, or their group or object does."""
-        return is_independent(pod.metadata.annotations) or any(
-            is_independent(place.annotations) for place in self.settings
-        )
+        if is_independent(pod.metadata.annotations):
+            return True
+        return bool(self.settings) and any(is_independent(place.annotations) for place in self.settings)
 
     def never_starts(self, pod: Pod) -> str | None:
         """Why its pods can never be placed together, given the owner of a pod; None if they can."""

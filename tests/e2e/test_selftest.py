@@ -67,7 +67,7 @@ class WorldTrial(PodTrial):
         made["spec"] |= {"hostNetwork": True, "terminationGracePeriodSeconds": 0}
         return made
 
-    async def printed(self, path: str) -> str:
+    async def container_output(self, path: str) -> str:
         if isinstance(self.world, RealWorld):
             return await PodTrial.container_output(self, path)
         *_, namespace, _, name = path.split("/")
@@ -143,10 +143,10 @@ async def test_pods_are_where_the_charts_scheduler_gets_them_unless_another_is_n
     labels: list[dict[str, str]] = []
 
     class Looking(WorldTrial):
-        async def printed(self, path: str) -> str:
+        async def container_output(self, path: str) -> str:
             namespace = "/".join(path.split("/")[:5])
             labels.append(json.loads(await self.client.request("GET", namespace))["metadata"].get("labels", {}))
-            return await WorldTrial.printed(self, path)
+            return await WorldTrial.container_output(self, path)
 
     for scheduler in ("", "default-scheduler"):
         (found,) = await trial(world, scheduler, Looking).run()
@@ -163,7 +163,7 @@ async def test_a_book_that_differs_is_told(world: World, monkeypatch: pytest.Mon
     monkeypatch.setattr(pods, "PATIENCE_S", 10.0)
 
     class Lying(WorldTrial):
-        async def printed(self, _path: str) -> str:
+        async def container_output(self, _path: str) -> str:
             return "visible=6,7\n"
 
     (found,) = await trial(world, kind=Lying).run()
