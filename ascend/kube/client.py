@@ -203,15 +203,19 @@ class KubeClient:
             headers |= {} if compressed else {"Accept-Encoding": "identity"}
             headers |= await self._headers()
             asked = {**(query or {}), **_left(server_limit)}  # what is left of the time right before it is sent
-            return await self._session.request(
-                method,
-                self.url + path + (f"?{urlencode(asked)}" if asked else ""),
-                headers=headers,
-                data=None if body is None else msgspec.json.encode(body),
-                timeout=timeout,
-                proxy=self._access.proxy,
-                server_hostname=self._access.server_name,
-            )
+            try:
+                return await self._session.request(
+                    method,
+                    self.url + path + (f"?{urlencode(asked)}" if asked else ""),
+                    headers=headers,
+                    data=None if body is None else msgspec.json.encode(body),
+                    timeout=timeout,
+                    proxy=self._access.proxy,
+                    server_hostname=self._access.server_name,
+                    allow_redirects=False,  # a proxy's login page is no answer
+                )
+            except ValueError as error:  # a header can't be sent, such as a token with the end of a line
+                raise Unreachable(f"{method} {self.url}{path}: {error}") from error
 
         try:
             response = await send()
@@ -220,7 +224,7 @@ class KubeClient:
                 await self._refresh_credentials(self._reload)
                 response = await send()
             async with response:
-                if response.status >= HTTPStatus.BAD_REQUEST:
+                if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
                     error = read_error(response, await response.read())
                     if response.status == HTTPStatus.FORBIDDEN:
                         self.on_forbidden(error)

@@ -155,6 +155,13 @@ async def test_an_exec_plugin_provides_the_identity(server: ApiServer, tmp_path:
         assert await client.list_objects(PODS) == []
 
 
+@pytest.mark.parametrize("token", ["secret\n", "secret\r\nImpersonate-User: root"])
+async def test_a_token_that_is_no_header_is_an_error(server: ApiServer, tmp_path: Path, token: str) -> None:
+    async with await KubeClient.connect(str(write_kubeconfig(tmp_path, server, token))) as client:
+        with pytest.raises(Unreachable, match="control character"):
+            await client.list_objects(PODS)
+
+
 async def test_a_missing_kubeconfig_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=str(tmp_path / "none")):
         await KubeClient.connect(str(tmp_path / "none"))
@@ -172,6 +179,28 @@ async def test_the_proxy_variables_of_the_environment_are_used(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     async with await KubeClient.connect(str(kubeconfig)) as client:
         assert await client.list_objects(PODS) == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 304, 307, 308])
+async def test_a_binding_that_a_proxy_redirects_to_its_login_page_is_not_made(status: int) -> None:
+    asked: list[str] = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=200 if request.path == "/login" else status, headers={"Location": "/login"})
+
+    async def token() -> dict[str, str]:
+        return {"Authorization": "Bearer x"}
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", redirect)
+    async with (
+        serve_http(app, "127.0.0.1:0") as address,
+        KubeClient(Access(f"http://{address}", ssl.create_default_context(), token)) as client,
+    ):
+        with pytest.raises(ApiError) as refused:
+            await client.bind(namespace="default", name="pod", uid="u", node="n1", annotations={})
+    assert (refused.value.status, asked) == (status, ["/api/v1/namespaces/default/pods/pod/binding"])
 
 
 @asynccontextmanager
