@@ -279,16 +279,15 @@ class Http2:
     def _decode_block(self, block: bytes) -> Mapping[str, str]:
         """The headers of a block."""
         table = self._decoder.header_table
-        was_empty = not table.dynamic_entries
-        if was_empty and (known := self._blocks.get(block)) is not None:
+        has_table = bool(table.maxsize)
+        if not has_table and (known := self._blocks.get(block)) is not None:
             return known
-        size = table.maxsize
         try:
             headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
         except (HPACKError, UnicodeDecodeError) as broken:
             raise BrokenError(Code.COMPRESSION_ERROR) from broken
-        # Only a block that neither uses the table nor changes it always says the same.
-        if was_empty and not table.dynamic_entries and table.maxsize == size and len(block) <= _BLOCK_BYTES:
+        # Only a block that neither uses a table nor changes it always says the same.
+        if not (has_table or table.maxsize) and len(block) <= _BLOCK_BYTES:
             if len(self._blocks) >= _BLOCKS:
                 self._blocks.clear()
             self._blocks[block] = headers

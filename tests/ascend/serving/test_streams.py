@@ -287,6 +287,15 @@ def test_headers_are_read_whether_or_not_a_client_uses_its_table(sent: list[tupl
     assert requests.seen == [(f"/{path}", b"") for _, path in sent]
 
 
+def test_a_client_that_uses_its_table_again_finds_what_it_has_put_there() -> None:
+    requests = _Requests()
+    server, put = Http2(requests), b"\x82\x44\x02/a"  # a path, for the table if it has room
+    server.receive(PREFACE)
+    for number, block in enumerate((b"\x20" + put, put, b"\x3f\xe1\x1f\x82\x84", put, b"\x82\xbe")):
+        server.receive(len(block).to_bytes(3, "big") + b"\1\5" + (2 * number + 1).to_bytes(4, "big") + block)
+    assert [path for path, _ in requests.seen] == ["/a", "/a", "/", "/a", "/a"]
+
+
 @given(st.integers(0, 12), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=64))
 def test_any_frame_is_taken_or_ends_the_connection(kind: int, flags: int, number: int, payload: bytes) -> None:
     server = Http2(_Requests())
