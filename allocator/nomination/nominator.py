@@ -344,7 +344,7 @@ class Nominator:
                 self._leave(entry)
             elif entry.state in {State.LEFT, State.STALE} and entry.uid not in self._cluster.pods:
                 self._forget(entry.uid)  # the informer has never seen it
-            elif entry.state is State.STALE:
+            elif entry.state is State.STALE and self._writes.has_room:
                 self._post_clearing(entry)  # the last request may have failed
             elif entry.is_nominated and not self._is_kept(entry, now_s):
                 self._withdraw(entry)

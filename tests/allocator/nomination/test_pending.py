@@ -3,9 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from allocator.nomination.nominator import Nominator
+from allocator.nomination.writes import AT_ONCE
 from ascend.annotations import MIN_AVAILABLE, NOMINATED
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP
@@ -211,6 +216,37 @@ async def test_a_nomination_that_is_to_be_cleared_is_not_taken_up_again(tmp_path
         await until(lambda: "changed" in allocator.app.cluster.pods[uid].metadata.labels)
         assert allocator.app.ledger.get(uid) is None
         await not_nominated(allocator, "pod")
+
+
+async def test_requests_to_clear_nominations_do_not_pile_up_before_an_api_server_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, check = count(), Nominator._check
+    is_enough, is_back = asyncio.Event(), asyncio.Event()
+
+    async def counted(nominator: Nominator) -> None:
+        if next(checks) == 4 * AT_ONCE:
+            is_enough.set()
+        await check(nominator)
+
+    async def hang(_operation: str, _resource: object, subresource: str, stored: Json) -> Json:
+        if subresource == "status":
+            await is_back.wait()
+        return stored
+
+    async with nominating(tmp_path) as allocator:
+        await busy(allocator)
+        await allocator.pod("pod", 8)
+        node = await nominated(allocator, "pod")
+        allocator.server.admission.append(hang)
+        monkeypatch.setattr(Nominator, "_check", counted)
+        monkeypatch.setattr("allocator.nomination.nominator.PERIOD_S", 0.001)
+        await allocator.remove_node(node)
+        await is_enough.wait()
+        clearing = [task for task in asyncio.all_tasks() if task.get_name().startswith("clear the nomination")]
+        is_back.set()
+        await not_nominated(allocator, "pod")
+        assert 0 < len(clearing) <= 2 * AT_ONCE
 
 
 async def test_a_pod_of_higher_priority_takes_what_is_only_nominated(tmp_path: Path) -> None:
