@@ -26,7 +26,7 @@ from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
-from allocator.observe.advice import advice
+from allocator.observe.advice import advice, scaling
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.expiry import Expiry
 from allocator.observe.journal import Journal
@@ -218,6 +218,7 @@ class AllocatorApp:
             posts = (
                 notices(self.cluster, events.publish, leadership.leads).post,
                 advice(self.cluster, self.engine.advice, events.publish, leadership.leads).post,
+                scaling(self.cluster, self.engine.request_of, events.publish, leadership.leads).post,
                 Expiry(
                     ports.validities,
                     partial(events.publish, once=True),

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from allocator.binding.annotations import Stamper
 from allocator.decision.backlog import WaitingFor, waiting_for
+from allocator.decision.scaling import against_scaling
 from allocator.decision.victim_set import NEVER, Suggestion
 from allocator.rules.job import JobKey, own_rank
 from allocator.rules.own_devices import named_devices
@@ -126,9 +127,12 @@ class Evaluation:
         return [sorted(members, key=position) for _, members in ordered]
 
     def warnings(self, pod: Pod) -> tuple[str, ...]:
-        """What no refusal says of a pod: who gives it chips beside the allocator, and that nobody asks for it."""
+        """Sentences that no refusal has: chips by hand, a scheduler that nobody serves, a job that can't scale."""
+        if not pod.waits_for_chips:
+            return tuple(named_devices(pod))
         unserved = _unserved_scheduler(pod, self._schedulers)
-        return (*named_devices(pod), *([unserved] if unserved is not None and pod.waits_for_chips else []))
+        scaling = against_scaling(pod, self.allocator.cluster, self.allocator.engine.request_of)
+        return (*named_devices(pod), *([unserved] if unserved is not None else []), *scaling)
 
     async def decide(self, pod: Pod) -> PodVerdict:
         """Decide on a pod, and bind it to the node it gets."""

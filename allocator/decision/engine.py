@@ -15,6 +15,7 @@ from allocator.decision.choice import Choice
 from allocator.decision.earmarks import LOANS, Earmarks
 from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled, settled_refusal
 from allocator.decision.request import RequestReader, ResolvedRequest
+from allocator.decision.scaling import against_scaling
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import GradualPlans
 from allocator.gangs.resuming import resume_gangs
@@ -136,11 +137,12 @@ class DecisionEngine:
     def warnings(self, pod: Pod) -> tuple[str, ...]:
         """What the author of a pod is told when it is created.
 
-        What has no effect, what is advised against, with what it takes devices without the allocator, and whether it
-        waits for nodes of its product.
+        What has no effect, what is advised against, with what it takes devices without the allocator, whether it waits
+        for nodes of its product, and whether its job can't be scaled up.
         """
         by_hand = (*named_devices(pod), *filter(None, [named_node(pod)]))
-        judged = (*self.advice(pod), *self._absent_product(pod)) if self.handles(pod) else ()
+        scaling = against_scaling(pod, self._cluster, self.request_of)
+        judged = (*self.advice(pod), *self._absent_product(pod), *scaling) if self.handles(pod) else ()
         return (*self.without_effect(pod), *judged, *by_hand)
 
     def _absent_product(self, pod: Pod) -> tuple[str, ...]:

@@ -186,7 +186,8 @@ class RequestReader:
         together = job.cooperation_with(pod)
         several = together.known is not None and together.known > 1
         if is_for_chips(request.cores) and (several or (together.known is None and not job.may_be_alone(pod))):
-            request = self._of_several(pod, job, replace(request, distributed=several, needs_network=True), candidates)
+            request = replace(request, distributed=several and not job.is_independent(pod), needs_network=True)
+            request = self._of_several(pod, job, request, candidates)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), PACKING)
 
     def _of_several(self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None) -> ChipRequest:

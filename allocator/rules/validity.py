@@ -13,7 +13,7 @@ import msgspec
 
 from allocator.rules.asked import DEFAULT_VNPUS_PER_JOB
 from allocator.rules.cores import is_for_chips, requested_cores
-from allocator.rules.job import JobKey
+from allocator.rules.job import JobKey, is_independent, stated_minimum
 from allocator.rules.job_products import NO_TOR_AFFINITY, SUPER_POD_BLOCK, TOR_AFFINITY, product_marks, wanted_products
 from allocator.rules.request import counted_chips, requested_chips, requested_what
 from allocator.rules.unsupported import refused_demand
@@ -36,7 +36,7 @@ class JobShape(msgspec.Struct, frozen=True):
     Attributes:
         key: the subject of messages, as in ``job default/train``.
         sizes: the numbers of chips that its pods request; pods that request none don't count.
-        pods: the number of pods that request chips; if it is unknown, 2 stands for several.
+        pods: the number of pods that request chips and work together; if it is unknown, 2 stands for several.
         products: names of the products that the job may use; None for any.
         vnpus: the number of vNPUs that its pods request.
         most_vnpus: how many of them one pod requests, at most.
@@ -78,7 +78,12 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
         products = wanted if products is None else products & wanted
     if products is not None and not products:
         raise Refusal(Reason.POLICY_MISMATCH, f"{key}: its pods are for different products")
-    return JobShape(key, frozenset(sizes), len(requesting), products, vnpus, most)
+    number = len(requesting)
+    if all(is_independent(pod.metadata.annotations) for pod in requesting):
+        number = 1
+        if all((stated_minimum(pod) or 1) == 1 for pod in requesting):
+            vnpus = most  # each pod is a job of its own
+    return JobShape(key, frozenset(sizes), number, products, vnpus, most)
 
 
 def refuse_servers(pod: Pod) -> None:
@@ -184,6 +189,14 @@ def excess_vnpus(pod: Pod, job: JobKey, in_job: int, vnpus_per_job: int = DEFAUL
     key = f"pod {pod.key}" if own > 1 or chips else f"job {job}"
     shape = JobShape(key, frozenset({chips} if chips else ()), vnpus=max(own, in_job), most_vnpus=own)
     return invalidity(shape, vnpus_per_job=vnpus_per_job)
+
+
+def rule_against_several(chips: int, products: Iterable[str]) -> str | None:
+    """The rule of the first of some products with which one pod may have so many chips, but not several; or None."""
+    for product in _among(frozenset(products)):
+        if chips in product.allowed(distributed=False) and chips not in product.allowed(distributed=True):
+            return _rule(product)
+    return None
 
 
 @functools.lru_cache(maxsize=1024)  # called by every decision, and there are few shapes of jobs

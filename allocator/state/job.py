@@ -26,6 +26,7 @@ from allocator.state.owned import Owned
 from allocator.state.pod_ranks import PodRanks
 from allocator.state.statements import Statements, annotated_minimum
 from ascend.jobs.kind import JobFacts
+from ascend.jobs.table import BY_NAME
 from ascend.kube.objects import Pod
 from ascend.turn import Steps, at_once
 
@@ -212,6 +213,12 @@ class Job(msgspec.Struct, eq=False, gc=False):
         # The job may have several owners; the numbers of pods of the others are unknown.
         least = max(owned or 1, stated_replicas(pod) or 1)
         return Cooperation(least if least > 1 else None, least)
+
+    def is_only_so_far(self, pod: Pod) -> bool:
+        """Whether the job has one pod with chips, and may be scaled to several pods that cooperate."""
+        kind = BY_NAME.get(self.key.kind)
+        is_scaled = kind is not None and kind.is_scaled
+        return is_scaled and not self.works_alone(pod) and self.cooperation_with(pod).known == 1
 
     def works_alone(self, pod: Pod) -> bool:
         """Whether a pod works independently of its peers, and starts without them."""

@@ -151,7 +151,7 @@ KINDS: Final = (
         STATEFUL_SET,
         Text("StatefulSet", "its owner, a StatefulSet", _REPLICAS, "1; a minimum needs `podManagementPolicy: Parallel`",
              "the ordinal", "the StatefulSet"),
-        by_owner(STATEFUL_SET), owners=("apps StatefulSet",),
+        by_owner(STATEFUL_SET), owners=("apps StatefulSet",), is_scaled=True,
         workloads=(Workload(STATEFUL_SET, "apps/v1", _StatefulSetSpec, _REPLICAS, ("sts",)),),
     ),
     JobKind(

@@ -214,6 +214,7 @@ class JobKind:
         is_group: a pod group; what else marks its pods is read as well.
         is_alone: its pods work alone, unless a minimum requires several of them.
         is_enqueued: its operator makes a PodGroup of Volcano, and no pods before that is in the queue.
+        is_scaled: its users change the number of its pods while they run.
     """
 
     name: str
@@ -230,3 +231,4 @@ class JobKind:
     is_group: bool = False
     is_alone: bool = False
     is_enqueued: bool = False
+    is_scaled: bool = False

@@ -79,6 +79,7 @@ KIND: Final = JobKind(
     Text("ModelServing of Kthena: each group", f"label `{_GROUP}`", "`replicas` of the roles, each with its workers",
          ONE, "by role, entry pods first", "Kthena's controller"),
     by_label(_GROUP), _position, marks=(_GROUP,), owners=("workload.serving.volcano.sh ModelServing",),
+    is_scaled=True,
     objects=(Resource(ModelServing, MODEL_SERVING, f"apis/{_VERSION}", "modelservings"),),
     object_name=lambda pod: pod.metadata.labels.get(_NAME),
     workloads=(Workload(MODEL_SERVING, _VERSION, ModelServingSpec[PodTemplate],

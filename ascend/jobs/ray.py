@@ -138,7 +138,7 @@ KIND: Final = JobKind(
          "`replicas` (within their limits) times `numOfHosts` of its groups, and its head",
          f"1; with label `{RAY_GANG}` all of them, or its `minReplicas` if it scales",
          "the head if it requests chips, then its groups", "the KubeRay operator"),
-    by_label(_NAME), _position, marks=(_NAME,), owners=("ray.io RayCluster",),
+    by_label(_NAME), _position, marks=(_NAME,), owners=("ray.io RayCluster",), is_scaled=True,
     objects=(Resource(RayCluster, RAY_CLUSTER, "apis/ray.io/v1", "rayclusters"),),
     workloads=tuple(
         workload

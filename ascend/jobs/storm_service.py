@@ -80,7 +80,7 @@ KIND: Final = JobKind(
     STORM_SERVICE,
     Text("StormService of AIBrix: each role set", f"label `{_SET}`, and an owner of `{_GROUP}`",
          "`replicas` times `podGroupSize` of the roles", ONE, "by role, then by index", "AIBrix's controller"),
-    _find, _position, owners=(f"{_GROUP} RoleSet", f"{_GROUP} PodSet"),
+    _find, _position, owners=(f"{_GROUP} RoleSet", f"{_GROUP} PodSet"), is_scaled=True,
     objects=(Resource(StormService, STORM_SERVICE, f"apis/{_VERSION}", "stormservices"),),
     object_name=lambda pod: pod.metadata.labels.get(_SERVICE),
     workloads=(Workload(STORM_SERVICE, _VERSION, StormServiceSpec[PodTemplate],

@@ -375,12 +375,15 @@ def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator,
 
 def _of_several(pod: Pod, request: ChipRequest, allocator: OfflineAllocator) -> str:
     """The advice for a pod that would fit as the only pod of its job; empty if it would not fit either."""
-    alone = structs.replace(request, distributed=False, needs_network=False, is_spread=False)
-    if alone == request or allocator.cluster.index.best(alone, allocator.selected_nodes(pod)) is None:
+    index, nodes, job = allocator.cluster.index, allocator.selected_nodes(pod), allocator.job_of(pod)
+    needs_network = request.needs_network and job.is_gang
+    alone = structs.replace(request, distributed=False, needs_network=needs_network, is_spread=False)
+    if alone == request or index.best(alone, nodes) is None:
         return ""
+    shares = index.best(structs.replace(request, is_spread=False), nodes) is not None
     return (
-        f"it would fit if the pods of job {allocator.job_of(pod).key} did not work together: if they don't, give "
-        f'them the annotation {INDEPENDENT}: "true"; or name the product in the allocator\'s setting sharing_products'
+        f"it would fit if the pods of job {job.key} did not work together: if they don't, give them the annotation "
+        f'{INDEPENDENT}: "true"{"; or name the product in the setting sharing_products" if shares else ""}'
     )
 
 

@@ -22,7 +22,18 @@ from npuctl.plan.placement import Planning
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
 from sandbox.apiserver import ApiServer
-from tests.npuctl.manifests import Json, as_list, cut_node, member, node, parts, pod, pod_group, report
+from tests.npuctl.manifests import (
+    Json,
+    as_list,
+    cut_node,
+    member,
+    node,
+    parts,
+    pod,
+    pod_group,
+    report,
+    super_pod_node,
+)
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -651,4 +662,12 @@ def test_pods_that_fit_only_alone_are_advised_not_to_work_together(tmp_path: Pat
     assert advice.startswith(
         "it would fit if the pods of job default/train did not work together: if they don't, give "
     )
-    assert 'ascend-affinity.io/independent: "true"' in advice
+    assert advice.endswith('ascend-affinity.io/independent: "true"')
+
+
+def test_pods_that_may_not_share_a_server_are_advised_to_share_or_not_to_work_together(tmp_path: Path) -> None:
+    placed = owned_by_a_set(pod("train-0", 4, node="0-0", chips=range(4)))
+    objects = super_pod_node(0, 0), stateful_set("Parallel"), placed, owned_by_a_set(pod("train-1", 4))
+    answer = explain(tmp_path, *objects, name="train-1")
+    (advice,) = answer["advice"]
+    assert advice.endswith('independent: "true"; or name the product in the setting sharing_products')

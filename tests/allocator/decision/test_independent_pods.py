@@ -1,4 +1,4 @@
-"""Pods that don't communicate collectively: of owners of unknown kinds, and of jobs that say so."""
+"""Pods that don't communicate collectively: of owners of unknown kinds, and of jobs that say so; jobs that grow."""
 
 import pytest
 
@@ -8,7 +8,8 @@ from ascend.jobs.ray import RAY_CLUSTER
 from ascend.jobs.volcano_job import VOLCANO_JOB
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from tests.allocator.builders import TYPE, World, node, owned_by, pod
+from tests.allocator.builders import TYPE, World, node, owned_by, pod, stateful_set
+from tests.allocator.cores import A3_24, core_node, core_pod
 from tests.allocator.jobs.manifests import job_object
 
 A3 = {TYPE: "module-a3-16-super-pod"}
@@ -110,3 +111,64 @@ def test_workers_of_a_growing_ray_cluster_that_are_independent_share_a_server() 
     workers = [ray_worker(f"w{at}", **{INDEPENDENT: "true"}) for at in range(4)]
     world.add(*workers)
     assert {world.engine.place(worker).node for worker in workers} == {"a0"}
+
+
+def test_ai_cores_of_whole_chips_of_an_independent_gang_are_judged_as_those_of_a_single_pod() -> None:
+    world = World()
+    pods = [
+        owned_by(core_pod(name, A3_24.cores, annotations=annotations), "Fleet", "example.com/v1")
+        for annotations in ({MIN_AVAILABLE: "2", INDEPENDENT: "true"},)
+        for name in ("train-0", "train-1")
+    ]
+    world.add(core_node("n1", A3_24), *pods)
+    assert {world.engine.place(waiting).node for waiting in pods} == {"n1"}
+
+
+SCALED = (
+    "if StatefulSet default/train is scaled up, its further pods may be refused: on A3-16 servers a job is one pod of "
+    "1, 2, 4, 6, 8, 10, 12, 14 or 16 chips, or several pods of 2, 4, 6, 8, 10, 12, 14 or 16 chips; if they don't "
+    'communicate collectively, give all of them the annotation ascend-affinity.io/independent: "true"'
+)
+
+
+@pytest.mark.parametrize(
+    ("chips", "replicas", "annotations", "told"),
+    [
+        (1, 1, {}, (SCALED,)),
+        (2, 1, {}, ()),
+        (1, 2, {}, ()),  # refused
+        (1, 1, {INDEPENDENT: "true"}, ()),
+        (3, 1, {}, ()),  # refused
+    ],
+)
+def test_the_author_of_the_only_pod_of_a_stateful_set_is_told_what_several_can_not_have(
+    chips: int, replicas: int, annotations: dict[str, str], told: tuple[str, ...]
+) -> None:
+    world = world_of()
+    world.cluster.jobs.owner_applied(stateful_set(replicas))
+    first = owned_by(pod("train-0", chips, annotations=annotations), "StatefulSet")
+    assert world.engine.warnings(first) == told
+    world.add(first)
+    assert world.engine.warnings(first) == told
+
+
+def test_the_author_of_a_ray_cluster_that_does_not_scale_by_itself_is_told_it_too() -> None:
+    world = world_of()
+    spec = RAY.format(scales="false", most="maxReplicas: 4,")
+    world.cluster.jobs.source_applied(RAY_CLUSTER, job_object(RAY_CLUSTER, spec))
+    (told,) = world.engine.warnings(ray_worker("w0"))
+    assert told.startswith("if RayCluster default/train is scaled up, its further pods may be refused: on A3-16 ")
+
+
+@pytest.mark.parametrize("selector", [{TYPE: "module-910b-8"}, {}])
+def test_what_counts_are_the_products_of_the_nodes_that_a_pod_may_use(selector: dict[str, str]) -> None:
+    world = world_of()
+    world.add(node("b", labels={TYPE: "module-910b-8"}))
+    world.cluster.jobs.owner_applied(stateful_set(1))
+    first = owned_by(pod("train-0", 1, selector=selector), "StatefulSet")
+    assert world.engine.warnings(first) == (() if selector else (SCALED,))
+
+
+def test_pods_of_kinds_that_are_not_scaled_are_told_nothing() -> None:
+    assert world_of().engine.warnings(of_job(0, 1)) == ()
+    assert world_of().engine.warnings(pod("single", 1)) == ()

@@ -3,15 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from allocator.observe.advice import FEW_SUPER_PODS, advice
+from allocator.observe.advice import CANNOT_SCALE, FEW_SUPER_PODS, advice
 from allocator.rules.asked import SuperPodLimits
 from allocator.superpods.choice import advise
 from allocator.superpods.demand import Demand
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.kube.events import Regarding
+from ascend.kube.objects import Pod
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import World, pod
 from tests.allocator.harness import events_of, pod_manifest, review, running, until
@@ -125,3 +127,20 @@ async def test_the_author_of_a_job_is_told_at_its_creation_and_by_an_event(tmp_p
         await server.create(manifest)
         (event,) = await events_of(allocator)
         assert (event["reason"], event["regarding"]["name"], event["note"]) == (FEW_SUPER_PODS, "train-0", ADVICE)
+
+
+async def test_the_author_of_a_job_that_can_not_be_scaled_up_is_told_at_its_first_pod(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path, webhooks=["pods"]) as allocator:
+        await server.create(super_pod_node(0, 0))
+        spec = {"replicas": 1, "selector": {}, "template": {}}
+        made = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "serve", "namespace": "default"}}
+        await server.create({**made, "spec": spec})
+        await until(lambda: len(allocator.app.cluster.nodes) == 1)
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "serve", "uid": "u", "controller": True}
+        manifest = pod_manifest("serve-0", 1, ownerReferences=[owner])
+        await until(lambda: bool(allocator.app.engine.warnings(msgspec.convert(manifest, Pod))))
+        (told,) = (await review(allocator, "pods", manifest))["warnings"]
+        assert told.startswith("if StatefulSet default/serve is scaled up, its further pods may be refused: ")
+        await server.create(manifest)
+        (event,) = await events_of(allocator)
+        assert (event["reason"], event["regarding"]["name"], event["note"]) == (CANNOT_SCALE, "serve-0", told)

@@ -347,6 +347,15 @@ async def test_watch_sends_every_node_and_then_the_changed_ones(allocator: Alloc
             Reason.INVALID_REQUEST,
         ),
         (
+            pb.PodRequest(
+                resources={RESOURCE: 4},
+                replicas=3,
+                node_selector={"accelerator-type": "module"},
+                annotations={"ascend-affinity.io/independent": "true"},
+            ),
+            "",
+        ),
+        (
             pb.PodRequest(resources={RESOURCE: 4}, annotations={"huawei.com/schedule_policy": "best"}),
             Reason.UNKNOWN_POLICY,
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ascend.annotations import BASE_DEVICE_INFOS, PREDICATE_TIME
+from ascend.annotations import BASE_DEVICE_INFOS, INDEPENDENT, MIN_AVAILABLE, PREDICATE_TIME
 from ascend.chips import RESOURCE
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer
@@ -80,6 +80,11 @@ async def test_grpc_names_the_vnpu_and_who_holds_it(allocator: Allocator) -> Non
     assert (bound.bound, list(bound.vnpus)) == (True, ["Ascend910-2c-100-0"])
     job = pb.ValidateJobRequest(job="default/train", pods=[pb.PodRequest(resources={SIZE: 1}, replicas=2)])
     assert "a job may have one" in (await allocator.stub.ValidateJob(job)).refusal.message
+    job.pods[0].annotations[INDEPENDENT] = "true"
+    assert not (await allocator.stub.ValidateJob(job)).HasField("refusal")
+    job.pods[0].annotations[MIN_AVAILABLE] = "2"
+    assert "a job may have one" in (await allocator.stub.ValidateJob(job)).refusal.message
+    del job.pods[0].annotations[MIN_AVAILABLE], job.pods[0].annotations[INDEPENDENT]
     job.pods[0].replicas = 1
     assert not (await allocator.stub.ValidateJob(job)).HasField("refusal")
 
