@@ -23,11 +23,11 @@ from allocator.rules.job_products import (
 )
 from allocator.rules.request import counted_chips
 from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES, STRICT, unknown_value
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
-from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, TOPOLOGY_MODE
+from ascend.kube.kept import NETWORK_TOPOLOGY, SOFT_SHARES, TASK_MINIMA, TOPOLOGY_MODE
 from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Reason
@@ -203,9 +203,19 @@ def _label(key: str, *, but: frozenset[str] = _NOTHING) -> Finder:
     return lambda asked: None if (value := asked.labels.get(key)) is None or value in but else f"label {key}={value}"
 
 
-def _annotation(key: str) -> Finder:
+def _annotation(key: str, *, but: frozenset[str] = frozenset({""})) -> Finder:
     _KEYS.add(key)
-    return lambda asked: None if not (value := asked.annotations.get(key)) else f"annotation {key}={value}"
+
+    def find(asked: Asking) -> str | None:
+        value = asked.annotations.get(key)
+        return None if value is None or value in but else f"annotation {key}={value}"
+
+    return find
+
+
+def _either(key: str, *, but: frozenset[str] = _NOTHING) -> Finder:
+    """Written as a label or as an annotation."""
+    return _any_of(_label(key, but=but), _annotation(key, but=but))
 
 
 def _any_of(*finders: Finder) -> Finder:
@@ -321,9 +331,8 @@ def _without_blocks(finder: Finder) -> Finder:
     return lambda asked: None if asked.has_blocks else finder(asked)
 
 
-_SHARES: Final = tuple(f"huawei.com/scheduler.softShareDev.{each}" for each in ("policy", "aicoreQuota", "hbmQuota"))
-_REFUSED_LABELS: Final = frozenset({*_SHARES, TOPOLOGY_MODE})
-_REFUSED_ANNOTATIONS: Final = frozenset({SUPER_POD_BLOCK, NETWORK_TOPOLOGY, TOPOLOGY_MODE})
+_REFUSED_LABELS: Final = frozenset({*SOFT_SHARES, TOPOLOGY_MODE})
+_REFUSED_ANNOTATIONS: Final = frozenset({*SOFT_SHARES, SUPER_POD_BLOCK, NETWORK_TOPOLOGY, TOPOLOGY_MODE})
 _FAULTS: Final = (
     "jobs are rescheduled after faults only if the allocator's setting reschedule is on; otherwise the job's own "
     "controller replaces pods that have ended"
@@ -383,16 +392,22 @@ UNSUPPORTED: Final = (
         "the same",
         Outcome.TOLD, "the value is unknown, so it is as if there were no such label",
         _unknown_values(*(key for key in KNOWN_VALUES if key not in STRICT), RETRY_TIMES), if_rescheduling=True),
-    Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}`, `sp-block` and `sp-fit`; annotations "
-        "`super-pod-affinity`, `subHealthyStrategy`, `tor-affinity`, `fault-scheduling`, `pod-rescheduling`, "
-        "`process-recover-enable` and `fault-retry-times`",
+    Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}`, `sp-block`, `sp-fit`, `{INDEPENDENT}`, "
+        "`huawei.com/recover_policy_path` and `ProcessRecoverStrategy`; annotations `super-pod-affinity`, "
+        "`subHealthyStrategy`, `tor-affinity`, `inferserviceid`, `fault-scheduling`, `pod-rescheduling`, "
+        "`process-recover-enable`, `elastic-scheduling` and `fault-retry-times`",
         "[settings](jobs.md#settings-of-jobs), written as the other kind of mark",
         Outcome.TOLD, "these labels count as annotations only, and these annotations as labels only: write "
         "it as the other one",
-        _any_of(_label("huawei.com/schedule_policy"), _label(MIN_AVAILABLE), _label(SUPER_POD_BLOCK),
-                _label(SUPER_POD_FIT), _annotation(SUPER_POD_AFFINITY), _annotation("subHealthyStrategy"),
-                _annotation(TOR_AFFINITY), _annotation("fault-scheduling"), _annotation("pod-rescheduling"),
-                _annotation("process-recover-enable"), _annotation(RETRY_TIMES))),
+        _any_of(*map(_label, ("huawei.com/schedule_policy", MIN_AVAILABLE, SUPER_POD_BLOCK, SUPER_POD_FIT, INDEPENDENT,
+                              "huawei.com/recover_policy_path", "ProcessRecoverStrategy")),
+                *map(_annotation, (SUPER_POD_AFFINITY, "subHealthyStrategy", TOR_AFFINITY, SERVICE, "fault-scheduling",
+                                   "pod-rescheduling", "process-recover-enable", "elastic-scheduling", RETRY_TIMES)))),
+    Unsupported(f"annotation `{INDEPENDENT}`, other than `true`",
+        "whether the pods work alone ([distributed jobs](jobs.md#distributed-jobs))",
+        Outcome.TOLD, "only the value true says that the pods don't communicate collectively; with another one it is "
+        "as if there were no such annotation",
+        _annotation(INDEPENDENT, but=frozenset({"true"}))),
     Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "
         "`minAvailable` of its operator's object",
         "how many pods start together ([gangs](gangs.md))",
@@ -407,18 +422,18 @@ UNSUPPORTED: Final = (
         Outcome.TOLD, "the documents of MindIE give a job one block, its chips; with this one it gets "
         "several blocks, which may be in different SuperPods",
         _blocks_of_mind_ie),
-    Unsupported("label `podgroup-sched-enable`, if `true`",
+    Unsupported("label or annotation `podgroup-sched-enable`, if `true`",
         "all pods of a job are placed in one step",
         Outcome.TOLD, "the pods of a gang are always placed in one step, in the order of their ranks",
-        _label("podgroup-sched-enable", but=frozenset({"", "false"}))),
+        _either("podgroup-sched-enable", but=frozenset({"", "false"}))),
     Unsupported("label `inferserviceid`, of a job without [blocks](superpods.md)",
         "instances of an inference service near each other ([services](spec/inference.md#inference-services))",
         Outcome.TOLD, "instances of one service are not kept near each other without blocks of nodes (sp-block)",
         _without_blocks(_label("inferserviceid"))),
-    Unsupported("annotation `huawei.com/infer_service_schedule`",
+    Unsupported("annotation or label `huawei.com/infer_service_schedule`",
         "instances of an inference service near each other",
         Outcome.TOLD, "instances of one service are near each other by the label inferserviceid, and sp-block",
-        _annotation("huawei.com/infer_service_schedule")),
+        _either("huawei.com/infer_service_schedule")),
     Unsupported("annotation `sp-fit`, label `super-pod-affinity`, of a job without [blocks](superpods.md)",
         "which SuperPod is chosen",
         Outcome.TOLD, "nodes are chosen regardless of SuperPods for a job without blocks of nodes (sp-block)",
@@ -433,10 +448,10 @@ UNSUPPORTED: Final = (
         Outcome.TOLD, "only the value idlest counts, and only for MindIE jobs (labels app and jobID); SuperPods are "
         "chosen as if there were no such annotation",
         _fit),
-    Unsupported("annotation `ra-block`",
+    Unsupported("annotation or label `ra-block`",
         "which rack is chosen",
         Outcome.TOLD, "nodes are chosen regardless of racks",
-        _annotation("ra-block")),
+        _either("ra-block")),
     Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job, of its parts, or "
         f"`{TOPOLOGY_MODE}`, with the mode `soft`",
         "nodes that are near to each other in the network, if possible",
@@ -448,13 +463,13 @@ UNSUPPORTED: Final = (
         Outcome.TOLD, "as many pods start together as the minimum of the whole requires, those of the lowest ranks, of "
         "whatever tasks",
         _task_minima),
-    Unsupported("annotation `huawei.com/affinity-config`",
+    Unsupported("annotation or label `huawei.com/affinity-config`",
         "blocks of nodes at each level of a topology",
         Outcome.TOLD, "nodes are chosen regardless of levels of a topology",
-        _annotation("huawei.com/affinity-config")),
-    Unsupported("labels `huawei.com/scheduler.softShareDev.…`",
+        _either("huawei.com/affinity-config")),
+    Unsupported("labels or annotations `huawei.com/scheduler.softShareDev.…`",
         "a share of a chip ([soft-shared chips](spec/vnpu.md#soft-shared-chips))",
-        Outcome.REFUSED, "chips are not shared by quota; remove these labels to get whole chips, or request a vNPU",
-        _any_of(*map(_label, _SHARES))),
+        Outcome.REFUSED, "chips are not shared by quota; remove this to get whole chips, or request a vNPU",
+        _any_of(*map(_either, SOFT_SHARES))),
 )
 # fmt: on

@@ -8,21 +8,23 @@ import msgspec
 
 from allocator.rules.job import JobKey, find_job, find_object, is_group
 from allocator.rules.job_products import is_mind_ie
-from allocator.rules.job_settings import DECIDING
-from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES
 from allocator.rules.unsupported import without_effect
 from allocator.state.discovery import Discovery
 from allocator.state.job import Job
 from allocator.state.owned import Owned, end_of
-from ascend.annotations import MIN_AVAILABLE
 from ascend.jobs.core import INDEXED_JOB, SINGLE, STATEFUL_SET
 from ascend.jobs.kind import JobFacts, JobObject
+from ascend.jobs.ray import RAY_GANG
+from ascend.kube import kept
 from ascend.kube.kept import NETWORK_TOPOLOGY, settings_among
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet, task_minima
 
-SETTINGS: Final = DECIDING | KNOWN_VALUES.keys() | {MIN_AVAILABLE, RETRY_TIMES}
-"""The labels and annotations that count on the pods of a job, its PodGroup and the object of its operator only."""
+SETTINGS: Final = kept.SETTINGS - {"app", "jobID", "ome.io/inferenceservice", RAY_GANG}
+"""The labels and annotations that count on the pods of a job, its PodGroup and the object of its operator only.
+
+The others are marks of other programs, too, or of one kind of object.
+"""
 
 _CORE_OWNERS: Final = {("apps/v1", "StatefulSet"): STATEFUL_SET, ("batch/v1", "Job"): INDEXED_JOB}
 

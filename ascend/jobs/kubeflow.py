@@ -8,6 +8,8 @@ from typing import Final, Generic
 
 import msgspec
 
+from ascend.errors import InvalidValue
+from ascend.grammar import a
 from ascend.jobs.creation import Controller
 from ascend.jobs.kind import (
     ALL,
@@ -93,7 +95,15 @@ class KubeflowSpec(JobSpec[T], Generic[T], frozen=True):
         return sum(numbers.values())
 
     def create(self, controller: Controller) -> Iterator[KubeObject]:
-        """Yield the pods; a group that the operator may create is not assumed."""
+        """Yield the pods; a group that the operator may create is not assumed.
+
+        Raises:
+            InvalidValue: the field of its kind has no templates.
+        """
+        prefix = controller.kind.removesuffix("Job").lower()
+        if not getattr(self, f"{prefix}_replica_specs", self.replica_specs):
+            field = "replicaSpecs" if controller.kind == ASCEND_JOB else f"{prefix}ReplicaSpecs"
+            raise InvalidValue(f"{a(controller.kind)} has the templates of its pods in {field}, and there are none")
         for pod_set in self.pod_sets:
             role = pod_set.part
             labels = {_NAME: controller.name, OPERATOR: f"{controller.kind.lower()}-controller", _TYPE: role}

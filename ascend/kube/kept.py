@@ -49,14 +49,15 @@ _VENDOR: Final = "huawei.com/"
 
 TOPOLOGY_MODE: Final = "volcano.sh/network-topology-mode"
 """The annotation of pods and workloads, for KubeRay a label, from which PodGroups of Volcano get this field."""
+SOFT_SHARES: Final = tuple(f"huawei.com/scheduler.softShareDev.{key}" for key in ("policy", "aicoreQuota", "hbmQuota"))
+"""The labels of a job that request a share of a chip."""
 SETTINGS: Final = frozenset({
     "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity",
     "ray.io/gang-scheduling-enabled", "fault-scheduling", "fault-retry-times", "pod-rescheduling",
     "process-recover-enable", "elastic-scheduling", "ProcessRecoverStrategy", "ome.io/inferenceservice",
     "inferserviceid", "app", "jobID", "podgroup-sched-enable", "huawei.com/schedule_policy", MIN_AVAILABLE,
     "huawei.com/recover_policy_path", "huawei.com/infer_service_schedule", "huawei.com/affinity-config",
-    "huawei.com/scheduler.softShareDev.policy", "huawei.com/scheduler.softShareDev.aicoreQuota",
-    "huawei.com/scheduler.softShareDev.hbmQuota", TOPOLOGY_MODE, INDEPENDENT,
+    *SOFT_SHARES, TOPOLOGY_MODE, INDEPENDENT,
 })  # fmt: skip
 """Labels and annotations that decide how a job is placed, or would where that is supported."""
 

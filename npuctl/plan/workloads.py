@@ -1,7 +1,7 @@
 """Expands workloads that were not submitted yet into the pods that their controllers would create."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -34,7 +34,8 @@ _WITHOUT_PODS: Final = ("Template", "Runtime")
 """How kinds end whose objects are used by others, and for which nobody creates pods."""
 _WATCHED: Final = {kind.resource.type: kind.name for kind in reversed(KINDS) if kind.is_optional}
 """Where the objects are counted that are created between workloads and pods, of each type the first kind."""
-_NOT_WATCHED: Final = ("Deployment", "ReplicaSet")
+_KINDS_WATCHED: Final = frozenset(kind.resource.kind for kind in KINDS)
+"""The allocator tells of settings on these that have no effect."""
 _DEVICES: Final = ("huawei.com/ascend", "huawei.com/npu")
 """How the names of devices begin, in lower case: a name in other letters is another resource, and an error."""
 
@@ -48,7 +49,7 @@ class Expansion(NamedTuple):
         without_chips: the workloads whose pods request no chips.
         existing: the workloads with chips whose pods are among the objects already.
         kinds: the number of expanded workloads by kind.
-        misplaced: settings of jobs on Deployments and ReplicaSets themselves, a sentence for each.
+        misplaced: settings of jobs on workloads that pass them on to no pod, a sentence for each.
     """
 
     objects: ClusterObjects
@@ -98,8 +99,8 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
             given = manifest.metadata
             workload = Controller(each.version, kind, namespace, name, given.labels, given.annotations)
             pods = _create(each, workload, manifest.spec)
-            if kind in _NOT_WATCHED:
-                misplaced += _misplaced(workload, manifest.spec.template.metadata)
+            if kind not in _KINDS_WATCHED and pods:
+                misplaced += _misplaced(workload, [child.metadata for child in pods])
             if not owners.isdisjoint(_owners(pods)):
                 # The objects have pods that its controller created through another workload, such as a Job.
                 existing.append(f"{kind} {namespace}/{name}")
@@ -134,13 +135,13 @@ def _watched(made: Iterable[KubeObject]) -> dict[str, list[KubeObject]]:
     return found
 
 
-def _misplaced(workload: Controller, template: Metadata) -> Iterator[str]:
+def _misplaced(workload: Controller, made: Collection[Metadata]) -> Iterator[str]:
     """What an allocator can't tell, because it does not watch these workloads."""
-    for what, own, of_pods in (
-        ("label", workload.labels, template.labels),
-        ("annotation", workload.annotations, template.annotations),
+    for what, own, passed_on in (
+        ("label", workload.labels, [metadata.labels for metadata in made]),
+        ("annotation", workload.annotations, [metadata.annotations for metadata in made]),
     ):
-        for key in sorted(SETTINGS & own.keys() - of_pods.keys()):
+        for key in sorted(SETTINGS & own.keys() - frozenset().union(*passed_on)):
             where = f"{workload.kind} {workload.namespace}/{workload.name}"
             yield f"{what} {key} on {where} has no effect; write it in the metadata of its pod template"
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.jobs.pod_groups import VOLCANO
 from npuctl.cli import app
 from npuctl.plan.workloads import expand
@@ -390,6 +390,14 @@ def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
             workload("JobSet", "jobset.x-k8s.io/v1alpha2", {"replicatedJobs": [{}]}),
             "spec.replicatedJobs[0]: Object missing",
         ),
+        (
+            workload("PyTorchJob", "kubeflow.org/v1", {"tfReplicaSpecs": {"Worker": {"template": template()}}}),
+            "spec: a PyTorchJob has the templates of its pods in pytorchReplicaSpecs, and there are none",
+        ),
+        (
+            workload("AscendJob", "mindxdl.gitee.com/v1", {"mpiReplicaSpecs": {"Worker": {"template": template()}}}),
+            "spec: an AscendJob has the templates of its pods in replicaSpecs, and there are none",
+        ),
     ],
 )
 def test_an_invalid_workload_is_named_with_document_and_field(tmp_path: Path, manifest: Json, expected: str) -> None:
@@ -584,6 +592,27 @@ def test_a_setting_on_a_deployment_itself_is_told(
     done = CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW])
     sentence = f"annotation {MIN_AVAILABLE} on Deployment default/infer has no effect; write it in the metadata of its"
     assert (sentence in " ".join(done.stderr.split())) == told
+
+
+@pytest.mark.parametrize("example", ["trainjob", "rolebasedgroup", "inferserviceset"])
+@pytest.mark.parametrize("key", ["sp-block", INDEPENDENT, "ra-block"])
+def test_a_setting_on_a_workload_whose_pods_do_not_get_it_is_told(tmp_path: Path, example: str, key: str) -> None:
+    (made,) = yaml.safe_load_all((EXAMPLES / f"{example}.yaml").read_text())
+    made["metadata"]["annotations"] = {key: "8"}
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), made)))
+    done = CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW])
+    assert f"annotation {key} on {made['kind']} default/" in " ".join(done.stderr.split())
+
+
+def test_labels_of_a_train_job_for_its_job_set_are_settings(tmp_path: Path) -> None:
+    (made,) = yaml.safe_load_all((EXAMPLES / "trainjob.yaml").read_text())
+    said = {"annotations": {MIN_AVAILABLE: "2"}}
+    made["metadata"] |= said
+    made["spec"] |= said
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), made)))
+    assert "no effect" not in CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW]).stderr
 
 
 def test_a_setting_on_the_job_template_of_a_cron_job_is_told(tmp_path: Path) -> None:

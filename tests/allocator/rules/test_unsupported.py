@@ -1,6 +1,7 @@
 """The table of what pods may request and the allocator does not do."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,12 +18,12 @@ from allocator.rules.unsupported import (
     requests_other_devices,
     without_effect,
 )
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobFacts
 from ascend.jobs.pod_groups import VOLCANO
 from ascend.jobs.volcano_job import VOLCANO_JOB
-from ascend.kube.kept import NETWORK_TOPOLOGY, TASK_MINIMA, TOPOLOGY_MODE, settings_among
+from ascend.kube.kept import NETWORK_TOPOLOGY, SOFT_SHARES, TASK_MINIMA, TOPOLOGY_MODE, settings_among
 from ascend.kube.objects import Container, OwnerReference, Pod, Resources
 from ascend.kube.workloads import NetworkTopology, PodGroupSpec
 from ascend.reasons import Reason
@@ -50,9 +51,19 @@ TOLD = (
     pod("a", 8, annotations={"super-pod-affinity": "soft"}),
     pod("a", 8, annotations={"fault-scheduling": "force"}),
     pod("a", 8, annotations={"fault-retry-times": "3"}),
+    pod("a", 8, annotations={"elastic-scheduling": "on"}),
+    pod("a", 8, annotations={"inferserviceid": "s"}),
+    pod("a", 8, labels={"huawei.com/recover_policy_path": "pod"}),
+    pod("a", 8, labels={"ProcessRecoverStrategy": "x"}),
+    pod("a", 8, labels={INDEPENDENT: "true"}),
+    *(pod("a", 8, annotations={INDEPENDENT: value}) for value in ("false", "True", "ture", "")),
     pod("a", 8, labels={"app": "mindie-ms-server", "jobID": "mindie"}),
     pod("a", 8, labels={"inferserviceid": "s"}),
     pod("a", 8, labels={"podgroup-sched-enable": "true"}),
+    pod("a", 8, annotations={"podgroup-sched-enable": "true"}),
+    pod("a", 8, labels={"huawei.com/infer_service_schedule": "x"}),
+    pod("a", 8, labels={"ra-block": "16"}),
+    pod("a", 8, labels={"huawei.com/affinity-config": "level1=2"}),
     pod("a", 8, annotations={"huawei.com/infer_service_schedule": "x"}),
     pod("a", 8, annotations={"sp-fit": "idlest"}),
     pod("a", 8, annotations={"ra-block": "16"}),
@@ -71,6 +82,7 @@ TOLD = (
 REFUSED = (
     (pod("a", 8, annotations={NETWORK_TOPOLOGY: "hard"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 1, labels={"huawei.com/scheduler.softShareDev.aicoreQuota": "50"}), Reason.UNSUPPORTED_POLICY),
+    (pod("a", 1, annotations={"huawei.com/scheduler.softShareDev.policy": "elastic"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 4, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
     (pod("a", 4, annotations={"sp-block": "abc"}), Reason.INVALID_REQUEST),
     (pod("a", 4, annotations={"sp-block": "-4"}), Reason.INVALID_REQUEST),
@@ -96,6 +108,7 @@ FINE = (
     pod("a", 8, labels={"app": "web", "team": "x"}),
     pod("a", 8, labels={"tor-affinity": "null", "fault-scheduling": "off", "subHealthyStrategy": "ignore"}),
     pod("a", 8, labels={"fault-retry-times": "0"}, annotations={"sp-block": "8"}),
+    pod("a", 8, annotations={INDEPENDENT: "true", "podgroup-sched-enable": "false"}),
     pod("a", 8, labels={"super-pod-affinity": "hard"}, annotations={"sp-block": "8"}),
     pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "huawei.com/npu": "0", "cpu": "1"}))]),
     pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "nvidia.com/gpu": "1"}))]),
@@ -320,6 +333,24 @@ def test_a_network_topology_is_read_wherever_it_is_written(place: str, mode: str
     else:
         (told,) = world.engine.without_effect(asking)
         assert told.endswith("nodes are chosen regardless of the network between them")
+
+
+@pytest.mark.parametrize("of_group", [True, False])
+@pytest.mark.parametrize("key", SOFT_SHARES)
+@pytest.mark.parametrize("kind", ["labels", "annotations"])
+def test_a_share_of_a_chip_is_refused_wherever_it_is_written(kind: str, key: str, *, of_group: bool) -> None:
+    world = World()
+    said: dict[str, Any] = {kind: {key: "x"}}
+    if of_group:
+        group = pod_group(1)
+        world.cluster.jobs.group_applied(VOLCANO, replace(group, metadata=replace(group.metadata, **said)))
+        asking = pod("a", 1, annotations={GROUP: "train"})
+    else:
+        spec = "{tasks: [{name: worker, template: {}}]}"
+        world.cluster.jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, spec, **said))
+        asking = owned_by(pod("train-worker-0", 1), "Job", "batch.volcano.sh/v1alpha1")
+    world.add(node("n1"), asking)
+    assert world.refusal(asking).reason is Reason.UNSUPPORTED_POLICY
 
 
 @pytest.mark.parametrize(("owner", "told"), [([], 1), ([OwnerReference(kind="Job", controller=True)], 0)])
