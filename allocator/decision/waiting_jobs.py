@@ -5,6 +5,10 @@ may be about to place it, and nothing has to be kept. A pod alone that can't use
 other reasons, it would not fit on an empty node, what was kept for it was of no use) is passed over, and looked at
 again when it changes, or after some time; so a decision does not take longer the more of them there are.
 
+A gang that never starts, for a reason that only its scheduler knows, would be the oldest again after each try. So gangs
+that have had chips in vain come after gangs that have had them less often; a pod alone comes before the first gang of
+this order if the pod is older.
+
 Pods with scheduling gates don't wait: nobody may place them. Without their gates they come by the time of their
 creation, as all others, since nothing says when a gate was removed.
 """
@@ -158,7 +162,7 @@ class WaitingJobs:
             is_changed = True
         if is_changed:
             needs = (known[1] for known in self._gangs_known.values() if known is not None)
-            self._gangs_ordered = sorted(filter(None, needs), key=_order_of)
+            self._gangs_ordered = sorted(filter(None, needs), key=self._order_of_gang)
         return is_changed
 
     def needs(self) -> Iterator[Need]:
@@ -177,6 +181,10 @@ class WaitingJobs:
                 self._gangs_known[key] = None
         for uid in list(self._passed_over)[:_MOST]:
             self._return(uid)
+
+    def _order_of_gang(self, need: Need) -> tuple[int, int, _Order]:
+        """The order of a gang: after gangs with fewer tries in vain, so a gang without prospects starves nobody."""
+        return need.order[0], self._gangs.resting.tries[need.job], need.order
 
     def _needs_of_gangs(self) -> Iterator[Need]:
         for need in self._gangs_ordered:

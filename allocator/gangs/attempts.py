@@ -176,28 +176,32 @@ class Attempts:
         now_s, known = self._ledger.monotonic(), self._examined
         self._examined = known = {key: (at_s, fits) for key, (at_s, fits) in known.items() if now_s < at_s + TRIED_S}
         if (job.key, holder.key) not in known:
+            names = self._usable(holder, pod, request, candidates)
             if job.size > _MANY:
-                fits = self._has_chips_without(seats, request, job)
+                fits = self._has_chips_without(seats, request, job, names)
             else:
-                names = self._usable(holder, pod, request, candidates)
                 fits = self._planner.fits(pod, request, job, Scope(names, Without(seats[:_MANY])))
             known[job.key, holder.key] = now_s, fits
         return known[job.key, holder.key][1]
 
-    def _has_chips_without(self, seats: Collection[str], request: ChipRequest, job: Job) -> bool:
-        """Whether nothing but the chips of these seats is missing for a gang, by number."""
+    def _has_chips_without(
+        self, seats: Collection[str], request: ChipRequest, job: Job, names: Collection[str] | None
+    ) -> bool:
+        """Whether nothing but the chips of these seats is missing for a gang on these nodes, by number."""
         needed = job.needed - job.placed_beside("")
-        free = sum(capacity(bucket.vacancy, request)[0] * len(bucket) for bucket in self._cluster.index.buckets)
-        held = sum(seat.take.occupied.bit_count() for seat in map(self._ledger.get, seats) if seat is not None)
+        buckets = self._cluster.index.buckets_of(names)
+        free = sum(capacity(bucket.vacancy, request)[0] * nodes for bucket, nodes in buckets)
+        kept = (seat for seat in map(self._ledger.get, seats) if seat is not None)
+        held = sum(seat.take.occupied.bit_count() for seat in kept if names is None or seat.node in names)
         return free < needed <= free + held // max(request.chips, 1)
 
     def _usable(
         self, holder: Job, pod: Pod, request: ChipRequest, candidates: Collection[str] | None
     ) -> Collection[str] | None:
         """The nodes offered for a pod, and nodes that its scheduler may leave out for the chips of a gang."""
-        if candidates is None:
-            return None
         selected = self._cluster.labels.selected(pod.spec.node_selector) if pod.spec.node_selector else None
+        if candidates is None:
+            return selected
         reach = set(candidates)
         for name in self._nodes(holder.key.plan) - reach:
             record = self._cluster.nodes.get(name)
@@ -384,7 +388,8 @@ class Attempts:
             for uid in refused:
                 for node in wait.offers.get(uid, ()):
                     wait.refuse(uid, node, self._held_on(node, job))
-        seats = self._ledger.drop_plan(job.key.plan)
+        if seats := self._ledger.drop_plan(job.key.plan):
+            self.resting.note_try(job)
         since_s = min((seat.since_s for seat in seats), default=math.inf)
         chips = sum(seat.take.occupied.bit_count() for seat in seats)
         self._obstacles.released(job)

@@ -15,6 +15,7 @@ template would be alike. Bindings that were held and are given up end no rest: g
 other with each try.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -40,6 +41,9 @@ class Resting:
     Args:
         cluster: nodes, pods and jobs.
         monotonic: the clock.
+
+    Attributes:
+        tries: how often gangs have had chips in vain.
     """
 
     def __init__(self, cluster: Cluster, monotonic: Callable[[], float]) -> None:
@@ -47,6 +51,7 @@ class Resting:
         self._backoff = ItemBackoff[_Kind](monotonic, FIRST_REST_S, LONGEST_REST_S)
         self._openings: dict[_Kind, int] = {}
         self._tried: dict[JobKey, _Kind] = {}
+        self.tries = Counter[JobKey]()
         self._monotonic = monotonic
         self._paid_s = 0.0  # when nothing is owed any more
 
@@ -59,6 +64,11 @@ class Resting:
         self._backoff.fail(kind)
         self._openings[kind] = self._cluster.openings
         self._openings = {known: count for known, count in self._openings.items() if known in self._backoff}
+
+    def note_try(self, job: Job) -> None:
+        """A gang has had chips in vain."""
+        self.tries = Counter({key: tries for key, tries in self.tries.items() if key in self._cluster.jobs.by_key})
+        self.tries[job.key] += 1
 
     def kept(self, chip_s: float) -> None:
         """A gang has kept chips from others in vain for so many chip-seconds."""

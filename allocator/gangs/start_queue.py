@@ -137,12 +137,11 @@ class StartQueue:
         return self._jobs[self._first] if self._first is not None else None
 
     def _choose(self) -> None:
-        self._forget()
         first = self._first
-        is_able = first is not None and self._is_able(first)
+        is_able = first is not None and self._still_waits(first) and self._is_able(first)
         if first is not None and is_able and not (self._favours_new and self._is_idle(first)):
             return
-        able = [key for key in self._waiting if self._is_able(key)]
+        able = [key for key in tuple(self._waiting) if self._still_waits(key) and self._is_able(key)]
         new = [key for key in able if self._favours_new and not self._waiting[key].tries]
         if is_able and not new:
             return
@@ -165,16 +164,17 @@ class StartQueue:
 
     def ahead_of(self, job: Job) -> Job | None:
         """The gang whose turn it is, if it is not the turn of this gang, which waits; None if this one may try."""
-        if self.get(job) is None:
+        if self.get(job) is None or (self._first is None and not self._is_able(job.key)):
             return None
         first = self.first
         return None if first is job else first
 
     def preceding(self, priority: int) -> Iterator[tuple[JobKey, Wait]]:
         """The gangs of at least this priority that have tried and could start in their next turn."""
-        self._forget()
-        for key, wait in self._waiting.items():
-            if wait.tries and -wait.rank[1] >= priority and self._has_prospects(self._jobs[key]):
+        for key, wait in tuple(self._waiting.items()):
+            if not wait.tries or -wait.rank[1] < priority or not self._still_waits(key):
+                continue
+            if self._has_prospects(self._jobs[key]):
                 yield key, wait
 
     def join(self, job: Job, *, has_begun: bool = False) -> None:
@@ -186,6 +186,7 @@ class StartQueue:
         """
         wait = self.get(job)
         if wait is None:
+            self.leave(job.key)  # a former job of its name
             self._put(job, _new(job, has_begun=has_begun))
         elif has_begun:
             wait.rank = (False, *wait.rank[1:])
@@ -232,7 +233,9 @@ class StartQueue:
         self._end_turn(job, is_vain=is_vain)
 
     def pass_on(self) -> None:
-        """End the turn of a gang that has made no progress for long."""
+        """Forget started and deleted gangs, and end the turn of a gang that has made no progress for long."""
+        for key in tuple(self._waiting):
+            self._still_waits(key)
         first = self.first
         if first is not None and not self._holds(first) and self._monotonic() - self.since_s >= TURN_S:
             self.fail(first)
@@ -241,15 +244,17 @@ class StartQueue:
         if job == self._first:
             self._first, self._in_vain = None, self._in_vain + 1 if is_vain else 0
 
-    def _forget(self) -> None:
-        """Forget gangs that have started or are gone."""
-        for key, wait in tuple(self._waiting.items()):
-            job = self._jobs.get(key)
-            if job is None or job.first_version != wait.job:
-                self.leave(key)
-            elif self._has_started(job):
-                self.leave(key)
-                self._started(key)
+    def _still_waits(self, key: JobKey) -> bool:
+        """Whether a gang of the queue still waits; a gang that has started or is deleted is forgotten."""
+        job = self._jobs.get(key)
+        if job is None or job.first_version != self._waiting[key].job:
+            self.leave(key)
+        elif self._has_started(job):
+            self.leave(key)
+            self._started(key)
+        else:
+            return True
+        return False
 
 
 def _new(job: Job, *, has_begun: bool = False) -> Wait:

@@ -167,7 +167,7 @@ class Requeuer:
                 await self._annotate(each)
 
     async def _due(self) -> list[_Refused]:
-        now_s = self._monotonic()
+        now_s, first = self._monotonic(), self._engine.gangs.queue.first
         due: list[_Refused] = []
         fits: dict[ChipRequest | JobKey, bool] = {}
         turn = Turn()
@@ -176,7 +176,7 @@ class Requeuer:
             if self._refused.get(each.ref.uid) is not each:
                 continue  # accepted meanwhile
             seen = self._cluster.pods.get(each.ref.uid)
-            silent_s, first = now_s - each.tried_s, self._engine.gangs.queue.first
+            silent_s = now_s - each.tried_s
             wait_s = FIRST_WAIT_S if first is not None and each.ref.uid in first.pods else each.wait_s
             if (seen is None and silent_s > FORGET_S) or (
                 seen is not None and (seen.spec.node_name or not seen.is_live)

@@ -76,6 +76,11 @@ class Queue:
             earmark_share=0.5,
         )
 
+    def add(self, kinds: Sequence[str]) -> None:
+        """Further gangs that can't start are created."""
+        for number, kind in enumerate(kinds):
+            self.simulation.add(impossible(kind, number, self.names))
+
     async def seconds_until_start(self, pods: list[Demand], limit_s: int = 120) -> float:
         """How long pods wait that fit on what is free; they end at once."""
         self.simulation.add(pods)

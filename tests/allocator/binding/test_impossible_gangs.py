@@ -16,6 +16,8 @@ from tests.allocator.builders import node, pod
 BOUND_S = 30.0
 LATE_S = 300
 """How long after it can start a gang may take while pods come all the time that fit on its chips."""
+OLDER_S = 150
+"""How much longer for each older gang that can't start: nodes drain for it, twice if the gang has tried as well."""
 
 
 @pytest.mark.parametrize(
@@ -48,16 +50,17 @@ async def test_gangs_that_cannot_start_keep_no_chips_after_a_minute(kind: str) -
     await queue.simulation.close()
 
 
-@settings(max_examples=10)
+@settings(max_examples=15)
 @given(
+    kinds=st.lists(st.sampled_from(KINDS), max_size=3),
     durations_s=st.lists(st.integers(4, 30), min_size=4, max_size=4),
     pause_s=st.integers(1, 6),
     obstacle_s=st.integers(5, 90),
 )
 def test_a_gang_that_has_tried_in_vain_starts_although_pods_come_that_fit_on_its_chips(
-    durations_s: list[int], pause_s: int, obstacle_s: int
+    kinds: list[str], durations_s: list[int], pause_s: int, obstacle_s: int
 ) -> None:
-    """Pods that need whole nodes come all the time; the CPU that the gang lacks becomes free."""
+    """Pods that need whole nodes come all the time, older gangs can't start; the CPU that the gang lacks gets free."""
 
     async def check() -> None:
         queue = Queue([], nodes=4, cycles=8)
@@ -67,9 +70,11 @@ def test_a_gang_that_has_tried_in_vain_starts_although_pods_come_that_fit_on_its
         blocks = [replace(blocking, pod=pod(f"blocks-{number}", None)) for number in range(4)]
         simulation.thieves = [(0.0, each) for each in blocks]
         await simulation.run(2)
+        queue.add(kinds)
+        await simulation.run(2)
         simulation.add(late)
         running: list[tuple[float, Demand]] = []
-        for second in range(obstacle_s + LATE_S):
+        for second in range(obstacle_s + LATE_S + OLDER_S * len(kinds)):
             if second == obstacle_s:
                 for each in blocks:
                     simulation.end_plain(each)

@@ -125,6 +125,31 @@ def test_the_oldest_gang_of_the_highest_priority_comes_first() -> None:
     assert not places(world, young[0])
 
 
+@pytest.mark.parametrize(("tries", "first"), [((0, 0), "old"), ((1, 0), "new"), ((1, 1), "old")])
+def test_a_gang_that_has_had_chips_in_vain_less_often_comes_before_an_older_one(
+    tries: tuple[int, int], first: str
+) -> None:
+    gangs = [gang("old", 2), gang("new", 2, since="2026-01-02T00:00:00Z")]
+    world = world_of(2, *gangs[0], *gangs[1])
+    gone = [holder(f"s{number}", f"n{number}") for number in range(2)]
+    for pods, times in zip(gangs, tries, strict=True):
+        for _ in range(times):
+            for each in pods:
+                places(world, each)
+            job = world.cluster.jobs.job_of(pods[0])
+            world.engine.gangs.step_back(job, (), "a test says so")
+            world.add(*gone)
+            for each in pods:
+                assert not places(world, each)
+            assert world.engine.gangs.queue.get(job) is None
+            for each in gone:
+                world.cluster.pod_deleted(each)
+    world.add(*gone)
+    for pods in gangs:
+        assert not places(world, pods[0])
+    assert [promise.what for promise in world.ledger.promises] == [f"job default/{first}"]
+
+
 def test_a_pod_that_ends_before_the_nodes_have_drained_may_use_them() -> None:
     world = world_of(2, holder("s0", "n0", limit_s=1000), holder("s1", "n1", limit_s=500), *gang("big", 2))
     end(world, "s1")

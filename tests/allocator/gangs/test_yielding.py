@@ -215,3 +215,20 @@ def test_a_gang_yields_to_a_large_gang_that_lacks_nothing_else(count: int) -> No
         world.engine.place(other[0])
         assert holds(world, other)
     assert holds(world, held) == (count == 67)
+
+
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_a_gang_yields_to_a_large_gang_only_on_nodes_that_its_selector_admits(*, is_admitted: bool) -> None:
+    world, held = world_of(66, **MESHES), gang("held", 2)
+    yielding(world, held)
+    where = {each.node for each in map(world.ledger.get, (pod.uid for pod in held)) if each is not None}
+    left = where if is_admitted else {name for name in world.cluster.nodes if name not in where}
+    left |= set(sorted(set(world.cluster.nodes) - where)[: 65 - len(left)])
+    world.add(*(node(name, labels={**MESHES, "pool": "a"}) for name in left))
+    other = [selecting(each, {"pool": "a"}) for each in gang("other", 65, requirements=2)]
+    world.add(*other)
+    if is_admitted:
+        world.engine.place(other[0])
+    else:
+        assert reason(world, other[0]) is Reason.GANG_DOES_NOT_FIT
+    assert holds(world, held) != is_admitted
