@@ -8,9 +8,6 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 PERIOD_S: Final = 3.0
-GENERATIONS: Final = (*(1,) * 19, 2)
-"""What successive collections walk: nearly always the objects that were made since the last one, and at last all."""
-_NEVER: Final = 1_000_000
 _FILLING_S: Final = 0.05
 
 
@@ -53,11 +50,10 @@ def _entry(mapping: MutableMapping[str, Any], key: str, value: object) -> Iterat
 async def keep_collections_short(filled: Callable[[], bool] = lambda: True) -> NoReturn:
     """Exclude what was made during the start from garbage collection, and collect the rest periodically.
 
-    A collection stops the event loop while it walks objects that the collector tracks. It need not walk those of the
-    start, imported modules for example: all of them stay. Of later ones most are walked once, and all once a minute, so
-    garbage in reference cycles is freed, whenever it was made. That takes little time only if few objects are tracked:
-    long-lived ones of which there are many are of types that the collector does not track (``gc=False``), as they can't
-    be in cycles.
+    A collection stops the event loop while it walks every object that the collector tracks. It need not walk those of
+    the start, imported modules for example: all of them stay. Later ones are walked, so garbage in reference cycles is
+    freed, whenever it was made. That takes little time only if few objects are tracked: long-lived ones of which there
+    are many are of types that the collector does not track (``gc=False``), as they can't be in cycles.
 
     Args:
         filled: whether the objects that stay are there; until then new ones are frozen without being walked at all.
@@ -71,12 +67,10 @@ async def keep_collections_short(filled: Callable[[], bool] = lambda: True) -> N
         await asyncio.sleep(_FILLING_S)
     gc.freeze()
     _trim_heap()
-    gc.set_threshold(*gc.get_threshold()[:2], _NEVER)  # all objects are walked only here
     while True:
-        for generation in GENERATIONS:
-            await asyncio.sleep(PERIOD_S)
-            await Turn().wait()  # long work does not go on in the same turn
-            gc.collect(generation)
+        await asyncio.sleep(PERIOD_S)
+        await Turn().wait()  # long work does not go on in the same turn
+        gc.collect()
 
 
 async def trim_heap_after(start: Awaitable[object]) -> None:
