@@ -70,7 +70,7 @@ HOUSEKEEPING_S = 1.0
 
 
 class AllocatorApp:
-    """An allocator that runs for the duration of its ``async with`` block, and can be inspected within it.
+    """An allocator that runs for the duration of an ``async with`` block, and can be inspected within it.
 
     If one of its tasks fails, the block is cancelled and raises the error: a process must not continue without it.
 

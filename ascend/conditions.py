@@ -1,4 +1,4 @@
-"""The Node condition in which a device plugin says why it does not work; npuctl reads it."""
+"""The Node condition with the reason why a device plugin does not work; npuctl reads it."""
 
 from enum import StrEnum
 from typing import Final

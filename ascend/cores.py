@@ -48,7 +48,7 @@ def read_kind(labels: Mapping[str, str]) -> Divisible | None:
 
 
 class Cut(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A vNPU that is cut out of a chip for one pod; the driver assigns an id only when it cuts.
+    """A vNPU that is cut out of a chip for a pod; the driver assigns an id only when cutting.
 
     Attributes:
         chip: the physical id of the chip.

@@ -33,7 +33,7 @@ class ContainerRequest(msgspec.Struct, frozen=True):
 
 
 def effective_request(requests: Iterable[ContainerRequest]) -> int:
-    """The number of chips a pod requests: the largest sum that its containers need at one time.
+    """The number of chips a pod requests: the largest sum of its containers' needs at one time.
 
     See docs/spec/kubelet.md#containers-of-a-pod.
 

@@ -87,7 +87,7 @@ class Divisible(msgspec.Struct, frozen=True, gc=False):
 
     def template(self, cores: int, media: Media = Media.SHARED) -> Template | None:
         """The template for a request of a part of a chip; None if there is none."""
-        return next((each for each in self.templates if each.cores == cores and each.media is media), None)
+        return next((size for size in self.templates if size.cores == cores and size.media is media), None)
 
     @property
     def parts(self) -> tuple[int, ...]:

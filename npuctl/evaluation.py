@@ -218,7 +218,7 @@ class Evaluation:
         preemptors = [pod]
         if allocator.engine.is_of_gang(pod):
             # The first ones are answered once their scheduler has tried the others.
-            waiting = [each for _, each in job.ranked() if each.waits_for_chips and each.uid != pod.uid]
+            waiting = [peer for _, peer in job.ranked() if peer.waits_for_chips and peer.uid != pod.uid]
             preemptors = [pod, *waiting] * 2
         ended = defaultdict[str, dict[str, None]](dict)
         for preemptor in preemptors:
@@ -232,8 +232,8 @@ class Evaluation:
         gone = {node: [self._pods[uid] for uid in uids if uid in self._pods] for node, uids in ended.items()}
         for each in (each for pods in gone.values() for each in pods):
             self.delete(each)
-        self._ended[_owner(pod, job)] = {node: [each.key for each in pods] for node, pods in gone.items()}
-        return [each for pods in gone.values() for each in pods]
+        self._ended[_owner(pod, job)] = {node: [victim.key for victim in pods] for node, pods in gone.items()}
+        return [victim for pods in gone.values() for victim in pods]
 
     def _by_number(self, pod: Pod) -> tuple[dict[str, Suggestion], list[str]]:
         """By number alone, as kube-scheduler counts: the nodes where others have to end, and those where none has."""
@@ -244,17 +244,17 @@ class Evaluation:
             if not isinstance(record.offer, Vacancy) or not isinstance(record.server, Server):
                 continue
             there = [each for uid in record.holdings if (each := self._pods.get(uid)) is not None]
-            lower = [each for each in there if each.priority < pod.priority]
+            lower = [other for other in there if other.priority < pod.priority]
             free = _allocatable(record)
-            for each in there:
-                free.subtract(_resources(each))
+            for other in there:
+                free.subtract(_resources(other))
             if all(free[resource] >= number for resource, number in wanted.items()):
                 passed.append(name)
                 continue
-            for each in lower:
-                free.update(_resources(each))
+            for other in lower:
+                free.update(_resources(other))
             if lower and all(free[resource] >= number for resource, number in wanted.items()):
-                suggested[name] = Suggestion(tuple(each.uid for each in lower))
+                suggested[name] = Suggestion(tuple(other.uid for other in lower))
         return suggested, passed
 
 

@@ -1,1 +1,1 @@
-"""Bindings: those of the allocator, and those that other schedulers post."""
+"""Bindings of the allocator, and Bindings that other schedulers post."""

@@ -1,4 +1,4 @@
-"""What is written on a pod in its Binding: its chips, the predicate time, and what others read of its job.
+"""The annotations of a pod's Binding: chips, predicate time, and what other programs read of the job.
 
 The formats are the reference's (docs/spec/scheduling.md#pod-annotations). A pod that takes a whole node, or whose rank
 table is built by an operator, also gets ``AscendReal`` and the configuration, as in the reference. The device plugin
@@ -153,7 +153,7 @@ def _real(pod: Pod, grant: Grant, node: Node, location: Location) -> dict[str, s
 
 
 def _known(located: int, text: str) -> int:
-    """An id that is known from anywhere; else what the Node says of it, which may be that it has none."""
+    """The located id; else the id in the Node's annotation, UNKNOWN if that is no number."""
     if located >= 0:
         return located
     try:

@@ -1,4 +1,4 @@
-"""Holds the Bindings of a gang until all pods that its minimum needs can be bound; then they are posted together.
+"""Holds the Bindings of a gang until as many pods as its minimum can be bound, and posts them together.
 
 A scheduler asks to bind a pod after the pod has passed its filters on a node, and accounts for it there from then on:
 kube-scheduler's Permit plugins rely on that, too. So a gang whose Bindings are all asked for can start as a
@@ -204,7 +204,7 @@ class Barrier:
     def holds_other(self, job: Job, node: str) -> bool:
         """Whether Bindings of another gang to a node are held."""
         own, there = self._ledger.plans.of(job.key.plan).held, map(self._ledger.get, self._ledger.on(node))
-        return any(each is not None and each.stage is Stage.HELD and each.uid not in own for each in there)
+        return any(seat is not None and seat.stage is Stage.HELD and seat.uid not in own for seat in there)
 
     def excuse(self, excused: Callable[[], Iterable[str]]) -> None:
         """Set what returns the uids of pods for which a gang waits however late their schedulers ask to bind them."""
@@ -262,7 +262,7 @@ class Barrier:
             self._end(uid, Refusal(Reason.GANG_STEPPED_BACK, sentence))
 
     def close(self, why: Refusal) -> None:
-        """End the wait of all pods, and of those that come; they keep their seats."""
+        """End the wait of all pods, and of pods that come later; all keep their seats."""
         self._closed = why
         for assembly in tuple(self._assemblies.values()):
             while assembly.is_open and assembly.job.key in self._assemblies:
@@ -297,7 +297,7 @@ class Barrier:
                 self._give_up(assembly, why)
             elif why := self._obstacle(assembly, self._monotonic()):
                 stuck.append((assembly, why))
-        stuck = [each for each in stuck if self._is_waiting(each[0])]
+        stuck = [entry for entry in stuck if self._is_waiting(entry[0])]
         if stuck:
             self._resolve(stuck)
 
@@ -306,7 +306,7 @@ class Barrier:
         now_s, known = self._monotonic(), [assembly.job for assembly, _ in stuck]
         others = [other for other in self._assemblies.values() if self._is_waiting(other) and other.job not in known]
         stuck += [(other, why) for other in others if (why := self._obstacle(other, now_s, refused_s=0.0))]
-        stuck.sort(key=lambda each: self._order(each[0].job))
+        stuck.sort(key=lambda entry: self._order(entry[0].job))
         for assembly, why in stuck[len(stuck) // 2 :]:
             self._give_up(assembly, why)
         for assembly in self._assemblies.values():
@@ -317,7 +317,7 @@ class Barrier:
         return self._assemblies.get(assembly.job.key) is assembly and not assembly.is_open
 
     def _note_progress(self, assembly: _Assembly, uid: str) -> None:
-        """Give a gang more time: a further pod has come, or one that was not asked for since the last one did.
+        """Give a gang more time if the pod is a further one, or was not asked for since the last further pod came.
 
         It is no progress that pods are asked for again and again.
         """
@@ -391,8 +391,8 @@ class Barrier:
         needed = sum(other.job.needed for other in self._assemblies.values())
         is_ample = needed <= self._most_calls or self._gangs.may_start(assembly.job)
         most = self._most_calls if is_ample else self._most_calls // 2
-        if sum(len(each.held) for each in self._assemblies.values()) > most:
-            longest = max(self._assemblies.values(), key=lambda each: len(each.held))
+        if sum(len(assembly.held) for assembly in self._assemblies.values()) > most:
+            longest = max(self._assemblies.values(), key=lambda assembly: len(assembly.held))
             self._lapse(longest, next(iter(longest.held)), "too many Bindings are held")
 
     def _lapse(self, assembly: _Assembly, uid: str, why: str) -> None:

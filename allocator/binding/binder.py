@@ -149,7 +149,7 @@ class Binder:
         return bound
 
     def give_up(self, uid: str, names: Collection[str] = ()) -> None:
-        """End the held Binding of a pod that a scheduler filters again, on these nodes; the pod keeps its seat."""
+        """End the held Binding of a pod that a scheduler filters again on the named nodes; the seat stays."""
         self._barrier.filtered(uid, names)
 
     def require_room(self, pod: Pod) -> None:
@@ -167,7 +167,7 @@ class Binder:
             await asyncio.wait(set(self._running.values()))
 
     def choose(self, pod: Pod, candidates: list[str] | None) -> str:
-        """The node of a pod that is bound next; its chips are reserved there.
+        """Choose the node of a pod that is bound next, and reserve the chips there.
 
         Raises:
             Refusal: the pod fits nowhere.

@@ -1,4 +1,4 @@
-"""The values of a Binding: the pod it names, the lease it is posted under, and the assignment that comes of it."""
+"""The values of a Binding: the pod's reference, the lease for posting, and the resulting assignment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,5 +101,5 @@ def bound_elsewhere(pod: str, node: str) -> Refusal:
 
 
 def recreated(ref: PodRef) -> Refusal:
-    """The refusal for a pod that was deleted and created again under its name; it does not tell the new uid."""
+    """The refusal for a pod that was deleted and recreated with the same name, without the new uid."""
     return Refusal(Reason.POD_GONE, f"pod {ref.key} was recreated: its uid is no longer {ref.uid}")

@@ -163,7 +163,7 @@ class Injector:
         return reservation
 
     def _require_turn(self, pod: Pod, gang: Job) -> None:
-        """Accept a gang whose turn it is, or that need not wait for one.
+        """Accept a gang whose turn has come, or that needs no turn.
 
         Raises:
             Refusal: another gang is served now.
@@ -186,7 +186,7 @@ class Injector:
         return gangs.find_started(gang) is not None and gangs.may_start(gang)
 
     def _pass_on(self) -> None:
-        """End the turn of a gang that has not made use of it in time, and the turns of those that do not fit."""
+        """End the turn of a gang that has let its time pass, and the turns of gangs without room."""
         self._queue.pass_on()
         now_s = self._monotonic()
         if now_s - max(self._queue.since_s, self._examined_s) < ROOM_S:

@@ -1,4 +1,4 @@
-"""Finds the pods that calls name: what the API server has of a pod counts, not what its caller says of it.
+"""Finds the pods that calls name, as the API server has them: the caller's word on a pod does not count.
 
 A caller names a pod by namespace, name and uid, and all three must be right. Mostly the informer has the pod. If the
 caller's watch is ahead of the informer's, the API server is asked once; the rate of such reads is limited, in all and
@@ -81,7 +81,7 @@ class KnownPods:
         self._slots = asyncio.Semaphore(limit.at_once)
 
     def seen(self, ref: PodRef) -> Pod | None:
-        """The pod as the informer has seen it; None if it has not, or if it is a plain pod (``state/plain_pods.py``).
+        """The pod as the informer has it; None for an unseen pod, and for a plain pod (``state/plain_pods.py``).
 
         Raises:
             Refusal: the pod with this uid has another name.
@@ -92,7 +92,7 @@ class KnownPods:
         return pod
 
     async def find(self, ref: PodRef, *, version: str = "") -> Pod | None:
-        """The pod; None if it is one that requests nothing the allocator assigns.
+        """The pod; None if the pod requests nothing from the allocator.
 
         Args:
             ref: the pod.
@@ -180,7 +180,7 @@ def _is_possible(ref: PodRef) -> bool:
 
 
 def _is_newer(version: str, pod: Pod) -> bool:
-    """Whether a resourceVersion is newer than that of a pod; those of the API server are decimal numbers that grow."""
+    """Whether a resourceVersion is newer than a pod's; the API server's are decimal numbers that grow."""
     known = pod.metadata.resource_version
     return version != known and version.isdecimal() and known.isdecimal() and _order(version) > _order(known)
 

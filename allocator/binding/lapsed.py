@@ -115,14 +115,14 @@ class LapsedHolds:
         """
         is_doubted = node in self._doubted
         lapsed = (self._lapsed.get(uid) for uid in self._ledger.on(node))
-        if all(each is None or (each.priority >= pod.priority and self._is_counted(each)) for each in lapsed):
+        if all(hold is None or (hold.priority >= pod.priority and self._is_counted(hold)) for hold in lapsed):
             self._doubted.discard(node)
         elif is_further:
             self._doubted.add(node)
         return is_doubted and node not in self._doubted
 
     def has_ended(self, pod: Pod) -> bool:
-        """Whether there is evidence that its scheduler would not accept a pod on its node now; looks at it anew."""
+        """Look whether anything shows that the scheduler would no longer accept a pod on its node."""
         lapsed = self._lapsed[pod.uid]
         verdict, is_nominated = verdict_on(pod), pod.status.nominated_node_name == lapsed.node
         if verdict == lapsed.verdict or not is_nominated:
@@ -133,7 +133,7 @@ class LapsedHolds:
         return is_refused or self._state(lapsed.node) != lapsed.state
 
     def is_settled(self, uid: str) -> bool:
-        """Whether its scheduler accounts for a pod on its node, beside all others that it has accepted there.
+        """Whether the scheduler accounts for a pod on its node, beside all the pods accepted there.
 
         It is not for a pod whose Binding is waited for.
         """

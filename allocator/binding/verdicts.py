@@ -1,4 +1,4 @@
-"""What schedulers say of pods that wait for chips and that they have refused, by job.
+"""The schedulers' verdicts on refused pods that wait for chips, by job.
 
 Whether a gang has to give up is asked every second, of gangs of thousands of pods: so the verdicts are noted when they
 change.
@@ -17,7 +17,7 @@ from ascend.kube.objects import Condition, Pod
 
 
 class Verdict(msgspec.Struct, gc=False):
-    """What its scheduler says of a pod that it has refused.
+    """A scheduler's verdict on a pod that was refused.
 
     Attributes:
         condition: the condition PodScheduled of the pod.

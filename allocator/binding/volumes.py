@@ -49,7 +49,7 @@ class Claim(KubeObject, frozen=True, kw_only=True):
     status: ClaimStatus = ClaimStatus()
 
     def is_awaited_on(self, node: str, stage: Stage) -> bool:
-        """Whether it is not bound yet, so that its pod's scheduler may wait for its volume on a node.
+        """Whether the claim is not bound yet, so that the pod's scheduler may wait for the volume on a node.
 
         A volume that exists already is bound without ``SELECTED_NODE``. But the seats of a gang are not kept on such an
         account: nothing says whether the scheduler has called for a pod without it.

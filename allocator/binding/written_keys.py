@@ -1,4 +1,4 @@
-"""Every annotation that the allocator writes on pods; the chart's policy of its ServiceAccount admits exactly these.
+"""Every annotation that the allocator writes on pods; the chart's policy of its ServiceAccount admits no others.
 
 The policy is ``templates/allocator/account-policy.yaml``, and ``tests/deploy`` compares both.
 """

@@ -1,1 +1,1 @@
-"""Decisions on single pods: what they request, where they are placed, and which pods they preempt."""
+"""Decisions on single pods: their requests, their nodes, and the pods to preempt."""

@@ -175,7 +175,7 @@ class BacklogReader:
                 return WaitingFor.BINDING
             reasons = index.reasons(request, candidates)
         else:
-            if sum(n * capacity(each.vacancy, request)[0] for each, n in index.buckets_of(candidates)) >= number:
+            if sum(n * capacity(left.vacancy, request)[0] for left, n in index.buckets_of(candidates)) >= number:
                 return WaitingFor.BINDING
             reasons = index.reasons_when_full(request, candidates)
         return waiting_for(reasons)

@@ -1,4 +1,4 @@
-"""Where a pod that is placed alone may be, besides having room: not beside its peers, and on its previous node."""
+"""Where a pod placed alone may be, besides having room: not beside its peers, and on its previous node."""
 
 from collections.abc import Collection
 
@@ -34,7 +34,7 @@ class Choice:
         return [name for name in names if not job.shares(name, pod.uid)]
 
     def partition(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> Filtered:
-        """Where a pod that is placed alone fits, and why other nodes refuse it."""
+        """The nodes on which a pod placed alone fits, and the refusals of the others."""
         fitting, refused = self._cluster.view(Without.of(pod)).partition(resolved.chips, candidates)
         allowed = self.without_peers(pod, resolved, fitting)
         if allowed is None or len(allowed) == len(fitting):
@@ -43,7 +43,7 @@ class Choice:
         return Filtered(list(allowed), refused | {name: peer for name in fitting if resolved.job.shares(name, pod.uid)})
 
     def refusal(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> Refusal:
-        """Why a pod that is placed alone fits on no candidate; with one candidate, the reason of that node."""
+        """Why a pod placed alone fits on no candidate; with one candidate, the reason of that node."""
         request, index, reasons = resolved.chips, self._cluster.view(Without.of(pod)), None
         if request.is_spread or (candidates is not None and len(candidates) == 1):
             refused = self.partition(pod, resolved, candidates)

@@ -136,7 +136,7 @@ async def _end_cheapest(
 
 
 async def _reprieve(fitting: Fitting, trial: Trial, losses: list[list[Occupant]]) -> None:
-    """Let all pods stay that can, those of the first losses rather than those of the last ones.
+    """Let all pods stay that can, of the first losses rather than of the last.
 
     Args:
         fitting: the gang.
@@ -161,4 +161,4 @@ async def _reprieve(fitting: Fitting, trial: Trial, losses: list[list[Occupant]]
 def _importance(unit: Unit) -> tuple[int, int, int, str]:
     """The sort key, the most important first: by priority, work and pods that end; then the older ones."""
     size, pods = unit.loss
-    return -unit.work.priority, -size, -pods, min(each.since for each in unit.ended.values())
+    return -unit.work.priority, -size, -pods, min(pod.since for pod in unit.ended.values())

@@ -1,4 +1,4 @@
-"""The nodes in the order in which they drain soonest: those with the fewest pods first. No I/O.
+"""The nodes in the order of draining: the fewest pods first. No I/O.
 
 How long pods run is unknown, so the number of pods that have to end counts, not their chips: a pod of eight chips ends
 once. Nodes with equally many pods come by name. So successive jobs that need whole nodes drain the same nodes, and the
@@ -150,7 +150,7 @@ class DrainOrder:
             known = {name: place for name in allowed if (place := self._places.get(name)) is not None}
             return iter(
                 sorted(
-                    (each.pods, name) for name, each in known.items() if products is None or each.product in products
+                    (node.pods, name) for name, node in known.items() if products is None or node.product in products
                 )
             )
         lists = [nodes for product, nodes in self._ordered.items() if products is None or product in products]

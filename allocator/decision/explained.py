@@ -29,7 +29,7 @@ class ToldObstacle(msgspec.Struct, frozen=True):
 
 
 class Predecessors(msgspec.Struct, frozen=True):
-    """The pods of other jobs that wait and come before a pod by priority and age, and the chips that they request."""
+    """The waiting pods of other jobs that precede a pod by priority and age, and their requested chips."""
 
     pods: int = 0
     chips: int = 0
@@ -58,7 +58,7 @@ class Explained(msgspec.Struct, frozen=True):
 
 
 async def explain(pod: Pod, cluster: Cluster, engine: DecisionEngine) -> Explained:
-    """Explain why a pod that requests chips waits, or say that it does not; other tasks run meanwhile."""
+    """Explain why a pod with chips waits, if it does; other tasks run meanwhile."""
     if not pod.is_live:
         return Explained("finished")
     if (node := engine.settled_node(pod)) is not None:
@@ -87,19 +87,19 @@ def _obstacles(filtered: Filtered, namespace: str) -> tuple[ToldObstacle, ...]:
     for refusal, nodes in filtered.refusals.items():
         sentences[refusal.reason][refusal.message] += nodes
     found = (
-        ToldObstacle(reason, said.total(), told_in(namespace, example({each: each for each in said})))
+        ToldObstacle(reason, said.total(), told_in(namespace, example({text: text for text in said})))
         for reason, said in sentences.items()
     )
-    return tuple(sorted(found, key=lambda each: (-each.nodes, each.reason)))
+    return tuple(sorted(found, key=lambda obstacle: (-obstacle.nodes, obstacle.reason)))
 
 
 async def _ahead_of(pod: Pod, cluster: Cluster) -> Predecessors:
     turn, own, its_job = Turn(), _order(pod), cluster.jobs.job_of(pod).pods
     pods = chips = 0
-    for each in list(cluster.waiting):
+    for other in list(cluster.waiting):
         await turn.share()
-        if _order(each) < own and each.requests_chips and each.uid not in its_job:
-            pods, chips = pods + 1, chips + counted_chips(each)
+        if _order(other) < own and other.requests_chips and other.uid not in its_job:
+            pods, chips = pods + 1, chips + counted_chips(other)
     return Predecessors(pods, chips)
 
 

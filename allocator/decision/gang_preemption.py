@@ -101,12 +101,12 @@ class GangPreemption:
     def awaiting_victims(self, job: Job) -> Collection[str]:
         """The uids of the pods of a gang for which others are ending."""
         plan = self._current(job) if job.key.plan in self._plans else None
-        return {each.uid for each in plan.places if each.uid and self.remaining(each)} if plan is not None else ()
+        return {place.uid for place in plan.places if place.uid and self.remaining(place)} if plan is not None else ()
 
     async def place(
         self, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
     ) -> Place | None:
-        """The node of a pod on which others have to end first; None if it has none: it waits for its peers.
+        """The node of a pod on which others have to end first; None if the pod has to wait for its peers.
 
         Args:
             pod: the pod.
@@ -134,11 +134,11 @@ class GangPreemption:
         plan = self._current(job)
         if plan is not None and not self._is_refused(pod, job):
             place = self._answer(plan, pod, request, job, suggested)
-            if place is not None or any(each.uid == pod.uid for each in plan.places):
+            if place is not None or any(seat.uid == pod.uid for seat in plan.places):
                 return place
             # The other places are for its peers, if they are possible.
-            planned = any(each.member == pod.uid for each in plan.places) or not job.is_mixed
-            if planned and all(each.uid or each.node in suggested or not self.remaining(each) for each in plan.places):
+            planned = any(seat.member == pod.uid for seat in plan.places) or not job.is_mixed
+            if planned and all(seat.uid or seat.node in suggested or not self.remaining(seat) for seat in plan.places):
                 return None
         for _ in range(_ATTEMPTS):
             with suppress(ChangedError):
@@ -146,7 +146,7 @@ class GangPreemption:
         raise RetryError(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: nodes have changed while victims were chosen")
 
     def _is_refused(self, pod: Pod, job: Job) -> bool:
-        """Whether its scheduler refuses a pod its seat: beside its peers, though nobody has to end there any more."""
+        """Whether the scheduler refuses a pod its seat beside peers, though nobody has to end there any more."""
         seat, offered = self._ledger.get(pod.uid), self._offered.of(pod, job)
         if seat is None or offered is None or pod.uid in self.awaiting_victims(job):
             return False
@@ -174,7 +174,7 @@ class GangPreemption:
         except Refusal as refusal:
             if self._state(job) != state:
                 raise ChangedError from refusal
-            self._useless = {key: each for key, each in self._useless.items() if self._now_s < each[1] + _AGAIN_S}
+            self._useless = {key: entry for key, entry in self._useless.items() if self._now_s < entry[1] + _AGAIN_S}
             self._useless[job.key.plan] = state, self._now_s, refusal.without_frames()
             raise
         self._plans[job.key.plan] = plan
@@ -227,8 +227,8 @@ class GangPreemption:
         if plan is None or plan.announced:
             return []
         plan.announced = True
-        places = sum(not each.uid and bool(self.remaining(each)) for each in plan.places)
-        answered = {each.uid for each in plan.places}
+        places = sum(not place.uid and bool(self.remaining(place)) for place in plan.places)
+        answered = {place.uid for place in plan.places}
         return [pod for _, pod in job.ranked() if pod.waits_for_chips and pod.uid not in answered] if places else []
 
     def remaining(self, place: Place) -> list[Occupant]:
@@ -259,14 +259,14 @@ class GangPreemption:
         self, plan: Plan, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
     ) -> Place | None:
         """The pod's place, or one of a peer with an equal request that was not answered yet."""
-        own = next((each for each in plan.places if each.uid == pod.uid), None)
+        own = next((place for place in plan.places if place.uid == pod.uid), None)
         if own is not None:
             if not self.remaining(own):
                 return None  # its node is free for it
             if own.node in suggested:
                 return own
             own.uid = ""
-        for place in sorted(plan.places, key=lambda each: each.member != pod.uid):
+        for place in sorted(plan.places, key=lambda place: place.member != pod.uid):
             is_possible = place.member == pod.uid or (place.request == request and not job.is_mixed)
             if is_possible and not place.uid and place.node in suggested and self.remaining(place):
                 place.uid = pod.uid

@@ -127,16 +127,16 @@ class GangVictims:
             RetryError: other pods have to be tried by their scheduler first.
             ChangedError: the gang or the nodes have changed meanwhile.
         """
-        answered = [each for each in earlier if each.uid]
+        answered = [place for place in earlier if place.uid]
         # There pods are ending already for peers.
-        nodes = {each.node for each in answered if each.node not in suggested}
-        undisrupted = nodes.union(node for node, each in suggested.items() if not each.pdb_violations)
+        nodes = {place.node for place in answered if place.node not in suggested}
+        undisrupted = nodes.union(node for node, suggestion in suggested.items() if not suggestion.pdb_violations)
         nodes.update(suggested)
         if self._offered.is_by_pod(job):
             members = self._members(pod, request, job)
-            known = [offered for each, _ in members if (offered := self._offered.of(each, job)) is not None]
-            nodes.update(*(each.suggested for each in known))
-            undisrupted.update(*(each.undisrupted for each in known))
+            known = [offered for member, _ in members if (offered := self._offered.of(member, job)) is not None]
+            nodes.update(*(offered.suggested for offered in known))
+            undisrupted.update(*(offered.undisrupted for offered in known))
         try:
             plan = await self._choose_on(undisrupted, pod, request, job)
         except RetryError:
@@ -145,12 +145,12 @@ class GangVictims:
             if len(undisrupted) == len(nodes):
                 raise
             plan = await self._choose_on(nodes, pod, request, job, frozenset(nodes) - undisrupted)
-        given = {each.uid: each.node for each in answered}
+        given = {place.uid: place.node for place in answered}
         for peer in job.pods.values():  # another leader may have answered
             if peer.waits_for_chips and (node := peer.status.nominated_node_name):
                 given.setdefault(peer.uid, node)
         for uid, node in given.items():
-            place = next((each for each in plan.places if each.node == node and not each.uid), None)
+            place = next((place for place in plan.places if place.node == node and not place.uid), None)
             if place is not None and (not job.is_mixed or place.member == uid):
                 place.uid = uid
         return plan
@@ -168,15 +168,15 @@ class GangVictims:
         """
         held, missing = self._offered.held(job), self.missing(job)
         members: list[tuple[Pod, ChipRequest]] = [(pod, request)]
-        for _, each in job.ranked():
-            if each.uid == pod.uid or each.uid in held or not each.waits_for_chips:
+        for _, peer in job.ranked():
+            if peer.uid == pod.uid or peer.uid in held or not peer.waits_for_chips:
                 continue
-            offered, seat = self._offered.of(each, job), self._ledger.get(each.uid)
+            offered, seat = self._offered.of(peer, job), self._ledger.get(peer.uid)
             if seat is not None and (not held if offered is None else seat.node in offered.nodes()):
                 missing -= 1  # its scheduler has not refused that
             elif offered is not None:
                 with suppress(Refusal):  # an invalid pod does not hold up its peers while there are enough of them
-                    members.append((each, self._gangs.request_of(each)))
+                    members.append((peer, self._gangs.request_of(peer)))
         missing = max(missing, 1)
         if len(members) < missing:
             pods = count(missing - len(members), "more of its pods has", "more of its pods have")
@@ -194,11 +194,11 @@ class GangVictims:
             common = allowed if gang.candidates is None else allowed.intersection(gang.candidates)
             return replace(gang, members=gang.members[:needed], candidates=common)
         members: list[Member] = []
-        for each, wanted in self._members(pod, request, job):
-            offered = self._offered.of(each, job)
+        for peer, wanted in self._members(pod, request, job):
+            offered = self._offered.of(peer, job)
             own = offered.nodes(is_disrupting=is_disrupting) if offered is not None else frozenset(nodes)
-            members.append(Member(each.uid, each.key, job.rank_of(each), wanted, own))
-        members.sort(key=lambda each: (len(each.candidates or ()), each.rank))  # those with the fewest nodes first
+            members.append(Member(peer.uid, peer.key, job.rank_of(peer), wanted, own))
+        members.sort(key=lambda peer: (len(peer.candidates or ()), peer.rank))  # those with the fewest nodes first
         return self._gangs.planner.request(members, pod, job)
 
     async def _choose_on(
@@ -209,9 +209,9 @@ class GangVictims:
         job: Job,
         disrupted: frozenset[str] = frozenset(),
     ) -> Plan:
-        waiting = [pod, *(each for each in job.pods.values() if each.waits_for_chips)]
-        priority = min(each.priority for each in waiting)
-        never = any(each.spec.preemption_policy == NEVER for each in waiting)
+        waiting = [pod, *(peer for peer in job.pods.values() if peer.waits_for_chips)]
+        priority = min(peer.priority for peer in waiting)
+        never = any(peer.spec.preemption_policy == NEVER for peer in waiting)
         trial = Trial(
             self._cluster,
             self._ledger,
@@ -225,17 +225,17 @@ class GangVictims:
         gang, names = (await trial.turn.share_between(steps)).by_nodes()
         await trial.read(list(self._cluster.nodes if names is None else names), nodes)
         fitting = Fitting(gang, trial)
-        largest = max((each.request for each in gang.members), key=lambda each: each.chips)
+        largest = max((member.request for member in gang.members), key=lambda request: request.chips)
         await clear(fitting, trial, largest, disrupted)
         seats = await fitting.seats()
         if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it
             raise seats
-        requests = {each.uid: each.request for each in gang.members}
+        requests = {member.uid: member.request for member in gang.members}
         chips: defaultdict[str, ChipSet] = defaultdict(int)
         for seat in seats:
             chips[seat.node] |= seat.take.chip_set
         victims = await self._needed_victims(trial, chips)
-        ending = {uid for each in victims.values() for uid in each}
+        ending = {uid for uids in victims.values() for uid in uids}
         if isinstance(gang.switches, SwitchView) and any(ending.isdisjoint(unit.uids) for unit in trial.gone):
             sentence = "jobs of lower priority span its switches, and hold no server that it would get"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
@@ -243,14 +243,14 @@ class GangVictims:
         if job.version != version or self._offered.held(job) != held:
             raise ChangedError
         owner = job.key.plan
-        due_s = self._due_s(uid for each in victims.values() for uid in each)
+        due_s = self._due_s(uid for uids in victims.values() for uid in uids)
         promise = Promise(owner, f"job {job.key}", priority, dict(chips), due_s)
         self._ledger.promises.keep(promise)
         places = [Place(seat.node, requests[seat.uid], victims[seat.node], seat.uid) for seat in seats]
         return Plan(promise, places)
 
     async def _needed_victims(self, trial: Trial, chips: Mapping[str, ChipSet]) -> dict[str, frozenset[str]]:
-        """The pods that have to end for these chips, as the nodes are now; other tasks may run meanwhile.
+        """The pods to end for these chips, as the nodes are now; other tasks may run meanwhile.
 
         Raises:
             ChangedError: the chips of a node would not be free even then.
@@ -272,7 +272,7 @@ class GangVictims:
 
 
 def _needed_victims_on(trial: Trial, node: str, taken: ChipSet) -> frozenset[str] | None:
-    """The pods that have to end on a node for these chips; None if these are not free even then."""
+    """The pods to end on a node for these chips; None if the chips are not free even then."""
 
     def free(staying: Iterable[str]) -> bool:
         offer = trial.offer(node, staying=set(staying))
@@ -282,7 +282,7 @@ def _needed_victims_on(trial: Trial, node: str, taken: ChipSet) -> frozenset[str
         return None
     staying: list[str] = []
     ended = trial.ended_on(node)
-    for each in reversed(least_important_first(ended)):
-        if free([*staying, each.uid]):
-            staying.append(each.uid)
-    return frozenset(each.uid for each in ended).difference(staying)
+    for pod in reversed(least_important_first(ended)):
+        if free([*staying, pod.uid]):
+            staying.append(pod.uid)
+    return frozenset(pod.uid for pod in ended).difference(staying)

@@ -37,7 +37,7 @@ class Occupants:
         self._works = Memo[JobKey, Work](_MOST_JOBS)
 
     def of(self, pod: Pod, record: NodeRecord, holding: Holding) -> Occupant:
-        """A pod on a node, with what it holds there."""
+        """A pod on a node, with its chips and parts of chips."""
         size = _size(record, holding.chips, holding.parts)
         return self._occupant(pod, size, holding.chips, holding.counted, holding.parts)
 
@@ -96,4 +96,4 @@ def _size(record: NodeRecord, chips: ChipSet, parts: Iterable[Vnpu | Cut]) -> in
         return whole
     kind = record.server.kind if isinstance(record.server, Server) else None
     cores = kind.cores if kind is not None else _CORES
-    return whole + sum(CHIP * each.cores // cores for each in parts)
+    return whole + sum(CHIP * part.cores // cores for part in parts)

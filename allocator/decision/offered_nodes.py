@@ -1,4 +1,4 @@
-"""Where each pod of a gang may be, as its scheduler has said: by the nodes it filters, and those on which it preempts.
+"""The nodes offered to each pod of a gang: the scheduler filters them, or preempts on them.
 
 For most gangs it is enough to know it of one pod, since they are made from one template. It is recorded pod by pod if
 they differ, once the gang has stepped back, and while it has seats: its pods may exclude each other (anti-affinity,
@@ -74,8 +74,8 @@ class OfferedNodes:
         self._last[job.key.plan] = copy(nodes)  # of thousands only what was sent
         if len(self._last) > _MOST_GANGS:
             oldest = next(iter(self._last))
-            for each in (self._last, self._pods, self._sets):
-                each.pop(oldest, None)
+            for memo in (self._last, self._pods, self._sets):
+                memo.pop(oldest, None)
         if self.is_by_pod(job):
             names = self._shared(job, frozenset(nodes))
             self._note(pod, job, Offered(filtered=names, beside=self.held(job), is_open=True))
@@ -87,11 +87,11 @@ class OfferedNodes:
             return
         known, held = self._pods.get(job.key.plan, {}).get(pod.uid), self.held(job)
         filtered = known.filtered if known is not None and known.is_open and known.beside == held else frozenset[str]()
-        undisrupted = self._shared(job, frozenset(name for name, each in nodes.items() if not each.pdb_violations))
+        undisrupted = self._shared(job, frozenset(name for name, hint in nodes.items() if not hint.pdb_violations))
         self._note(pod, job, Offered(filtered, undisrupted, self._shared(job, frozenset(nodes)), held))
 
     def of(self, pod: Pod, job: Job) -> Offered | None:
-        """What a scheduler has said of a pod beside those that are held now; None if it has not said anything."""
+        """The nodes offered to a pod beside the pods held now; None if none were offered."""
         known = self._pods.get(job.key.plan, {}).get(pod.uid)
         if known is not None and known.beside == self.held(job):
             return known

@@ -77,7 +77,7 @@ class Preemption:
         return self._victims(pod, node, self._engine.request_of(pod))
 
     async def victim_sets(self, pod: Pod, nodes: Collection[str], limit: int) -> list[VictimSet]:
-        """The victims on each of these nodes on which preemption helps, the best first; other tasks may run meanwhile.
+        """The victims on each of the nodes where preemption helps, the best first; other tasks may run meanwhile.
 
         At most ``limit``. If it is only one, as always for a pod of a gang, its chips are promised to the pod.
 
@@ -157,7 +157,7 @@ class Preemption:
         return (node,) if self._settles(pod, self._engine.request_of(pod), node) else ()
 
     def awaits(self, pod: Pod) -> bool:
-        """Whether a pod waits for chips of pods that end or have ended, on the node for which it is nominated.
+        """Whether a pod waits, on its nominated node, for chips of pods that end or have ended.
 
         Nobody else need end for it then. A scheduler that counts chips sees them free as soon as the pods are gone.
 
@@ -166,8 +166,8 @@ class Preemption:
         """
         request, promise = self._engine.request_of(pod), self._promise_of(pod)
         nodes = {pod.status.nominated_node_name, *(promise.chips if promise is not None else ())}
-        fitting = (each for each in nodes if self._settles(pod, request, each))
-        return any(not self._fits(self._cluster.nodes[each], (), pod, request) for each in fitting)
+        fitting = (node for node in nodes if self._settles(pod, request, node))
+        return any(not self._fits(self._cluster.nodes[node], (), pod, request) for node in fitting)
 
     def _settles(self, pod: Pod, request: ChipRequest, node: str) -> bool:
         """Whether a pod fits on a node once the pods that terminate there are gone.
@@ -186,13 +186,13 @@ class Preemption:
         return isinstance(_judge(self._without(record, gone, pod, (plan,)), request), Fit)
 
     def _promise_of(self, pod: Pod) -> Promise | None:
-        """What a pod or its gang was promised of the chips of others that end."""
+        """The promise to a pod or its gang of chips of pods that end."""
         promises = self._ledger.promises
         promise = promises.get(pod.uid) or promises.get(self._cluster.jobs.job_of(pod).key.plan)
         return promise if promise is not None and not promise.drains else None
 
     def nominated(self, pod: Pod, *, free_as_well: bool = False) -> None:
-        """Promise a nominated pod what it waits for there, if it has no promise and no reservation.
+        """Promise chips of its node to a nominated pod that has no promise and no reservation.
 
         Its victims were chosen by another leader, or its scheduler chose one of several answers.
 
@@ -226,7 +226,7 @@ class Preemption:
         for pod in waiting:
             self.nominated(pod)
         of_gangs = [(job, pod) for pod in waiting if (job := self._engine.gang_of(pod)) is not None]
-        for job, pairs in groupby(sorted(of_gangs, key=lambda each: each[0].key), key=lambda each: each[0]):
+        for job, pairs in groupby(sorted(of_gangs, key=lambda pair: pair[0].key), key=lambda pair: pair[0]):
             self._resume_gang(job, [pod for _, pod in pairs if self._ledger.get(pod.uid) is None])
 
     def _without(self, record: NodeRecord, gone: Collection[str], pod: Pod, plans: Collection[str] = ()) -> Offer:
@@ -273,7 +273,7 @@ class Preemption:
         promise = self._promise_of(pod)
         for node in promise.chips if promise is not None else ():
             own = self._victims(pod, node, request)
-            if isinstance(own, VictimSet) and all(each.terminating for each in own.victims):
+            if isinstance(own, VictimSet) and all(victim.terminating for victim in own.victims):
                 return own
             if self._settles(pod, request, node):
                 return VictimSet(node, ())
@@ -281,25 +281,25 @@ class Preemption:
 
     def _promise(self, pod: Pod, chosen: VictimSet, request: ChipRequest) -> None:
         record = self._cluster.nodes[chosen.node]
-        fit = _judge(self._without(record, {each.uid for each in chosen.victims}, pod), request)
+        fit = _judge(self._without(record, {victim.uid for victim in chosen.victims}, pod), request)
         if isinstance(fit, Fit):
-            due_s, take = self._due_s(each.uid for each in chosen.victims), fit.take
+            due_s, take = self._due_s(victim.uid for victim in chosen.victims), fit.take
             chips, part = {chosen.node: take.chip_set}, take.vnpu or take.cut
             promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, chips, due_s, part=part)
             self._ledger.promises.keep(promise)
 
     def _promise_nominated(self, pod: Pod, nodes: Collection[str]) -> None:
-        """Promise the pods that a scheduler counts on these nodes against another one what they wait for there.
+        """Promise chips to the pods nominated to the nodes that a scheduler counts there against another pod.
 
         A promise has an end, a nomination has none.
         """
         counted = [
-            each
-            for each in self._cluster.waiting
-            if each.status.nominated_node_name in nodes and each.uid != pod.uid and each.priority >= pod.priority
+            other
+            for other in self._cluster.waiting
+            if other.status.nominated_node_name in nodes and other.uid != pod.uid and other.priority >= pod.priority
         ]
-        for each in sorted(counted, key=_first_nominated):
-            self.nominated(each, free_as_well=True)
+        for other in sorted(counted, key=_first_nominated):
+            self.nominated(other, free_as_well=True)
 
     def _resume_gang(self, job: Job, pods: list[Pod]) -> None:
         if self._ledger.promises.get(job.key.plan) is not None:
@@ -312,7 +312,7 @@ class Preemption:
                 continue
             request = self._engine.request_of(pod)
             occupants = self._on(record, request)
-            lower = {each.uid for each in occupants if each.terminating or each.work.priority < pod.priority}
+            lower = {other.uid for other in occupants if other.terminating or other.work.priority < pod.priority}
             offer = self._cluster.offer_of(record, Without(lower, (job.key.plan,), pod.priority))
             if isinstance(offer, Vacancy):
                 offer = offer.without(Take(chip_set=chips[node]))
@@ -343,27 +343,27 @@ class Preemption:
         self, record: NodeRecord, pod: Pod, request: ChipRequest, *, terminating_only: bool
     ) -> tuple[Occupant, ...] | Refusal:
         occupants = [
-            each
-            for each in self._on(record, request)
-            if each.terminating or (each.work.priority < pod.priority and not terminating_only)
+            occupant
+            for occupant in self._on(record, request)
+            if occupant.terminating or (occupant.work.priority < pod.priority and not terminating_only)
         ]
         if request.vnpu:
             return self._select_one(record, pod, request, occupants)
         if request.cores:
             return self._select_few(record, pod, request, occupants)
-        empty = self._without(record, {each.uid for each in occupants}, pod)
+        empty = self._without(record, {occupant.uid for occupant in occupants}, pod)
         return empty if isinstance(empty, Refusal) else select_victims(empty, request, occupants)
 
     def _select_one(
         self, record: NodeRecord, pod: Pod, request: ChipRequest, occupants: Sequence[Occupant]
     ) -> tuple[Occupant, ...] | Refusal:
-        """The pod whose vNPU the request gets, the one that costs least; none if one is free."""
+        """The least costly pod whose vNPU serves the request; none if a vNPU is free."""
         verdict = _judge(self._without(record, (), pod), request)
         if isinstance(verdict, Fit):
             return ()
-        for each in sorted(least_important_first(occupants), key=lambda each: cost([each])):
-            if isinstance(_judge(self._without(record, {each.uid}, pod), request), Fit):
-                return (each,)
+        for occupant in sorted(least_important_first(occupants), key=lambda occupant: cost([occupant])):
+            if isinstance(_judge(self._without(record, {occupant.uid}, pod), request), Fit):
+                return (occupant,)
         return verdict
 
     def _select_few(
@@ -372,7 +372,7 @@ class Preemption:
         """The pods without which AI cores fit: of all, the most costly work goes on as far as it can."""
 
         def verdict(gone: Iterable[Occupant]) -> Fit | Refusal:
-            return _judge(self._without(record, {each.uid for each in gone}, pod), request)
+            return _judge(self._without(record, {occupant.uid for occupant in gone}, pod), request)
 
         empty = verdict(occupants)
         if isinstance(empty, Refusal):
@@ -395,7 +395,7 @@ def _first_nominated(pod: Pod) -> tuple[int, str, str]:
 def _has_some(holding: Holding, request: ChipRequest) -> bool:
     """Whether a pod holds some of what is requested: chips, or a vNPU of that size."""
     if request.vnpu:
-        return any(each.suffix == request.vnpu for each in holding.vnpus)
+        return any(vnpu.suffix == request.vnpu for vnpu in holding.vnpus)
     if request.cores:
         return bool(holding.chips or holding.cuts)
     return bool(holding.chips)

@@ -156,7 +156,7 @@ class RequestReader:
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job), policy)
 
     def _read_vnpu(self, stated: Pod, job: Job, size: str) -> ResolvedRequest:
-        """What a pod with a vNPU requests: of the rules of jobs only those about products and nodes concern it.
+        """The request of a pod with a vNPU: of the rules of jobs only those about products and nodes concern it.
 
         vNPUs have no network and no ring, so the pods of a job may be anywhere.
 
@@ -213,7 +213,7 @@ class RequestReader:
     def _by_policy(
         self, stated: Pod, job: Job, request: ChipRequest, together: Cooperation
     ) -> tuple[Policy, ChipRequest]:
-        """Where the pods of a job are placed, given one of them with all settings of the job, and what it requests.
+        """The policy that places a job's pods, and the pod's request under it; the pod has all settings of the job.
 
         Raises:
             Refusal: what the job asks of its policy is invalid.
@@ -256,7 +256,7 @@ class RequestReader:
             return one_product("", named, (offered,), ())
 
     def _is_spread(self, products: frozenset[str] | None) -> bool:
-        """Whether each pod of a job of several pods needs a server of its own, if its servers are of one product."""
+        """Whether each pod of a job needs a server alone: the job's single product is not shared by peers."""
         if products is None or len(products) != 1:
             return False
         (name,) = products

@@ -30,7 +30,7 @@ async def judge(cluster: Cluster, engine: DecisionEngine, pod: Pod) -> Filtered 
 
 
 def why_unplaced(engine: DecisionEngine, pod: Pod, judged: Filtered | Refusal) -> Refusal | None:
-    """Why a pod waits; None if it fits, and nothing is known that keeps its scheduler from placing it."""
+    """Why a pod waits; None for a pod that fits and has no known obstacle to its placement."""
     if isinstance(judged, Refusal):
         return judged
     if not judged.fitting:

@@ -1,4 +1,4 @@
-"""What a scheduler suggests to preempt on a node, and the answer: the pods that make room there."""
+"""A scheduler's suggestion of victims on a node, and the answer: the pods that make room there."""
 
 from typing import Final
 

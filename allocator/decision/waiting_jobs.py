@@ -117,13 +117,13 @@ class WaitingJobs:
         return len(self._gangs_known) + len(self._alone)
 
     def follow(self) -> None:
-        """Note every gang of which a pod waits and every pod that its scheduler has refused, as long as they wait."""
+        """Note every gang with a waiting pod and every pod refused by its scheduler, as long as they wait."""
         for pod in self._cluster.waiting:
             self._applied(pod)
         self._cluster.followers.add(self._applied, self._forget)
 
     def note(self, pod: Pod) -> None:
-        """Note a pod that was refused because it does not fit, or its gang."""
+        """Note a pod refused for lack of room, or its gang."""
         job = self._cluster.jobs.job_of(pod)
         if self._cluster.jobs.gang(job) is not None:
             self._gangs_known.setdefault(job.key, None)
@@ -143,7 +143,7 @@ class WaitingJobs:
         return any(map(self._is_large, self._gangs_known))
 
     def version(self, key: JobKey) -> tuple[int, int]:
-        """What a need was read from: it is valid for this one."""
+        """The versions from which a need was read; they date it."""
         job = self._cluster.jobs.by_key.get(key)
         return job.version if job is not None else 0, self._cluster.labels.version
 
@@ -166,7 +166,7 @@ class WaitingJobs:
         return is_changed
 
     def needs(self) -> Iterator[Need]:
-        """What the jobs need that lack nothing but chips, in the order in which they come first."""
+        """The needs of the jobs that lack nothing but chips, in the order of the jobs."""
         return heapq.merge(self._needs_of_gangs(), self._needs_alone(), key=_order_of)
 
     def pass_over(self, need: Need) -> None:

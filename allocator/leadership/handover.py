@@ -84,8 +84,8 @@ class HandOver:
         self._ledger = ledger
 
     def write(self) -> str | None:
-        """The note with all Bindings that may still be made; empty if there are none, None if there are too many."""
-        found = [OpenBinding.of(each) for each in self._ledger if _is_promised(each)]
+        """The note with all Bindings that may still be made; empty without any, None if they are too many."""
+        found = [OpenBinding.of(reservation) for reservation in self._ledger if _is_promised(reservation)]
         note = msgspec.json.encode(found).decode() if found else ""
         return note if len(note) <= MAX_NOTE else None
 
@@ -100,20 +100,20 @@ class HandOver:
         """
         try:
             found = msgspec.json.decode(note, type=list[OpenBinding]) if note else []
-            takes = {each.uid: each.take for each in found}
+            takes = {binding.uid: binding.take for binding in found}
         except (InvalidValue, *UNREADABLE) as error:
             raise ValueError(str(error)) from error
         return [
             self._ledger.reserve(
-                uid=each.uid,
-                pod=each.pod,
-                node=each.node,
-                take=takes[each.uid],
+                uid=binding.uid,
+                pod=binding.pod,
+                node=binding.node,
+                take=takes[binding.uid],
                 stage=Stage.DOUBTFUL,
-                predicate_time=each.predicate_time,
+                predicate_time=binding.predicate_time,
             )
-            for each in found
-            if self._may_be_made(each)
+            for binding in found
+            if self._may_be_made(binding)
         ]
 
     def _may_be_made(self, each: OpenBinding) -> bool:
@@ -132,10 +132,10 @@ class HandOver:
             held_cuts = [cut for holding in record.holdings.values() for cut in holding.cuts]
             cuts = [*held_cuts, *(other.cut for other in others if other.cut is not None)]
             return not take.occupied & whole and fits_beside(take.cut, cuts)
-        parts = (*(each.occupied for each in record.holdings.values()), *(other.occupied for other in others))
+        parts = (*(holding.occupied for holding in record.holdings.values()), *(other.occupied for other in others))
         return not take.chip_set & functools.reduce(operator.or_, parts, whole)
 
 
 def _is_promised(each: Reservation) -> bool:
-    """Whether it is reserved for a Binding that may have been posted, or for a caller that posts one itself."""
+    """Whether chips are reserved for a Binding that may be posted already, or that a caller posts."""
     return each.stage in _PROMISED or (each.stage is Stage.RESERVED and each.predicate_time is not None)

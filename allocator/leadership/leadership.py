@@ -1,4 +1,4 @@
-"""Whether this allocator answers calls: it must lead, and its informers must have synced; and how it stops."""
+"""Whether this allocator answers calls: only as the leader, with synced informers; and how leading stops."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +26,7 @@ DRAIN_S = 5.0
 
 
 class Leadership:
-    """What an allocator needs before it answers calls: to be the only one that binds, and synced informers.
+    """The conditions of answering calls: no other allocator binds, and the informers have synced.
 
     Args:
         settings: the settings of leader election.
@@ -128,8 +128,8 @@ class Leadership:
             if self._fence is not None:
                 tasks.create_task(self._fence.keep(), name="fence")
             if self._settings.service:
-                listening = {name: each for name, each in addresses.items() if not each.startswith("unix:")}
-                ports = {name: split_address(each)[1] for name, each in listening.items()}
+                listening = {name: address for name, address in addresses.items() if not address.startswith("unix:")}
+                ports = {name: split_address(address)[1] for name, address in listening.items()}
                 namespace, service = self._settings.lease_namespace, self._settings.service
                 here = Endpoint(namespace, service, self._settings.pod_ip, ports)
                 tasks.create_task(publish(self._client, here, self.leads), name="endpoint")

@@ -1,4 +1,4 @@
-"""Which nodes may be nominated: those that the scheduler has not turned down; no I/O."""
+"""The nodes that may be nominated, as the scheduler has not turned them down; no I/O."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Final

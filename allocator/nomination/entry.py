@@ -1,4 +1,4 @@
-"""What becomes of a pod that waits for a node, and what its status says of it; no I/O."""
+"""The states of a pod on the way to its node, and the nomination in the pod's status; no I/O."""
 
 from enum import Enum, auto
 from typing import Final
@@ -75,6 +75,6 @@ def is_ours(pod: Pod) -> bool:
 
 def failure_of(pod: Pod) -> str:
     """Why the scheduler could not place a pod when it tried last; empty if it did not try."""
-    messages = (each.message for each in pod.status.conditions if each.type == "PodScheduled")
+    messages = (condition.message for condition in pod.status.conditions if condition.type == "PodScheduled")
     message = next(messages, "")
     return "" if message == _GATED else message

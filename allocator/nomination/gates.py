@@ -185,7 +185,7 @@ class Gates:
         self._wake.set()
 
     def _ungated(self, uid: str) -> None:
-        """The gate of a pod is gone; one that was let through is counted until it is bound."""
+        """The gate of a pod is gone; a pod that was let through is counted until it is bound."""
         group = self._groups[self._keys[uid]]
         if uid in group.through:
             group.line.remove(uid)
@@ -244,8 +244,8 @@ class Gates:
         """The groups in the order of their first pods, of namespaces in turn: one may have thousands."""
         heads = [(key, self._head(group)) for key, group in self._groups.items()]
         waiting = [(key, pod) for key, pod in heads if pod is not None]
-        waiting.sort(key=lambda each: (-each[1].priority, each[1].metadata.creation_timestamp or ""))
-        return (key for key, _ in in_turn(waiting, lambda each: each[1].metadata.namespace))
+        waiting.sort(key=lambda item: (-item[1].priority, item[1].metadata.creation_timestamp or ""))
+        return (key for key, _ in in_turn(waiting, lambda item: item[1].metadata.namespace))
 
     def _head(self, group: _Group) -> Pod | None:
         while (uid := group.line.first) is not None:

@@ -33,7 +33,7 @@ class Line:
         return uid in self._uids
 
     def add(self, pod: Pod, *, is_tried: bool = False) -> None:
-        """Add a pod, behind those of its priority that were not tried if it was; no effect if it is there."""
+        """Add a pod unless present; a tried pod comes behind the untried pods of the same priority."""
         if pod.uid not in self._uids:
             number = self._uids[pod.uid] = next(self._numbers)
             # Creation times have a resolution of one second; the order of events decides within it.
@@ -56,7 +56,7 @@ class Line:
 
     @property
     def head(self) -> _Key | None:
-        """The first pod, with what orders it; None if there is none."""
+        """The first pod with its sort key; None if the line is empty."""
         while self._heap:
             *_, number, uid = self._heap[0]
             if self._uids.get(uid) == number:
@@ -84,7 +84,7 @@ class Lines:
         return len(self._namespaces)
 
     def add(self, pod: Pod, *, has_seat: bool = False, is_tried: bool = False) -> None:
-        """Add a pod, behind the pods of its priority that were not tried if it was; no effect if it is there."""
+        """Add a pod unless present; a tried pod comes behind the untried pods of the same priority."""
         namespace = SEATED if has_seat else pod.metadata.namespace
         if self._namespaces.setdefault(pod.uid, namespace) == namespace:
             self._lines.setdefault(namespace, Line(self._numbers)).add(pod, is_tried=is_tried)
@@ -99,7 +99,7 @@ class Lines:
                 del self._lines[namespace]
 
     def pop(self, admits: Callable[[str], bool]) -> str | None:
-        """Remove the first pod of the namespaces that are admitted and return its uid; None if there is none."""
+        """Remove the first pod of the admitted namespaces and return its uid; None without such a pod."""
         heads = (line.head for namespace, line in self._lines.items() if admits(namespace))
         first = min((head for head in heads if head is not None), default=None)
         if first is None:

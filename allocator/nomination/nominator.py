@@ -372,7 +372,7 @@ class Nominator:
             self._forget(entry.uid)
 
     def _clear(self, pod: Pod, node: str, why: str) -> None:
-        """Leave a pod to its scheduler, and clear its nomination of a node, until that is seen."""
+        """Leave a pod to its scheduler, and clear the nomination until the informer shows that."""
         if pod.status.nominated_node_name != node:
             self._enter(pod, State.LEFT)
             return
@@ -399,7 +399,7 @@ class Nominator:
     def _enter(
         self, pod: Pod, state: State, *, node: str = "", is_filtered: bool = False, has_seat: bool = False
     ) -> Entry:
-        """Put a pod into a state; without a nomination it stays one that its scheduler has filtered."""
+        """Put a pod into a state; in states without a nomination a filtered pod stays filtered."""
         old = self._forget(pod.uid)
         entry = Entry(
             pod.uid,

@@ -1,4 +1,4 @@
-"""The gauges of what waits for chips and of what is free, also for pods that no scheduler has called for.
+"""The gauges of waiting pods and free chips, also for pods that no scheduler has called for.
 
 They are measured in the background and not at a scrape, which would keep the event loop for as long as there are pods
 and nodes. A measurement lets other tasks run, and the pause after it grows with its duration.

@@ -122,7 +122,7 @@ class Journal:
         return self._events.refused(PodRef.of(pod), refusal, action="Gate")
 
     def unasked(self, pod: Pod, refusal: Refusal) -> bool:
-        """A pod waits for which its scheduler does not call; returns whether it has an Event that says why it waits."""
+        """Record a pod whose scheduler does not call; return whether the pod has an Event with the reason now."""
         return self._events.refused(PodRef.of(pod), refusal, action="Wait", remind_s=REMIND_UNASKED_S)
 
     def filtered(self, pod: Pod, filtered: Filtered) -> None:
@@ -142,11 +142,11 @@ class Journal:
                 why = {} if chosen is None else {"reason": chosen.reason, "error": chosen.message}
                 log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid, **why, **left_out)
             return
-        victims = [each.pod or each.uid for each in chosen.victims]
+        victims = [victim.pod or victim.uid for victim in chosen.victims]
         log.info("chose victims for a pod", pod=pod.key, pod_uid=pod.uid, node=chosen.node, victims=victims)
 
     def _may_log(self, namespace: str) -> dict[str, int] | None:
-        """What a line about a refused pod of a namespace says of lines that were left out; None if it is, too."""
+        """The number of omitted lines, for a line about a namespace's refused pod; None if the line is omitted, too."""
         if not self._lines.take(namespace):
             if namespace in self._left_out or len(self._left_out) < _NAMESPACES:
                 self._left_out[namespace] += 1

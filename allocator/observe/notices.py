@@ -39,7 +39,7 @@ def notices(cluster: Cluster, publish: Publish, leads: Callable[[], bool]) -> Jo
 
 
 def log_ignored(node: str, names: tuple[str, ...]) -> None:
-    """Log the devices that a node names in its annotation and that are neither chips nor vNPUs."""
+    """Log the devices in a node's annotation that are neither chips nor vNPUs."""
     log.warning("devices of a node are neither chips nor vNPUs: ignored", node=node, devices=list(names))
 
 

@@ -26,7 +26,7 @@ _WHERE: Final = f"{publication.NAMESPACE}/{publication.NAME}"
 
 
 class SwitchPublisher:
-    """Writes the ConfigMap if its content is another one. A write that fails is tried again, and logged once.
+    """Writes the ConfigMap when the content has changed. A failed write is tried again, and logged once.
 
     Args:
         client: the API server.
@@ -95,7 +95,7 @@ class SwitchPublisher:
 
     def _is_too_large(self, content: Mapping[str, str]) -> bool:
         """Whether the API server would not accept it; said once."""
-        size = sum(len(each.encode()) for each in content.values())
+        size = sum(len(text.encode()) for text in content.values())
         was, self._was_too_large = self._was_too_large, size > MOST_BYTES
         if self._was_too_large and not was:
             sentence = "how jobs use the leaf switches is not published: a ConfigMap can't be that large"

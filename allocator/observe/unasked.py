@@ -87,7 +87,7 @@ class UnaskedPods:
         turn, now_s = Turn(), self._monotonic()
         judged: dict[_Key, Filtered | Refusal] = {}
         full: set[str] = set()
-        for pod in in_turn(await self._due(now_s), lambda each: each.metadata.namespace):
+        for pod in in_turn(await self._due(now_s), lambda pod: pod.metadata.namespace):
             await turn.share()
             if pod.metadata.namespace in full:
                 continue
@@ -105,7 +105,7 @@ class UnaskedPods:
                 full.add(pod.metadata.namespace)  # its Events are limited
 
     async def _due(self, now_s: float) -> list[Pod]:
-        """The pods that are to be judged; those first that were judged longest ago."""
+        """The pods to be judged, in the order of their last judgement."""
         turn, known, due = Turn(), self._unasked, list[Pod]()
         self._unasked = {}
         for pod in list(self._cluster.waiting):

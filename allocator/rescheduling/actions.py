@@ -27,7 +27,7 @@ _ATTEMPTS: Final = 3
 
 
 class Actions:
-    """Sends the requests; each names uid and version of its pod, so that it does to the pod only what was decided.
+    """Sends the requests; each names the pod's uid and version as read, and fails if the pod has changed since.
 
     Args:
         client: the API server.
@@ -96,7 +96,7 @@ class Actions:
         await self._try(pod, attempt)
 
     async def _try(self, pod: Pod, attempt: Callable[[Pod], Awaitable[None]]) -> None:
-        """Make an attempt with the pod as it is now, and again if it has changed meanwhile; not if it has succeeded."""
+        """Make an attempt with the pod as read now, again after a conflict; none for a pod that has succeeded."""
         for number in range(1, _ATTEMPTS + 1):
             try:
                 found = await self._client.get(PODS, pod.name, pod.metadata.namespace, timeout_s=READ_S)

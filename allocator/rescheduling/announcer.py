@@ -1,4 +1,4 @@
-"""Says what rescheduling does, and why it does not: in the log, and in Events on pods and on what creates them."""
+"""Tells of rescheduling, or why none happens: in the log, and in Events on pods and their creators."""
 
 from collections.abc import Callable
 from typing import Final
@@ -45,9 +45,9 @@ class Announcer:
 
     def rescheduled(self, job: Job, choice: Choice, why: str) -> None:
         """Say on the controller of a job which of its pods were deleted."""
-        for each in choice.pods:
-            self._said.pop(each.pod.uid, None)
-        faults = [each.fault for each in choice.pods if each.fault is not None]
+        for member in choice.pods:
+            self._said.pop(member.pod.uid, None)
+        faults = [member.fault for member in choice.pods if member.fault is not None]
         log.warning("rescheduled a job", job=str(job.key), kind=job.kind, pods=len(choice.pods), faulty=len(faults),
                     reason=str(job_reason(faults) or "waiting"), stage=choice.stage.name, at_once=choice.at_once,
                     error=why)  # fmt: skip
@@ -60,12 +60,12 @@ class Announcer:
 
     def plan(self, job: Job, choice: Choice, why: str) -> None:
         """Say which pods would be deleted."""
-        names = ", ".join(each.pod.name for each in choice.pods[:_NAMED])
+        names = ", ".join(member.pod.name for member in choice.pods[:_NAMED])
         more = f" and {len(choice.pods) - _NAMED} more" if len(choice.pods) > _NAMED else ""
         self._say(job, choice.pods[0].pod, PLANNED, f"dry run: of job {job.key}, {names}{more} would be deleted: {why}")
 
     def plan_mark(self, job: Job, pod: Pod, status: str, why: str) -> None:
-        """Say that a pod would be marked as faulty for the program that deletes it."""
+        """Say that a pod would be marked as faulty for the deleting program."""
         self._say(job, pod, PLANNED, f"dry run: pod {pod.key} would be marked as {status}: {why}")
 
     def hold(self, job: Job, pod: Pod, why: str) -> None:
@@ -73,7 +73,7 @@ class Announcer:
         self._say(job, pod, HELD, why)
 
     def extent(self, before: Extent, now: Extent) -> None:
-        """Say in the log that faults reach so far that pods stay, and when that is over."""
+        """Log that faults reach so far that pods stay, and later the end of this."""
         if now.stopped is not None and before.stopped is None:
             log.warning("nothing is rescheduled", error=now.stopped)
         elif now.stopped is None and before.stopped is not None:

@@ -42,7 +42,7 @@ class Budget:
             earlier: when pods of the job were deleted before, Unix seconds.
             now_s: the present, Unix seconds.
         """
-        times = sum(each > now_s - HOUR_S for each in earlier)
+        times = sum(time_s > now_s - HOUR_S for time_s in earlier)
         if times >= self._per_hour:
             return (
                 f"its pods were deleted {count(times, 'time')} within the last hour, and the limit is {self._per_hour}"
@@ -56,7 +56,7 @@ class Budget:
 
     def spend(self, pods: int, recent: Iterable[Spent], now_s: float) -> list[Spent]:
         """Return what was deleted within the last minute after pods are deleted now."""
-        return [*(each for each in recent if each[0] > now_s - WINDOW_S), (now_s, pods)]
+        return [*(entry for entry in recent if entry[0] > now_s - WINDOW_S), (now_s, pods)]
 
 
 def too_many_faults(faulty: int, nodes: int, share: float, what: str = "have faults") -> str | None:

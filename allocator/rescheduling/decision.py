@@ -62,7 +62,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     @property
     def why(self) -> str:
         """What has failed, a sentence."""
-        if (fault := next((each.fault for each in self.pods if each.fault is not None), None)) is not None:
+        if (fault := next((member.fault for member in self.pods if member.fault is not None), None)) is not None:
             return fault.sentence
         waits = "its job waits for chips since " if self.stage is not Stage.PODS else ""
         return f"{waits}other pods of its job were deleted after a fault"
@@ -70,16 +70,16 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     @property
     def damaged(self) -> set[int]:
         """The blocks in which pods are faulty, and have no backup yet."""
-        faulty = [] if self.is_switch else [each for each in self.pods if each.fault is not None]
-        return {each.block for each in faulty if each.block is not None}
+        faulty = [] if self.is_switch else [member for member in self.pods if member.fault is not None]
+        return {member.block for member in faulty if member.block is not None}
 
 
 def failing_nodes(choice: Choice) -> set[str]:
     """Return the nodes of faulty pods; the node of one that fails only because of another pod is not to blame."""
     return {
-        each.pod.spec.node_name
-        for each in choice.pods
-        if each.fault is not None and each.fault.kind is not FaultKind.RELATED
+        member.pod.spec.node_name
+        for member in choice.pods
+        if member.fault is not None and member.fault.kind is not FaultKind.RELATED
     }
 
 
@@ -109,7 +109,7 @@ def stage_after(waits_s: float, switches: Switches, reached: Stage = Stage.PODS,
 
 def job_reason(faults: Collection[Fault]) -> FaultKind | None:
     """Return the kind of fault that counts for a job; None without any."""
-    kinds = {each.kind for each in faults}
+    kinds = {fault.kind for fault in faults}
     return next((kind for kind in FaultKind if kind in kinds), None)
 
 
@@ -127,7 +127,7 @@ def may_restart(reason: FaultKind | None, switches: Switches, retries_used: int)
 
 
 def unfinished(members: Sequence[Member], chosen: Collection[str], *, goes_together: bool) -> frozenset[str]:
-    """Return the uids of the pods of a decision that have to follow the others of it, which have gone already.
+    """Return the uids of a decision's pods that have to follow the pods already gone.
 
     That is so when some could not be deleted, or the former leader ended between the deletions: a job does not go on
     with one half of its pods, even when the faulty ones are gone.
@@ -137,7 +137,7 @@ def unfinished(members: Sequence[Member], chosen: Collection[str], *, goes_toget
         chosen: the uids of the pods of the last decision.
         goes_together: whether its pods go together.
     """
-    left = frozenset(chosen) & {each.pod.uid for each in members}
+    left = frozenset(chosen) & {member.pod.uid for member in members}
     return left if goes_together and len(left) < len(chosen) else frozenset()
 
 
@@ -157,21 +157,21 @@ def choose(
         damaged: the blocks in which pods were faulty since the job was whole.
         left: the uids of the pods that have to follow others; the successors of those stay meanwhile.
     """
-    faulty = [each for each in members if each.fault is not None]
-    blocks = {*damaged, *(each.block for each in faulty if each.block is not None)}
+    faulty = [member for member in members if member.fault is not None]
+    blocks = {*damaged, *(member.block for member in faulty if member.block is not None)}
     widened = stage is not Stage.PODS
     if not faulty and not widened and not left:
         return Choice()
-    reason = job_reason([each.fault for each in faulty if each.fault is not None])
-    kinds = {each.fault.kind for each in faulty if each.fault is not None}
+    reason = job_reason([member.fault for member in faulty if member.fault is not None])
+    kinds = {member.fault.kind for member in faulty if member.fault is not None}
     is_switch = switches.strategy is Strategy.HOT_SWITCH and kinds == {FaultKind.SUB_HEALTH} and not (left or widened)
     if is_switch:
         chosen = faulty
     elif left:
-        chosen = [each for each in members if each.fault is not None or each.pod.uid in left]
+        chosen = [member for member in members if member.fault is not None or member.pod.uid in left]
     else:
-        chosen = [each for each in members if _goes(each, members, switches, stage, blocks)]
-    chosen.sort(key=lambda each: each.fault is None)
+        chosen = [member for member in members if _goes(member, members, switches, stage, blocks)]
+    chosen.sort(key=lambda member: member.fault is None)
     at_once = switches.mode is Mode.FORCE
     if reason is FaultKind.SUB_HEALTH:
         at_once = switches.strategy is not Strategy.GRACE_EXIT
@@ -184,7 +184,7 @@ def _goes(member: Member, members: Sequence[Member], switches: Switches, stage: 
     if switches.reach is Reach.POD:
         return False
     widened = stage is not Stage.PODS
-    if any(each.is_master and (each.fault is not None or (widened and each.block in blocks)) for each in members):
+    if any(peer.is_master and (peer.fault is not None or (widened and peer.block in blocks)) for peer in members):
         return True
     match switches.reach:
         case Reach.PROCESSES:

@@ -102,8 +102,8 @@ class Deletions:
         record = self._cluster.nodes.get(pod.spec.node_name)
         held = record.holdings.get(pod.uid) if record is not None else None
         chips = list(chip_ids(held.chips)) if held is not None else []
-        vnpus = [each.name for each in held.vnpus] if held is not None else []
-        cuts, cores = ([each.name for each in held.cuts], held.counted_cores) if held is not None else ([], 0)
+        vnpus = [vnpu.name for vnpu in held.vnpus] if held is not None else []
+        cuts, cores = ([cut.name for cut in held.cuts], held.counted_cores) if held is not None else ([], 0)
         return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod), vnpus, cuts, cores)
 
     def prepare(self, choice: Choice, memory: Memory) -> list[Pod]:
@@ -112,7 +112,7 @@ class Deletions:
         Returns:
             The pods whose chips were not kept before.
         """
-        lost = [each.pod for each in choice.pods if choice.at_once and self._watch.is_lost(each.pod.spec.node_name)]
+        lost = [peer.pod for peer in choice.pods if choice.at_once and self._watch.is_lost(peer.pod.spec.node_name)]
         return [pod for pod in lost if self._hold(pod, memory)]
 
     def withdraw(self, pods: Iterable[Pod], memory: Memory) -> None:
@@ -177,7 +177,7 @@ class Deletions:
             await self._actions.delete(pod, sentence, FORCED_GRACE_S)
 
     async def follow(self, memory: Memory) -> None:
-        """Delete pods by force that are still there after the time for their end; free chips of those deleted so.
+        """Delete pods by force that outlast the time for their end; free the chips of pods deleted by force.
 
         If another allocator leads by now, nothing is done; in a dry run chips are freed, and nothing else is done.
 
@@ -193,9 +193,9 @@ class Deletions:
         now_s, is_changed, late, followed_s = self._now_s(), False, list[Pod](), dict[str, float]()
         has_heard = self._anew_s + min(self._grace_s, RELEASE_AFTER_S) <= now_s
         for recovery in memory.jobs.values():
-            for uid, each in list(recovery.deleted.items()):
+            for uid, deleted in list(recovery.deleted.items()):
                 pod = self._cluster.pods.get(uid)
-                sent_s = max(each.at_s, self._anew_s)
+                sent_s = max(deleted.at_s, self._anew_s)
                 is_lost = pod is not None and not pod.is_terminating and sent_s + RESEND_S <= now_s
                 if pod is None or is_lost:  # gone, or the leader ended before it was deleted: it is decided anew
                     del recovery.deleted[uid]
@@ -203,7 +203,7 @@ class Deletions:
                     continue
                 followed_s[uid] = self._followed_s.get(uid, self._heard_s)
                 is_over = has_heard and followed_s[uid] + self._grace_s <= self._heard_s
-                if (is_over or self._never_ends(each)) and self._lookout.why_stopped([each.node]) is None:
+                if (is_over or self._never_ends(deleted)) and self._lookout.why_stopped([deleted.node]) is None:
                     late.append(pod)
         self._followed_s = followed_s
         late = [pod for pod in late if self._is_due(pod, memory)]
@@ -217,22 +217,22 @@ class Deletions:
     async def _release(self, memory: Memory) -> bool:
         """Free the chips of pods deleted by force whose containers have ended by now; return whether there were any."""
         now_s, over = self._now_s(), dict[str, Deleted]()
-        for uid, each in (memory.force_deleted | memory.doubtful).items():
-            if self._watch.is_lost(each.node):
+        for uid, deleted in (memory.force_deleted | memory.doubtful).items():
+            if self._watch.is_lost(deleted.node):
                 self._lost_s[uid] = now_s
-            is_over = max(self._lost_s.setdefault(uid, now_s), each.ends_s) + RELEASE_AFTER_S <= now_s
-            if self._watch.has_no_object(each.node):
-                is_over = each.at_s + NODE_GONE_S <= now_s
+            is_over = max(self._lost_s.setdefault(uid, now_s), deleted.ends_s) + RELEASE_AFTER_S <= now_s
+            if self._watch.has_no_object(deleted.node):
+                is_over = deleted.at_s + NODE_GONE_S <= now_s
             if is_over and uid not in self._cluster.pods:
-                over[uid] = each
-        await self._evidence.see_more({each.node for each in over.values()})
+                over[uid] = deleted
+        await self._evidence.see_more({deleted.node for deleted in over.values()})
         is_changed = False
-        for uid, each in over.items():
-            is_gone = self._watch.has_no_object(each.node) and self._evidence.is_gone(each.node)
-            if not is_gone and not self._evidence.is_ready(each.node):
+        for uid, deleted in over.items():
+            is_gone = self._watch.has_no_object(deleted.node) and self._evidence.is_gone(deleted.node)
+            if not is_gone and not self._evidence.is_ready(deleted.node):
                 self._lost_s[uid] = now_s
                 continue
-            self._cluster.release_deleted(uid, each.node)
+            self._cluster.release_deleted(uid, deleted.node)
             is_changed |= memory.force_deleted.pop(uid, None) is not None
             memory.doubtful.pop(uid, None)
             self._lost_s.pop(uid, None)
@@ -255,7 +255,7 @@ class Deletions:
             log.warning("can't delete a pod by force yet", pod=pod.key, pod_uid=pod.uid, error=str(error))
 
     async def _delete_by_force(self, pod: Pod, memory: Memory) -> None:
-        """Delete a pod without its kubelet; its chips stay held until that has been Ready again for a while."""
+        """Delete a pod without its kubelet; the chips stay held until the kubelet has been Ready again for a while."""
         if self._hold(pod, memory):
             await self._store([pod], memory)
         await self._actions.delete_by_force(pod)
@@ -269,7 +269,7 @@ class Deletions:
             raise
 
     def _hold(self, pod: Pod, memory: Memory) -> bool:
-        """Let a pod hold its chips even when it is gone; return whether that has to be stored."""
+        """Let a pod hold its chips after its deletion; return whether this is new and has to be stored."""
         if pod.uid in memory.force_deleted:
             return False
         each = memory.force_deleted[pod.uid] = self.note(pod, at_once=True)

@@ -1,4 +1,4 @@
-"""What deletions rest on, read anew right before them: docs/rescheduling.md#what-counts-is-what-is-true-now."""
+"""The evidence for deletions, read anew right before them: docs/rescheduling.md#what-counts-is-what-is-true-now."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -58,12 +58,12 @@ class Evidence:
         return self.contact.answered(sent_s, self._monotonic())
 
     async def see(self, nodes: Collection[str]) -> None:
-        """Read the nodes that may be lost, and forget others; one that can't be read is not seen."""
+        """Read the nodes that may be lost, and forget others; an unreadable node is not seen."""
         self.sightings.keep(nodes)
         await self._see_all(nodes)
 
     async def see_more(self, nodes: Collection[str]) -> None:
-        """Read further nodes, unless they were read just now; one that can't be read is not seen."""
+        """Read further nodes, unless they were read just now; an unreadable node is not seen."""
         now_s = self._monotonic()
         await self._see_all([name for name in nodes if not self.sightings.is_recent(name, now_s, FRESH_S)])
 
@@ -90,7 +90,7 @@ class Evidence:
 
         A node that was Ready when it was read lately is due: the watch of nodes shows something else, which is said.
         """
-        nodes = {each.pod.spec.node_name for each in members if each.fault and each.fault.kind is FaultKind.NODE}
+        nodes = {peer.pod.spec.node_name for peer in members if peer.fault and peer.fault.kind is FaultKind.NODE}
         lost = [node for node in nodes if why_lost(self._cluster.nodes.get(node), node) is not None]
         return all(self.is_ready(node) or self.is_lost_for_long(node) for node in lost)
 
@@ -102,10 +102,10 @@ class Evidence:
             members: the pods that go.
             switches: what the job says.
         """
-        faulty = [each for each in members if each.fault is not None]
+        faulty = [peer for peer in members if peer.fault is not None]
         if not faulty:
             return await self._why_nothing_waits(job)
-        nodes = sorted({each.pod.spec.node_name for each in faulty if each.fault and each.fault.kind in _OF_NODES})
+        nodes = sorted({peer.pod.spec.node_name for peer in faulty if peer.fault and peer.fault.kind in _OF_NODES})
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def faults(name: str) -> NodeFaults:
@@ -130,7 +130,7 @@ class Evidence:
         return None
 
     async def _why_nothing_waits(self, job: Job) -> str | None:
-        for pod in [each for each in job.pods.values() if each.waits_for_chips]:
+        for pod in [peer for peer in job.pods.values() if peer.waits_for_chips]:
             found = await self._reading.pod(pod)
             if found is not None and found.waits_for_chips:
                 return None
@@ -163,7 +163,7 @@ class Evidence:
 
 
 class Proof:
-    """What the deletion of the pods of one decision rests on; read again if it is old before the first one goes.
+    """The evidence for deleting the pods of a decision; read again if old before the first pod goes.
 
     Args:
         evidence: reads it.

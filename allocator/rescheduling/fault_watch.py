@@ -24,7 +24,7 @@ _SUB_HEALTHY: Final = "sub-healthy"
 
 
 class _Seen(msgspec.Struct):
-    """The faults of a node: all of them, since when there is each, and those that have lasted."""
+    """The faults of a node: all of them, the start of each, and the faults that have lasted."""
 
     faults: NodeFaults
     since_s: dict[str | int, float]
@@ -74,10 +74,10 @@ class FaultWatch:
             share: the largest share of the nodes with chips that may have faults at one time.
         """
         # Also nodes that are not Ready yet for long: when many are lost, they don't all fall silent in the same second.
-        faulty = {name for name, each in self._seen.items() if each.faults.whole or each.faults.chips} | set(
+        faulty = {name for name, seen in self._seen.items() if seen.faults.whole or seen.faults.chips} | set(
             self._lost_s
         )
-        sub_healthy = {name for name, each in self._seen.items() if each.faults.sub_healthy}
+        sub_healthy = {name for name, seen in self._seen.items() if seen.faults.sub_healthy}
         if not faulty and not sub_healthy:
             return Extent()
         nodes_of = {zone: set[str]() for name in self._lost_s if (zone := self._zone(name)) is not None}
@@ -104,7 +104,7 @@ class FaultWatch:
         )
 
     def why_dark(self, node: str, extent: Extent) -> str | None:
-        """Return why a node that is not Ready is taken for one behind a network that is cut off; None if it is not."""
+        """Return why a node that is not Ready counts as cut off with its network; else None."""
         zone = self._zone(node) if node in self._lost_s else None
         return extent.dark_zones.get(zone) if zone is not None else None
 
@@ -185,7 +185,7 @@ class FaultWatch:
         before = seen.since_s if seen is not None else {}
         # The time for which a node may be not Ready has confirmed that already.
         first_s = now_s - (CONFIRM_S if is_over else 0.0)
-        since_s = {each: before.get(each, first_s) for each in _keys(faults)}
+        since_s = {key: before.get(key, first_s) for key in _keys(faults)}
         self._seen[name] = _Seen(faults, since_s, _lasting(faults, since_s, now_s))
 
     def _counts(self, record: NodeRecord) -> bool:
@@ -218,7 +218,7 @@ def _keys(faults: NodeFaults) -> Iterator[str | int]:
 
 
 def _lasting(faults: NodeFaults, since_s: Mapping[str | int, float], now_s: float) -> NodeFaults:
-    lasting = {each for each, first_s in since_s.items() if first_s + CONFIRM_S <= now_s}
+    lasting = {key for key, first_s in since_s.items() if first_s + CONFIRM_S <= now_s}
     if len(lasting) == len(since_s):
         return faults
     chips = {chip: codes for chip, codes in faults.chips.items() if chip in lasting}

@@ -118,7 +118,7 @@ def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: Switches) -> F
 
 
 def is_counted(pod: Pod) -> bool:
-    """Return whether a pod has failed, and its Job replaces it: it stays as a record, its node is no matter."""
+    """Return whether a pod is a failed pod of a Job: replaced by the Job, and kept only as a record."""
     owner = pod.metadata.controller
     return pod.status.phase == "Failed" and owner is not None and (owner.api_version, owner.kind) == ("batch/v1", "Job")
 

@@ -1,4 +1,4 @@
-"""What counts for a job that may be rescheduled: what it says, and which of its pods are faulty."""
+"""The settings of a job that may be rescheduled, and its faulty pods."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from ascend.kube.objects import Pod
 
 
 def switches_of(job: Job, pods: Sequence[Pod]) -> Switches:
-    """Read what a job says, as far as its kind allows it.
+    """Read a job's rescheduling labels, as far as the kind of job allows.
 
     Args:
         job: the job.

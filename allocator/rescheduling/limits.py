@@ -14,7 +14,7 @@ from allocator.state.cluster import Cluster
 
 def is_again(choice: Choice, recovery: Recovery) -> bool:
     """Return whether these pods were to be deleted before, and could not be: that counts only once."""
-    return {each.pod.uid for each in choice.pods} <= set(recovery.chosen)
+    return {member.pod.uid for member in choice.pods} <= set(recovery.chosen)
 
 
 class Limits:

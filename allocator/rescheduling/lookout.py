@@ -1,4 +1,4 @@
-"""What rescheduling may act on: the faults of nodes, how far they reach, and which nodes have been seen not Ready."""
+"""The faults that rescheduling may act on, their extent, and the nodes seen not Ready."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 
@@ -93,7 +93,7 @@ class Lookout:
         """Yield the nodes that are not Ready, if pods would be deleted for that."""
         if self.extent.stopped is not None:
             return
-        followed = {each.node for recovery in memory.jobs.values() for each in recovery.deleted.values()}
+        followed = {deleted.node for recovery in memory.jobs.values() for deleted in recovery.deleted.values()}
         turn = Turn()
         for name in {*self.watch.lost, *filter(self.watch.has_no_object, followed)}:
             await turn.share()

@@ -31,7 +31,7 @@ class Marker:
 
     def unmarked(self, members: Iterable[Member]) -> list[Member]:
         """Return the faulty ones that are not marked with their fault."""
-        return [each for each in members if each.fault and self._marked.get(each.pod.uid) != _status(each.fault)]
+        return [peer for peer in members if peer.fault and self._marked.get(peer.pod.uid) != _status(peer.fault)]
 
     async def mark(self, job: Job, members: Iterable[Member]) -> None:
         """Annotate faulty pods; what can't be annotated is logged, and tried again with the next call."""

@@ -45,7 +45,7 @@ class Deleted(msgspec.Struct, frozen=True, omit_defaults=True):
     def holding(self) -> Holding:
         """What it holds."""
         vnpus = tuple(map(parse_vnpu, self.vnpus))
-        counted = Counter(each.suffix for each in vnpus)
+        counted = Counter(vnpu.suffix for vnpu in vnpus)
         return Holding(
             self.pod,
             chip_set(self.chips),
@@ -101,7 +101,7 @@ class Recovery(msgspec.Struct, omit_defaults=True):
     is_switch: bool = False
 
     def has_left(self) -> None:
-        """Note that no pod of the job is left: none of those that come is deleted because others of them wait."""
+        """Note that no pod of the job is left: new pods are not deleted because others of them wait."""
         self.stage, self.waits_since_s = Stage.JOB, None
 
 
@@ -118,7 +118,7 @@ class Unread(msgspec.Struct, frozen=True):
 
     @property
     def node(self) -> str:
-        """The node that it names; empty if that can't be read either."""
+        """The node in the entry; empty if it can't be read either."""
         try:
             return msgspec.json.decode(self.raw, type=_OnNode).node
         except UNREADABLE:
@@ -154,7 +154,7 @@ class Memory(msgspec.Struct):
     @property
     def is_followed(self) -> bool:
         """Whether a job is not whole yet, or chips of deleted pods are held."""
-        return bool(self.force_deleted or self.doubtful) or any(each.is_open for each in self.jobs.values())
+        return bool(self.force_deleted or self.doubtful) or any(recovery.is_open for recovery in self.jobs.values())
 
     @property
     def unread(self) -> int:
@@ -162,7 +162,7 @@ class Memory(msgspec.Struct):
         return len(self.unread_jobs) + len(self.unread_pods) + bool(self.broken)
 
     def forget_unread(self, is_there: Callable[[str], bool]) -> None:
-        """Forget what can't be read of jobs that are gone, by the names of their plans, and of pods that have ended."""
-        self.unread_jobs = {plan: each for plan, each in self.unread_jobs.items() if is_there(plan)}
+        """Forget the unreadable entries of jobs that are gone, by their plans' names, and of pods that have ended."""
+        self.unread_jobs = {plan: entry for plan, entry in self.unread_jobs.items() if is_there(plan)}
         if not self.doubtful:
             self.unread_pods = {}

@@ -42,7 +42,7 @@ class Reading:
         return await self._named(NODES, name)
 
     async def pod(self, pod: Pod) -> Pod | None:
-        """Read a pod; None if it is gone, also if another one has its name."""
+        """Read a pod; None if the pod is gone, also if another pod has the name."""
         try:
             found = await self._client.get(PODS, pod.name, pod.metadata.namespace, timeout_s=READ_S)
         except NotFound:
@@ -50,7 +50,7 @@ class Reading:
         return found if found.uid == pod.uid else None
 
     async def record(self, name: str) -> NodeRecord:
-        """Read all that says something of the health of a node: the Node, and what its agents and ClusterD report."""
+        """Read all sources of a node's health: the Node, and the reports of its agents and of ClusterD."""
         known = self._cluster.nodes.get(name)
         sources = sorted(self._cluster.reports.info.sources(name)) if self._health_namespace else []
         node, (report, health, *said) = await asyncio.gather(
@@ -62,8 +62,8 @@ class Reading:
             ),
         )
         info = ClusterInfo()
-        for each in filter(None, said):
-            info.applied(each)
+        for config_map in filter(None, said):
+            info.applied(config_map)
         own = read_report(report) if report is not None else NO_REPORT
         read = NodeRecord(name, unknown_node(name), own, info.combine(name, own), node=node)
         if health is not None:

@@ -23,7 +23,7 @@ PERIOD_S: Final = 5.0
 
 
 class RecordWriter:
-    """Writes the records. That it can't delays nothing: it is logged, and tried again with the next one.
+    """Writes the records. A failed write delays nothing: it is logged, and tried again with the next record.
 
     Args:
         client: the API server.
@@ -42,7 +42,7 @@ class RecordWriter:
 
     async def rescheduled(self, job: Job, choice: Choice, now_s: float) -> None:
         """Record that pods of a job were deleted at a time in Unix seconds."""
-        name = records.job_id(job, (each.pod for each in choice.pods))
+        name = records.job_id(job, (member.pod for member in choice.pods))
         try:
             try:
                 found = await self._client.get(CONFIG_MAPS, records.REASONS_NAME, records.REASONS_NAMESPACE)

@@ -62,7 +62,7 @@ class RetryTimes(msgspec.Struct, frozen=True):
 
 
 def job_id(job: Job, pods: Iterable[Pod]) -> str:
-    """Return the id of a job: that of its PodGroup in Volcano, or the one that its operator would give it.
+    """Return the id of a job: of its PodGroup in Volcano, or of the PodGroup that an operator would make.
 
     MindCluster's operator names the PodGroup of an AscendJob ``<name>-<uid>``, and looks for that id if there is none.
     """
@@ -88,22 +88,22 @@ def with_record(data: Mapping[str, str], name: str, choice: Choice, now_s: float
     when = datetime.fromtimestamp(now_s, UTC)
     reasons = tuple(
         PodReason(
-            str(each.fault.kind), each.pod.name, each.pod.spec.node_name, each.pod.metadata.annotations.get(RANK, "")
+            str(peer.fault.kind), peer.pod.name, peer.pod.spec.node_name, peer.pod.metadata.annotations.get(RANK, "")
         )
-        for each in choice.pods
-        if each.fault is not None
+        for peer in choice.pods
+        if peer.fault is not None
     )
     record = Record(when.strftime("I%m%d %H:%M:%S"), int(now_s), reasons[:_KEPT])
     old = known.pop(name, JobRecords(name))
     known[name] = JobRecords(name, old.total + 1, (record, *old.records)[:_KEPT])
     while len(text := msgspec.json.encode(known)) > MAX_BYTES and len(known) > 1:
-        for each in list(known)[: max(1, len(known) // 20)]:  # those that were rescheduled longest ago
-            del known[each]
+        for oldest in list(known)[: max(1, len(known) // 20)]:  # those that were rescheduled longest ago
+            del known[oldest]
     return {REASONS_KEY: text.decode()}
 
 
 def stated_retries(job: Job) -> int:
-    """Return how often failed pods of a job are replaced, as its PodGroup, its object or one of its pods says."""
+    """Return how often failed pods of a job are replaced, by the label of its PodGroup, object or a pod."""
     for facts in filter(None, job.facts):
         if RETRY_TIMES in facts.labels:
             return read_retries(facts.labels[RETRY_TIMES])

@@ -193,10 +193,10 @@ class Rescheduler:
             known = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
             if known is not None:
                 found[known.key] = known
-            if known is None or not any(_is_running(each) for each in known.pods.values()):
+            if known is None or not any(_is_running(pod) for pod in known.pods.values()):
                 recovery.has_left()
         return {
-            job: [*failed.get(key, ()), *(each for each in job.pods.values() if _is_running(each))]
+            job: [*failed.get(key, ()), *(pod for pod in job.pods.values() if _is_running(pod))]
             for key, job in sorted(found.items())
         }
 
@@ -221,7 +221,7 @@ class Rescheduler:
             return
         members = [self._member(job, pod, switches) for pod in pods]
         if (unread := self.memory.unread_jobs.get(job.key.plan)) is not None:
-            if any(each.fault is not None for each in members):
+            if any(member.fault is not None for member in members):
                 self._announcer.hold(job, pods[0], f"what is remembered of job {job.key} can't be read: {unread.why}")
             return
         if switches.mode.is_external:
@@ -254,21 +254,21 @@ class Rescheduler:
     async def _decide(self, job: Job, members: list[Member], switches: Switches) -> None:
         now_s = self._now_s()
         recovery = self._recovery(job, members)
-        members = [each for each in members if each.pod.uid not in recovery.deleted]  # the watch may be late
+        members = [member for member in members if member.pod.uid not in recovery.deleted]  # the watch may be late
         self._note_waiting(job, recovery, now_s)
         stage = Stage.PODS
         if recovery.waits_since_s is not None:
-            has_blocks = any(each.block is not None for each in members)
+            has_blocks = any(member.block is not None for member in members)
             stage = stage_after(now_s - recovery.waits_since_s, switches, recovery.stage, has_blocks=has_blocks)
         left = unfinished(members, recovery.chosen, goes_together=recovery.goes_together)
-        is_refused = bool(recovery.chosen) and {each.pod.uid for each in members}.issuperset(recovery.chosen)
+        is_refused = bool(recovery.chosen) and {member.pod.uid for member in members}.issuperset(recovery.chosen)
         is_wider = stage > recovery.stage or is_refused
         choice = choose(members, switches, stage if is_wider else Stage.PODS, recovery.damaged, left)
         if not choice.pods:
             await self._end_if_whole(job, recovery)
         if not choice.pods or now_s < recovery.retry_at_s:
             return
-        stopped = self._lookout.why_stopped(each.pod.spec.node_name for each in choice.pods)
+        stopped = self._lookout.why_stopped(member.pod.spec.node_name for member in choice.pods)
         if stopped is None and not self._evidence.is_due(choice.pods):
             return
         why_not = self._limits.why_not(
@@ -285,7 +285,7 @@ class Rescheduler:
         await self._carry_out(job, choice, recovery, switches, proof)
 
     def _recovery(self, job: Job, members: list[Member]) -> Recovery:
-        owners = sorted({owner_uid(each.pod) for each in members})
+        owners = sorted({owner_uid(member.pod) for member in members})
         if (recovery := self.memory.jobs.get(job.key.plan)) is None:
             return Recovery(owners, is_open=False)
         if set(owners).isdisjoint(recovery.owners):  # another job of the same name
@@ -304,7 +304,7 @@ class Rescheduler:
             return
         if not self._leads():
             return
-        now_s, uids = self._now_s(), [each.pod.uid for each in choice.pods]
+        now_s, uids = self._now_s(), [member.pod.uid for member in choice.pods]
         recovery.is_switch = choice.is_switch and (recovery.is_switch or not recovery.is_open)
         recovery.is_open, recovery.changed_s = True, now_s
         if choice.stage > recovery.stage:
@@ -313,7 +313,7 @@ class Rescheduler:
             recovery.times_s = [*recovery.times_s, now_s][-self._options.per_hour :]
             recovery.retries += choice.reason is FaultKind.POD
             recovery.chosen = uids
-            takes_others = any(each.fault is None for each in choice.pods)
+            takes_others = any(member.fault is None for member in choice.pods)
             recovery.goes_together = takes_others or (switches.reach is Reach.JOB and not choice.is_switch)
         recovery.damaged = sorted({*recovery.damaged, *choice.damaged})
         record = self._cluster.blocks.of(job.key)
@@ -322,8 +322,8 @@ class Rescheduler:
         self._cluster.faulty_nodes.note(job.key, recovery.faulty_nodes)
         recovery.restarts = switches.restarts
         recovery.is_leaving |= leaves_gracefully(choice, switches)
-        for each in choice.pods:
-            recovery.deleted[each.pod.uid] = self._deletions.note(each.pod, at_once=choice.at_once)
+        for member in choice.pods:
+            recovery.deleted[member.pod.uid] = self._deletions.note(member.pod, at_once=choice.at_once)
         self.memory.jobs[job.key.plan] = recovery
         self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
         held = self._deletions.prepare(choice, self.memory)
@@ -345,9 +345,9 @@ class Rescheduler:
     # The end of a recovery.
 
     def _note_waiting(self, job: Job, recovery: Recovery, now_s: float) -> None:
-        """Note since when a pod waits for chips; one that waits for others of its job does not."""
+        """Note since when a pod waits for chips; waiting for other pods of the job does not count."""
         are_there = job.size >= wanted(job, self._cluster.jobs.owned_by)
-        are_ending = any(now_s < each.at_s + ENDS_S for each in recovery.deleted.values())
+        are_ending = any(now_s < deleted.at_s + ENDS_S for deleted in recovery.deleted.values())
         waits = any(pod.waits_for_chips for pod in job.pods.values())
         if not (recovery.is_open and waits and are_there) or are_ending or recovery.is_switch:
             recovery.waits_since_s = None
@@ -378,8 +378,8 @@ class Rescheduler:
         if self._loaded_s + FORGET_S <= self._monotonic():
             self.memory.forget_unread(lambda plan: JobKey.of_plan(plan) in self._cluster.jobs.by_key)
             self._metrics.rescheduling_unread.set(self.memory.unread)
-        for each in (self._announcer, self._marker):
-            each.forget(lambda uid: uid not in self._cluster.pods)
+        for part in (self._announcer, self._marker):
+            part.forget(lambda uid: uid not in self._cluster.pods)
 
 
 def _is_running(pod: Pod) -> bool:

@@ -61,7 +61,7 @@ def read_reset(data: Mapping[str, str]) -> Reset:
 
 
 def written(reset: Reset) -> dict[str, str]:
-    """Return the keys of the ConfigMap that say it, with the hash that MindCluster's writers add."""
+    """Return the ConfigMap's keys for a reset, with the hash that MindCluster's writers add."""
     text = msgspec.json.encode(reset)
     return {RESET: text.decode(), _CHECK_CODE: hashlib.sha256(text).hexdigest()}
 
@@ -76,7 +76,7 @@ def leaves_gracefully(choice: Choice, switches: Switches) -> bool:
 
 
 def whole(reset: Reset, recovery: Recovery, now_s: float) -> dict[str, str]:
-    """Return the keys that tell the processes of a job that all of its pods are placed again.
+    """Return the keys that tell a job's processes of the new places of all pods.
 
     Args:
         reset: what the processes were told before.
@@ -93,7 +93,7 @@ def whole(reset: Reset, recovery: Recovery, now_s: float) -> dict[str, str]:
 
 
 class ResetConfigs:
-    """Changes the ConfigMaps of jobs that have one. That it can't delays nothing: it is logged.
+    """Changes the ConfigMaps of jobs that have one. A failure is logged and delays nothing.
 
     Args:
         client: the API server.
@@ -105,7 +105,7 @@ class ResetConfigs:
     async def tell_deleted(self, choice: Choice, switches: Switches) -> None:
         """Tell the processes of a job to save their state and end, if they shall; its pods are deleted next."""
         if leaves_gracefully(choice, switches):
-            pods = [each.pod for each in choice.pods]
+            pods = [member.pod for member in choice.pods]
             await self._change(pods, lambda reset: written(replace(reset, GracefulExit=1)))
 
     async def tell_whole(self, recovery: Recovery, pods: Iterable[Pod], now_s: float) -> None:
@@ -120,7 +120,7 @@ class ResetConfigs:
             await self._change(pods, lambda reset: whole(reset, recovery, now_s))
 
     async def _change(self, pods: Iterable[Pod], change: Callable[[Reset], dict[str, str]]) -> None:
-        pod = next((each for each in pods if job_name(each.metadata.labels)), None)
+        pod = next((named for named in pods if job_name(named.metadata.labels)), None)
         if pod is None:
             return
         name, namespace = RESET_CONFIG + job_name(pod.metadata.labels), pod.metadata.namespace

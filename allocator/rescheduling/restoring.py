@@ -45,8 +45,8 @@ async def restore(actions: Actions, cluster: Cluster, now_s: Callable[[], float]
                 return None
         await asyncio.sleep(RETRY_S)
     memory.doubtful = _doubtful(memory, cluster, now_s())
-    for uid, each in (memory.force_deleted | memory.doubtful).items():
-        cluster.hold_deleted(uid, each.node, each.holding)
+    for uid, deleted in (memory.force_deleted | memory.doubtful).items():
+        cluster.hold_deleted(uid, deleted.node, deleted.holding)
     for plan, recovery in memory.jobs.items():
         key = JobKey.of_plan(plan)
         cluster.faulty_nodes.note(key, recovery.faulty_nodes)
@@ -58,8 +58,8 @@ async def restore(actions: Actions, cluster: Cluster, now_s: Callable[[], float]
 
 
 def _doubtful(memory: Memory, cluster: Cluster, now_s: float) -> dict[str, Deleted]:
-    """What pods that can't be read may hold: all chips of their node, or of any node, if that is not Ready."""
-    nodes = {each.node for each in memory.unread_pods.values()}
+    """The chips that unreadable pods may hold: all chips of lost nodes, or of the nodes that are named."""
+    nodes = {entry.node for entry in memory.unread_pods.values()}
     concerns_all = bool(memory.broken) or "" in nodes
     found: dict[str, Deleted] = {}
     for name, record in cluster.nodes.items():

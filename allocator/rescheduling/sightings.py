@@ -31,7 +31,7 @@ class Contact:
         self.silent_s = 0.0
 
     def answered(self, sent_s: float, now_s: float) -> bool:
-        """Note an answer that has come now; return whether there was no gap since the one before.
+        """Note an answer that has come now; return whether no gap lies between it and the last answer.
 
         Args:
             sent_s: when the request was sent, on the clock of ``now_s``.

@@ -52,12 +52,12 @@ class Packing:
     """
 
     def __init__(self, memory: Memory) -> None:
-        ordered = sorted(memory.jobs.items(), key=lambda each: (not each[1].is_open, -each[1].changed_s))
-        self._jobs = {name: _raw(each) for name, each in ordered}
-        self._counts = {name: _raw(_counts(each)) for name, each in ordered}
-        self._unread = {name: msgspec.Raw(each.raw) for name, each in memory.unread_jobs.items()}
-        pods = {uid: msgspec.Raw(each.raw) for uid, each in memory.unread_pods.items()}
-        pods |= {uid: _raw(each) for uid, each in memory.force_deleted.items()}
+        ordered = sorted(memory.jobs.items(), key=lambda item: (not item[1].is_open, -item[1].changed_s))
+        self._jobs = {name: _raw(recovery) for name, recovery in ordered}
+        self._counts = {name: _raw(_counts(recovery)) for name, recovery in ordered}
+        self._unread = {name: msgspec.Raw(entry.raw) for name, entry in memory.unread_jobs.items()}
+        pods = {uid: msgspec.Raw(entry.raw) for uid, entry in memory.unread_pods.items()}
+        pods |= {uid: _raw(deleted) for uid, deleted in memory.force_deleted.items()}
         self._stored = _Stored(VERSION, {}, pods, list(memory.recent))
         self.shortened: list[str] = []
 
@@ -155,10 +155,10 @@ def decode(data: Mapping[str, str], now_s: float = math.inf) -> tuple[Memory, li
     memory.recent = list(_recent(stored.get("recent", msgspec.Raw(b"[]")), now_s, said))
     for recovery in memory.jobs.values():
         recovery.changed_s, recovery.retry_at_s = min(recovery.changed_s, now_s), min(recovery.retry_at_s, now_s)
-        recovery.times_s = [min(each, now_s) for each in recovery.times_s]
-        recovery.deleted = {uid: _until(each, now_s) for uid, each in recovery.deleted.items()}
+        recovery.times_s = [min(time_s, now_s) for time_s in recovery.times_s]
+        recovery.deleted = {uid: _until(deleted, now_s) for uid, deleted in recovery.deleted.items()}
         recovery.waits_since_s = None  # the clock of the former leader may have been another one
-    memory.force_deleted = {uid: _until(each, now_s) for uid, each in memory.force_deleted.items()}
+    memory.force_deleted = {uid: _until(deleted, now_s) for uid, deleted in memory.force_deleted.items()}
     return memory, said
 
 
@@ -194,9 +194,7 @@ def _recent(raw: msgspec.Raw, now_s: float, said: list[str]) -> Iterator[tuple[f
     for entry in entries:
         try:
             # More than two fields are those of a later version.
-            at_s, number = (
-                msgspec.json.decode(each, type=float) for each in msgspec.json.decode(entry, type=_PAIR)[:2]
-            )
+            at_s, number = (msgspec.json.decode(raw, type=float) for raw in msgspec.json.decode(entry, type=_PAIR)[:2])
             yield min(at_s, now_s), max(math.ceil(number), 0)
         except (OverflowError, *UNREADABLE) as error:
             said.append(f"key {KEY}: recent: {error}")

@@ -78,7 +78,7 @@ NO_DEFAULTS: Final = JobDefaults()
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a job asks for, as far as its policy depends on it.
+    """The part of a job's request that decides its policy.
 
     Attributes:
         job: the job, for sentences, as in ``default/train``.

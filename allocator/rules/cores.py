@@ -1,4 +1,4 @@
-"""What a node has left of AI cores if its chips are cut while pods run, and which part of which chip a pod gets.
+"""The AI cores left on a node whose chips are cut while pods run, and the choice of a pod's part of a chip.
 
 The best chip is the one that has the least left on which the vNPU fits, so that whole chips stay free. AI CPUs and
 media units (DVPP) of a chip are counted beside its AI cores (docs/spec/vnpu.md#filter). The templates are those of
@@ -90,7 +90,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
     unknown: str = ""
 
     def left_of(self, chip: int, free: ChipSet) -> ChipLeft | None:
-        """What is left of a chip; None if it is not healthy, or a pod has it as a whole.
+        """The rest of a chip; None if the chip is not healthy, or wholly in use by a pod.
 
         Args:
             chip: its physical id.
@@ -98,15 +98,15 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
         """
         if free >> chip & 1:
             return ChipLeft.whole(self.kind, chip)
-        return next((each for each in self.cut if each.chip == chip), None)
+        return next((rest for rest in self.cut if rest.chip == chip), None)
 
     def without(self, cut: Cut, free: ChipSet) -> "CoresLeft":
-        """What is left after one more vNPU was cut; ``free`` are the chips of which nothing was in use."""
+        """The rest after one more vNPU was cut; ``free`` are the chips that were wholly unused."""
         left = self.left_of(cut.chip, free)
         chips = self.cut
         if left is not None:
-            others = (each for each in chips if each.chip != cut.chip)
-            chips = tuple(sorted((*others, left.without(cut.size)), key=lambda each: each.chip))
+            others = (rest for rest in chips if rest.chip != cut.chip)
+            chips = tuple(sorted((*others, left.without(cut.size)), key=lambda rest: rest.chip))
         return msgspec.structs.replace(self.without_cores(cut.size.cores), cut=chips)
 
     def without_cores(self, cores: int) -> "CoresLeft":
@@ -114,7 +114,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
         return CoresLeft(self.kind, self.cut, max(self.room - cores, 0), self.used + cores, self.unknown)
 
     def keeping(self, cuts: Iterable[Cut], chips: ChipSet, free: ChipSet) -> tuple["CoresLeft", ChipSet]:
-        """What is left beside what is kept for others, and the chips of which nothing is in use or kept then.
+        """The rest beside the parts kept for others, and the chips then neither in use nor kept.
 
         Others may still have something of it; the kubelet counts only what is free of it as well.
 
@@ -123,7 +123,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
             chips: the chips that are kept as a whole; the free ones of them are no longer in ``free``.
             free: the chips of which nothing is in use.
         """
-        left = {each.chip: each for each in self.cut}
+        left = {rest.chip: rest for rest in self.cut}
         room = self.room - sum(left.pop(chip).cores for chip in list(left) if chips >> chip & 1)
         for cut in cuts:
             before = ChipLeft.whole(self.kind, cut.chip) if free >> cut.chip & 1 else left.get(cut.chip)
@@ -131,7 +131,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
                 left[cut.chip] = before.without(cut.size)
                 room -= before.cores - left[cut.chip].cores
                 free &= ~(1 << cut.chip)
-        ordered = tuple(each for _, each in sorted(left.items()))
+        ordered = tuple(rest for _, rest in sorted(left.items()))
         return CoresLeft(self.kind, ordered, max(room, 0), self.used, self.unknown), free
 
     def has(self, cut: Cut, free: ChipSet) -> bool:
@@ -141,7 +141,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
 
     def choose(self, template: Template, free: ChipSet) -> ChosenCut | None:
         """The best chip for a template; None if it fits on none. ``free`` are the chips of which nothing is in use."""
-        fitting = [each for each in self.cut if each.fits(template)]
+        fitting = [rest for rest in self.cut if rest.fits(template)]
         if not fitting and free:
             fitting = [ChipLeft.whole(self.kind, (free & -free).bit_length() - 1)]
         if not fitting:
@@ -162,7 +162,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
 
     def cores(self, free: ChipSet) -> int:
         """How many AI cores are free; ``free`` are the chips of which nothing is in use."""
-        return 0 if self.unknown else free.bit_count() * self.kind.cores + sum(each.cores for each in self.cut)
+        return 0 if self.unknown else free.bit_count() * self.kind.cores + sum(rest.cores for rest in self.cut)
 
 
 def cores_left(
@@ -191,7 +191,7 @@ def part_or_chips(kind: Divisible, request: ChipRequest) -> Template | int | Ref
 
     See docs/spec/vnpu.md#choice-of-the-template.
     """
-    has_choice = any(each.cores == request.cores and each.media is not Media.SHARED for each in kind.templates)
+    has_choice = any(size.cores == request.cores and size.media is not Media.SHARED for size in kind.templates)
     found: Template | int | None = kind.whole_chips(request.cores) or kind.template(request.cores, request.media)
     if found is None and not has_choice:
         found = kind.template(request.cores)
@@ -211,7 +211,7 @@ def requested_cores(pod: Pod) -> ChipRequest | None:
         Refusal: ``InvalidRequest`` if several containers request some, it requests chips or other vNPUs as well, a
             label is invalid, or no chip allows it.
     """
-    requests = [(each.name, number) for each, _ in pod.ordered_containers if (number := each.cores)]
+    requests = [(container.name, number) for container, _ in pod.ordered_containers if (number := container.cores)]
     if not requests:
         return None
     if len(requests) > 1:
@@ -244,12 +244,12 @@ def _fits_no_kind(request: ChipRequest) -> str | None:
 
 
 def fits_beside(cut: Cut, others: Iterable[Cut]) -> bool:
-    """Whether a vNPU fits on its chip beside those of others, on some kind of chip that has the template."""
-    there = [each for each in others if each.chip == cut.chip]
+    """Whether a vNPU fits on its chip beside others, for some kind of chip that has the template."""
+    there = [other for other in others if other.chip == cut.chip]
     for kind in divisible_kinds():
         left = ChipLeft.whole(kind, cut.chip)
-        for each in there:
-            left = left.without(each.size)
+        for other in there:
+            left = left.without(other.size)
         if cut.size in kind.templates and left.fits(cut.size):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Which job a pod belongs to, and what the pod itself states about its job: minimum, replicas, rank.
+"""The job of a pod, and the pod's own statements about the job: minimum, replicas, rank.
 
 How the pods of each kind of job are marked is in ``ascend.jobs``.
 """
@@ -83,7 +83,7 @@ class Marks(msgspec.Struct, frozen=True):
 
     @property
     def part(self) -> str:
-        """What distinguishes the indexes of this pod from those of other pods of its group."""
+        """The name that tells this pod's indexes from other pods' in the group."""
         return str(self.job) if self.position.is_unique else f"{self.job} {self.position.part}"
 
 
@@ -121,7 +121,7 @@ def _key(pod: Pod, name: str, kind: JobKind) -> JobKey:
 
 
 def find_object(pod: Pod) -> JobKey | None:
-    """The object from which the pod was created, if it is of a kind that is watched."""
+    """The object from which the pod was created, if objects of its kind are watched."""
     kind, job = _first(pod, _WITHOUT_GROUP, _MARKS_WITHOUT_GROUP)
     if not kind.objects:
         return None
@@ -225,7 +225,7 @@ def minimum_from(text: str, what: str) -> int:
 
 
 def stated_replicas(pod: Pod) -> int | None:
-    """The least number of pods like this one, as the pod's own labels state; None if that is not more than one.
+    """The least number of pods like this one, by the pod's own labels; None unless more than one.
 
     It is the number of Jobs of one template of a JobSet. How many pods each Job has is not written on its pods.
     """
@@ -239,7 +239,7 @@ def written_rank(pod: Pod) -> int | None:
 
 
 def own_rank(pod: Pod) -> int | None:
-    """The rank that the pod itself has, if its job has no other parts (docs/spec/scheduling.md#ranks).
+    """The pod's own rank, if the job has no other parts (docs/spec/scheduling.md#ranks).
 
     In this order: the annotation, unless the pod has failed; its index in the job. None if its job has to assign one:
     the index within one of several Jobs of a JobSet, or within one replica type of a kubeflow job, is not a rank.
@@ -249,7 +249,7 @@ def own_rank(pod: Pod) -> int | None:
 
 
 def is_later(pod: Pod) -> bool:
-    """Whether the pod's own index shows that other pods come before it."""
+    """Whether the pod's own index shows that pods come before it."""
     position = marks_of(pod).position
     return bool(own_rank(pod) or position.at or position.outer)
 

@@ -1,4 +1,4 @@
-"""Which products a pod's job is for: its node selector ``accelerator-type`` and its ``huawei.com/schedule_policy``.
+"""The products of a pod's job, by its node selector ``accelerator-type`` and ``huawei.com/schedule_policy``.
 
 docs/spec/scheduling.md#labels-and-annotations-of-jobs, docs/spec/products.md#policies-and-rules. In the reference these
 select the rule; here the node's product does, and these only restrict the nodes. What can't be satisfied is refused,
@@ -85,9 +85,9 @@ def one_product(
     remaining = frozenset(there) if named is None else named.intersection(there)
     if not remaining:
         return named
-    for each in remaining if len(remaining) == 1 else preferred:
-        if each in remaining:
-            return _ONLY[each]
+    for product in remaining if len(remaining) == 1 else preferred:
+        if product in remaining:
+            return _ONLY[product]
     raise Refusal(
         Reason.PRODUCT_NOT_NAMED,
         f"{job} and does not name its product; its nodes are {_join(remaining)} servers",
@@ -128,12 +128,12 @@ def product_marks(pod: Pod) -> tuple[str, ...]:
 def block_marks(pod: Pod) -> tuple[str, ...]:
     """What requests blocks for a pod's job, as in ``annotation sp-block=32``; none for a job without blocks."""
     block = pod.metadata.annotations.get(SUPER_POD_BLOCK)
-    named = (each for each in product_marks(pod) if each.endswith((_SUPER_POD, _SUPER_POD_POLICY)))
+    named = (mark for mark in product_marks(pod) if mark.endswith((_SUPER_POD, _SUPER_POD_POLICY)))
     return (*((f"annotation {SUPER_POD_BLOCK}={block}",) if block is not None else ()), *named)
 
 
 def is_mind_ie(labels: Mapping[str, str]) -> bool:
-    """Whether a job with these labels is one of MindIE: it has both, with any value, and no inference service's."""
+    """Whether the labels are a MindIE job's: both of MindIE's, with any value, and no inference service's."""
     return SERVICE not in labels and all(key in labels for key in _MIND_IE)
 
 
@@ -156,7 +156,7 @@ def _by_policy(pod: Pod, policy: str) -> frozenset[str]:
         )
     names = frozenset(product.name for product in PRODUCTS.values() if policy in product.policies)
     if not names:
-        known = ", ".join(sorted({each for product in PRODUCTS.values() for each in product.policies}))
+        known = ", ".join(sorted({policy for product in PRODUCTS.values() for policy in product.policies}))
         raise Refusal(
             Reason.UNKNOWN_POLICY,
             f"pod {pod.key}: annotation {SCHEDULE_POLICY}={policy} is not a known policy; the known ones are {known}",

@@ -1,4 +1,4 @@
-"""The settings of a job, wherever they are written: on its PodGroup, on the object of its operator, or on its pods.
+"""The settings of a job from all places: the PodGroup, the operator's object, and the pods.
 
 docs/spec/scheduling.md#jobs-and-requests: those of the PodGroup count first. Two places that contradict each other are
 refused, since nobody can say which of them is meant.
@@ -73,11 +73,11 @@ def places(facts: Iterable[tuple[JobKey | None, JobFacts | None]]) -> tuple[Plac
         facts: what is known of the group and of the object of a job, with their kinds and names.
     """
     found = []
-    for key, each in facts:
-        if each is not None:
-            labels = {name: value for name, value in each.labels.items() if name in DECIDING}
+    for key, stated in facts:
+        if stated is not None:
+            labels = {name: value for name, value in stated.labels.items() if name in DECIDING}
             annotations = {
-                name: value for name, value in each.annotations.items() if name in DECIDING or name == MIN_AVAILABLE
+                name: value for name, value in stated.annotations.items() if name in DECIDING or name == MIN_AVAILABLE
             }
             if labels or annotations:
                 found.append(Place(f"{key.kind} {key}" if key is not None else "", labels, annotations))
@@ -103,8 +103,8 @@ def with_settings(pod: Pod, written: tuple[Place, ...]) -> Pod:
         if (minimum := place.annotations.get(MIN_AVAILABLE)) is not None:
             minimum_from(minimum, f"{place.name}: {MIN_AVAILABLE}")
     everywhere = (*written, on_pod)
-    labels = _merged(pod, "label", [(each.name, each.labels) for each in everywhere])
-    annotations = _merged(pod, "annotation", [(each.name, each.annotations) for each in everywhere])
+    labels = _merged(pod, "label", [(place.name, place.labels) for place in everywhere])
+    annotations = _merged(pod, "annotation", [(place.name, place.annotations) for place in everywhere])
     return replace(
         pod,
         metadata=replace(metadata, labels=metadata.labels | labels, annotations=metadata.annotations | annotations),
@@ -131,19 +131,19 @@ def require_one_block(job: str, pod: Pod, peers: Iterable[Pod], written: tuple[P
         own, other = _block_of(pod, written), _block_of(peer, written)
         if own != other:
             said = next(pair for pair in zip(own, other, strict=True) if pair[0] != pair[1])
-            both = " and ".join(sorted(said, key=lambda each: (each.startswith("no "), each)))
+            both = " and ".join(sorted(said, key=lambda part: (part.startswith("no "), part)))
             raise Refusal(Reason.INVALID_REQUEST, f"{job}: its pods have {both}; make them agree")
 
 
 def _block_of(pod: Pod, written: tuple[Place, ...]) -> tuple[str, str]:
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
-    blocks = [annotations, *(each.annotations for each in written)]
-    affinities = [labels, *(each.labels for each in written)]
+    blocks = [annotations, *(place.annotations for place in written)]
+    affinities = [labels, *(place.labels for place in written)]
     return _stated(SUPER_POD_BLOCK, blocks), _stated(SUPER_POD_AFFINITY, affinities)
 
 
 def _stated(key: str, maps: Iterable[Mapping[str, str]]) -> str:
-    return next((f"{key}={each[key]}" for each in maps if key in each), f"no {key}")
+    return next((f"{key}={values[key]}" for values in maps if key in values), f"no {key}")
 
 
 def _merged(pod: Pod, what: str, maps: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:

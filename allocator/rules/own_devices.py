@@ -1,4 +1,4 @@
-"""How a pod's author gives it devices without the allocator: by naming the chips in its environment, or its node.
+"""Ways of a pod's author around the allocator: naming the chips in the environment, or the node.
 
 Admission policies of the chart deny both (docs/security.md). Where there are none, its author is told.
 """
@@ -17,7 +17,7 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 
 
 def named_devices(pod: Pod) -> Iterator[str]:
-    """Yield a sentence for each container that names its devices in its environment."""
+    """Yield a sentence for each container with devices named in its environment."""
     spec = pod.spec
     for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
         if container.own_devices:
@@ -29,7 +29,7 @@ def named_devices(pod: Pod) -> Iterator[str]:
 
 
 def named_node(pod: Pod) -> str | None:
-    """A sentence about a pod that requests devices and names its node; None if it does not, or the allocator did.
+    """A sentence about a pod with devices whose author has named the node; None for other pods.
 
     Only a pod whose containers have not started counts: what a running one has, another device plugin gave it.
     """

@@ -102,7 +102,7 @@ def requested_size(pod: Pod) -> str:
     Raises:
         Refusal: ``InvalidRequest`` if it requests several, or chips as well.
     """
-    containers = (each for each, _ in pod.ordered_containers)
+    containers = (container for container, _ in pod.ordered_containers)
     requests = [(each.name, suffix, number) for each in containers for suffix, number in each.vnpus.items()]
     if not requests:
         return ""
@@ -122,19 +122,19 @@ def counted_vnpus(pod: Pod) -> dict[str, int]:
     for container, kind in pod.ordered_containers:
         for suffix, number in container.vnpus.items():
             requests.setdefault(suffix, []).append(ContainerRequest(container.name, kind, number))
-    return {suffix: effective_request(each) for suffix, each in requests.items()}
+    return {suffix: effective_request(counts) for suffix, counts in requests.items()}
 
 
 def counted_cores(pod: Pod) -> int:
     """The number of AI cores that kube-scheduler and the kubelet count for a pod."""
     if (only := pod.only_container) is not None:
         return only.cores
-    requests = [(each, kind) for each, kind in pod.ordered_containers if each.cores]
-    return effective_request([ContainerRequest(each.name, kind, each.cores) for each, kind in requests])
+    requests = [(container, kind) for container, kind in pod.ordered_containers if container.cores]
+    return effective_request([ContainerRequest(container.name, kind, container.cores) for container, kind in requests])
 
 
 def requested_part(pod: Pod) -> str:
-    """The size of the vNPU that a pod requests, or its AI cores; empty if it requests neither."""
+    """The size of a pod's requested vNPU, or its AI cores; empty if neither is requested."""
     cores = counted_cores(pod)
     return ",".join([*counted_vnpus(pod), *([f"{cores} cores"] if cores else [])])
 

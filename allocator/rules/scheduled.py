@@ -38,7 +38,7 @@ _OF_PEERS: Final = re.compile("pod ?group|gang|permit", re.IGNORECASE)
 
 
 def verdict_on(pod: Pod) -> Condition | None:
-    """What its scheduler says of a pod; None before it has tried it, though the API server says that it had gates."""
+    """The scheduler's verdict on a pod; None before the first try, also if the condition still tells of gates."""
     verdict = next((condition for condition in pod.status.conditions if condition.type == "PodScheduled"), None)
     had_gates = verdict is not None and verdict.reason == "SchedulingGated" and not pod.spec.scheduling_gates
     return None if had_gates else verdict
@@ -82,7 +82,7 @@ def refused_by_filters(verdict: Condition) -> Refused | None:
 
 
 def was_asked(verdict: Condition) -> bool:
-    """Whether a scheduler that has refused a pod, or not, asked the allocator for it: some node passed its filters."""
+    """Whether a scheduler has asked the allocator for a pod: some node passed the scheduler's filters."""
     return refused_by_filters(verdict) is None or _ASKED.search(_NAMES.sub("", verdict.message)) is not None
 
 
@@ -97,7 +97,7 @@ def keys_of(pods: Collection[Pod]) -> str:
 
 
 def holdups(waiting: Collection[Pod], needed: int) -> Iterator[str]:
-    """Which pods of a gang that fits keep it from starting, as far as their schedulers say; a sentence for each.
+    """A sentence for each pod that keeps a fitting gang from starting, as far as the schedulers say.
 
     Args:
         waiting: the pods that wait for chips.
@@ -109,7 +109,7 @@ def holdups(waiting: Collection[Pod], needed: int) -> Iterator[str]:
     ]
     if obstacles:
         if len(waiting) - len(obstacles) < needed:
-            yield from (refused(*each) for each in obstacles)
+            yield from (refused(*obstacle) for obstacle in obstacles)
         return
     untried = [pod for pod, verdict in verdicts if verdict is None]
     has_stepped_back = any(verdict and Reason.GANG_STEPPED_BACK in verdict.message for _, verdict in verdicts)

@@ -35,7 +35,7 @@ def sum_up(pod: str, what: str, reasons: Mapping[Reason, int]) -> Refusal:
         The reason that all NPU nodes share, or ``NoNodeFits``; the sentence counts the reasons of all nodes.
     """
     # In a defined order, so that the same state gives the same sentence, and its Events are one series.
-    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     relevant = [reason for reason, _ in ordered if reason.category is not Category.NOT_NPU]
     relevant = relevant or [reason for reason, _ in ordered]
     reason = relevant[0] if len(relevant) == 1 else Reason.NO_NODE_FITS

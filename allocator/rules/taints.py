@@ -26,7 +26,7 @@ class _Toleration(msgspec.Struct, frozen=True):
 
 
 def untolerated(taints: Iterable[Taint], tolerations: str | None) -> Taint | None:
-    """The first taint that keeps a pod off a node, or evicts it; None if there is none.
+    """The first taint that keeps a pod off a node, or evicts the pod; None if all are tolerated.
 
     Args:
         taints: those of the node.
@@ -34,7 +34,7 @@ def untolerated(taints: Iterable[Taint], tolerations: str | None) -> Taint | Non
     """
     for taint in taints:
         repels = taint.effect in {"NoSchedule", "NoExecute"}
-        if repels and not any(each.tolerates(taint) for each in _read(tolerations or "[]")):
+        if repels and not any(toleration.tolerates(taint) for toleration in _read(tolerations or "[]")):
             return taint
     return None
 

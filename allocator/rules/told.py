@@ -1,4 +1,4 @@
-"""What the author of a pod is told of others: that there are some, but not the names in other namespaces.
+"""Sentences for a pod's author about other pods: their existence, but no names from other namespaces.
 
 Refusals name pods and jobs as ``pod namespace/name`` and ``job namespace/name``; the log has these sentences unchanged.
 """

@@ -1,4 +1,4 @@
-"""What a pod or its job may request in the ecosystem and the allocator does not do: the one table of it.
+"""The table of requests that are usual in the ecosystem and that the allocator does not fulfil.
 
 Nothing is ignored in silence. A pod whose demand could only be met by something that is missing here is refused; where
 its job runs just as well, one of its pods is told, by an Event. The webhook, gRPC and ``npuctl`` have the same
@@ -73,7 +73,7 @@ Finder: TypeAlias = Callable[[Asking], str | None]
 
 
 class Unsupported(msgspec.Struct, frozen=True):
-    """A row: something that a pod or its job may request, and that the allocator does not do.
+    """A row: a request of a pod or job that the allocator does not fulfil.
 
     Attributes:
         what: how it is written on a pod, for the documentation.
@@ -145,7 +145,7 @@ def requests_other_devices(pod: Pod) -> bool:
 
 
 def _marks(pod: Pod, job: Stated) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Labels and annotations of a pod and its job; what its group says counts first.
+    """Labels and annotations of a pod and its job; those of the group count first.
 
     See docs/spec/scheduling.md#jobs-and-requests.
     """
@@ -171,8 +171,8 @@ def _resources(pod: Pod) -> frozenset[str]:
     """Names of the resources of Huawei that a pod requests besides chips and vNPUs."""
     found = set()
     for containers in (pod.spec.containers, pod.spec.init_containers):
-        for each in containers:
-            for quantities in (each.resources.limits, each.resources.requests):
+        for container in containers:
+            for quantities in (container.resources.limits, container.resources.requests):
                 for name in quantities:
                     if (
                         name.startswith(_VENDOR)
@@ -272,13 +272,13 @@ def _unknown_values(*keys: str) -> Finder:
 
     def find(asked: Asking) -> str | None:
         found = (unknown_value(key, asked.labels) for key in keys)
-        return ", ".join(f"label {each}" for each in found if each is not None) or None
+        return ", ".join(f"label {label}" for label in found if label is not None) or None
 
     return find
 
 
 def _blocks_of_mind_ie(asked: Asking) -> str | None:
-    """Several blocks of a MindIE job; its documents give it one.
+    """Several blocks of a MindIE job; MindIE's documents know only one.
 
     See docs/spec/superpod.md#how-the-reference-follows-the-documents.
     """

@@ -31,7 +31,7 @@ _VNPU = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(RESOURCE_COR
 
 
 class JobShape(msgspec.Struct, frozen=True):
-    """What a job requests, as far as its validity depends on it.
+    """The part of a job's request that decides its validity.
 
     Attributes:
         key: the subject of messages, as in ``job default/train``.
@@ -109,7 +109,7 @@ def refuse_servers(pod: Pod) -> None:
 
 
 def requested_vnpus(pod: Pod) -> int:
-    """The number of vNPUs that a pod requests at one time; AI cores are one vNPU, or none if they are whole chips.
+    """The number of vNPUs that a pod requests at once; AI cores count as 1, or 0 if they are whole chips.
 
     Each resource is counted as whole chips are: what a regular init container had goes on to the containers after it.
     """
@@ -206,7 +206,7 @@ def is_allowed(sizes: frozenset[int], products: frozenset[str] | None, *, severa
 
 
 def _among(products: frozenset[str] | None) -> Iterator[Product]:
-    return (each for each in PRODUCTS.values() if products is None or each.name in products)
+    return (product for product in PRODUCTS.values() if products is None or product.name in products)
 
 
 def _rule(product: Product) -> str:

@@ -1,4 +1,4 @@
-"""Which pods to preempt on a node for a pod of higher priority: those with which the least work ends.
+"""The pods to preempt on a node for a pod of higher priority, so that the least work ends.
 
 kube-scheduler counts chips when it selects victims; but which chips a pod holds decides whether the chips that become
 free are linked. So victims are selected again here, with the verdict that also places pods. Among the sets of pods
@@ -33,7 +33,7 @@ the request fits beside it."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """The work of the pods that end together: those of a running gang, or one pod.
+    """The work of pods that end together: of a running gang, or of a single pod.
 
     Attributes:
         priority: the highest priority of the pods.
@@ -49,7 +49,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What a pod has of a node and of the work of its job. Compared by identity, which is much faster than by value.
+    """A pod's share of a node and of its job's work. Compared by identity, which is much faster than by value.
 
     Attributes:
         group: what tells the pods of its gang, or this pod alone, from others.
@@ -111,9 +111,9 @@ def select_victims(
         The victims, or why the request would not fit even without any of the occupants.
     """
     ranked = least_important_first(occupants)
-    groups = {each.group: position for position, each in enumerate(ranked)}
+    groups = {share.group: position for position, share in enumerate(ranked)}
     values = tuple(
-        (groups[each.group], each.work, each.size, each.terminating, each.chips, each.counted) for each in ranked
+        (groups[share.group], share.work, share.size, share.terminating, share.chips, share.counted) for share in ranked
     )
     chosen = _choose(empty, request, pods, values)
     return chosen if isinstance(chosen, Refusal) else tuple(ranked[position] for position in chosen)
@@ -122,14 +122,14 @@ def select_victims(
 def cost(victims: Iterable[Share]) -> Cost:
     """The cost of preempting these pods, by which sets of victims and nodes are compared."""
     lost: dict[Hashable, list[Share]] = {}
-    for each in victims:
-        if not each.terminating:
-            lost.setdefault(each.group, []).append(each)
+    for victim in victims:
+        if not victim.terminating:
+            lost.setdefault(victim.group, []).append(victim)
     highest, size, importance, pods = _NO_PRIORITY, 0, 0, 0
     for members in lost.values():
         work = members[0].work
         is_over = len(members) > work.spare
-        ended = work.size if is_over else sum(each.size for each in members)
+        ended = work.size if is_over else sum(member.size for member in members)
         highest = max(highest, work.priority)
         size += ended
         importance += ended * work.priority
@@ -139,12 +139,12 @@ def cost(victims: Iterable[Share]) -> Cost:
 
 def least_important_first(occupants: Iterable[Occupant]) -> list[Occupant]:
     """Sort pods in the order in which they are preempted."""
-    youngest_first = sorted(occupants, key=lambda each: (each.since, each.uid), reverse=True)
-    return sorted(youngest_first, key=lambda each: (not each.terminating, each.work.priority))
+    youngest_first = sorted(occupants, key=lambda pod: (pod.since, pod.uid), reverse=True)
+    return sorted(youngest_first, key=lambda pod: (not pod.terminating, pod.work.priority))
 
 
 def reprieved(victims: Sequence[_S], fits: Callable[[Collection[_S]], bool]) -> list[_S]:
-    """The victims that remain after all work that can go on was reprieved, the most costly first; then all other pods.
+    """The victims left after reprieving all work that can go on, the most costly first, and then single pods.
 
     Args:
         victims: pods without which the request fits, the least important first.
@@ -152,11 +152,11 @@ def reprieved(victims: Sequence[_S], fits: Callable[[Collection[_S]], bool]) -> 
     """
     gone = list(victims)
     groups: dict[Hashable, list[_S]] = {}
-    for each in reversed(victims):
-        groups.setdefault(each.group, []).append(each)
+    for victim in reversed(victims):
+        groups.setdefault(victim.group, []).append(victim)
     by_cost = sorted(groups.values(), key=cost, reverse=True)
-    for spared in (*by_cost, *([each] for each in reversed(victims))):
-        fewer = [each for each in gone if each not in spared]
+    for spared in (*by_cost, *([victim] for victim in reversed(victims))):
+        fewer = [victim for victim in gone if victim not in spared]
         if len(fewer) < len(gone) and fits(fewer):
             gone = fewer
     return gone
@@ -171,7 +171,7 @@ def _choose(
     Cached, because many nodes of a cluster differ only in the names of their pods, and are examined one after the
     other.
     """
-    shares = [Share(*each) for each in values]
+    shares = [Share(*value) for value in values]
 
     def fits(gone: Collection[Share]) -> bool:
         free, room = empty.free, empty.room
@@ -191,8 +191,8 @@ def _choose(
 
     if not holds(empty):
         return capacity.__wrapped__(empty, request)[1]
-    terminating = [each for each in shares if each.terminating]
-    running = [each for each in shares if not each.terminating]
+    terminating = [share for share in shares if share.terminating]
+    running = [share for share in shares if not share.terminating]
     chosen = _cheapest(running, lambda gone: fits([*gone, *terminating]))
     victims = {*chosen, *reprieved(terminating, lambda gone: fits([*chosen, *gone]))}
     return tuple(position for position in reversed(range(len(shares))) if shares[position] in victims)
@@ -201,8 +201,8 @@ def _choose(
 def _cheapest(ranked: list[Share], fits: Callable[[Collection[Share]], bool]) -> Collection[Share]:
     if fits(()):
         return ()
-    for highest in sorted({each.work.priority for each in ranked}):
-        pool = list(takewhile(lambda each, highest=highest: each.work.priority <= highest, ranked))  # type: ignore[misc]  # bound
+    for highest in sorted({share.work.priority for share in ranked}):
+        pool = list(takewhile(lambda pod, highest=highest: pod.work.priority <= highest, ranked))  # type: ignore[misc]  # bound
         if fits(pool):
             break
     if len(pool) > _EXHAUSTIVE:

@@ -1,4 +1,4 @@
-"""What a node has left of the vNPUs that an administrator has cut out of its chips, and which of them a pod gets.
+"""The vNPUs left of those that an administrator has cut out of a node's chips, and a pod's choice of them.
 
 The best vNPU is on the chip of which the most are in use, so that the parts of whole chips stay together: an
 administrator can cut an idle chip anew, and a fault of a chip concerns as many pods as before. The reference leaves the
@@ -66,47 +66,47 @@ class VnpusLeft(msgspec.Struct, frozen=True, gc=False):
     sizes: tuple[Size, ...]
 
     def without(self, taken: Collection[Vnpu], chips: ChipSet = 0) -> "VnpusLeft":
-        """What is left after these were taken as well, and these chips as a whole."""
+        """The rest without the taken vNPUs, and without any of some chips."""
         used = Counter(dict(self.used))
-        used.update(each.chip for each in taken)
-        requested = Counter(each.suffix for each in taken)
+        used.update(vnpu.chip for vnpu in taken)
+        requested = Counter(vnpu.suffix for vnpu in taken)
         return VnpusLeft(
             _free(self.free, taken, chips),
             tuple(sorted(used.items())),
-            tuple(each._replace(room=max(each.room - requested[each.suffix], 0)) for each in self.sizes),
+            tuple(size._replace(room=max(size.room - requested[size.suffix], 0)) for size in self.sizes),
         )
 
     @property
     def numbers(self) -> dict[str, int]:
         """By size, how many are known to be free, also 0."""
-        free = Counter(each.suffix for each in self.free)
-        return {each.suffix: 0 if each.unknown else free[each.suffix] for each in self.sizes}
+        free = Counter(vnpu.suffix for vnpu in self.free)
+        return {size.suffix: 0 if size.unknown else free[size.suffix] for size in self.sizes}
 
     def keeping(self, kept: Collection[Vnpu]) -> "VnpusLeft":
-        """What is left beside vNPUs that are kept for others, whether they are free now or not."""
+        """The rest beside the vNPUs kept for others, free or not."""
         free = _free(self.free, kept, 0)
-        fewer = Counter(each.suffix for each in self.free)
-        fewer.subtract(each.suffix for each in free)
-        sizes = tuple(each._replace(room=max(each.room - fewer[each.suffix], 0)) for each in self.sizes)
+        fewer = Counter(vnpu.suffix for vnpu in self.free)
+        fewer.subtract(vnpu.suffix for vnpu in free)
+        sizes = tuple(size._replace(room=max(size.room - fewer[size.suffix], 0)) for size in self.sizes)
         return VnpusLeft(free, self.used, sizes)
 
     def choose(self, suffix: str) -> ChosenVnpu | Refusal:
         """The best free vNPU of a size, or why there is none."""
-        size = next((each for each in self.sizes if each.suffix == suffix), None)
+        size = next((size for size in self.sizes if size.suffix == suffix), None)
         if size is None:
-            return no_such_vnpu(suffix, [each.suffix for each in self.sizes])
+            return no_such_vnpu(suffix, [size.suffix for size in self.sizes])
         if size.unknown:
             sentence = f"the free vNPUs {device_type(suffix)} are unknown: {size.unknown}"
             return Refusal(Reason.UNREADABLE_POD, sentence)
-        used, left = dict(self.used), Counter(each.chip for each in self.free)
-        fitting = [each for each in self.free if each.suffix == suffix]
+        used, left = dict(self.used), Counter(vnpu.chip for vnpu in self.free)
+        fitting = [vnpu for vnpu in self.free if vnpu.suffix == suffix]
         if not fitting:
             sentence = f"1 vNPU {device_type(suffix)} requested, 0 free of {size.healthy} healthy"
             return Refusal(Reason.NO_FREE_VNPU, sentence)
         if not size.room:
             sentence = f"1 vNPU {device_type(suffix)} requested, the kubelet would admit 0"
             return Refusal(Reason.NO_ROOM_AT_KUBELET, sentence)
-        best = min(fitting, key=lambda each: (-used.get(each.chip, 0), left[each.chip], each.chip, each.vdev_id))
+        best = min(fitting, key=lambda vnpu: (-used.get(vnpu.chip, 0), left[vnpu.chip], vnpu.chip, vnpu.vdev_id))
         return ChosenVnpu(best, used.get(best.chip, 0), sum(used.values()))
 
 
@@ -115,8 +115,8 @@ def _free(vnpus: Iterable[Vnpu], taken: Iterable[Vnpu], chips: ChipSet) -> tuple
 
     After a chip was cut anew, the driver uses vdev ids again: a vNPU of another size or chip is the same device.
     """
-    ids = {each.vdev_id for each in taken}
-    return tuple(each for each in vnpus if each.vdev_id not in ids and not chips >> each.chip & 1)
+    ids = {vnpu.vdev_id for vnpu in taken}
+    return tuple(vnpu for vnpu in vnpus if vnpu.vdev_id not in ids and not chips >> vnpu.chip & 1)
 
 
 def no_such_vnpu(suffix: str, there: Iterable[str]) -> Refusal:
@@ -140,7 +140,7 @@ def vnpus_left(
     allocatable: Mapping[str, int],
     unknown: Mapping[str, str] = MappingProxyType({}),
 ) -> VnpusLeft:
-    """What a node has left of its vNPUs beside its pods.
+    """The vNPUs that a node has left beside its pods.
 
     Args:
         vnpus: those that it has.
@@ -150,11 +150,11 @@ def vnpus_left(
         allocatable: by size, how many the kubelet has in all.
         unknown: by size, why it is unknown which are free, a sentence.
     """
-    healthy = sorted(each for each in vnpus if not excluded >> each.chip & 1)
-    numbers = Counter(each.suffix for each in healthy)
+    healthy = sorted(vnpu for vnpu in vnpus if not excluded >> vnpu.chip & 1)
+    numbers = Counter(vnpu.suffix for vnpu in healthy)
     sizes = []
-    for suffix in sorted({each.suffix for each in vnpus}):
+    for suffix in sorted({vnpu.suffix for vnpu in vnpus}):
         room = max(allocatable.get(suffix, 0) - counted.get(suffix, 0), 0)
         sizes.append(Size(suffix, numbers[suffix], min(room, numbers[suffix]), unknown.get(suffix, "")))
-    used = Counter(each.chip for each in held if not excluded >> each.chip & 1)
+    used = Counter(vnpu.chip for vnpu in held if not excluded >> vnpu.chip & 1)
     return VnpusLeft(_free(healthy, held, 0), tuple(sorted(used.items())), tuple(sizes))

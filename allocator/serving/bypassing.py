@@ -111,7 +111,7 @@ class Bypasses:
         self._settle(pod)
 
     async def require_called(self, pod: Pod, *, dry_run: bool = False) -> None:
-        """Accept a new pod unless its controller would create one after the other in vain.
+        """Accept a new pod unless its controller would create pods in vain again and again.
 
         Args:
             pod: the pod.
@@ -135,7 +135,7 @@ class Bypasses:
             self._trials.fail(key)
 
     async def _wait_for_the_first(self, controller: str, keys: Collection[_Key]) -> None:
-        """Wait until it is known what became of the pods of this controller; the first one needs not."""
+        """Wait until the fate of this controller's pods is known; the first pod need not wait."""
         if self._is_settled(controller, keys):
             return
         now_s, is_first = self._monotonic(), controller not in self._first_s
@@ -221,7 +221,7 @@ class Bypasses:
 
 
 def _keys(pod: Pod) -> set[_Key]:
-    """The scheduler of a pod with each resource that it requests; the annotation with its chips is named like it."""
+    """The scheduler of a pod with each requested resource; the annotation with the chips has the resource's name."""
     quantities = (
         quantity
         for container, _ in pod.ordered_containers
@@ -242,7 +242,7 @@ def _controller(pod: Pod) -> str:
 
 
 def _is_refused(pod: Pod) -> bool:
-    """Whether its node has refused it because no chips are written on it."""
+    """Whether the node has refused a pod without chips written on it."""
     status = pod.status
     return status.phase == "Failed" and status.reason == _REJECTED and f"{Reason.NOT_PLACED}:" in status.message
 

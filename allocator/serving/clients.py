@@ -102,8 +102,8 @@ class AllowedClients(grpc.aio.ServerInterceptor):
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             await self._require(context)
-            async for each in behaviour(request, context):
-                yield each
+            async for answer in behaviour(request, context):
+                yield answer
 
         return stream if inspect.isasyncgenfunction(behaviour) else unary
 

@@ -190,7 +190,7 @@ class Extender:
                 for node, raw in args.victims.items():
                     await turn.share()  # thousands of victims may take milliseconds to decode
                     victims = decode(raw, MetaVictims)
-                    uids = tuple(each.uid for each in victims.pods)
+                    uids = tuple(pod.uid for pod in victims.pods)
                     suggested[node] = Suggestion(uids, victims.pdb_violations)
                 await turn.share()
                 chosen = await self._improve(pod, suggested)

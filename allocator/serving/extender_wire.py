@@ -79,7 +79,7 @@ class PodMeta(msgspec.Struct, rename="camel", gc=False):
 
 
 class NamedPod(msgspec.Struct, gc=False):
-    """A pod in a call; the caller sends all of it, but what the API server has of it counts."""
+    """A pod in a call; the caller sends the whole object, but the API server's counts."""
 
     metadata: PodMeta
 
@@ -186,7 +186,7 @@ def read_args(body: bytes) -> tuple[NamedPod, NodeNames]:
 
 
 def text(error: Exception, namespace: str | None = None) -> str:
-    """An error as one sentence that begins with its reason.
+    """An error as a sentence that begins with its reason.
 
     Args:
         error: the error.
@@ -200,7 +200,7 @@ def preemption_result(chosen: VictimSet | None) -> PreemptionResult:
     """The result of preempt: one node, or none."""
     if chosen is None:
         return PreemptionResult({})
-    victims = MetaVictims([MetaPod(each.uid) for each in chosen.victims], chosen.pdb_violations)
+    victims = MetaVictims([MetaPod(victim.uid) for victim in chosen.victims], chosen.pdb_violations)
     return PreemptionResult({chosen.node: victims})
 
 

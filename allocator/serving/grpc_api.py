@@ -245,14 +245,14 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         return pod
 
     def _named(self, ref: pb.PodRef) -> PodRef:
-        """The pod that a caller names; by its uid alone, if the informer has seen it."""
+        """The pod that a caller names; the uid alone is enough if the informer has seen the pod."""
         pod = self._cluster.pods.get(ref.uid)
         if pod is not None and not ref.namespace and not ref.name:
             return PodRef.of(pod)
         return PodRef(ref.namespace, ref.name, ref.uid)
 
     def _require_served(self, ref: pb.PodRef) -> None:
-        """Accept a pod of a scheduler that is served, or one that the informer has not seen.
+        """Accept a pod of a scheduler that is served, or a pod unknown to the informer.
 
         Raises:
             Refusal: it has another name, or names another scheduler.
@@ -356,14 +356,14 @@ def _explained(filtered: Filtered) -> Steps[pb.ExplainResponse]:
 def _victim_set(chosen: VictimSet) -> pb.VictimSet:
     victims = [
         pb.Victim(
-            uid=each.uid,
-            pod=each.pod,
-            priority=each.priority,
-            chips=map(chip_name, chip_ids(each.chips)),
-            ending=each.terminating,
-            vnpus=[vnpu.name for vnpu in each.vnpus],
+            uid=victim.uid,
+            pod=victim.pod,
+            priority=victim.priority,
+            chips=map(chip_name, chip_ids(victim.chips)),
+            ending=victim.terminating,
+            vnpus=[vnpu.name for vnpu in victim.vnpus],
         )
-        for each in chosen.victims
+        for victim in chosen.victims
     ]
     return pb.VictimSet(node=chosen.node, victims=victims)
 

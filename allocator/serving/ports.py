@@ -1,4 +1,4 @@
-"""The addresses of HTTP: calls of schedulers, webhooks, and probes, each with what it demands of its clients.
+"""The addresses of HTTP: calls of schedulers, webhooks, and probes, each with its demands on clients.
 
 Calls demand a certificate in the handshake, before a byte of a request is read. API servers present none to webhooks by
 default, and kubelets none to probes, so these have addresses of their own. Without certificates, as on loopback, one

@@ -65,7 +65,7 @@ class _Refused(msgspec.Struct, gc=False):
 
     @property
     def depends_on_peers(self) -> bool:
-        """Whether its request may change with the other pods of its job."""
+        """Whether the pod's request may change with its peers."""
         return self.is_of_gang or self.request.distributed or self.request.needs_network
 
     @property
@@ -78,7 +78,7 @@ class _Refused(msgspec.Struct, gc=False):
         return doubled_s(FIRST_WAIT_S, 1 + self.requeues, LONGEST_WAIT_S)
 
     def requeued(self, now_s: float) -> None:
-        """It was requeued; if its scheduler doesn't refuse it again, it is the next time after twice the wait."""
+        """Note a requeue; if the scheduler doesn't refuse the pod again, the next one comes after twice the wait."""
         self.tried_s, self.is_due = now_s, False
         self.requeues += 1
 
@@ -160,30 +160,30 @@ class Requeuer:
             started_s = self._monotonic()
             due = await self._due()
             rest_s = min(max(PERIOD_S, _REST * (self._monotonic() - started_s)), _REST_LIMIT_S)
-            if preempting := [each for each in due if each.may_preempt]:
+            if preempting := [entry for entry in due if entry.may_preempt]:
                 await self._retry(preempting)
-            fitting = [each for each in due if not each.may_preempt]
-            for each in islice(in_turn(fitting, lambda refused: refused.ref.namespace), AT_ONCE):
-                await self._annotate(each)
+            fitting = [entry for entry in due if not entry.may_preempt]
+            for entry in islice(in_turn(fitting, lambda refused: refused.ref.namespace), AT_ONCE):
+                await self._annotate(entry)
 
     async def _due(self) -> list[_Refused]:
         now_s, first = self._monotonic(), self._engine.gangs.queue.first
         due: list[_Refused] = []
         fits: dict[ChipRequest | JobKey, bool] = {}
         turn = Turn()
-        for each in list(self._refused.values()):
+        for entry in list(self._refused.values()):
             await turn.share()  # one pod may take as long as hundreds of others
-            if self._refused.get(each.ref.uid) is not each:
+            if self._refused.get(entry.ref.uid) is not entry:
                 continue  # accepted meanwhile
-            seen = self._cluster.pods.get(each.ref.uid)
-            silent_s = now_s - each.tried_s
-            wait_s = FIRST_WAIT_S if first is not None and each.ref.uid in first.pods else each.wait_s
+            seen = self._cluster.pods.get(entry.ref.uid)
+            silent_s = now_s - entry.tried_s
+            wait_s = FIRST_WAIT_S if first is not None and entry.ref.uid in first.pods else entry.wait_s
             if (seen is None and silent_s > FORGET_S) or (
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
-                del self._refused[each.ref.uid]
-            elif each.is_due or ((silent_s >= wait_s or each.is_new_gang) and await self._may_fit(each, seen, fits)):
-                due.append(each)
+                del self._refused[entry.ref.uid]
+            elif entry.is_due or ((silent_s >= wait_s or entry.is_new_gang) and await self._may_fit(entry, seen, fits)):
+                due.append(entry)
         return due
 
     def _is_complete(self, pod: Pod) -> bool:
@@ -192,7 +192,7 @@ class Requeuer:
 
     async def _retry(self, due: list[_Refused]) -> None:
         """Make kube-scheduler retry pods that may preempt now."""
-        seen = [pod for each in due if (pod := self._cluster.pods.get(each.ref.uid)) is not None]
+        seen = [pod for entry in due if (pod := self._cluster.pods.get(entry.ref.uid)) is not None]
         try:
             for pod in seen:
                 if pod.status.nominated_node_name == NOWHERE:  # of a former leader
@@ -206,8 +206,8 @@ class Requeuer:
         else:
             self._metrics.requeued.inc(len(seen))
             log.info("made the scheduler retry pods that may preempt", pods=len(seen))
-        for each in due:
-            each.requeued(self._monotonic())
+        for entry in due:
+            entry.requeued(self._monotonic())
 
     async def _may_fit(self, each: _Refused, seen: Pod | None, fits: dict[ChipRequest | JobKey, bool]) -> bool:
         """Whether a pod may fit now; ``fits`` has the answers of this pass for equal requests and large gangs."""

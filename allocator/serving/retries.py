@@ -66,6 +66,6 @@ class Retries:
 
 
 def first_of(pods: Iterable[Pod]) -> Pod | None:
-    """The pod whose retry includes those of all others that have no nominated node; None if all have one."""
+    """The pod whose retry includes all others' without a nominated node; None if all are nominated."""
     waiting = [pod for pod in pods if not pod.status.nominated_node_name]
     return max(waiting, key=lambda pod: (pod.priority, pod.key), default=None)

@@ -1,4 +1,4 @@
-"""The front end for Volcano: what its extender plugin asks while it places the pods of a session.
+"""The front end for Volcano: the calls of its extender plugin while a session places pods.
 
 docs/spec/kube-api.md#volcano-extender. Volcano chooses the nodes; each pod is judged on each of them, beside the pods
 that the session has placed there: node by node (``predicate``), or on all of them in the call for their scores. The
@@ -225,7 +225,7 @@ class VolcanoExtender:
         return keys, refused
 
     def evictable(self, body: Body) -> VictimsAnswer:
-        """Which of some pods on a node may be evicted: those whose chips make a pod fit there, as few as possible.
+        """The candidates of a call that may be evicted: as few as possible whose chips make a pod fit on their node.
 
         None for a pod whose victims have ended, or are ending, while their chips are not free here yet: Volcano sees
         them free as soon as the pods are gone.
@@ -285,13 +285,13 @@ class VolcanoExtender:
         return ReadyAnswer()
 
     def session_closed(self, _body: Body) -> Nothing:
-        """A session ends: what it has placed is bound now if its job may start, else never."""
+        """A session ends: a pod placed in it is bound now if the job may start, else never."""
         for uid in [uid for uid, is_ready in self._placed.items() if not is_ready]:
             self._give_back(uid)
         return Nothing()
 
     def allocated(self, body: Body) -> ErrorAnswer:
-        """A pod was placed; one that waits for others to end (pipelined) gets its chips when it is placed again."""
+        """A pod was placed; a pod that waits for others to end (pipelined) gets its chips when placed again."""
         try:
             task = decode(body, TaskArgs).task
             if task.status == TaskStatus.ALLOCATED:
@@ -330,7 +330,7 @@ class VolcanoExtender:
         return pod if pod is not None and self._engine.handles(pod) else None
 
     def _known(self, tasks: Iterable[Task]) -> list[Pod]:
-        """The pods of tasks, without those that the informer has not seen: these have nothing yet."""
+        """The pods of tasks that the informer has seen; others have nothing yet."""
         found = (self._cluster.pods.get(task.uid) for task in tasks)
         return [pod for pod in found if pod is not None]
 
@@ -355,7 +355,7 @@ class VolcanoExtender:
         self._placed[pod.uid] = False
 
     def _give_back(self, uid: str) -> None:
-        """Release what is reserved for a pod that is no longer placed, unless its Binding has been posted."""
+        """Release the chips of a pod that is no longer placed, unless its Binding has been posted."""
         held = self._ledger.get(uid)
         was_placed = self._placed.pop(uid, None) is not None
         if was_placed and held is not None and held.stage in _NOT_POSTED:

@@ -65,14 +65,14 @@ class Task(msgspec.Struct, gc=False):
 
 
 class Node(msgspec.Struct, gc=False):
-    """A node, with the pods on it, and what it has left beside them, those that terminate included."""
+    """A node with its pods, and the amounts left beside them, terminating pods included."""
 
     name: str = msgspec.field(name="Name")
     tasks: dict[str, Task] | None = msgspec.field(name="Tasks", default=None)
     idle: Amounts = msgspec.field(name="Idle", default_factory=Amounts)
 
     def lacks(self, requested: Amounts) -> bool:
-        """Whether too little is left for a pod, so that it would have to wait there for pods that terminate."""
+        """Whether too little is left for a pod, so that it would have to wait for terminating pods."""
         idle = self.idle.scalar or {}
         return any(amount > idle.get(name, 0.0) for name, amount in (requested.scalar or {}).items())
 

@@ -143,7 +143,7 @@ class Cluster:
         self._put_off = None
 
     def hold_deleted(self, uid: str, node: str, holding: Holding) -> None:
-        """Let a pod hold what it has although it is deleted: its containers may still run.
+        """Let a deleted pod keep its holding: the containers may still run.
 
         Args:
             uid: its uid.
@@ -348,7 +348,7 @@ class Cluster:
         self.openings += 1
 
     def _note_change(self, old: Pod | None, new: Pod | None = None) -> None:
-        """Count a pod that has ended, left its node or got other labels; not all that are kept request chips."""
+        """Count a pod that has ended, left its node or got new labels, whether the pod requests chips or not."""
         where = _occupied(old) if old is not None else ""
         if old is not None and where:
             is_same = new is not None and where == _occupied(new) and old.metadata.labels == new.metadata.labels

@@ -1,4 +1,4 @@
-"""Reads what MindCluster's ClusterD says of the nodes, and combines it with what their own agents report.
+"""Reads MindCluster ClusterD's reports on nodes, and combines them with the reports of the nodes' own agents.
 
 ClusterD collects the reports of all nodes, adds faults that others tell it, and leaves out those that a job's processes
 are repairing (docs/spec/scheduling.md#configmaps, docs/spec/rescheduling.md#fault-inputs).

@@ -1,4 +1,4 @@
-"""Which jobs depend on a kind of object that may be served since it was last looked for.
+"""The jobs of a kind of object that may be served since the last look for it.
 
 Pod groups and many jobs are custom resources, which can be installed at any time, and pods that name one can come
 right after that. Such a job waits until the kind has been looked for once more: if it is served, its objects say how
@@ -44,7 +44,7 @@ class Discovery:
         return [key for key, informers in self._waiting.items() if informer in informers]
 
     def not_served(self, informer: str, keys: Collection[JobKey]) -> list[JobKey]:
-        """Record that an informer has looked, after these jobs began to wait; returns those that wait no longer."""
+        """Record an informer's look after these jobs began to wait; return the jobs whose wait is over."""
         for key in keys:
             self._waiting.get(key, set()).discard(informer)
         done = [key for key in keys if not self._waiting.get(key, {""})]

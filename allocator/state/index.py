@@ -1,4 +1,4 @@
-"""Nodes indexed by what they have left, so that the best one is found without examining all.
+"""Nodes indexed by their vacancies, so that the best one is found without examining all.
 
 See docs/architecture.md#decisions.
 
@@ -149,7 +149,7 @@ class NodeIndex:
         named = ((name, tier.get(entry)) for name in candidates if isinstance(entry := entries.get(name), Bucket))
         # Names are compared only between nodes that fit equally well.
         best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
-        return min(best_named, key=lambda each: each[0], default=None)
+        return min(best_named, key=lambda named: named[0], default=None)
 
     def verdicts(self, request: ChipRequest, candidates: Collection[str] | None = None) -> dict[str, Verdict]:
         """The verdict on a request for every node, by name.

@@ -128,7 +128,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether its waiting pods differ in what a scheduler asks of nodes, so that they may fit on different ones."""
+        """Whether the waiting pods differ in their demands on nodes, so that they may fit on different nodes."""
         return len({pod.spec.requirements for pod in self._pods.values() if pod.waits_for_chips}) > 1
 
     @property
@@ -143,11 +143,11 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     @property
     def facts(self) -> tuple[JobFacts | None, JobFacts | None]:
-        """What its pod group and its object say, the one that counts first before the other."""
+        """The facts of the pod group and the object, in the order of precedence."""
         return self.group, self.source
 
     def set_facts(self, group: JobFacts | None, source: JobFacts | None) -> None:
-        """Set what its pod group and its object say, after one of them was created, changed or deleted."""
+        """Set the facts of the pod group and the object, after one of them was created, changed or deleted."""
         self.group, self.source, self._minimum = group, source, None
         self.settings = places(((self.key, group), (self.source_key, source)))
         self._ranks.know(source.parts if source is not None else ())
@@ -192,7 +192,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return (self._minimum or self.min_available) > 1  # every decision asks several times
 
     def cooperation_with(self, pod: Pod) -> Cooperation:
-        """The number of its pods, this one included, that request chips and work together.
+        """The number of the job's pods with chips, the given pod included, that work together.
 
         Must not depend on which pods exist already: the first pod is placed before its peers exist, and its placement
         must still be right when they do.
@@ -225,7 +225,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return not self.is_gang and (works_alone(pod, self.key) or self.is_independent(pod))
 
     def is_independent(self, pod: Pod) -> bool:
-        """Whether its pods say that they don't communicate collectively, or their group or object does."""
+        """Whether pods, group or object say that the pods don't communicate collectively."""
         if is_independent(pod.metadata.annotations):
             return True
         return bool(self.settings) and any(is_independent(place.annotations) for place in self.settings)
@@ -236,7 +236,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         owned = self._owners.get(owner) if owner is not None else None
         if owned is None or not owned.is_one_by_one or not self.is_gang or self.placed_beside(pod.uid):
             return None
-        if any(job_of_owner(each) != owner for each in self._pods.values()):
+        if any(job_of_owner(peer) != owner for peer in self._pods.values()):
             return None  # several owners: each creates its first pod
         return (
             f"StatefulSet {owner} creates a pod only when the one before it is ready (podManagementPolicy "
@@ -245,7 +245,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         )
 
     def is_distributed_with(self, pod: Pod) -> bool:
-        """Whether it counts as distributed (docs/spec/scheduling.md); it does if the number of its pods is unknown.
+        """Whether the job counts as distributed (docs/spec/scheduling.md), as with an unknown number of pods.
 
         A group with a minimum of 1 may be that of a single pod, so there the peers that exist decide.
         """
@@ -255,11 +255,11 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return known > 1
 
     def may_be_alone(self, pod: Pod) -> bool:
-        """Whether the pod has no peer that requests chips, and its own index is not that of a later pod of a job."""
+        """Whether the pod has no peer with chips, and its own index is not a later pod's."""
         return self._requesting_with(pod) <= 1 and not is_later(pod)
 
     def vnpus_with(self, pod: Pod) -> int:
-        """The number of vNPUs of its live pods that count beside a pod, with those that it requests."""
+        """The number of vNPUs of a pod and of the job's live pods that count beside it."""
         return requested_vnpus(pod) + sum(self.vnpus_beside(pod).values())
 
     def vnpus_beside(self, pod: Pod) -> dict[str, int]:
@@ -288,17 +288,17 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return pod.uid in self._placed or bool(pod.spec.node_name)
 
     def rank_of(self, pod: Pod) -> int:
-        """The pod's rank: its own, else the lowest free one; a present pod keeps it, and no other one has it.
+        """The pod's rank: its own, else the lowest free rank; a present pod keeps it alone.
 
         Only the backup of a pod that runs has that pod's rank.
         """
         return self._ranks.rank_of(pod)
 
     def ranked(self) -> list[tuple[int, Pod]]:
-        """Its present pods in the order of their ranks; assigns a rank to those without one."""
+        """The present pods in the order of their ranks; a pod without a rank gets one."""
         at_once(self.assign_ranks())
         ranked = ((self.rank_of(pod), pod) for pod in self._pods.values())
-        return sorted(ranked, key=lambda each: (each[0], each[1].name))
+        return sorted(ranked, key=lambda item: (item[0], item[1].name))
 
     def assign_ranks(self) -> Steps[None]:
         """Assign a rank to every present pod with chips that has none."""
@@ -306,7 +306,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     @property
     def gated(self) -> int:
-        """The number of its pods that have scheduling gates, and are not present for that reason."""
+        """The number of the job's pods with scheduling gates, which are not present for that reason."""
         return len(self._gated)
 
     def set_gated(self, uid: str, *, gated: bool) -> None:
@@ -322,7 +322,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return self._placed
 
     def placed_beside(self, uid: str) -> int:
-        """The number of its other live pods that request chips and are bound or have a reservation."""
+        """The number of the job's other live pods with chips that are bound or have a reservation."""
         return len(self._placed) - (uid in self._placed)
 
     def shares(self, node: str, uid: str) -> bool:
@@ -335,7 +335,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return len(self._on) > 1
 
     def nodes_beside(self, uids: Collection[str]) -> frozenset[str]:
-        """The nodes of its placed pods other than these."""
+        """The nodes of the job's placed pods except some."""
         return frozenset(node for uid, node in self._placed.items() if uid not in uids)
 
     def set_placed(self, uid: str, node: str) -> None:

@@ -68,7 +68,7 @@ class Jobs:
         return job if job is not None else self._new(key, pod)
 
     def lacks_group(self, job: Job) -> bool:
-        """Whether the job's pods name a group, or an owner, that does not exist, so that its minimum is unknown.
+        """Whether the job's pods name a group, or an owner, that does not exist, so that the minimum is unknown.
 
         Only if objects of that kind are watched, or may be served by now, and if the pods don't state the minimum
         themselves.
@@ -81,7 +81,7 @@ class Jobs:
         return lacks and job.stated_minimum is None
 
     def unserved_group(self, job: Job) -> str | None:
-        """What becomes of a job whose pods name a pod group of a kind that no server serves; None for other jobs.
+        """The start of a job whose pods name a pod group of a kind not served, a sentence; None for other jobs.
 
         Such a group can't exist, so nothing says how many pods start together.
         """
@@ -180,12 +180,12 @@ class Jobs:
         self._renew(kind)
 
     def not_served(self, informer: str, keys: Collection[JobKey]) -> None:
-        """Record that an informer has looked for its kind in vain, after these jobs were seen."""
+        """Record an informer's vain look for its kind, after these jobs were seen."""
         for key in self.discovery.not_served(informer, keys):
             self._inform(self._jobs.get(key))
 
     def unwatched(self, kind: str) -> None:
-        """Record that a kind of group or object is no longer served, and drop what is known of it."""
+        """Record that a kind of group or object is no longer served, and drop its facts."""
         self._watched.discard(kind)
         for facts in (self._groups, self._sources):
             for key in [key for key in facts if key.kind == kind]:
@@ -241,7 +241,7 @@ class Jobs:
         self._owners[_owned(owner)] = owned
 
     def owned_by(self, pod: Pod) -> Owned | None:
-        """What the StatefulSet or Job of a pod says of its pods; None for other controllers, or if it is not known."""
+        """The facts of a pod's StatefulSet or Job; None for other controllers, or an unknown one."""
         controller = pod.metadata.controller
         kind = _CORE_OWNERS.get((controller.api_version, controller.kind)) if controller is not None else None
         if controller is None or kind is None:
@@ -275,8 +275,8 @@ class Jobs:
                 self._inform(job)
 
     def _inform_made_from(self, key: JobKey) -> None:
-        for each in self._made_from.get(key, ()):
-            self._inform(self._jobs.get(each))
+        for job_key in self._made_from.get(key, ()):
+            self._inform(self._jobs.get(job_key))
 
     def _inform(self, job: Job | None) -> None:
         if job is not None:

@@ -93,8 +93,8 @@ def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
         objects: by name of the kind; an optional kind that is missing is not served.
     """
     for kind in KINDS:
-        for each in objects.get(kind.name, ()):
-            kind.apply(cluster, each)
+        for obj in objects.get(kind.name, ()):
+            kind.apply(cluster, obj)
         if kind.is_optional and kind.name in objects:
             cluster.jobs.watched(kind.jobs)
     return cluster
@@ -135,28 +135,28 @@ KINDS: Final = (
     WatchedKind("nodes", NODES, Cluster.node_applied, Cluster.node_deleted),
     _reports(
         "device reports",
-        apply=lambda cluster, each: cluster.reports.applied(each),
-        delete=lambda cluster, each: cluster.reports.deleted(each),
+        apply=lambda cluster, config_map: cluster.reports.applied(config_map),
+        delete=lambda cluster, config_map: cluster.reports.deleted(config_map),
         scope="device-reports",
     ),
     WatchedKind(
         "leaf switches",
         CONFIG_MAPS,
-        lambda cluster, each: cluster.switches.applied(each),
-        lambda cluster, each: cluster.switches.deleted(each),
+        lambda cluster, config_map: cluster.switches.applied(config_map),
+        lambda cluster, config_map: cluster.switches.deleted(config_map),
         scope="device-reports",
         field_selector=f"metadata.name={SWITCHES}",
     ),
     _reports(
         "node health",
-        apply=lambda cluster, each: cluster.reports.health_applied(each),
-        delete=lambda cluster, each: cluster.reports.health_deleted(each),
+        apply=lambda cluster, config_map: cluster.reports.health_applied(config_map),
+        delete=lambda cluster, config_map: cluster.reports.health_deleted(config_map),
         scope="node-health",
     ),
     _reports(
         "ClusterD's reports",
-        apply=lambda cluster, each: cluster.reports.info_applied(each),
-        delete=lambda cluster, each: cluster.reports.info_deleted(each),
+        apply=lambda cluster, config_map: cluster.reports.info_applied(config_map),
+        delete=lambda cluster, config_map: cluster.reports.info_deleted(config_map),
         scope="node-health",
         label_selector=_selector(CLUSTER_INFO_LABELS),
     ),

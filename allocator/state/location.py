@@ -1,4 +1,4 @@
-"""Where a node is: its SuperPod and its index there, its rack, its leaf switch and its slot there.
+"""The location of a node: SuperPod and index there, rack, leaf switch and slot there.
 
 docs/spec/superpod.md#superpod-ids: the device plugin publishes the ids in its report and on the Node. The report counts
 first, since it is the newest; a field that is missing says nothing, and id 0 is a SuperPod like any other.
@@ -29,7 +29,7 @@ class Level(StrEnum):
 
 
 class Location(msgspec.Struct, frozen=True, gc=False):
-    """Where a node is; an id below 0 means that it is unknown, or that there is none.
+    """The location of a node; an id below 0 is unknown or absent.
 
     Attributes:
         super_pod: the id of its SuperPod.
@@ -47,7 +47,7 @@ class Location(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def spot(self) -> Spot | None:
-        """Where it is below a leaf switch; None if it is below no known one."""
+        """The slot below the node's leaf switch; None if the switch is unknown."""
         return Spot(self.switch, self.slot) if self.switch >= 0 else None
 
     @property

@@ -1,4 +1,4 @@
-"""Answers that are kept until what they depend on has another version. No I/O."""
+"""Answers that are kept until their dependencies have another version. No I/O."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar

@@ -1,4 +1,4 @@
-"""What one node has left, read from its object, its report and the pods on it: a vacancy, or why it can't be used.
+"""The vacancy of a node, by its object, report and pods, or why the node can't be used.
 
 Free = reported - unhealthy - PreSeparateNPU - held by live pods - reserved (docs/spec/scheduling.md#free-list). If
 something can't be read with certainty, the node is unusable and its chips don't count as free: a chip must never be
@@ -120,19 +120,19 @@ class NodeRecord:
     @property
     def held(self) -> ChipSet:
         """The chips of the pods on it."""
-        return functools.reduce(operator.or_, (each.chips for each in self.holdings.values()), 0)
+        return functools.reduce(operator.or_, (holding.chips for holding in self.holdings.values()), 0)
 
     @property
     def in_doubt(self) -> ChipSet:
-        """The chips of pods that have ended, and that others on it may have."""
+        """The chips of ended pods that others on the node may have."""
         return functools.reduce(operator.or_, (kept.chips for kept in self.swaps.values()), 0)
 
     @property
     def disputed(self) -> int:
-        """The number of chips that count as held beyond those that the kubelet counts for the pods on it."""
-        if not any(each.disputed for each in self.holdings.values()):
+        """The number of chips held beyond the number that the kubelet counts for the node's pods."""
+        if not any(holding.disputed for holding in self.holdings.values()):
             return 0
-        return max(self.held.bit_count() - sum(each.counted for each in self.holdings.values()), 0)
+        return max(self.held.bit_count() - sum(holding.counted for holding in self.holdings.values()), 0)
 
     @property
     def updated_s(self) -> int | None:
@@ -225,7 +225,7 @@ def ignored_devices(node: Node) -> tuple[str, ...]:
 
 
 def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> tuple[ChipSet, ChipSet, tuple[Vnpu, ...]]:
-    """The chips that pods can get, those that the node has besides, and the vNPUs that these are cut into."""
+    """The chips that pods can get, the chips withheld, and the vNPUs cut out of these."""
     text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
     if text is None:
         return _read_chips_without_annotation(node, report, held), 0, ()

@@ -51,7 +51,7 @@ class NodeReports:
             self._changed(name)
 
     def deleted(self, config_map: ConfigMap) -> None:
-        """Remove a node's device report; then only its annotation counts, if it has one."""
+        """Remove a node's device report; then only the node's annotation counts, if it has one."""
         name = node_name(config_map.name)
         if name is not None:
             record = self._record(name)

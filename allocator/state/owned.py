@@ -1,4 +1,4 @@
-"""What the owners of the core API say of their pods: how many there are, and when they have to have ended."""
+"""The facts of owners in the core API about their pods: number and time limit."""
 
 import math
 from datetime import datetime
@@ -33,7 +33,7 @@ class Owned(NamedTuple):
 
 
 def end_of(pod: Pod, owner: Owned | None, source: JobFacts | None, now_s: float) -> float:
-    """When a pod has to have ended by its own ``activeDeadlineSeconds``, that of its Job, or of its Kubeflow job.
+    """When a pod has to have ended, by ``activeDeadlineSeconds`` of the pod, its Job or its Kubeflow job.
 
     Args:
         pod: the pod; if it has not started yet, its limit counts from now on.

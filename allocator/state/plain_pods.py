@@ -45,8 +45,8 @@ def is_plain(pod: Pod) -> bool:
     Other pods without chips count in their jobs: the launcher of an MPIJob is one of the pods that its group requires.
     """
     for containers in (pod.spec.containers, pod.spec.init_containers):
-        for each in containers:
-            for quantities in (each.resources.limits, each.resources.requests):
+        for container in containers:
+            for quantities in (container.resources.limits, container.resources.requests):
                 for name in quantities:
                     if name.startswith(_VENDOR):
                         return False

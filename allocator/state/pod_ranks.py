@@ -1,4 +1,4 @@
-"""The ranks of the pods of one job that request chips, also of those that stand by to replace others.
+"""The ranks of a job's pods with chips, also of backup pods.
 
 The backup pod of a hot switch has the rank of the pod that it replaces, and names that pod in an annotation until it is
 deleted (docs/spec/superpod.md#other-details): MindCluster's operator makes it so.
@@ -61,7 +61,7 @@ class PodRanks(msgspec.Struct, eq=False, gc=False):
             self._settle_naming(pod.name)
 
     def rank_of(self, pod: Pod) -> int:
-        """The rank of a pod: that of the one that it stands by to replace, else its own, else the lowest free one."""
+        """The rank of a pod: of the pod that a backup replaces, else its own, else the lowest free rank."""
         return self._ranks.rank_of(self._pods[self._replaced[pod.uid]] if pod.uid in self._replaced else pod)
 
     def assign(self) -> Steps[None]:
@@ -74,13 +74,13 @@ class PodRanks(msgspec.Struct, eq=False, gc=False):
             keys.append((not ranks.wants(uid), filling_order(pod, self._parts), pod))
             if not number % _STEP:
                 yield
-                if any(each not in self._pods or each in self._replaced for each in unread):
+                if any(uid not in self._pods or uid in self._replaced for uid in unread):
                     return  # the pods have changed: the next call assigns them
-        for *_, pod in sorted(keys, key=lambda each: each[:2]):
+        for *_, pod in sorted(keys, key=lambda key: key[:2]):
             ranks.rank_of(pod)
 
     def _settle(self, uid: str) -> None:
-        """Let a pod have a rank of its own, unless it is the backup of one that runs."""
+        """Give a pod a rank of its own, unless it is the backup of a running pod."""
         pod = self._pods[uid]
         replaced = self._pods.get(self._uids.get(pod.metadata.annotations.get(BACKUP_SOURCE, ""), ""))
         # A pod's author may write any name: a backup has the same rank written as the pod that it names.

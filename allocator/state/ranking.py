@@ -1,4 +1,4 @@
-"""The nodes ranked for one request, so that the best one is found without examining all.
+"""The nodes ranked for a request, so that the best one is found without examining all.
 
 Equal requests recur, so each has a ranking that is updated when it is used: the index's journal lists the buckets that
 are new, or have another first node, since the last use. Buckets that fit equally well share a tier; the best node is

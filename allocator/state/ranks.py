@@ -147,7 +147,7 @@ class Ranks(msgspec.Struct, eq=False, gc=False):
             self._count(wish, -1)
 
     def _count(self, wish: _Wish, by: int) -> None:
-        """Count the rank that a pod wants, so that no other pod is assigned it."""
+        """Count the rank that a pod wants, so that no peer is assigned the same."""
         rank = self._want(wish)
         if rank is not None:
             number = self._wanted.get(rank, 0) + by

@@ -127,7 +127,7 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
 
 
 def _named_whole(lists: Mapping[str, str]) -> ChipSet:
-    """The chips that lists name, without those of which they name a vNPU only."""
+    """The chips that lists name as a whole, not only as a vNPU's."""
     chips: ChipSet = 0
     for key, text in lists.items():
         for name in text.split(",") if key != FAULT_LIST else ():

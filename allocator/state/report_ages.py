@@ -1,4 +1,4 @@
-"""Judges how old the reports of the nodes are: one that its device plugin does not renew is rejected."""
+"""Judges the age of the nodes' reports: a report that the device plugin does not renew is rejected."""
 
 import heapq
 import math

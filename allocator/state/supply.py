@@ -94,7 +94,7 @@ class SupplyReader:
             vacancy.free == product.all_chips,
             sum(not ring & ~vacancy.free for ring in product.rings),
             # Not from its cache, which is kept for decisions.
-            tuple((size, capacity.__wrapped__(vacancy, each)[0]) for size, each in zip(sizes, requests, strict=True)),
+            tuple((size, capacity.__wrapped__(vacancy, asked)[0]) for size, asked in zip(sizes, requests, strict=True)),
         )
 
 

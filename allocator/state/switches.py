@@ -51,7 +51,7 @@ class SwitchUse(msgspec.Struct):
 
 
 class SwitchView(msgspec.Struct, frozen=True):
-    """What a policy sees of the switches when it places one job.
+    """The switches as a policy sees them when it places a job.
 
     Attributes:
         table: the switches.
@@ -145,15 +145,15 @@ class Switches:
     def uses_after(self, ended: frozenset[str], without: JobKey | None) -> dict[int, SwitchUse]:
         """How jobs would use the switches if these pods had ended; ``without`` does not count."""
         found: dict[int, SwitchUse] = {}
-        for key, each in self.spanning().items():
-            job, left = self._jobs[key], each.states
+        for key, spanning in self.spanning().items():
+            job, left = self._jobs[key], spanning.states
             if not ended.isdisjoint(job.placed):
                 spots = [spot for node in job.nodes_beside(ended) if (spot := self._spot(node)) is not None]
                 switches = {spot.switch for spot in spots}
                 left = {switch: state for switch, state in left.items() if switch in switches}
-            if key != without and (left is each.states or len(left) > 1):
+            if key != without and (left is spanning.states or len(left) > 1):
                 for switch, state in left.items():
-                    found.setdefault(switch, SwitchUse()).add(state, each.schema)
+                    found.setdefault(switch, SwitchUse()).add(state, spanning.schema)
         return found
 
     def uses(self, without: JobKey | None = None) -> dict[int, SwitchUse]:
@@ -161,7 +161,7 @@ class Switches:
         return self.uses_after(frozenset(), without)
 
     def spanning(self) -> Mapping[JobKey, Spanning]:
-        """The jobs that span switches, those included of which some pods are being replaced."""
+        """The jobs that span switches, also while some of their pods are being replaced."""
         seen = (VERSIONS.latest, len(self._jobs), self._moves)
         if seen == self._seen:
             return self._spanning
@@ -252,8 +252,8 @@ class Switches:
 
 
 def _more(one: SwitchState, other: SwitchState) -> SwitchState:
-    """Which of two states a switch has of which pods of one job say different ones."""
-    return max(one, other, key=lambda each: (each.use, not each.is_healthy))
+    """The state of a switch for which pods of a job state two."""
+    return max(one, other, key=lambda state: (state.use, not state.is_healthy))
 
 
 def read_state(pod: Pod) -> SwitchState:

@@ -72,7 +72,7 @@ class UnexplainedChips:
 
 
 def _held(record: NodeRecord) -> tuple[ChipSet, ChipSet]:
-    """The chips of which pods have something, and those of which they are known to have got it."""
+    """The chips that pods hold, wholly or in part, and the chips of claimed holdings."""
     held = got = 0
     for holding in record.holdings.values():
         held |= holding.occupied

@@ -1,4 +1,4 @@
-"""The pods that wait for chips, kept current pod by pod: also those that no scheduler has called for yet."""
+"""The pods that wait for chips, kept current pod by pod, whether a scheduler has called for them or not."""
 
 from collections.abc import Callable, Iterator
 

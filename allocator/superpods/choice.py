@@ -42,7 +42,7 @@ def describe(
     sentences += [
         f"{_blocks(hosted[number])} in SuperPod {number}: {used[number]} of its {free.get(number, 0)} free servers, "
         f"{_reserve(free.get(number, 0) - used[number], limits)}"
-        for number in sorted(used, key=lambda each: hosted[each])
+        for number in sorted(used, key=lambda super_pod: hosted[super_pod])
     ]
     others: defaultdict[str, list[int]] = defaultdict(list)
     for number in sorted(free):
@@ -56,7 +56,7 @@ def describe(
 def describe_room(
     free: Mapping[int, int], demand: Demand, running: Mapping[int, Collection[int]] | None = None
 ) -> tuple[str, ...]:
-    """Describe what there is for the blocks of a job that waits.
+    """Describe the room for the blocks of a waiting job.
 
     Args:
         free: how many servers each SuperPod has free for the job, by its id.
@@ -102,7 +102,7 @@ def _where_pods_run(running: Mapping[int, Collection[int]]) -> Iterator[str]:
     for block, super_pods in sorted(running.items()):
         for number in sorted(set(super_pods)):
             hosted[number].append(block)
-    for number, blocks in sorted(hosted.items(), key=lambda each: each[1]):
+    for number, blocks in sorted(hosted.items(), key=lambda item: item[1]):
         where = f"SuperPod {number}" if number >= 0 else "no known SuperPod"
         yield f"{_blocks(blocks)} in {where}: pods of {'it' if len(blocks) == 1 else 'them'} run there"
 

@@ -63,7 +63,7 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 def read_demand(asked: Asked) -> Demand | None:
-    """Read what a job asks; None if it has no blocks, or is a single pod, whose block is its own node.
+    """Read a job's demand; None without blocks, or for a single pod, whose block is its own node.
 
     Raises:
         Refusal: ``UnsupportedPolicy`` if the job is for servers that form no SuperPods, ``InvalidRequest`` if its pods
@@ -74,7 +74,7 @@ def read_demand(asked: Asked) -> Demand | None:
         return None
     job = f"job {asked.job}"
     products, limits = asked.products, asked.defaults.super_pods
-    product = _product_for(job, pod, chips, [each for each in PRODUCTS if products is None or each.name in products])
+    product = _product_for(job, pod, chips, [model for model in PRODUCTS if products is None or model.name in products])
     block = _read_block(job, pod, chips * pods)
     if block % product.chips:
         what = f"is no multiple of the {product.chips} chips of {a(f'{product.name} server')}"
@@ -101,17 +101,17 @@ def read_demand(asked: Asked) -> Demand | None:
 def _product_for(job: str, pod: Pod, chips: int, products: Iterable[Product]) -> Product:
     allowed = list(products)
     if not allowed:
-        marks, others = block_marks(pod), [each for each in product_marks(pod) if each not in block_marks(pod)]
+        marks, others = block_marks(pod), [mark for mark in product_marks(pod) if mark not in block_marks(pod)]
         other = f", but is for other servers ({', '.join(others)})" if others else ""
         raise Refusal(
             Reason.UNSUPPORTED_POLICY,
             f"{job} requests nodes of one SuperPod ({', '.join(marks)}), which only A3 and Atlas 850 servers form"
             f"{other}; name one of these, or remove it",
         )
-    for each in allowed:
-        if each.chips == chips:
-            return each
-    whole = " or ".join(f"{each.chips} chips ({each.name})" for each in allowed)
+    for product in allowed:
+        if product.chips == chips:
+            return product
+    whole = " or ".join(f"{product.chips} chips ({product.name})" for product in allowed)
     raise _invalid(job, f"each of its pods must request a whole server, {whole}, not {count(chips, 'chip')}")
 
 

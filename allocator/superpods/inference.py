@@ -73,7 +73,7 @@ def place_service(free: Mapping[int, int], size: int, need: int, hosting: Collec
     joined = set(hosting)
     shares: list[Share] = []
     while left and len(shares) < need:
-        number = min(left, key=lambda each: (each not in joined, -left[each]))
+        number = min(left, key=lambda super_pod: (super_pod not in joined, -left[super_pod]))
         joined.add(number)
         shares.append(Share(number, size))
         left[number] -= size

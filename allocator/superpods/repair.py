@@ -126,8 +126,8 @@ class _Repair:
         self._blocks = blocks
         self._open = {
             number: slots
-            for number, each in sorted(blocks.items())
-            if (slots := [slot for slot in each if not slot.stays])
+            for number, pods in sorted(blocks.items())
+            if (slots := [slot for slot in pods if not slot.stays])
         }
         self._taken = {slot.node for slots in blocks.values() for slot in slots if slot.stays}
         self._used_in = {nodes.super_pod_of(node) for node in self._taken}
@@ -135,7 +135,7 @@ class _Repair:
         self._anew: list[int] = []
 
     def patch(self, *, may_split: bool) -> Lack | None:
-        """Keep what can be kept, and complete damaged blocks; returns why a block can't be that has pods that stay."""
+        """Keep what can be kept, and complete damaged blocks; return why a block with pods can't be completed."""
         running = [number for number in self._open if any(slot.stays for slot in self._blocks[number])]
         ended = [number for number in self._open if number not in running and self._home(number) >= 0]
         self._anew = [number for number in self._open if number not in running and number not in ended]
@@ -153,7 +153,7 @@ class _Repair:
         return None
 
     def place_anew(self, place: Place) -> Lack | None:
-        """Place the other blocks, each in one SuperPod; returns why they can't be."""
+        """Place the remaining blocks, each in one SuperPod; return why they can't be placed."""
         if not self._anew:
             return None
         shares = place(self._rooms(), len(self._anew))
@@ -208,7 +208,7 @@ class _Repair:
         return taken
 
     def _home(self, number: int) -> int:
-        """The SuperPod of a block: that of a pod that stays, else that of the first node it had; negative for none."""
+        """The SuperPod of a block: of a pod that stays, else of its first node; negative for none."""
         slots = sorted(self._blocks[number], key=lambda slot: not slot.stays)
         found = (self._nodes.super_pod_of(slot.node) for slot in slots if slot.node)
         return next((number for number in found if number >= 0), -1)
@@ -227,7 +227,7 @@ class _Repair:
         return pins
 
     def _complete(self, number: int, pins: Mapping[int, Mapping[int, str]]) -> bool:
-        """Complete a block in its SuperPod, if that has enough nodes beside those that other blocks keep."""
+        """Complete a block in its SuperPod, if enough nodes are left beside other blocks' nodes."""
         kept = {node for nodes in pins.values() for node in nodes.values()}
         spare = [node for node in self._names(self._home(number)) if self._is_usable(node) and node not in kept]
         own = {rank: node for rank, node in pins[number].items() if self._is_usable(node)}

@@ -62,7 +62,7 @@ def place_parts(free: Mapping[int, int], size: int, nodes: int, limits: SuperPod
     while missing > 0 and any(left.values()):
         # The smallest SuperPod that has all that is missing of a block, else the largest.
         wanted = min(missing, size)
-        enough = [each for each in left if left[each] >= wanted]
+        enough = [super_pod for super_pod in left if left[super_pod] >= wanted]
         number = min(enough, key=left.__getitem__) if enough else max(left, key=left.__getitem__)
         share = Share(number, min(left[number], wanted))
         left[number] -= share.nodes
@@ -92,26 +92,26 @@ class _Table:
     def beside_reserves(self, need: int) -> Iterator[int]:
         """Yield a SuperPod for each of at most ``need`` blocks, so that no reserve is used."""
         larger: list[_Cell] = []
-        for cell in sorted(self._cells, key=lambda each: (each.row, each.column)):
+        for cell in sorted(self._cells, key=lambda cell: (cell.row, cell.column)):
             if cell.column > need:  # what is needed becomes less
                 larger.append(cell)
                 continue
             for number in self._take(cell, need):
                 need -= 1
                 yield number
-        for cell in sorted(larger, key=lambda each: (each.column, each.row)):
+        for cell in sorted(larger, key=lambda cell: (cell.column, cell.row)):
             for number in self._take(cell, need):
                 need -= 1
                 yield number
 
     def with_reserves(self) -> Iterator[int]:
         """Yield a SuperPod for a block as long as any has room, one block of each in turn."""
-        order = sorted(self._cells, key=lambda each: (-each.row, each.column))
+        order = sorted(self._cells, key=lambda cell: (-cell.row, cell.column))
         is_room = True
         while is_room:
             is_room = False
             for cell in order:
-                for number in sorted(self._cells[cell], key=lambda each: (-self._left[each], each)):
+                for number in sorted(self._cells[cell], key=lambda rack: (-self._left[rack], rack)):
                     if self._left[number] >= self._size:
                         self._left[number] -= self._size
                         is_room = True

@@ -1,4 +1,4 @@
-"""Leaf switches: which servers a job gets, so that its pods communicate through few of them.
+"""Leaf switches: the choice of a job's servers, so that its pods communicate through few switches.
 
 docs/spec/switch-affinity.md. ``table.py`` reads which servers each switch has; ``rooms.py`` says what a job sees of a
 switch; ``v1.py``, ``v2.py`` and ``single_layer.py`` are the rules, ``replacing.py`` places some pods of a job whose

@@ -39,13 +39,13 @@ class SwitchDemand(msgspec.Struct, frozen=True):
 
 
 def schema_of(pod: Pod) -> Schema | None:
-    """The schema that the label of a pod names, with the settings of its job; None for none, or an unknown one."""
+    """The schema in the label of a pod that has its job's settings; None for none, or an unknown schema."""
     value = pod.metadata.labels.get(TOR_AFFINITY)
     return Schema(value) if value in set(Schema) else None
 
 
 def read_switch_demand(asked: Asked) -> SwitchDemand | None:
-    """Read what a job asks; None if it asks nothing, or has a single pod, which communicates with no other.
+    """Read a job's demand; None for a job without the label, or of a single pod.
 
     Raises:
         Refusal: ``InvalidRequest`` if the value of the label is unknown, ``UnsupportedPolicy`` if the job asks for

@@ -69,7 +69,7 @@ def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Sc
         spot = left.pop(0)
         spots.append(spot)
         used[spot.slot] += 1
-        left.sort(key=lambda each: (used[each.slot], each.switch != spot.switch, each))
+        left.sort(key=lambda other: (used[other.slot], other.switch != spot.switch, other))
     if len(spots) < missing:
         return Lack(_short(missing, len(spots), "its switches, and others that no other job spans"))
     return Placement(spots)

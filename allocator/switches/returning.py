@@ -1,4 +1,4 @@
-"""Switch affinity for pods that return to the servers of their predecessors: below which switches they may.
+"""Switch affinity for pods that return to the servers of their predecessors: the switches allowed.
 
 docs/spec/switch-affinity.md#partial-restart. While the pods were gone, other jobs may have begun to use their switches.
 """
@@ -13,7 +13,7 @@ from allocator.switches.v1 import may_span, usable_room
 def return_single_layer(
     rooms: Sequence[Room], missing: int, staying: Staying, homes: Mapping[int, int]
 ) -> frozenset[int]:
-    """The switches to which pods of a job may return: those of the pods that stay, and others as the rule allows.
+    """The switches to which a job's pods may return: of the pods that stay, and others as the rule allows.
 
     Args:
         rooms: what the job sees of each switch; the servers to which its pods would return are among those free.

@@ -52,7 +52,7 @@ def place_v2(
     must_be_below_one = is_filler(schema, max(pods, job_pods))
     if pods < width or must_be_below_one:
         for suits in _OF_ONE:
-            if (room := smallest([each for each in rooms if suits(each.state)], pods)) is not None:
+            if (room := smallest([room for room in rooms if suits(room.state)], pods)) is not None:
                 return Placement(room.first(pods))
         if must_be_below_one:
             return not_below_one(rooms, pods, FILLER)
@@ -106,7 +106,7 @@ def _sharing_few(free: Sequence[Room], shared: Sequence[Room], pods: int, most_s
 
 
 def _anywhere(rooms: Sequence[Room], free: Sequence[Room], pods: int) -> Placement | Lack:
-    """For a normal job that needs more than that: free switches, then those that large jobs avoid or don't use."""
+    """For a normal job that needs more: free switches, then switches that large jobs avoid or don't use."""
     without_large = [room for room in rooms if Schema.LARGE not in room.spanning]
     order = [
         *((room, _EXCLUSIVE) for room in descending(free)),

@@ -1,4 +1,4 @@
-"""Admits pod groups of Volcano to the queue, for operators that wait for it before they create pods.
+"""Admits Volcano's pod groups to the queue, for operators that create pods only then.
 
 MindCluster's ascend-operator (with ``--enableGangScheduling``), Kubeflow's training operator (with
 ``--gang-scheduler-name=volcano``) and Volcano's job controller make a pod group, and no pods while its phase is empty

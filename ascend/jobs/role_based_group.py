@@ -50,9 +50,9 @@ class _RoleBasedGroupSpec(msgspec.Struct, rename="camel", frozen=True):
     def create(self, controller: Controller) -> Iterator[KubeObject]:
         """Yield what the workload of each role creates, and a PodGroup of all pods if the policy asks for it."""
         marks = {} if self.pod_group_policy is None else {VOLCANO_ANNOTATIONS[0]: controller.name}
-        made = [each for role in self.roles for each in self._of_role(controller, role, marks)]
+        made = [child for role in self.roles for child in self._of_role(controller, role, marks)]
         if marks:
-            number = sum(isinstance(each, Pod) for each in made)
+            number = sum(isinstance(child, Pod) for child in made)
             yield PodGroup(metadata=controller.metadata("PodGroup", controller.name), spec=PodGroupSpec(number))
         yield from made
 

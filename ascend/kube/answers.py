@@ -33,7 +33,7 @@ class Status(msgspec.Struct):
 
 
 def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
-    """Decode what the API server sent; ``what`` names it in the error, by default as an object.
+    """Decode the API server's answer; ``what`` names it in the error, by default as an object.
 
     Raises:
         Unreachable: it can't be decoded.

@@ -14,7 +14,7 @@ REREAD_S: Final = 60.0
 
 
 async def store(client: KubeClient, namespace: str, name: str, data: Mapping[str, str]) -> None:
-    """Set keys of a ConfigMap; it is created if it does not exist, and its other keys stay.
+    """Set keys of a ConfigMap, which is created if absent; other keys stay.
 
     Args:
         client: the API server.
@@ -34,7 +34,7 @@ async def store(client: KubeClient, namespace: str, name: str, data: Mapping[str
 
 
 class ConfigMapWriter:
-    """Keeps keys of one ConfigMap as they should be, with a request only if they are not known to be so.
+    """Keeps keys of a ConfigMap at their values, with a request only if the stored values may differ.
 
     Args:
         client: the API server.

@@ -171,7 +171,7 @@ class EventRecorder:
     async def _post(self, key: tuple[str, ...], body: JsonObject) -> None:
         now_s = self._monotonic()
         known = self._series.items()
-        self._series = {seen: each for seen, each in known if each.unposted or now_s - each.first_s < REPEAT_S}
+        self._series = {seen: series for seen, series in known if series.unposted or now_s - series.first_s < REPEAT_S}
         series = self._series.get(key)
         if series is not None:
             series.count += 1
@@ -204,7 +204,7 @@ class EventRecorder:
 
     def _until_due(self) -> float | None:
         """Seconds until repetitions are due; None if there are none."""
-        due_s = min((each.due_s for each in self._series.values() if each.unposted), default=None)
+        due_s = min((series.due_s for series in self._series.values() if series.unposted), default=None)
         return None if due_s is None else max(due_s - self._monotonic(), 0.0)
 
     def _log_dropped(self, reason: str, name: str) -> None:
@@ -216,7 +216,7 @@ class EventRecorder:
 
 
 def _name_of(key: tuple[str, ...]) -> str:
-    """The name of an Event that is posted once: that of its object, shortened to what is valid, and a digest."""
+    """The name of an Event that is posted once: the object's name, shortened to be valid, and a digest."""
     digest = hashlib.sha256("\n".join(key).encode(errors="replace")).hexdigest()[:16]
     return f"{key[2][:_MAX_NAME].rstrip('-.')}.{digest}"
 

@@ -18,7 +18,7 @@ class Handler(Protocol[T_contra]):
 
 
 class Unkept(Protocol[T_contra]):
-    """Objects of which a reflector keeps no copy, because its handler needs little of them and there may be many.
+    """Objects without a copy in the reflector, because the handler needs little of them and they may be many.
 
     The handler gets them like all others, but again with every list.
     """
@@ -30,4 +30,4 @@ class Unkept(Protocol[T_contra]):
         """The handler will get all of these objects again."""
 
     def list_ended(self) -> None:
-        """Those that it did not get since the list started no longer exist."""
+        """Objects that the handler did not get since the list started no longer exist."""

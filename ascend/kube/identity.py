@@ -140,7 +140,7 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None, cluster: str 
     paths = kubeconfig_paths(kubeconfig)
     # pathlib raises where it can't tell whether a file exists, for example below another user's folder.
     named = (os.path.expanduser(part) for part in paths.split(os.pathsep))  # noqa: PTH111
-    files = [Path(each) for each in named if os.path.exists(each)]  # noqa: PTH110
+    files = [Path(path) for path in named if os.path.exists(path)]  # noqa: PTH110
     if not files:
         absent = f"there is no file {paths}"
         if _chosen(kubeconfig) is None:
@@ -168,7 +168,7 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None, cluster: str 
 
     async def headers() -> Mapping[str, str]:
         settings = cast("dict[str, dict[str, str]]", await loaded.auth_settings())
-        return {each["key"]: each["value"] for each in settings.values()}
+        return {setting["key"]: setting["value"] for setting in settings.values()}
 
     url = str(loaded.host)
     proxy = loaded.proxy or _environment_proxy(urlsplit(url))

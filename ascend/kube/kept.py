@@ -1,4 +1,4 @@
-"""What is kept of objects that tenants write: keys that are read, a limited number of labels, values of limited length.
+"""The kept parts of tenants' objects: keys that are read, a limited number of labels, values of limited length.
 
 An object may have 1.5 MB, and a namespace thousands of objects, but all of them share the memory of one process. What
 is longer than its limit ends in ``…``, so it is no valid value of anything, and whoever reads it says whose it is.
@@ -103,7 +103,7 @@ def short(text: str, limit: int = LONGEST_NAME) -> str:
 
 
 def short_json(text: str, *, is_list: bool) -> str:
-    """JSON of a limited length. A longer one is replaced by one that says nothing, other for each content."""
+    """JSON of a limited length. Longer JSON is replaced by a placeholder, another for each content."""
     if len(text) <= LONGEST_JSON:
         return text
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
@@ -122,7 +122,7 @@ def kept_annotations(values: dict[str, str]) -> dict[str, str]:
 
 
 def kept_labels(values: dict[str, str]) -> dict[str, str]:
-    """The labels of a pod: all that it normally has, since selectors may name any; the same object if these are all."""
+    """The labels of a pod: normally all, since selectors may name any; the same object if none is left out."""
     if len(values) <= MOST_LABELS:  # the API server limits their lengths
         return values
     others = [key for key in values if key not in POD_KEYS][:MOST_LABELS]
@@ -146,7 +146,7 @@ def kept_quantities(values: dict[str, str]) -> dict[str, str]:
 
 
 def kept_selector(values: dict[str, str]) -> dict[str, str]:
-    """A node selector; one with too many labels is replaced by one that no node matches, so that none is left out."""
+    """A node selector; one with too many labels becomes a selector that no node matches, as none may be left out."""
     return values if len(values) <= MOST_ENTRIES else {"nodeSelector": f"more than {MOST_ENTRIES} labels"}
 
 

@@ -58,7 +58,7 @@ def _keep(struct: msgspec.Struct, field: str, value: object) -> None:
 
 
 class OwnerReference(msgspec.Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
-    """An owner reference with all of its fields, so that it can be copied to another object."""
+    """An owner reference with all fields, so that it can be copied to another object."""
 
     api_version: str = ""
     kind: str = ""
@@ -164,7 +164,7 @@ class EnvVar(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     @property
     def names_devices(self) -> bool:
-        """Whether ascend-docker-runtime would give the container what it names, whoever has written it."""
+        """Whether ascend-docker-runtime would give the container the named devices, whoever has named them."""
         if not is_reserved(self.name):
             return False
         field = self.value_from.field_ref if self.value_from is not None else None
@@ -192,13 +192,13 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         if self.env or self.env_from:
-            named = [each.name.strip() for each in self.env if each.names_devices]
-            named += [f"{each.prefix.strip()}…" for each in self.env_from if may_begin_reserved(each.prefix)]
+            named = [env.name.strip() for env in self.env if env.names_devices]
+            named += [f"{source.prefix.strip()}…" for source in self.env_from if may_begin_reserved(source.prefix)]
             # An object that was read keeps what was found, although its variables are gone.
             msgspec.structs.force_setattr(self, "own_devices", tuple(dict.fromkeys(named)) or self.own_devices)
             msgspec.structs.force_setattr(self, "env_from", ())
         if self.env:
-            indexes = [EnvVar(each.name, short(each.value)) for each in self.env if each.name in INDEX_VARIABLES]
+            indexes = [EnvVar(env.name, short(env.value)) for env in self.env if env.name in INDEX_VARIABLES]
             msgspec.structs.force_setattr(self, "env", tuple(indexes[:MOST_ENTRIES]))
 
     @property
@@ -247,7 +247,7 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     @property
     def weight(self) -> tuple[bool, int]:
-        """By how much it raises what its pod needs: chips of a regular init container are reused by the next ones."""
+        """The weight in the pod's need of chips: later containers reuse the chips of a regular init container."""
         return self.restart_policy == "Always", whole_number(self._quantity) or 0
 
     @property
@@ -293,7 +293,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
         if self.scheduler_name:
             msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(short(self.scheduler_name)))
         if self.volumes:
-            claimed = [each for each in self.volumes if each.claim("")]
+            claimed = [volume for volume in self.volumes if volume.claim("")]
             msgspec.structs.force_setattr(self, "volumes", tuple(claimed[:MOST_ENTRIES]))
         if self.node_selector:
             _keep(self, "node_selector", kept_selector(self.node_selector))
@@ -312,19 +312,19 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     @property
     def node_requirements(self) -> tuple[frozenset[tuple[str, str]], str | None]:
-        """Its node selector and its affinity: equal for pods for which the same nodes are eligible."""
+        """Node selector and affinity: equal for pods with the same eligible nodes."""
         return frozenset(self.node_selector.items()), self.affinity
 
 
 def _first(containers: tuple[Container, ...]) -> tuple[Container, ...]:
     """Of too many containers the first ones, and as many others that request chips or name devices: the largest."""
     others = [
-        each
-        for each in containers[MOST_CONTAINERS:]
-        if each.own_devices or (each.requests_devices and each.requests_chips)
+        container
+        for container in containers[MOST_CONTAINERS:]
+        if container.own_devices or (container.requests_devices and container.requests_chips)
     ]
     if len(others) > MOST_CONTAINERS:
-        others = nlargest(MOST_CONTAINERS, others, key=lambda each: each.weight)
+        others = nlargest(MOST_CONTAINERS, others, key=lambda container: container.weight)
     return (*containers[:MOST_CONTAINERS], *others)
 
 
@@ -389,7 +389,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether it is not finished: its containers may run, so it keeps its chips.
+        """Whether the pod is not finished: containers may run, so it keeps its chips.
 
         See docs/spec/affinity-rules.md#free-chips.
         """
@@ -397,7 +397,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def is_gated(self) -> bool:
-        """Whether it has scheduling gates other than the allocator's own: no scheduler considers it yet."""
+        """Whether the pod has scheduling gates beside the allocator's own: no scheduler considers it yet."""
         gates = self.spec.scheduling_gates
         return bool(gates) and any(gate.name != PLACEMENT_GATE for gate in gates)
 
@@ -429,23 +429,23 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def only_container(self) -> Container | None:
-        """Its container, if it has one, and no init containers."""
+        """The container of a pod with a single container and no init containers; None for other pods."""
         return self.spec.containers[0] if len(self.spec.containers) == 1 and not self.spec.init_containers else None
 
     @property
     def ordered_containers(self) -> Iterator[tuple[Container, ContainerKind]]:
         """Its containers in the order the kubelet admits them, with their kinds."""
-        for each in self.spec.init_containers:
-            yield each, "sidecar" if each.restart_policy == "Always" else "init"
-        for each in self.spec.containers:
-            yield each, "app"
+        for container in self.spec.init_containers:
+            yield container, "sidecar" if container.restart_policy == "Always" else "init"
+        for container in self.spec.containers:
+            yield container, "app"
 
     @property
     def names_parts(self) -> bool:
         """Whether any container names a resource of the maker other than chips, as vNPUs and AI cores are."""
         for containers in (self.spec.containers, self.spec.init_containers):
-            for each in containers:
-                limits, requests = each.resources.limits, each.resources.requests
+            for container in containers:
+                limits, requests = container.resources.limits, container.resources.requests
                 if len(limits) > (RESOURCE in limits) or len(requests) > (RESOURCE in requests):
                     return True
         return False
@@ -455,8 +455,8 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         """Whether any container requests chips or vNPUs; a request of 0 does not count."""
         # Evaluated a dozen times for each decision, so without a generator.
         for containers in (self.spec.containers, self.spec.init_containers):
-            for each in containers:
-                if each.requests_chips:
+            for container in containers:
+                if container.requests_chips:
                     return True
         return False
 
@@ -477,7 +477,7 @@ def kept_length(pod: Pod) -> int:
     """About how much text is kept of a pod, in characters; what all pods have is left out."""
     metadata, spec = pod.metadata, pod.spec
     texts = (*metadata.labels.items(), *metadata.annotations.items(), *spec.node_selector.items())
-    conditions = sum(len(each.message) for each in pod.status.conditions)
+    conditions = sum(len(condition.message) for condition in pod.status.conditions)
     affinity = len(spec.affinity or "") + len(spec.tolerations or "")
     return sum(len(key) + len(value) for key, value in texts) + conditions + affinity + len(pod.status.message)
 
@@ -522,12 +522,12 @@ class Node(KubeObject, frozen=True, kw_only=True):
     @property
     def is_ready(self) -> bool:
         """Whether its condition Ready is True."""
-        return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
 
     @property
     def internal_ip(self) -> str:
         """Its first InternalIP; empty if it has none."""
-        return next((each.address for each in self.status.addresses if each.type == "InternalIP"), "")
+        return next((address.address for address in self.status.addresses if address.type == "InternalIP"), "")
 
     @property
     def allocatable_chips(self) -> int | None:
@@ -613,6 +613,6 @@ JsonObject = dict[str, Any]
 
 
 def is_newer(version: str, known: str) -> bool:
-    """Return whether one resourceVersion is later than another; one that can't be compared counts as later."""
+    """Return whether a resourceVersion is later than another; if they can't be compared, it counts as later."""
     # Kubernetes documents since 1.35 that these are growing numbers; they always were.
     return not (version.isdigit() and known.isdigit()) or int(version) > int(known)

@@ -253,7 +253,7 @@ class Reflector(Generic[T]):
             await turn.share()
 
     async def _watch(self, version: str) -> bool:
-        """Follow one watch to its end; returns whether it made progress: it had an event, or lasted for a second."""
+        """Follow a watch to its end; return whether it made progress: by an event, or by lasting for a second."""
         started_s = self._monotonic()
         limit_s = random.randint(*WATCH_TIMEOUT_S)  # noqa: S311 - spreads load, no secret
         query = {

@@ -1,4 +1,4 @@
-"""What a scheduler may ask of a node for a pod, as one number: pods that differ in it may fit on different nodes.
+"""A pod's demands on nodes as a number: pods with different numbers may fit on different nodes.
 
 It is that of the whole spec without the fields that no scheduler filters nodes by
 (k/k:pkg/scheduler/framework/plugins), so that a field which is unknown here counts, and of the labels whose keys the

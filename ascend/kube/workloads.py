@@ -48,7 +48,7 @@ def strictest(whole: NetworkTopology | None, parts: Iterable[PartOfGroup]) -> Ne
 
 
 class OfJob(KubeObject, frozen=True, kw_only=True):
-    """An object of a job; of its metadata only what identifies it, its controller and settings of its job are kept."""
+    """An object of a job; of its metadata only identity, controller and settings of the job are kept."""
 
     def __post_init__(self) -> None:
         full = self.metadata
@@ -138,7 +138,7 @@ class PodFailureRule(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     @property
     def is_about_deleted(self) -> bool:
-        """Whether it decides about a pod that was deleted: by its condition, or by how a signal ends its containers."""
+        """Whether the rule decides about a deleted pod: by condition, or by the exit codes of a signal."""
         if PodConditionPattern(DISRUPTION_TARGET) in self.on_pod_conditions:
             return True
         codes = self.on_exit_codes
@@ -165,7 +165,7 @@ class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
 
 class BatchJobStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """What of a Job's status says when it has to have ended, and how many of its pods have failed."""
+    """The part of a Job's status with the start of its time limit, and the number of failed pods."""
 
     start_time: str = ""
     failed: int = 0
@@ -202,7 +202,7 @@ class BatchJob(OfJob, frozen=True, kw_only=True):
 
     @property
     def _on_deletion(self) -> str:
-        """What its policy says about a pod that is deleted: the first rule that is about it decides."""
+        """The action of the Job's policy for a deleted pod, by the first rule about deleted pods."""
         rules = self.spec.pod_failure_policy.rules if self.spec.pod_failure_policy is not None else ()
         return next((rule.action for rule in rules if rule.is_about_deleted), "Count")
 

@@ -153,8 +153,8 @@ class Bodies:
 
     def _victim(self, body: Body, wanted: int) -> Body | None:
         """The first body that arrives for the address with most bytes; None if that would be unfair."""
-        others = (each for each in self._arriving if each.address and each is not body and each.size)
-        found = max(others, key=lambda each: self._held[each.address], default=None)
+        others = (other for other in self._arriving if other.address and other is not body and other.size)
+        found = max(others, key=lambda other: self._held[other.address], default=None)
         if found is None or (body.address and self._held[found.address] <= wanted):
             return None
         return found

@@ -65,17 +65,17 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     # asyncio finds the addresses of a host, and the options of their sockets; it accepts nothing before it is started.
     server = await loop.create_server(asyncio.Protocol, host, port, backlog=BACKLOG, start_serving=False)
-    listening = [each.dup() for each in server.sockets]
+    listening = [sock.dup() for sock in server.sockets]
     server.close()
     await server.wait_closed()
-    for each in listening:
-        each.setblocking(False)  # noqa: FBT003 - the name says it
-        each.listen(BACKLOG)
+    for sock in listening:
+        sock.setblocking(False)  # noqa: FBT003 - the name says it
+        sock.listen(BACKLOG)
     return listening
 
 
 def refuse_body(request: web.Request, cause: Cause, most: int) -> BodyRefused:
-    """The error for a body that was read, and is refused for what is in it; it counts."""
+    """Count a body refused for its content, and return the error."""
     connection = request.protocol
     assert isinstance(connection, Connection)  # noqa: S101 - of serve_http
     connection.port.refusals.count(cause, connection.address)

@@ -115,7 +115,7 @@ class Http2:
             Setting.MAX_FRAME_SIZE: FRAME_BYTES,
             Setting.MAX_HEADER_LIST_SIZE: 2 * MOST_HEADER_BYTES,
         }
-        self._send(Kind.SETTINGS, 0, 0, b"".join(FIELDS.pack(*each) for each in settings.items()))
+        self._send(Kind.SETTINGS, 0, 0, b"".join(FIELDS.pack(*item) for item in settings.items()))
         self._send(Kind.WINDOW_UPDATE, 0, 0, (2 * _CREDIT).to_bytes(4, "big"))
 
     def receive(self, data: bytes) -> None:
@@ -294,7 +294,7 @@ class Http2:
         return headers
 
     def _trailed(self, stream: Stream | None, *, is_whole: bool) -> None:
-        """Headers after a body end it; what they say is ignored."""
+        """Headers after a body end it; their fields are ignored."""
         if stream is None:
             return
         if stream.is_complete or not is_whole:

@@ -1,4 +1,4 @@
-"""Accepts the connections of a port, and decides which one gives way if there are too many.
+"""Accepts the connections of a port, and decides which one gives way at a limit.
 
 A new connection is more likely that of a probe or of a scheduler than one that waits for its client for long. So at a
 limit the connection gives way that has waited longest: of the client's own address, or of the address that has most of
@@ -86,9 +86,9 @@ class Port:
         for timer in (self._tick, self._paused):
             if timer is not None:
                 timer.cancel()
-        for each in self._listening:
-            self._loop.remove_reader(each)
-            each.close()
+        for sock in self._listening:
+            self._loop.remove_reader(sock)
+            sock.close()
         self._listening = ()
         for connection in self._all():
             if connection.wire is None and connection.connecting is not None:
@@ -116,16 +116,16 @@ class Port:
             self._strangers.pop(connection.address, None)
 
     def _all(self) -> list[Connection]:
-        return [*self._verified, *(each for own in self._strangers.values() for each in own)]
+        return [*self._verified, *(stranger for own in self._strangers.values() for stranger in own)]
 
     def _resume(self) -> None:
         self._paused = None
-        for each in self._listening:
-            self._loop.add_reader(each, self._accept, each)
+        for sock in self._listening:
+            self._loop.add_reader(sock, self._accept, sock)
 
     def _pause(self) -> None:
-        for each in self._listening:
-            self._loop.remove_reader(each)
+        for sock in self._listening:
+            self._loop.remove_reader(sock)
         self._paused = self._loop.call_later(_RETRY_S, self._resume)
 
     def _accept(self, listening: socket.socket) -> None:
@@ -157,7 +157,7 @@ class Port:
             if self._replaced[address] > self.limits.replaced:
                 fairly = ()
             elif full is not Cause.ADDRESS:
-                fairly = (each for each in self._strangers.values() if each is own or len(each) > len(own))
+                fairly = (other for other in self._strangers.values() if other is own or len(other) > len(own))
             if not self._make_room(full, address, fairly):
                 taken.close()
                 return
@@ -175,12 +175,12 @@ class Port:
         return sum(map(len, self._strangers.values()))
 
     def _make_room(self, cause: Cause, address: str, among: Iterable[dict[Connection, None]]) -> bool:
-        """End the connection that has waited longest, of the address that has most; return whether there is one."""
+        """End the longest waiting connection of the address with the most; return whether any was waiting."""
         for own in sorted(among, key=len, reverse=True):
             # In the order in which they came. One that was answered before is more likely a client's that means well.
-            waiting = (each for each in own if each.waits_for_client)
-            if (found := next((each for each in own if each.waits_for_client and not each.answered), None)) or (
-                found := max(waiting, key=lambda each: each.ticks, default=None)
+            waiting = (link for link in own if link.waits_for_client)
+            if (found := next((link for link in own if link.waits_for_client and not link.answered), None)) or (
+                found := max(waiting, key=lambda link: link.ticks, default=None)
             ):
                 found.end(cause)
                 return True

@@ -84,7 +84,7 @@ class CutFile:
             free = free_of([cut.template for cut in cuts if cut.chip == chip], others.get(chip, ()), cores)
             if TEMPLATES[template].cores > free[0] or TEMPLATES[template].cpus > free[1]:
                 raise DriverError(f"simulated chip {chip}: too little is left of it for {template}")
-            ids = {cut.id for cut in cuts} | {each.vdev_id for found in others.values() for each in found}
+            ids = {cut.id for cut in cuts} | {vnpu.vdev_id for found in others.values() for vnpu in found}
             vdev_id = next(number for number in range(FIRST_ID, FIRST_ID + len(ids) + 1) if number not in ids)
             groups = {cut.group for cut in cuts if cut.chip == chip}
             group = next(number for number in range(len(groups) + 1) if number not in groups)

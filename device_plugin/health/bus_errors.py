@@ -59,7 +59,7 @@ class BusErrorFilter:
             if code in self._dropped:
                 return False
             if any(transition.code == code for transition in self._held):
-                cleared = max(number for number, each in enumerate(self._held) if each.code == code)
+                cleared = max(number for number, error in enumerate(self._held) if error.code == code)
                 del self._held[cleared]
                 return False
             if not self._is_near(occurred):

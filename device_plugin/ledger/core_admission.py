@@ -74,7 +74,7 @@ def _check_room(chip: int, others: list[ChipUse], template: Template | None, kin
     if template is None:
         return
     parts = [TEMPLATES[other.template] for other in others if other.template in TEMPLATES]
-    cores, cpus = kind.cores - sum(each.cores for each in parts), kind.cpus - sum(each.cpus for each in parts)
+    cores, cpus = kind.cores - sum(part.cores for part in parts), kind.cpus - sum(part.cpus for part in parts)
     if template.cores > cores or template.cpus > cpus:
         raise Refusal(
             Reason.NO_RESOURCE,

@@ -169,9 +169,9 @@ def _requests(pod: Pod, device_type: DeviceType) -> tuple[ContainerRequest, ...]
         InvalidValue: a quantity is not a whole number.
     """
     return tuple(
-        ContainerRequest(each.name, kind, number)
-        for each, kind in pod.ordered_containers
-        if (number := _requested(each, device_type))
+        ContainerRequest(container.name, kind, number)
+        for container, kind in pod.ordered_containers
+        if (number := _requested(container, device_type))
     )
 
 
@@ -200,7 +200,7 @@ def requested_types(pod: Pod) -> set[DeviceType]:
 def _not_supported(pod: Pod, requests: tuple[ContainerRequest, ...], count: int, device_type: DeviceType) -> str | None:
     """Return why a pod with such requests gets no devices; None if it may get some."""
     if len(types := requested_types(pod)) > 1:
-        resources = ", ".join(each.resource for each in sorted(types, key=lambda each: each.resource))
+        resources = ", ".join(kind.resource for kind in sorted(types, key=lambda kind: kind.resource))
         return f"the pod requests devices of several types ({resources}); it can have those of one type only"
     if device_type.suffix and count > 1:
         return f"the pod requests {device_type.count(count)}; it can have one vNPU only"
@@ -259,7 +259,7 @@ class NodePods:
         return uid in self._deleted if pod is None else pod.past_admission or not pod.live
 
     def deleted_early(self, uid: str) -> NodePod | None:
-        """Return a pod that was deleted before its admission was seen: the kubelet may still be admitting it."""
+        """Return a pod deleted before its admission was seen: the kubelet may still be admitting it."""
         return self._deleted.get(uid)
 
     def ended_unseen(self, pod: NodePod) -> None:

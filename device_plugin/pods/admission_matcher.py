@@ -187,7 +187,7 @@ class AdmissionMatcher:
         return answer
 
     def _recognise(self, kubelet_ids: Sequence[int]) -> AdmissionCandidate | None:
-        """Return the container for which the kubelet was just told to prefer these ids, if it still waits."""
+        """Return the waiting container for which the kubelet was just told to prefer these ids."""
         if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
             return None
         return self._finder.still(self._preferred[0])

@@ -1,4 +1,4 @@
-"""Writes on each pod which chips it was given (its *claim*), in one patch, and retries until it succeeds.
+"""Writes each pod's chips on the pod (the *claim*), in a single patch that is retried until it succeeds.
 
 The patch carries the pod's uid, so a pod that was recreated with the same name is never changed. A claim that is not
 written when the plugin ends is made again from the kubelet's ledger.

@@ -1,4 +1,4 @@
-"""Which pod has which vNPU, or which chips for its AI cores, by what the kubelet, the driver and annotations say.
+"""The vNPUs of pods, or the chips of their AI cores, by the kubelet, the driver and annotations.
 
 The kubelet's ids are numbers of cores that say nothing about chips. After a restart the vNPUs of pods are known by
 their annotations (AscendReal); those of a pod whose claim was not written are found by the chip and the template that

@@ -1,4 +1,4 @@
-"""Tells a pod, once for each reason, that its devices are missing or differ from its annotation."""
+"""Tells a pod, once for each reason, of devices missing or different from its annotation."""
 
 from collections.abc import Callable
 from typing import Final

@@ -135,7 +135,7 @@ class Reconciler:
             suspects, tried, read_s = orphans, unresolved, loop.time()
 
     async def forget_lost(self) -> None:
-        """Drop allocations that a restarted kubelet does not know: it had ended before it stored them.
+        """Drop allocations that a restarted kubelet does not know: it had ended before storing them.
 
         The new kubelet admits such a pod again, and the pod must be found waiting.
         """

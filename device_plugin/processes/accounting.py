@@ -1,4 +1,4 @@
-"""Which processes are foreign: they last on a chip that is not allocated to their pod."""
+"""The foreign processes: they last on a chip that is not allocated to their pod."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

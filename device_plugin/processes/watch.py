@@ -134,10 +134,10 @@ class ProcessWatch:
             self._found[phy_id] = found
 
     def _tell(self, phy_id: int, found: tuple[int, ...], owners: Mapping[int, Owner], *, is_held: bool) -> None:
-        of = sorted({who for each in found if (who := self._owner_name(owners.get(each, UNKNOWN)))})
+        of = sorted({who for pid in found if (who := self._owner_name(owners.get(pid, UNKNOWN)))})
         whose = f" ({some(of)})" if of else ""
         sentence = (
-            f"{chip_name(phy_id)}: process{'es' if len(found) > 1 else ''} {some([str(each) for each in found])}"
+            f"{chip_name(phy_id)}: process{'es' if len(found) > 1 else ''} {some([str(pid) for pid in found])}"
             f"{whose} use{'' if len(found) > 1 else 's'} it, but "
             f"{'it was given to another pod' if is_held else 'no pod was given it'}: a container may have named the "
             "chip in its environment, or mounted its device"

@@ -174,7 +174,7 @@ class NodeHealthWriter:
         answer = await self._client.request("GET", NODES.path(name=self._node))
         found: dict[str, Any] = msgspec.json.decode(answer)
         present = found["spec"].get("taints", ())
-        others = [each for each in present if each.get("key") != TAINT]
+        others = [taint for taint in present if taint.get("key") != TAINT]
         taints = [*others, *([msgspec.to_builtins(taint)] if taint is not None else [])]
         body = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"taints": taints}}
         self.on_apply(await self._client.patch(NODES, self._node, body))

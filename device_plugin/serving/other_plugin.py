@@ -118,7 +118,7 @@ class OtherPlugin:
             OSError: that can't be told.
         """
         found = {served_on(name) for name in list_names(self._directory)}
-        for device_type in sorted(filter(None, found), key=lambda each: (each != self._device_type, each)):
+        for device_type in sorted(filter(None, found), key=lambda kind: (kind != self._device_type, kind)):
             if await accepts_connections(self._directory / socket_of(device_type)):
                 return device_type
         return None

@@ -88,7 +88,7 @@ def _sockets(folder: Path) -> Iterator[_Socket]:
             raise error
 
     for parent, folders, names in os.walk(folder, onerror=unless_gone):
-        folders[:] = [each for each in folders if not each.startswith(".")]
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
             try:
                 if path.is_socket():

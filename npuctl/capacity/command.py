@@ -44,16 +44,16 @@ async def run_capacity(source: Source, product: str, chips: int | None, output: 
     found = rooms(allocator, source.settings.sharing_products)
     if product:
         known = found
-        found = tuple(each for each in found if each.product.lower() == product.lower())
+        found = tuple(row for row in found if row.product.lower() == product.lower())
         if known and not found:
-            there = ", ".join(each.product for each in known)
+            there = ", ".join(row.product for row in known)
             raise InvalidValue(f"no usable node is of the product {product}; there is {there}")
     if chips is not None:
         of_size = [[room for room in capacity.sizes if room.chips == chips] for capacity in found]
         if found and not any(of_size):
             raise InvalidValue(f"no server here takes a pod with {count(chips, 'chip')}")
         found = tuple(
-            msgspec.structs.replace(each, sizes=tuple(sizes)) for each, sizes in zip(found, of_size, strict=True)
+            msgspec.structs.replace(row, sizes=tuple(sizes)) for row, sizes in zip(found, of_size, strict=True)
         )
     answer = CapacityAnswer(rfc3339(source.now_ns), found)
     show(answer, output, lambda: _render(found, chips))

@@ -170,7 +170,7 @@ def _patch(report: ConfigMap, wanted: ChipSet, cordon: Cordon | None) -> JsonObj
     names = [chip_name(chip) for chip in chip_ids(wanted)]
     entries = map(str.strip, report.data.get(MANUALLY_SEPARATED, "").split(","))
     listed = [entry for entry in entries if entry and entry not in names]
-    cordons = {chip: each for chip, each in read_cordons(report).items() if not wanted >> chip & 1}
+    cordons = {chip: cordon for chip, cordon in read_cordons(report).items() if not wanted >> chip & 1}
     if cordon is not None:
         listed += names
         cordons |= dict.fromkeys(chip_ids(wanted), cordon)

@@ -128,7 +128,7 @@ def checks(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
 
 
 def check_library(settings: Settings, environment: Mapping[str, str]) -> Sequence[Finding]:
-    """Check that a usable library is there; the next check shows whether it works."""
+    """Check that a usable library exists; the next check shows whether it works."""
     if settings.driver == "simulated":
         advice = "set `driver: dcmi` on a server with real chips"
         return [warning(f"the chips are simulated by {settings.simulated_state}", advice)]

@@ -257,7 +257,7 @@ def _conflicts(first: Holding, second: Holding) -> tuple[str, ...]:
     whole = chip_set(
         chip for chip in chip_ids(first.occupied & second.occupied) if (first.chips | second.chips) >> chip & 1
     )
-    ids = {each.vdev_id for each in first.vnpus} & {each.vdev_id for each in second.vnpus}
+    ids = {vnpu.vdev_id for vnpu in first.vnpus} & {vnpu.vdev_id for vnpu in second.vnpus}
     names: dict[str, None] = {}
     for held in first, second:
         vnpus = tuple(vnpu for vnpu in held.vnpus if vnpu.vdev_id in ids or whole >> vnpu.chip & 1)

@@ -253,7 +253,7 @@ async def read_details(client: KubeClient, nodes: Iterable[Node] = ()) -> Detail
         selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
         given = {"labelSelector": selector, "fieldSelector": fields}
         try:
-            answer = await client.request("GET", path, query={key: each for key, each in given.items() if each} or None)
+            answer = await client.request("GET", path, query={key: text for key, text in given.items() if text} or None)
             return decode(answer, kind)
         except NotFound:
             return None
@@ -270,7 +270,7 @@ async def read_details(client: KubeClient, nodes: Iterable[Node] = ()) -> Detail
         get("fault rules", CONFIG_MAPS.path(namespace=_FAULT_RULES[0], name=_FAULT_RULES[1]), _ConfigMap),
     )
     unready_nodes = list(unready(nodes))[:MOST_READ]
-    shown = await asyncio.gather(*(get("heartbeats of Nodes", NODES.path(name=each), _Node) for each in unready_nodes))
+    shown = await asyncio.gather(*(get("heartbeats of Nodes", NODES.path(name=name), _Node) for name in unready_nodes))
     ours, kube_schedulers = await asyncio.gather(
         get("pods of this project", PODS.path(), _List[_Pod], OURS),
         get("pods of kube-scheduler", PODS.path(), _List[_Pod], KUBE_SCHEDULER),
@@ -292,14 +292,14 @@ async def read_details(client: KubeClient, nodes: Iterable[Node] = ()) -> Detail
             unread["rights"] = str(error)
     details = _details(_items(plugins), _items(volcanos), config, _items(policies), unread)
     programs = _programs(_items(ours), _items(kube_schedulers))
-    expiring, *told = (sorted(_items(each), key=lambda event: event.last) for each in events)
+    expiring, *told = (sorted(_items(answer), key=lambda event: event.last) for answer in events)
     return replace(
         details,
         **programs,
         expiring=tuple(dict(event.expiry for event in expiring).items()),
         refused_rules=_refused(rules),
         heartbeats=_heartbeats(zip(unready_nodes, shown, strict=True)),
-        told=tuple(event.told for each in told for event in each),
+        told=tuple(event.told for items in told for event in items),
         taken=tuple(found),
         denied=denied,
         is_whole=True,

@@ -109,7 +109,7 @@ async def check_plugin(directory: Path, device_type: DeviceType = WHOLE_CHIPS) -
     findings = []
     if len(set(instances)) == 1:
         types = [DeviceType(suffix) if suffix else device_type for suffix in sorted(set(suffixes))]
-        findings.append(ok(f"serves {', '.join(each.resource for each in types)}"))
+        findings.append(ok(f"serves {', '.join(device_type.resource for device_type in types)}"))
     elif serving:
         names = ", ".join(path.name for path in serving)
         advice = "run only one: each registers in place of the other"

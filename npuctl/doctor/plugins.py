@@ -44,7 +44,7 @@ _ENDED: Final = "start it; the log of its pod there says why it ended, or why it
 def unready(nodes: Iterable[Node]) -> dict[str, Condition]:
     """The conditions of the plugins that are not ready, or were not when they wrote last, by node."""
     conditions = ((node.name, condition) for node in nodes for condition in node.status.conditions)
-    return {name: each for name, each in conditions if each.type == NOT_READY and each.status == "True"}
+    return {name: entry for name, entry in conditions if entry.type == NOT_READY and entry.status == "True"}
 
 
 def check_plugins(

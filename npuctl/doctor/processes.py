@@ -53,7 +53,7 @@ async def check_processes(settings: Settings, pods: Callable[[], Sequence[Pod] |
         if found:
             await asyncio.sleep(AGAIN_S)
             again = await _foreign(users, driver, chips, ledgers.holders)
-            found = {chip: lasting for chip, each in found.items() if (lasting := each & again.get(chip, frozenset()))}
+            found = {chip: lasting for chip, pids in found.items() if (lasting := pids & again.get(chip, frozenset()))}
     except AscendError as error:
         return [warning(f"the driver does not say which processes use its chips: {error}")]
     finally:

@@ -24,7 +24,7 @@ _REFUSED: Final = "UnexpectedAdmissionError"
 _REASON: Final = re.compile(r"desc = (\w+):")
 
 _ANSWERED: Final = re.compile(
-    f"binding rejected: .*({'|'.join(each for each in Reason if each.category is not Category.ALLOCATOR)}): "
+    f"binding rejected: .*({'|'.join(reason for reason in Reason if reason.category is not Category.ALLOCATOR)}): "
 )
 """A Binding that the allocator has refused, as those of a gang that starts later."""
 

@@ -206,14 +206,14 @@ class _Judging:
                 break
             # The pods of a gang are placed when its first one is.
             due = units.pop(self._unit_of(pod), [])
-            begun |= {each.uid: self._begin(each) for each in due}
+            begun |= {peer.uid: self._begin(peer) for peer in due}
             asked = self._allocator.free_for_blocks(pod) if due else None
             verdict = await self._evaluation.judge(pod)
             if due:
                 blocks = describe_blocks(self._allocator, pod, asked)
                 switches = self._allocator.switches_of(self._allocator.job_of(pod))
-                for each in due:
-                    begun[each.uid] = structs.replace(begun[each.uid], blocks=blocks, switches=switches)
+                for peer in due:
+                    begun[peer.uid] = structs.replace(begun[peer.uid], blocks=blocks, switches=switches)
             if pod.uid in begun:
                 found[pod.uid] = self._finish(begun[pod.uid], verdict)
             if verdict.held is not None:
@@ -282,7 +282,7 @@ class _Judging:
         )
 
     def _begin(self, pod: Pod) -> Explanation:
-        """The part of the answer on a pod that does not depend on whether it fits, before its gang is placed."""
+        """The part of a pod's explanation from before its gang is placed: independent of whether the pod fits."""
         refused = as_values(self._allocator.refusals(pod))
         return structs.replace(
             self._describe(pod),
@@ -349,7 +349,7 @@ class _Judging:
         return found, len(examined), self._fits_alone(pod) if any(ahead.placed for ahead in waiting.ahead) else 0
 
     def _fits_alone(self, pod: Pod) -> int:
-        """The number of nodes on which a pod, or a pod of its gang, fits without the queue before it."""
+        """The number of nodes for a pod, or for a pod of its gang, without the queue ahead."""
         candidates = find_candidates(self._untouched, pod)
         if not self._untouched.engine.is_of_gang(pod):
             return len(candidates)
@@ -374,7 +374,7 @@ def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator,
 
 
 def _of_several(pod: Pod, request: ChipRequest, allocator: OfflineAllocator) -> str:
-    """The advice for a pod that would fit as the only pod of its job; empty if it would not fit either."""
+    """The advice for a pod that would fit as the only pod of its job; else empty."""
     index, nodes, job = allocator.cluster.index, allocator.selected_nodes(pod), allocator.job_of(pod)
     needs_network = request.needs_network and job.is_gang
     alone = structs.replace(request, distributed=False, needs_network=needs_network, is_spread=False)

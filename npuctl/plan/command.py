@@ -54,7 +54,7 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, pods: boo
     rescheduled = await reschedule(planning, source.settings, held=warn) if source.settings.reschedules else ()
     plan = structs.replace(await planning.rest(), rescheduled=rescheduled)
     of_cluster = there if source.files else set()
-    unplanned = [each for each in plan.unplanned if f"{each.namespace}/{each.name}" not in of_cluster]
+    unplanned = [told for told in plan.unplanned if f"{told.namespace}/{told.name}" not in of_cluster]
     plan = structs.replace(plan, unplanned=(*expansion.unplanned, *unplanned))
     if skipped := reading.ignored - expansion.kinds:
         warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
@@ -67,18 +67,18 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, pods: boo
     show(plan, output, lambda: render(plan, every_pod=pods))
     if plan.unplanned:
         return EXIT_USAGE
-    waits = any(f"{each.namespace}/{each.name}" not in of_cluster for each in plan.pending)
+    waits = any(f"{pod.namespace}/{pod.name}" not in of_cluster for pod in plan.pending)
     return EXIT_NO_PLACE if waits else 0
 
 
 def _sort_out(given: Iterable[Manifest], live: ClusterObjects) -> tuple[list[Manifest], list[str]]:
-    """The workloads that are not in the cluster, and the names of those that are."""
-    there = {(kind.resource.kind, each.key) for kind in KINDS for each in live.by_kind.get(kind.name, ())}
+    """The workloads that are not in the cluster, and the names of the others."""
+    there = {(kind.resource.kind, workload.key) for kind in KINDS for workload in live.by_kind.get(kind.name, ())}
     new, known = [], []
-    for each in given:
-        key = each.origin.key if "/" in each.origin.key else f"{DEFAULT_NAMESPACE}/{each.origin.key}"
-        if (each.origin.kind, key) in there:
-            known.append(f"{each.origin.kind} {key}")
+    for manifest in given:
+        key = manifest.origin.key if "/" in manifest.origin.key else f"{DEFAULT_NAMESPACE}/{manifest.origin.key}"
+        if (manifest.origin.kind, key) in there:
+            known.append(f"{manifest.origin.kind} {key}")
         else:
-            new.append(each)
+            new.append(manifest)
     return new, known

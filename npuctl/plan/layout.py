@@ -1,4 +1,4 @@
-"""Lays out a plan: how much gets a place, which pods, and what waits for what reasons."""
+"""Lays out a plan: the shares placed, the pods with their nodes, and the waiting pods with the reasons."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ def render(plan: PlacementPlan, *, every_pod: bool) -> RenderableType:
         plan: the plan.
         every_pod: have a line for each pod that gets a place, however many there are.
     """
-    parts: list[RenderableType] = [Text(each) for job in plan.rescheduled for each in _rescheduled(job)]
+    parts: list[RenderableType] = [Text(line) for job in plan.rescheduled for line in _rescheduled(job)]
     if not plan.pods and not plan.pending and not plan.unplanned:
         parts.append(Text("no pod waits for chips"))
     if len(plan.pods) + len(plan.pending) > 1:
@@ -37,25 +37,25 @@ def render(plan: PlacementPlan, *, every_pod: bool) -> RenderableType:
         single = every_pod or some_have_candidates or len(plan.pods) <= _MOST_PODS
         parts.append(_placements(plan.pods) if single else _placed_jobs(plan.pods))
     parts += [
-        Text(f"{each.namespace}/{each.name} preempts {some(each.preempts)} on node {each.node}", "yellow")
-        for each in plan.pods
-        if each.preempts
+        Text(f"{pod.namespace}/{pod.name} preempts {some(pod.preempts)} on node {pod.node}", "yellow")
+        for pod in plan.pods
+        if pod.preempts
     ]
     parts += _waiting(plan)
-    several = [each for each in plan.jobs if every_pod or len(plan.jobs) <= _MOST_PODS]
-    parts += [Text(f"job {each.job}: {_start(each)}") for each in several]
-    parts += [Text(f"job {each.job}: {sentence}") for each in plan.jobs for sentence in each.blocks + each.switches]
+    several = [job for job in plan.jobs if every_pod or len(plan.jobs) <= _MOST_PODS]
+    parts += [Text(f"job {job.job}: {_start(job)}") for job in several]
+    parts += [Text(f"job {job.job}: {sentence}") for job in plan.jobs for sentence in job.blocks + job.switches]
     parts += [
-        Text(f"{each.kind} {each.namespace}/{each.name} requests chips, but was not planned: {each.message}", "yellow")
-        for each in plan.unplanned
+        Text(f"{told.kind} {told.namespace}/{told.name} requests chips, but was not planned: {told.message}", "yellow")
+        for told in plan.unplanned
     ]
     parts += [
-        Text(f"job {each.job}, without effect here: {each.message} (pod {each.namespace}/{each.name})", "dim")
-        for each in plan.without_effect
+        Text(f"job {told.job}, without effect here: {told.message} (pod {told.namespace}/{told.name})", "dim")
+        for told in plan.without_effect
     ]
     parts += [
-        Text(f"job {each.job}, pod {each.namespace}/{each.name}: {each.message}", "yellow")
-        for each in plan.warnings or ()
+        Text(f"job {told.job}, pod {told.namespace}/{told.name}: {told.message}", "yellow")
+        for told in plan.warnings or ()
     ]
     return Stack(*parts)
 
@@ -63,7 +63,7 @@ def render(plan: PlacementPlan, *, every_pod: bool) -> RenderableType:
 def _summary(plan: PlacementPlan) -> Text:
     """How many pods get a place, and how many wait for which reasons."""
     text = Text(f"{len(plan.pods)} of {count(len(plan.pods) + len(plan.pending), 'pod')} placed", "bold")
-    reasons = Counter(each.reason for each in plan.pending)
+    reasons = Counter(pod.reason for pod in plan.pending)
     if reasons:
         counts = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
         only = next(iter(reasons)) if len(reasons) == 1 else counts
@@ -85,14 +85,14 @@ def _placed_jobs(pods: Iterable[Placement]) -> RenderableType:
 
 
 def _waiting(plan: PlacementPlan) -> Iterator[RenderableType]:
-    """Pods that wait with the same sentence; what all nodes that can't be used say, once after them."""
+    """Pods grouped by sentence; the sentences of nodes that refuse all of them follow once."""
     alike: dict[object, list[PendingPod]] = {}
     for pod in plan.pending:
         alike.setdefault((pod.reason, _without_name(pod), pod.verdict), []).append(pod)
     grouped = [None if pod.verdict is None else _groups(plan, pod.verdict) for (pod, *_) in alike.values()]
     shared = _shared([groups for groups in grouped if groups is not None])
     for members, groups in zip(alike.values(), grouped, strict=True):
-        yield _pending(members, [each for each in groups or () if each not in shared])
+        yield _pending(members, [group for group in groups or () if group not in shared])
     if shared:
         yield _lines(Text("and for all of them", "bold"), shared)
 
@@ -103,15 +103,15 @@ def _shared(grouped: Sequence[Sequence[Group]]) -> list[Group]:
         return []
     first, *others = grouped
     return [
-        each
-        for each in first
-        if each.reason.category in {Category.NODE, Category.NOT_NPU} and all(each in groups for groups in others)
+        group
+        for group in first
+        if group.reason.category in {Category.NODE, Category.NOT_NPU} and all(group in groups for groups in others)
     ]
 
 
 def _groups(plan: PlacementPlan, verdict: int) -> Sequence[Group]:
     said = [plan.refusals[number] for number in plan.verdicts[verdict]]
-    return group_alike((NodeRefusal(each.reason, each.message), plan.node_sets[each.nodes]) for each in said)
+    return group_alike((NodeRefusal(entry.reason, entry.message), plan.node_sets[entry.nodes]) for entry in said)
 
 
 def _without_name(pod: PendingPod) -> str:
@@ -125,9 +125,9 @@ def _placements(pods: Iterable[Placement]) -> RenderableType:
     for pod in pods:
         own = (_block(pod.annotations),) if blocks else ()
         table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, *own, numbers((*pod.chips, *pod.vnpus)))
-        for each in pod.candidates or ():
-            chips = f"{numbers((*each.chips, *each.vnpus))} (score {each.score})"
-            table.add_row("", "", f"{each.rank}. {each.node}", *("" for _ in blocks), chips, style="dim")
+        for candidate in pod.candidates or ():
+            chips = f"{numbers((*candidate.chips, *candidate.vnpus))} (score {candidate.score})"
+            table.add_row("", "", f"{candidate.rank}. {candidate.node}", *("" for _ in blocks), chips, style="dim")
     return table
 
 
@@ -143,21 +143,21 @@ def _block(annotations: Mapping[str, str]) -> str:
 
 
 def _pending(pods: Sequence[PendingPod], groups: Sequence[Group]) -> RenderableType:
-    """Pods that are refused with the same sentence, and the nodes by what they say."""
+    """Pods refused with the same sentence, and the nodes grouped by their sentences."""
     first = pods[0]
     names = Text(some([f"{pod.namespace}/{pod.name}" for pod in pods]), "bold")
     wait = " waits: " if len(pods) == 1 else " wait: "
     message = first.message if len(pods) == 1 else _without_name(first)
     head = Text.assemble(names, wait, (first.reason, "yellow"), f": {message}")
-    return _lines(head, [each for each in groups if each.message != first.message])
+    return _lines(head, [group for group in groups if group.message != first.message])
 
 
 def _lines(head: Text, groups: Sequence[Group]) -> RenderableType:
     if not groups:
         return head
     lines = Table.grid(padding=(0, 1))
-    for each in groups:
-        lines.add_row(f"  {count(len(each.nodes), 'node')}", Text(f"{each} ({each.names()})"))
+    for group in groups:
+        lines.add_row(f"  {count(len(group.nodes), 'node')}", Text(f"{group} ({group.names()})"))
     return Stack(head, lines)
 
 

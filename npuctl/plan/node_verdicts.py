@@ -1,4 +1,4 @@
-"""What nodes say of the pods that they refuse: each sentence with its nodes once, however many pods there are."""
+"""The nodes' verdicts on refused pods: each sentence with its nodes once, for any number of pods."""
 
 from collections import defaultdict
 from typing import TypeVar
@@ -64,9 +64,9 @@ class NodeVerdicts:
         alike = defaultdict[tuple[Reason, str], list[str]](list)
         for refusal, nodes in by_refusal.items():
             alike[refusal.reason, refusal.message] += nodes
-        ordered = sorted(alike.items(), key=lambda each: (-len(each[1]), each[0]))
+        ordered = sorted(alike.items(), key=lambda item: (-len(item[1]), item[0]))
         said = [NodesRefusal(*why, _number_in(self._node_sets, tuple(sorted(nodes)))) for why, nodes in ordered]
-        number = _number_in(self._verdicts, tuple(_number_in(self._refusals, each) for each in said))
+        number = _number_in(self._verdicts, tuple(_number_in(self._refusals, refusal) for refusal in said))
         # The choice of what is kept for others may have changed the cluster.
         self._last[key] = self._allocator.cluster.index.version, number
         return number

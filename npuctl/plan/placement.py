@@ -1,4 +1,4 @@
-"""A planning run: what becomes of every pod without a node, and what is said about its job."""
+"""A planning run: the outcome for every pod without a node, and remarks on its job."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -80,7 +80,7 @@ class UnplannedWorkload(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A sentence about a job, and the first of its pods that it is about."""
+    """A sentence about a job, and the first pod that it is about."""
 
     namespace: str
     name: str
@@ -107,7 +107,7 @@ class PlannedJob(msgspec.Struct, frozen=True):
 
 
 class BlockAfter(msgspec.Struct, frozen=True):
-    """A block of a job that is rescheduled: what becomes of it, and its nodes afterwards in the order of ranks."""
+    """A block of a rescheduled job: the verdict, and the nodes afterwards in the order of ranks."""
 
     verdict: BlockVerdict
     nodes: tuple[str, ...]
@@ -180,7 +180,7 @@ class Planning(Evaluation):
         self._seen: list[Pod] = []
 
     async def decide(self, pod: Pod) -> PodVerdict:
-        """Decide on a pod, bind it to the node it gets, and note what the plan says of it."""
+        """Decide on a pod, bind it to the chosen node, and note the placement for the plan."""
         allocator = self.allocator
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
         for sentence in allocator.engine.without_effect(pod):
@@ -215,7 +215,7 @@ class Planning(Evaluation):
         placed = tuple(self._placed.values())
         super_pods = len(allocator.cluster.index.topology.places(Level.SUPER_POD))
         blocks = {
-            job: (*_blocks_of(job, placed, *each), *advise(each[0], super_pods)) for job, each in self._asked.items()
+            job: (*_blocks_of(job, placed, *asked), *advise(asked[0], super_pods)) for job, asked in self._asked.items()
         }
         unplanned = tuple(
             UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(allocator.engine.without_effect(pod)))
@@ -252,9 +252,9 @@ class Planning(Evaluation):
 def _blocks_of(job: str, placed: Iterable[Placement], demand: Demand, free: Mapping[int, int]) -> tuple[str, ...]:
     """What is said about the blocks of a job that was placed."""
     blocks: dict[int, list[int]] = {}
-    for each in placed:
-        block, super_pod = read_block(each.annotations), each.annotations.get(BLOCK_SUPER_POD)
-        if each.job == job and block is not None and super_pod is not None:
+    for pod in placed:
+        block, super_pod = read_block(pod.annotations), pod.annotations.get(BLOCK_SUPER_POD)
+        if pod.job == job and block is not None and super_pod is not None:
             blocks.setdefault(block, []).append(int(super_pod))
     return describe(free, blocks, demand) if blocks else ()
 
@@ -270,7 +270,7 @@ def _several(
         )
         for job in jobs
     )
-    return tuple(each for each in found if each.pods > 1 or each.together > 1)
+    return tuple(job for job in found if job.pods > 1 or job.together > 1)
 
 
 def devices(take: Take) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What the allocator would do about jobs with faulty pods: which pods it would delete, and where their successors go.
+"""The allocator's plans for jobs with faulty pods: the pods to delete, and the places of their successors.
 
 By the allocator's own code, as if every fault had lasted long enough, every deleted pod had ended and every controller
 had created its successor, before any other pod that waits is placed. What an allocator remembers of earlier deletions
@@ -55,7 +55,7 @@ async def reschedule(planning: Planning, settings: Settings, *, held: Callable[[
             found.append(await preview.reschedule(key, failed))
         except _HeldError as error:
             held(f"job {key} is not rescheduled: {error}")
-    return tuple(each for each in found if each is not None)
+    return tuple(job for job in found if job is not None)
 
 
 class _HeldError(Exception):
@@ -91,7 +91,7 @@ class _Preview:
         self._limits = Limits(self._cluster, budget)
 
     def jobs(self) -> dict[JobKey, list[Pod]]:
-        """The jobs with pods on faulty nodes, or that have failed, each with its failed pods, which are not present."""
+        """The jobs of the pods on faulty nodes and of failed pods, each with its pods that are no longer present."""
         found: dict[JobKey, list[Pod]] = {}
         for pod in self._watch.pods():
             job = self._cluster.jobs.job_of(pod)
@@ -139,13 +139,13 @@ class _Preview:
         case.why = case.why or choice.why
         case.damaged |= choice.damaged
         case.faulty |= failing_nodes(choice)
-        case.deleted = {each.pod.name: each.pod for each in choice.pods} | case.deleted
+        case.deleted = {member.pod.name: member.pod for member in choice.pods} | case.deleted
         self._cluster.faulty_nodes.note(case.key, case.faulty)
         self._planning.returning.add(str(case.key))
-        all_are_placed = await self._replace(case.key, [each.pod for each in choice.pods])
+        all_are_placed = await self._replace(case.key, [member.pod for member in choice.pods])
         if all_are_placed or choice.is_switch or switches.reach is not Reach.WIDER or stage is Stage.JOB:
             return None
-        has_blocks = any(each.block is not None for each in members)
+        has_blocks = any(member.block is not None for member in members)
         return Stage.BLOCKS if has_blocks and stage is Stage.PODS else Stage.JOB
 
     def _why_not(self, members: Sequence[Member], choice: Choice, case: "_Case") -> str | None:
@@ -153,8 +153,8 @@ class _Preview:
             return case.stays or None
         if case.switches.mode.is_external:
             return f"another program deletes its pods (fault-scheduling={case.switches.mode})"
-        recovery = Recovery(sorted({owner_uid(each.pod) for each in members}))
-        dark = (self._watch.why_dark(each.pod.spec.node_name, self._extent) for each in choice.pods)
+        recovery = Recovery(sorted({owner_uid(member.pod) for member in members}))
+        dark = (self._watch.why_dark(member.pod.spec.node_name, self._extent) for member in choice.pods)
         stopped = self._extent.stopped or next(filter(None, dark), None)
         return self._limits.why_not(choice, recovery, case.switches, stopped=stopped, recent=(), now_s=0.0)
 
@@ -179,8 +179,8 @@ class _Preview:
         for pod in pods:
             if not is_counted(pod):  # a Job has replaced its failed pods already
                 self._planning.apply(anew(pod))
-        waiting = [each for each in self._planning.waiting() if self._cluster.jobs.job_of(each).key == key]
-        return not [each for each in waiting if (await self._planning.decide(each)).held is None]
+        waiting = [pod for pod in self._planning.waiting() if self._cluster.jobs.job_of(pod).key == key]
+        return not [pod for pod in waiting if (await self._planning.decide(pod)).held is None]
 
     def _blocks(self, pods: Sequence[Pod]) -> dict[int, dict[int, tuple[str, int]]]:
         """The node of each rank and its SuperPod, by block."""

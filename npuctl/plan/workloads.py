@@ -78,27 +78,27 @@ def expand(workloads: Iterable[Manifest], objects: ClusterObjects) -> Expansion:
     taken = {pod.key for pod in objects.pods}
     unplanned, without_chips, existing, kinds = [], [], [], Counter[str]()
     misplaced: list[str] = []
-    for each in workloads:
-        kind, requests_chips = each.origin.kind, _requests_chips(each.body, set())
-        if (row := WORKLOADS.get((kind, each.version))) is None:
+    for source in workloads:
+        kind, requests_chips = source.origin.kind, _requests_chips(source.body, set())
+        if (row := WORKLOADS.get((kind, source.version))) is None:
             if requests_chips and not kind.endswith(_WITHOUT_PODS):
-                named = each.convert(Named).metadata
-                message = f"npuctl plan does not expand {kind} of {each.version}"
+                named = source.convert(Named).metadata
+                message = f"npuctl plan does not expand {kind} of {source.version}"
                 unplanned.append(UnplannedWorkload(kind, named.namespace, named.name, message))
             continue
         kinds[kind] += 1
-        manifest = each.convert(msgspec.defstruct("Manifest", [("spec", row.spec)], bases=(Named,)))
+        manifest = source.convert(msgspec.defstruct("Manifest", [("spec", row.spec)], bases=(Named,)))
         namespace, name = manifest.metadata.namespace, manifest.metadata.name
         if (namespace, kind, name) in owners:
             existing.append(f"{kind} {namespace}/{name}")
         elif not requests_chips:
             without_chips.append(f"{kind} {namespace}/{name}")
-        elif (why := _without_pods(each.body["spec"], is_queued=_QUEUE in manifest.metadata.labels)) is not None:
+        elif (why := _without_pods(source.body["spec"], is_queued=_QUEUE in manifest.metadata.labels)) is not None:
             unplanned.append(UnplannedWorkload(kind, namespace, name, why))
         else:
             given = manifest.metadata
-            workload = Controller(each.version, kind, namespace, name, given.labels, given.annotations)
-            pods = _create(each, workload, manifest.spec)
+            workload = Controller(source.version, kind, namespace, name, given.labels, given.annotations)
+            pods = _create(source, workload, manifest.spec)
             if kind not in _KINDS_WATCHED and pods:
                 misplaced += _misplaced(workload, [child.metadata for child in pods])
             if not owners.isdisjoint(_owners(pods)):
@@ -136,7 +136,7 @@ def _watched(made: Iterable[KubeObject]) -> dict[str, list[KubeObject]]:
 
 
 def _misplaced(workload: Controller, made: Collection[Metadata]) -> Iterator[str]:
-    """What an allocator can't tell, because it does not watch these workloads."""
+    """Settings on workloads that the allocator does not watch: they have no effect."""
     for what, own, passed_on in (
         ("label", workload.labels, [metadata.labels for metadata in made]),
         ("annotation", workload.annotations, [metadata.annotations for metadata in made]),
@@ -148,7 +148,7 @@ def _misplaced(workload: Controller, made: Collection[Metadata]) -> Iterator[str
 
 def _owners(objects: Iterable[KubeObject]) -> set[tuple[str, str, str]]:
     """Return namespace, kind and name of the controllers of these objects."""
-    controllers = ((each.metadata.namespace, each.metadata.controller) for each in objects)
+    controllers = ((obj.metadata.namespace, obj.metadata.controller) for obj in objects)
     return {(namespace, owner.kind, owner.name) for namespace, owner in controllers if owner is not None}
 
 

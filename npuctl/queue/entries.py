@@ -129,7 +129,7 @@ class _Rooms:
             numbers = (
                 (bucket, number, capacity(bucket.vacancy, request)[0]) for bucket, number in index.buckets_of(key[1])
             )
-            fitting = [(bucket.names, number * each) for bucket, number, each in numbers if each]
+            fitting = [(bucket.names, number * pods) for bucket, number, pods in numbers if pods]
             names = frozenset(name for some, _ in fitting for name in some)
             self._known[key] = _Room(names & key[1], sum(number for _, number in fitting))
         return self._known[key]

@@ -102,9 +102,9 @@ class ClusterObjects:
         """The objects that an allocator watches, by name of their kind; MindCluster's are in this namespace."""
         return {
             kind.name: [
-                each
-                for each in self.by_kind[kind.name]
-                if kind.namespace(health_namespace) in {"", each.metadata.namespace}
+                obj
+                for obj in self.by_kind[kind.name]
+                if kind.namespace(health_namespace) in {"", obj.metadata.namespace}
             ]
             for kind in KINDS
             if kind.name in self.by_kind

@@ -139,8 +139,8 @@ class _NodePanel:
     def _slices(self, chip: ChipView) -> list[Text]:
         """The vNPUs that were cut for pods, and what is left."""
         cells = [
-            Text(f"[{each.template} {each.holders[0].removeprefix('default/')}]", style=self._colours[each.holders[0]])
-            for each in chip.slices
+            Text(f"[{part.template} {part.holders[0].removeprefix('default/')}]", style=self._colours[part.holders[0]])
+            for part in chip.slices
         ]
         left = f"{count(chip.free_cores or 0, 'core')} free"
         return [*cells, Text(f"[{left}]", style="dim")]

@@ -220,22 +220,22 @@ def _view(
         # By vdev id, which is the device: the driver uses it again after a chip was cut anew.
         holders = tuple(
             sorted(
-                each.pod
-                for each in record.holdings.values()
-                if any(held.vdev_id == vnpu.vdev_id for held in each.vnpus)
+                holding.pod
+                for holding in record.holdings.values()
+                if any(held.vdev_id == vnpu.vdev_id for held in holding.vnpus)
             )
         )
         view = VnpuView(vnpu.name, vnpu.suffix, vnpu.vdev_id, holders, unknown.get(vnpu.suffix, ""))
         parts.setdefault(vnpu.chip, []).append(view)
     slices: dict[int, list[SliceView]] = {}
-    for holding in sorted(record.holdings.values(), key=lambda each: each.pod):
+    for holding in sorted(record.holdings.values(), key=lambda holding: holding.pod):
         for cut in holding.cuts:
             slices.setdefault(cut.chip, []).append(SliceView(cut.name, cut.template, (holding.pod,)))
     cores = _free_cores(record, server, unusable)
     for chip_id in chip_ids(server.reported | chip_set(parts)):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
-        holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
+        holders = tuple(sorted(holding.pod for holding in record.holdings.values() if holding.chips & chip))
         # ClusterD may know more than the node's own report.
         known = "unhealthy" if reported.unhealthy & chip else "healthy"
         health, faults = _health(chip, report, reported.pre_separate, known), _faults(name, report)

@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
             found: Any = {"ip_type": address.ip_type} | ({"address": kind} if any(raw) else {})
         case ctypes.Structure() as structure:
             fields = {name: _plain(getattr(structure, name)) for name, *_ in structure._fields_ if name not in LEFT_OUT}
-            found = {name: each for name, each in fields.items() if each not in (0, "", [], {})}
+            found = {name: value for name, value in fields.items() if value not in (0, "", [], {})}
         case ctypes.Array() as array:
             found = _trimmed([_plain(element) for element in array])
         case bytes() as text:
