@@ -149,9 +149,9 @@ class AllocatorApp:
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
 
-    async def synced(self) -> None:
+    async def wait_until_synced(self) -> None:
         """Wait until it leads and its informers have synced: from then on calls are answered."""
-        await self._leadership.opened()
+        await self._leadership.wait_until_open()
 
     def has_synced(self) -> bool:
         """Whether its informers have synced; a standby's have, too."""
@@ -159,7 +159,7 @@ class AllocatorApp:
 
     def missing(self) -> str | None:
         """What the allocator waits for before calls are answered, a sentence; None once calls are answered."""
-        closed = self._leadership.closed()
+        closed = self._leadership.why_closed()
         return closed.message if closed is not None else None
 
     @property
@@ -241,7 +241,7 @@ class AllocatorApp:
                 self.cluster,
                 self.ledger,
                 self.engine,
-                journal.unasked,
+                journal.on_unasked_pod,
                 schedulers=self._settings.scheduler_names,
                 monotonic=self._monotonic,
             )
@@ -295,12 +295,12 @@ class AllocatorApp:
                 stamper=stamper,
                 monotonic=self._monotonic,
                 lease=leadership.lease,
-                reserved=journal.reserved,
+                reserved=journal.on_reservation,
             )
             Webhook(
                 injector,
                 journal,
-                leadership.closed,
+                leadership.why_closed,
                 validate=self.engine.validate_here,
                 require_called=self.bypasses.require_called,
                 warnings=self.engine.warnings,
@@ -317,7 +317,7 @@ class AllocatorApp:
                 journal=journal,
                 requeuer=requeuer,
                 nominator=nominations.nominator,
-                closed=leadership.closed,
+                closed=leadership.why_closed,
                 known_nodes=lambda: len(self.cluster.nodes),
             )
             self.extender.add_routes(ports.calls)
@@ -330,7 +330,7 @@ class AllocatorApp:
                 reserver=Reserver(self.cluster, self.ledger, self.engine, stamper),
                 preemption=preemption,
                 journal=journal,
-                closed=leadership.closed,
+                closed=leadership.why_closed,
             )
             self._add_volcano(ports, journal, pods, preemption)
             self._addresses = dict(await ports.serve(stack, metrics.http))
@@ -369,7 +369,7 @@ class AllocatorApp:
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
                     tasks.create_task(self._lead(grpc_server, stamper, preemption, rescheduler), name="leadership"),
-                    tasks.create_task(self.gauges.run(metrics.registry, informers.synced), name="gauges"),
+                    tasks.create_task(self.gauges.run(metrics.registry, informers.wait_until_synced), name="gauges"),
                     tasks.create_task(self._when_open(nominations.run), name="nominations"),
                     tasks.create_task(self._when_open(unasked.run), name="unasked pods"),
                     tasks.create_task(self._reschedule(rescheduler), name="rescheduling"),
@@ -394,7 +394,7 @@ class AllocatorApp:
             client,
             self.cluster,
             schedulers=names,
-            called=self.bypasses.called,
+            called=self.bypasses.on_call,
             limit=limit,
             monotonic=self._monotonic,
         )
@@ -410,7 +410,7 @@ class AllocatorApp:
             tentative=Tentative(self.cluster, self.ledger, self.engine),
             preemption=preemption,
             journal=journal,
-            closed=self._leadership.closed,
+            closed=self._leadership.why_closed,
         )
         for app in filter(None, (ports.calls, ports.insecure_volcano)):
             volcano.add_routes(app)
@@ -431,7 +431,7 @@ class AllocatorApp:
         await self._leadership.keep({name: each for name, each in self.addresses.items() if name != PROBES})
 
     async def _when_open(self, run: Callable[[], Awaitable[None]]) -> None:
-        await self._leadership.opened()
+        await self._leadership.wait_until_open()
         await run()
 
     async def _reschedule(self, rescheduler: Rescheduler | None) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import InvalidValue
-from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Template, divisible
+from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, VnpuTemplate, divisible
 from ascend.vnpus import parse_vnpu
 
 _ID: Final = r"(0|1?[1-9]?[0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
@@ -69,7 +69,7 @@ class Cut(msgspec.Struct, frozen=True, order=True, gc=False):
         return self.size.cores
 
     @property
-    def size(self) -> Template:
+    def size(self) -> VnpuTemplate:
         """What it takes of the chip."""
         return TEMPLATES[self.template]
 

@@ -24,7 +24,7 @@ class Media(StrEnum):
     NONE = "no"
 
 
-class Template(msgspec.Struct, frozen=True, gc=False):
+class VnpuTemplate(msgspec.Struct, frozen=True, gc=False):
     """A template.
 
     Attributes:
@@ -48,19 +48,19 @@ class Template(msgspec.Struct, frozen=True, gc=False):
 
 
 _05_8, _05_16, _06_16 = (
-    Template("vir05_1c_8g", 5, 1, 8),
-    Template("vir05_1c_16g", 5, 1, 16),
-    Template("vir06_1c_16g", 6, 1, 16),
+    VnpuTemplate("vir05_1c_8g", 5, 1, 8),
+    VnpuTemplate("vir05_1c_16g", 5, 1, 16),
+    VnpuTemplate("vir06_1c_16g", 6, 1, 16),
 )
 _10_16, _10_32, _12_32 = (
-    Template("vir10_3c_16g", 10, 3, 16),
-    Template("vir10_3c_32g", 10, 3, 32),
-    Template("vir12_3c_32g", 12, 3, 32),
+    VnpuTemplate("vir10_3c_16g", 10, 3, 16),
+    VnpuTemplate("vir10_3c_32g", 10, 3, 32),
+    VnpuTemplate("vir12_3c_32g", 12, 3, 32),
 )
-_10_16_NONE = Template("vir10_3c_16g_nm", 10, 3, 16, Media.NONE)
-_10_16_ALL = Template("vir10_4c_16g_m", 10, 4, 16, Media.ALL)
+_10_16_NONE = VnpuTemplate("vir10_3c_16g_nm", 10, 3, 16, Media.NONE)
+_10_16_ALL = VnpuTemplate("vir10_4c_16g_m", 10, 4, 16, Media.ALL)
 
-TEMPLATES: Final[Mapping[str, Template]] = MappingProxyType(
+TEMPLATES: Final[Mapping[str, VnpuTemplate]] = MappingProxyType(
     {template.name: template for template in (_05_8, _05_16, _06_16, _10_16, _10_32, _12_32, _10_16_NONE, _10_16_ALL)}
 )
 """By the driver's name."""
@@ -79,13 +79,13 @@ class Divisible(msgspec.Struct, frozen=True, gc=False):
     cores: int
     cpus: int
     memory_gb: int
-    templates: tuple[Template, ...]
+    templates: tuple[VnpuTemplate, ...]
 
     def whole_chips(self, cores: int) -> int:
         """How many whole chips a request for AI cores stands for; 0 if for a part of one, or for none."""
         return 0 if cores % self.cores else cores // self.cores
 
-    def template(self, cores: int, media: Media = Media.SHARED) -> Template | None:
+    def template(self, cores: int, media: Media = Media.SHARED) -> VnpuTemplate | None:
         """The template for a request of a part of a chip; None if there is none."""
         return next((size for size in self.templates if size.cores == cores and size.media is media), None)
 

@@ -238,7 +238,7 @@ async def run(product: Product) -> None:
         demo = Demo(product, cluster, settings, make_console())
         demo.say("a cluster runs in this process: API server, scheduler, two nodes with kubelets; no root is needed")
         allocator = await stack.enter_async_context(AllocatorApp(settings))
-        await allocator.synced()
+        await allocator.wait_until_synced()
         await cluster.start_scheduler(f"http://{allocator.extender_address}/scheduler")
         demo.say("the scheduler uses the allocator as its extender")
         await stack.enter_async_context(_running(*(_plugin(node, kubeconfig) for node in cluster.nodes)))

@@ -152,7 +152,7 @@ class Barrier:
         self.post: Callable[[Reservation], None] = lambda _reservation: None
         ledger.on_let_go(self._let_go)
 
-    async def passed(self, pod: Pod, job: Job, *, is_repeated: bool = False) -> None:
+    async def wait_for_gang(self, pod: Pod, job: Job, *, is_repeated: bool = False) -> None:
         """Wait until the gang of a pod may start; its reservation is in stage BINDING then.
 
         Args:
@@ -179,7 +179,7 @@ class Barrier:
         assembly.refused.pop(pod.uid, None)
         self._verdicts.settle(pod.uid)
         self._note_progress(assembly, pod.uid)
-        if held is not None and self.lapsed.accepted(pod, held.node, is_further=is_further):
+        if held is not None and self.lapsed.on_acceptance(pod, held.node, is_further=is_further):
             assembly.since_s = self._monotonic()
         self._open_if_complete(assembly)
         if not future.done():
@@ -210,7 +210,7 @@ class Barrier:
         """Set what returns the uids of pods for which a gang waits however late their schedulers ask to bind them."""
         self._excused = excused
 
-    def filtered(self, uid: str, names: Collection[str]) -> None:
+    def on_filter(self, uid: str, names: Collection[str]) -> None:
         """Note that a scheduler filters a pod again, on these nodes, and waits for no Binding of the pod."""
         node = self.lapsed.node_of(uid)
         if node is None or node not in names:

@@ -150,7 +150,7 @@ class Binder:
 
     def give_up(self, uid: str, names: Collection[str] = ()) -> None:
         """End the held Binding of a pod that a scheduler filters again on the named nodes; the seat stays."""
-        self._barrier.filtered(uid, names)
+        self._barrier.on_filter(uid, names)
 
     def require_room(self, pod: Pod) -> None:
         """Accept a pod alone, and one of a gang whose Bindings can be held.
@@ -200,7 +200,7 @@ class Binder:
         task = asyncio.create_task(self._attempt(ref, node, is_repeated=is_repeated), name=f"bind {ref.key}")
         self._running[ref.uid] = task
         self._posting[ref.uid] = asyncio.get_running_loop().create_future()
-        task.add_done_callback(lambda done: self._finished(ref.uid, done))
+        task.add_done_callback(lambda done: self._on_end(ref.uid, done))
         return task
 
     def _bind_unasked(self, reservation: Reservation) -> None:
@@ -209,7 +209,7 @@ class Binder:
             namespace, _, name = reservation.pod.partition("/")
             self._start(PodRef(namespace, name, reservation.uid), reservation.node)
 
-    def _finished(self, uid: str, task: "asyncio.Task[Assignment]") -> None:
+    def _on_end(self, uid: str, task: "asyncio.Task[Assignment]") -> None:
         del self._running[uid], self._posting[uid]
         if not task.cancelled():
             task.exception()  # no caller may be left; _attempt has logged the outcome
@@ -235,7 +235,7 @@ class Binder:
             return Assignment(held.node, held.grant, repeated=True)
         if self._pods.is_served_plain(ref):
             return await self._bind_plain(ref, node)
-        pod = self._pods.seen(ref) or await self._pods.read(ref)
+        pod = self._pods.find_seen(ref) or await self._pods.read(ref)
         self._pods.require_served(pod)
         if not pod.requests_chips:
             if pod.spec.node_name:
@@ -260,7 +260,7 @@ class Binder:
         if gang is None:
             self._posting[pod.uid].set_result(None)
         elif reservation.stage in {Stage.PLANNED, Stage.RESERVED, Stage.HELD}:
-            await self._barrier.passed(pod, gang, is_repeated=is_repeated)
+            await self._barrier.wait_for_gang(pod, gang, is_repeated=is_repeated)
         return self._stamper.stamp(reservation, Stage.BINDING, renew=True)
 
     async def _bind_plain(self, ref: PodRef, node: str) -> Assignment:

@@ -156,7 +156,7 @@ class Injector:
             return reservation
         try:
             async with asyncio.timeout(HOLD_S):
-                await self._barrier.passed(pod, gang)
+                await self._barrier.wait_for_gang(pod, gang)
         except TimeoutError:
             self._start_in_part(pod, gang)
             return self._engine.place_on(pod, node)  # the gang may have stepped back at the same time

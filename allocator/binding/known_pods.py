@@ -80,7 +80,7 @@ class KnownPods:
         self._rate = FairRate(limit.burst, 1 / limit.per_s, monotonic)
         self._slots = asyncio.Semaphore(limit.at_once)
 
-    def seen(self, ref: PodRef) -> Pod | None:
+    def find_seen(self, ref: PodRef) -> Pod | None:
         """The pod as the informer has it; None for an unseen pod, and for a plain pod (``state/plain_pods.py``).
 
         Raises:
@@ -104,7 +104,7 @@ class KnownPods:
             ApiError: the API server refuses to read it.
             Unreachable: it can't be read, or too many others are being read.
         """
-        pod = self.seen(ref)
+        pod = self.find_seen(ref)
         if pod is None:
             return None if ref.uid in self._cluster.plain else await self.read(ref)
         if not _is_newer(version, pod):
@@ -114,7 +114,7 @@ class KnownPods:
         except Refusal:
             raise
         except AscendError:
-            return self.seen(ref) or pod  # the informer sees the change soon
+            return self.find_seen(ref) or pod  # the informer sees the change soon
 
     async def read(self, ref: PodRef) -> Pod:
         """The pod as the API server has it, or as the informer has seen it meanwhile.

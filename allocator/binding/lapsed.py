@@ -105,7 +105,7 @@ class LapsedHolds:
             if self._lapsed.keys().isdisjoint(self._ledger.on(lapsed.node)):
                 self._doubted.discard(lapsed.node)
 
-    def accepted(self, pod: Pod, node: str, *, is_further: bool) -> bool:
+    def on_acceptance(self, pod: Pod, node: str, *, is_further: bool) -> bool:
         """A scheduler has accepted a pod on a node; return whether that ends a doubt about the pods there.
 
         Args:

@@ -16,7 +16,7 @@ from allocator.state.cluster import Cluster
 from ascend.kube.objects import Condition, Pod
 
 
-class Verdict(msgspec.Struct, gc=False):
+class SchedulerVerdict(msgspec.Struct, gc=False):
     """A scheduler's verdict on a pod that was refused.
 
     Attributes:
@@ -28,7 +28,7 @@ class Verdict(msgspec.Struct, gc=False):
     number: int
 
 
-_NONE: Final[Mapping[str, Verdict]] = MappingProxyType({})
+_NONE: Final[Mapping[str, SchedulerVerdict]] = MappingProxyType({})
 
 
 class Verdicts:
@@ -43,14 +43,14 @@ class Verdicts:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._by_job: dict[JobKey, dict[str, Verdict]] = {}
+        self._by_job: dict[JobKey, dict[str, SchedulerVerdict]] = {}
         self._jobs: dict[str, JobKey] = {}
         self.last = 0
         for pod in cluster.waiting:
-            self._applied(pod)
-        cluster.followers.add(self._applied, self._forget)
+            self._on_pod(pod)
+        cluster.followers.add(self._on_pod, self._forget)
 
-    def of(self, job: JobKey) -> Mapping[str, Verdict]:
+    def of(self, job: JobKey) -> Mapping[str, SchedulerVerdict]:
         """The verdicts on pods of a job, by uid."""
         return self._by_job.get(job, _NONE)
 
@@ -59,7 +59,7 @@ class Verdicts:
         if (key := self._jobs.get(uid)) is not None:
             self._by_job[key][uid].number = 0
 
-    def _applied(self, pod: Pod) -> None:
+    def _on_pod(self, pod: Pod) -> None:
         key, condition = self._jobs.get(pod.uid), verdict_on(pod)
         known = self._by_job[key][pod.uid] if key is not None else None
         if known is not None and known.condition == condition and pod.waits_for_chips:
@@ -69,11 +69,11 @@ class Verdicts:
             return
         if is_refusal(condition):
             self.last += 1
-            self._note(pod, Verdict(condition, self.last))
+            self._note(pod, SchedulerVerdict(condition, self.last))
         elif known is not None:
-            self._note(pod, Verdict(condition, known.number))
+            self._note(pod, SchedulerVerdict(condition, known.number))
 
-    def _note(self, pod: Pod, verdict: Verdict) -> None:
+    def _note(self, pod: Pod, verdict: SchedulerVerdict) -> None:
         key = self._jobs[pod.uid] = self._cluster.jobs.job_of(pod).key
         self._by_job.setdefault(key, {})[pod.uid] = verdict
 

@@ -169,7 +169,7 @@ class BacklogReader:
         """What pods with a request wait for, if so many of them have to fit at once."""
         request, selector = kind
         index = self._cluster.index
-        candidates = self._cluster.labels.selected(dict(selector)) if selector else None
+        candidates = self._cluster.labels.select(dict(selector)) if selector else None
         if number == 1:
             if index.best(request, candidates) is not None:
                 return WaitingFor.BINDING

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from allocator.decision.gang_victims import ChangedError, GangVictims, Place, Plan, RetryError
+from allocator.decision.gang_victims import ChangedError, GangVictims, Place, RetryError, VictimPlan
 from allocator.decision.occupants import Occupants
 from allocator.decision.offered_nodes import OfferedNodes
 from allocator.decision.victim_set import Suggestion
@@ -86,7 +86,7 @@ class GangPreemption:
         self._lock = asyncio.Lock()
         self._offered = OfferedNodes(ledger, gangs.queue)
         self._victims = GangVictims(cluster, ledger, gangs, occupants, self._offered, due_s=due_s)
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, VictimPlan] = {}
         self._useless: dict[str, tuple[tuple[int, frozenset[str]], float, Refusal]] = {}
         self._evictions: dict[str, _Eviction] = {}
         gangs.awaiting_victims = self.awaiting_victims
@@ -96,7 +96,7 @@ class GangPreemption:
 
         A gang needs them as well, and its scheduler names only nodes without room when it asks for victims.
         """
-        self._offered.filtered(pod, job, nodes)
+        self._offered.on_filter(pod, job, nodes)
 
     def awaiting_victims(self, job: Job) -> Collection[str]:
         """The uids of the pods of a gang for which others are ending."""
@@ -118,7 +118,7 @@ class GangPreemption:
             Refusal: the gang is incomplete, or would not fit even then.
             RetryError: it is too early to choose victims.
         """
-        self._offered.suggested(pod, job, suggested)
+        self._offered.on_suggestion(pod, job, suggested)
         async with self._lock:  # so that the pods of a gang share one plan
             place = await self._place(pod, request, job, suggested)
         if place is not None:
@@ -182,7 +182,7 @@ class GangPreemption:
         return self._answer(plan, pod, request, job, suggested)
 
     def _state(self, job: Job) -> tuple[int, frozenset[str]]:
-        return job.version, self._offered.held(job)
+        return job.version, self._offered.held_uids(job)
 
     def _require_prospects(self, job: Job) -> None:
         """Accept a gang for which nobody was evicted in vain, or long enough ago.
@@ -195,7 +195,7 @@ class GangPreemption:
             return
         if not last.is_vain and self._tries(job) > last.tries:
             last.is_vain, last.vain = True, last.vain + 1
-        if self._offered.held(job) and self._victims.missing(job) <= 1:
+        if self._offered.held_uids(job) and self._victims.missing(job) <= 1:
             return  # its scheduler says that the last pod fits beside its peers
         wait_s = doubled_s(_VAIN_S, last.vain, _LONGEST_VAIN_S) if last.is_vain else 0.0
         left_s = last.at_s + wait_s - self._now_s
@@ -204,7 +204,7 @@ class GangPreemption:
             sentence = f"it has released its chips after pods were evicted for it, {times}; it waits for {left_s:.0f} s"
             raise RetryError(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
 
-    def _note_eviction(self, plan: Plan, job: Job) -> None:
+    def _note_eviction(self, plan: VictimPlan, job: Job) -> None:
         if not any(self.remaining(place) for place in plan.places):
             return
         known, jobs = self._cluster.jobs.by_key, self._evictions
@@ -246,7 +246,7 @@ class GangPreemption:
     def _now_s(self) -> float:
         return self._ledger.promises.monotonic()
 
-    def _current(self, job: Job) -> Plan | None:
+    def _current(self, job: Job) -> VictimPlan | None:
         """The plan of a gang, as long as its seats are kept for it."""
         promises = self._ledger.promises
         for name, plan in tuple(self._plans.items()):
@@ -256,7 +256,7 @@ class GangPreemption:
         return self._plans.get(job.key.plan)
 
     def _answer(
-        self, plan: Plan, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
+        self, plan: VictimPlan, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
     ) -> Place | None:
         """The pod's place, or one of a peer with an equal request that was not answered yet."""
         own = next((place for place in plan.places if place.uid == pod.uid), None)

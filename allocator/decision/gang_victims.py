@@ -62,7 +62,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Plan:
+class VictimPlan:
     """The seats of a gang that preempts.
 
     Attributes:
@@ -112,7 +112,7 @@ class GangVictims:
         job: Job,
         suggested: Mapping[str, Suggestion],
         earlier: Iterable[Place],
-    ) -> Plan:
+    ) -> VictimPlan:
         """Seats for all pods that the gang still needs, with the victims there.
 
         Args:
@@ -166,7 +166,7 @@ class GangVictims:
         Raises:
             RetryError: it has not tried enough of them.
         """
-        held, missing = self._offered.held(job), self.missing(job)
+        held, missing = self._offered.held_uids(job), self.missing(job)
         members: list[tuple[Pod, ChipRequest]] = [(pod, request)]
         for _, peer in job.ranked():
             if peer.uid == pod.uid or peer.uid in held or not peer.waits_for_chips:
@@ -208,7 +208,7 @@ class GangVictims:
         request: ChipRequest,
         job: Job,
         disrupted: frozenset[str] = frozenset(),
-    ) -> Plan:
+    ) -> VictimPlan:
         waiting = [pod, *(peer for peer in job.pods.values() if peer.waits_for_chips)]
         priority = min(peer.priority for peer in waiting)
         never = any(peer.spec.preemption_policy == NEVER for peer in waiting)
@@ -220,7 +220,7 @@ class GangVictims:
             priority=priority,
             terminating_only=never,
         )
-        version, held = job.version, self._offered.held(job)
+        version, held = job.version, self._offered.held_uids(job)
         steps = self._gang(nodes, pod, request, job, is_disrupting=bool(disrupted))
         gang, names = (await trial.turn.share_between(steps)).by_nodes()
         await trial.read(list(self._cluster.nodes if names is None else names), nodes)
@@ -240,14 +240,14 @@ class GangVictims:
             sentence = "jobs of lower priority span its switches, and hold no server that it would get"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
         # Other tasks have run meanwhile.
-        if job.version != version or self._offered.held(job) != held:
+        if job.version != version or self._offered.held_uids(job) != held:
             raise ChangedError
         owner = job.key.plan
         due_s = self._due_s(uid for uids in victims.values() for uid in uids)
         promise = Promise(owner, f"job {job.key}", priority, dict(chips), due_s)
         self._ledger.promises.keep(promise)
         places = [Place(seat.node, requests[seat.uid], victims[seat.node], seat.uid) for seat in seats]
-        return Plan(promise, places)
+        return VictimPlan(promise, places)
 
     async def _needed_victims(self, trial: Trial, chips: Mapping[str, ChipSet]) -> dict[str, frozenset[str]]:
         """The pods to end for these chips, as the nodes are now; other tasks may run meanwhile.

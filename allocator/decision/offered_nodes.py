@@ -68,7 +68,7 @@ class OfferedNodes:
         """The nodes on which a pod of a gang was filtered last."""
         return self._last.get(job.key.plan, ())
 
-    def filtered(self, pod: Pod, job: Job, nodes: Collection[str]) -> None:
+    def on_filter(self, pod: Pod, job: Job, nodes: Collection[str]) -> None:
         """A pod that does not fit was filtered on these nodes."""
         self._last.pop(job.key.plan, None)
         self._last[job.key.plan] = copy(nodes)  # of thousands only what was sent
@@ -77,31 +77,31 @@ class OfferedNodes:
             for memo in (self._last, self._pods, self._sets):
                 memo.pop(oldest, None)
         if self.is_by_pod(job):
-            names = self._shared(job, frozenset(nodes))
-            self._note(pod, job, Offered(filtered=names, beside=self.held(job), is_open=True))
+            names = self._share(job, frozenset(nodes))
+            self._note(pod, job, Offered(filtered=names, beside=self.held_uids(job), is_open=True))
 
-    def suggested(self, pod: Pod, job: Job, nodes: Mapping[str, Suggestion]) -> None:
+    def on_suggestion(self, pod: Pod, job: Job, nodes: Mapping[str, Suggestion]) -> None:
         """A scheduler would preempt pods on these nodes for a pod."""
         self._last.setdefault(job.key.plan, ())
         if not self.is_by_pod(job):
             return
-        known, held = self._pods.get(job.key.plan, {}).get(pod.uid), self.held(job)
+        known, held = self._pods.get(job.key.plan, {}).get(pod.uid), self.held_uids(job)
         filtered = known.filtered if known is not None and known.is_open and known.beside == held else frozenset[str]()
-        undisrupted = self._shared(job, frozenset(name for name, hint in nodes.items() if not hint.pdb_violations))
-        self._note(pod, job, Offered(filtered, undisrupted, self._shared(job, frozenset(nodes)), held))
+        undisrupted = self._share(job, frozenset(name for name, hint in nodes.items() if not hint.pdb_violations))
+        self._note(pod, job, Offered(filtered, undisrupted, self._share(job, frozenset(nodes)), held))
 
     def of(self, pod: Pod, job: Job) -> Offered | None:
         """The nodes offered to a pod beside the pods held now; None if none were offered."""
         known = self._pods.get(job.key.plan, {}).get(pod.uid)
-        if known is not None and known.beside == self.held(job):
+        if known is not None and known.beside == self.held_uids(job):
             return known
         node, promise = pod.status.nominated_node_name, self._ledger.promises.get(job.key.plan)
-        if self.held(job) or promise is None or promise.drains or node not in promise.chips:
+        if self.held_uids(job) or promise is None or promise.drains or node not in promise.chips:
             return None
         names = frozenset({node})  # pods end there for it, perhaps chosen by another leader
         return Offered(names, names, names)
 
-    def held(self, job: Job) -> frozenset[str]:
+    def held_uids(self, job: Job) -> frozenset[str]:
         """The uids of the pods of a gang whose Bindings are held."""
         return frozenset(self._ledger.plans.of(job.key.plan).held)
 
@@ -112,7 +112,7 @@ class OfferedNodes:
             for uid in [uid for uid in pods if uid not in job.pods and uid != pod.uid]:
                 del pods[uid]
 
-    def _shared(self, job: Job, names: frozenset[str]) -> frozenset[str]:
+    def _share(self, job: Job, names: frozenset[str]) -> frozenset[str]:
         """Equal sets are kept once: they have thousands of names."""
         sets = self._sets.setdefault(job.key.plan, {})
         if len(sets) > len(job.pods) + 2:

@@ -119,8 +119,8 @@ class WaitingJobs:
     def follow(self) -> None:
         """Note every gang with a waiting pod and every pod refused by its scheduler, as long as they wait."""
         for pod in self._cluster.waiting:
-            self._applied(pod)
-        self._cluster.followers.add(self._applied, self._forget)
+            self._on_pod(pod)
+        self._cluster.followers.add(self._on_pod, self._forget)
 
     def note(self, pod: Pod) -> None:
         """Note a pod refused for lack of room, or its gang."""
@@ -222,7 +222,7 @@ class WaitingJobs:
         if not request.is_for_chips or self._cluster.jobs.gang(job) is not None:
             return None
         selector = pod.spec.node_selector
-        candidates = self._cluster.labels.selected(selector) if selector else None
+        candidates = self._cluster.labels.select(selector) if selector else None
         what = f"pod {pod.key}"
         self._last = Need(order, pod.uid, job.key, what, pod, version, pod.priority, request, 1, candidates)
         return self._last
@@ -258,7 +258,7 @@ class WaitingJobs:
         job = self._cluster.jobs.by_key.get(key)
         return job is not None and job.size - job.placed_beside("") > MANY
 
-    def _applied(self, pod: Pod) -> None:
+    def _on_pod(self, pod: Pod) -> None:
         if not pod.waits_for_chips or pod.is_terminating:
             self._forget(pod)
         elif pod.uid in self._alone:

@@ -199,7 +199,7 @@ class Attempts:
         self, holder: Job, pod: Pod, request: ChipRequest, candidates: Collection[str] | None
     ) -> Collection[str] | None:
         """The nodes offered for a pod, and nodes that its scheduler may leave out for the chips of a gang."""
-        selected = self._cluster.labels.selected(pod.spec.node_selector) if pod.spec.node_selector else None
+        selected = self._cluster.labels.select(pod.spec.node_selector) if pod.spec.node_selector else None
         if candidates is None:
             return selected
         reach = set(candidates)

@@ -310,7 +310,7 @@ class Gangs:
         if seats and candidates is not None:
             candidates = frozenset(candidates)  # looked up once for each seat
         elif seats and selector:
-            candidates = self._cluster.labels.selected(selector)
+            candidates = self._cluster.labels.select(selector)
         for seat in seats:
             if candidates is not None and seat.node not in candidates:
                 continue

@@ -264,7 +264,7 @@ class Planner:
         is_one = candidates is not None and len(candidates) == 1
         labels, selector = self._cluster.labels, pod.spec.node_selector
         common = self.common(pod, None if is_one else candidates)
-        selected = cache(lambda items: labels.selected(dict(items)))  # once for each selector of a peer
+        selected = cache(lambda items: labels.select(dict(items)))  # once for each selector of a peer
         waiting, needed = self.pending.needed(pod, request, job)
         members: list[Member] = []
         invalid: list[Refusal] = []
@@ -359,5 +359,5 @@ class Planner:
     def common(self, pod: Pod, candidates: Collection[str] | None) -> Collection[str] | None:
         """The nodes for the peers of a pod that have the same node selector; None for every node."""
         if candidates is None and pod.spec.node_selector:
-            return self._cluster.labels.selected(pod.spec.node_selector)
+            return self._cluster.labels.select(pod.spec.node_selector)
         return candidates

@@ -18,10 +18,10 @@ from allocator.state.index import NodeIndex
 from allocator.state.location import Level, Location
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import InBlock, Seat
-from allocator.state.topology import Place
+from allocator.state.topology import TopologyDomain
 from allocator.superpods.demand import Demand, Kind
 from allocator.superpods.inference import place_mind_ie, place_service
-from allocator.superpods.repair import Lack, Nodes, Slot, place_job
+from allocator.superpods.repair import BlockLack, Nodes, Slot, place_job
 from allocator.superpods.shares import Share
 from allocator.superpods.stages import place_blocks, place_parts
 from ascend.annotations import RANK, SUPER_POD_ID
@@ -91,7 +91,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         found = place_job(
             blocks, nodes, lambda rooms, need: self._choose(rooms, need, gang), may_split=self.demand.may_split
         )
-        if isinstance(found, Lack):
+        if isinstance(found, BlockLack):
             return self._refuse(gang, found, free)
         return [free.seat(member, at.node, at.block) for member in gang.members for at in (found.placed[member.rank],)]
 
@@ -105,7 +105,7 @@ class SuperPods(msgspec.Struct, frozen=True):
         )
         names = free.names(here)
         if not names:
-            return self._refuse(gang, Lack(1, 0, block, here), free)
+            return self._refuse(gang, BlockLack(1, 0, block, here), free)
         return [free.seat(member, names[0], block)]
 
     def _place_on(self, node: str, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
@@ -118,12 +118,12 @@ class SuperPods(msgspec.Struct, frozen=True):
         if lack is not None:
             return self._refuse(gang, lack, free)
         if node not in free.names(here):
-            return self._refuse(gang, Lack(1, 0, block, here), free)
+            return self._refuse(gang, BlockLack(1, 0, block, here), free)
         return [free.seat(member, node, block)]
 
     def _block_on(
         self, here: int, rank: int, gang: GangRequest, rooms: Mapping[int, int], location: Callable[[str], Location]
-    ) -> tuple[int, Lack | None]:
+    ) -> tuple[int, BlockLack | None]:
         """The block of a rank that is placed in a SuperPod, and why it can't be there."""
         size = self.demand.size
         staying = [(at, peer.block, location(peer.node).super_pod) for at, peer in gang.record.items() if peer.stays]
@@ -134,8 +134,8 @@ class SuperPods(msgspec.Struct, frozen=True):
         home = next((super_pod for at, _, super_pod in staying if at // size == own), None)
         if home is None:
             room = rooms.get(here, 0)
-            return own, None if room >= size else Lack(size, room, None, here)
-        return own, None if home == here else Lack(1, rooms.get(home, 0), own, home)
+            return own, None if room >= size else BlockLack(size, room, None, here)
+        return own, None if home == here else BlockLack(1, rooms.get(home, 0), own, home)
 
     def free(self, gang: GangRequest, index: NodeIndex) -> "Steps[FreeServers]":
         """The servers of SuperPods that are free for all members of a gang."""
@@ -192,7 +192,7 @@ class SuperPods(msgspec.Struct, frozen=True):
             return place_parts(free, demand.size, need, demand.limits)
         return place_blocks(free, demand.size, need, demand.limits)
 
-    def _refuse(self, gang: GangRequest, lack: Lack, free: "FreeServers") -> Refusal:
+    def _refuse(self, gang: GangRequest, lack: BlockLack, free: "FreeServers") -> Refusal:
         size = self.demand.size
         if lack.block is None and lack.super_pod >= 0:
             where = f"SuperPod {lack.super_pod} has {lack.found} free"
@@ -235,7 +235,7 @@ class FreeServers:
         self._excluded = {name for name, most in gang.limits.items() if most <= 0}
         self._free: dict[int, list[tuple[bool, frozenset[str]]]] = {}
 
-    def read(self, number: int, place: Place) -> None:
+    def read(self, number: int, place: TopologyDomain) -> None:
         """Read the free servers of a SuperPod."""
         free = [(bucket.vacancy.sub_healthy, self._usable(names)) for bucket, names in place.fitting(self._verdict_on)]
         if (room := sum(len(names) for _, names in free)) > 0:

@@ -22,7 +22,7 @@ from allocator.state.switches import SwitchUse, SwitchView
 from allocator.switches.demand import SwitchDemand, Version
 from allocator.switches.replacing import Staying, replace_single_layer, replace_v1, replace_v2
 from allocator.switches.returning import return_single_layer, return_v1, return_v2
-from allocator.switches.rooms import UNUSED, Lack, Placement, Room, SwitchState, Use
+from allocator.switches.rooms import UNUSED, NoFit, Room, ServerSet, SwitchState, Use
 from allocator.switches.single_layer import place_single_layer
 from allocator.switches.v1 import place_v1
 from allocator.switches.v2 import place_v2
@@ -88,10 +88,10 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         servers = yield from Servers.read(gang, index)
         homes = self._allowed(self._homes(gang, servers), there, servers, view, len(gang.members))
         placed = self._complete(servers, [*there, *homes.values()], view, len(gang.members) - len(homes))
-        if isinstance(placed, Lack) and homes:
+        if isinstance(placed, NoFit) and homes:
             homes = {}
             placed = self._complete(servers, there, view, len(gang.members))
-        if isinstance(placed, Lack):
+        if isinstance(placed, NoFit):
             return self._refuse(gang, placed, servers)
         spots = iter(placed.spots)
         seats = ((member, homes[member.rank] if member.rank in homes else next(spots)) for member in gang.members)
@@ -130,21 +130,21 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
 
     def _complete(
         self, servers: "Servers", staying: Collection[Spot], view: SwitchView, missing: int
-    ) -> Placement | Lack:
+    ) -> ServerSet | NoFit:
         """Servers for the missing pods of a job, and the states of all its switches."""
         demand, table, rooms = self.demand, view.table, servers.rooms(view.others, staying)
         if not staying:
             return self._anew(rooms, missing, table)
         rest = Staying(staying, self._own_states(staying, view, rooms, missing), self.demand.pods)
         if not missing:
-            return Placement([], rest.states)
+            return ServerSet([], rest.states)
         if table.is_single_layer:
             return replace_single_layer(rooms, missing, rest)
         if demand.version is Version.V1:
             return replace_v1(rooms, missing, rest, demand.schema)
         return replace_v2(rooms, missing, rest, demand.schema, demand.most_shared)
 
-    def _anew(self, rooms: Sequence[Room], pods: int, table: SwitchTable) -> Placement | Lack:
+    def _anew(self, rooms: Sequence[Room], pods: int, table: SwitchTable) -> ServerSet | NoFit:
         """Servers for the first pods of a job, or all of them."""
         if table.is_single_layer:
             return place_single_layer(rooms, table.width, pods)
@@ -195,23 +195,23 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         spot = index.topology.location(node).spot
         servers, found = yield from self._everywhere(elsewhere, view, there, index)
         if spot is None or servers.names.get(spot) != node:
-            return self._refuse(gang, Lack("the node is below no known switch, or not free for it"), servers)
+            return self._refuse(gang, NoFit("the node is below no known switch, or not free for it"), servers)
         if there and member.rank in gang.record:
             found = self._complete(servers.restricted(spot), there, view, 1)
-            if isinstance(found, Placement) and spot.switch not in {each.switch for each in there}:
+            if isinstance(found, ServerSet) and spot.switch not in {each.switch for each in there}:
                 found = self._of_whole_switch(found, spot, there, servers, view)
-        elif isinstance(found, Placement):
+        elif isinstance(found, ServerSet):
             planned, used = (Counter(each.switch for each in spots)[spot.switch] for spots in (found.spots, there))
             if planned <= used:
                 names = some(sorted({view.table.switches[each.switch] for each in found.spots}))
-                found = Lack(f"its servers would be below other switches: {names}")
-        if isinstance(found, Lack):
+                found = NoFit(f"its servers would be below other switches: {names}")
+        if isinstance(found, NoFit):
             return self._refuse(gang, found, servers)
         return [self._seat(member, spot, servers, found.states)]
 
     def _everywhere(
         self, gang: GangRequest, view: SwitchView, there: Collection[Spot], index: NodeIndex
-    ) -> "Steps[tuple[Servers, Placement | Lack]]":
+    ) -> "Steps[tuple[Servers, ServerSet | NoFit]]":
         """The servers on which a pod fits, and where the job would be placed as a whole, its other pods included.
 
         Both are the same for every node, and kept: a scheduler that chooses nodes asks about one after the other.
@@ -222,15 +222,15 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
             servers = yield from Servers.read(gang, index)
             rooms, more = servers.rooms(view.others, also=there), len(there) + 1
             found = self._anew(rooms, max(self.demand.pods, more), view.table)
-            if isinstance(found, Lack) and (fewer := max(gang.minimum, more)) < self.demand.pods:
+            if isinstance(found, NoFit) and (fewer := max(gang.minimum, more)) < self.demand.pods:
                 found = self._anew(rooms, fewer, view.table)
             known = _Known(version, gang, servers.names, found)
             recent.append(known)
         return Servers(index, known.names), known.whole
 
     def _of_whole_switch(
-        self, found: Placement, spot: Spot, there: Collection[Spot], servers: "Servers", view: SwitchView
-    ) -> Placement:
+        self, found: ServerSet, spot: Spot, there: Collection[Spot], servers: "Servers", view: SwitchView
+    ) -> ServerSet:
         """The same placement, with the state of a switch of which the rule has seen a single server."""
         if found.states.get(spot.switch, UNUSED).use is not Use.EXCLUSIVE:
             return found
@@ -243,7 +243,7 @@ class SwitchAffinity(msgspec.Struct, frozen=True):
         state = states.get(spot.switch, UNUSED) if self.demand.version is Version.V2 else None
         return servers.seat(member, spot, OnSwitch(spot.switch, member.rank, state))
 
-    def _refuse(self, gang: GangRequest, lack: Lack, servers: "Servers") -> Refusal:
+    def _refuse(self, gang: GangRequest, lack: NoFit, servers: "Servers") -> Refusal:
         switches = {spot.switch for spot in servers.names}
         free = f"{count(len(servers.names), 'server')} below {count(len(switches), 'switch', 'switches')}"
         schema = f"switch affinity {self.demand.schema}"
@@ -319,7 +319,7 @@ class _Known(NamedTuple):
     version: int
     gang: GangRequest
     names: Mapping[Spot, str]
-    whole: Placement | Lack
+    whole: ServerSet | NoFit
 
 
 _NOBODY: Final = SwitchUse()

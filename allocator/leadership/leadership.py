@@ -77,7 +77,7 @@ class Leadership:
         """The lease, for Events on it; None without leader election, or before it was read."""
         return self._leader.regarding if self._leader is not None else None
 
-    def closed(self) -> Refusal | None:
+    def why_closed(self) -> Refusal | None:
         """Why it answers no calls: ``NotLeader`` or ``ViewIncomplete``; None if it does."""
         missing = self._leader.missing() if self._leader is not None else None
         if missing is not None and not self.leads():
@@ -88,7 +88,7 @@ class Leadership:
             missing = "the pods are listed again, now that no other allocator binds"
         return Refusal(Reason.VIEW_INCOMPLETE, missing) if missing is not None else None
 
-    async def opened(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until calls are answered."""
         await self._open.wait()
 
@@ -103,7 +103,7 @@ class Leadership:
 
     async def enter(self) -> None:
         """Wait until no other allocator binds and every Binding made before that is seen."""
-        await self._informers.synced()
+        await self._informers.wait_until_synced()
         if self._leader is not None:
             await self._leader.won()
             await self._informers.refresh_pods()

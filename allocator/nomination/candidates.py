@@ -41,7 +41,7 @@ class Candidates:
         for name in [name for name, until_s in self._until_s.items() if until_s <= now_s]:
             del self._until_s[name]
         selector = pod.spec.node_selector
-        selected = self._cluster.labels.selected(selector) if selector else None
+        selected = self._cluster.labels.select(selector) if selector else None
         if not self._until_s:
             return selected
         return _Except(self._cluster.index.entries if selected is None else selected, self._until_s)

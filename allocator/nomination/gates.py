@@ -138,14 +138,14 @@ class Gates:
             if pod.uid not in self._keys:
                 self._add(pod)
         elif not (pod.spec.node_name or pod.spec.scheduling_gates) and pod.uid in self._keys:
-            self._ungated(pod.uid)
+            self._on_gate_gone(pod.uid)
         else:
             self._forget(pod.uid)
 
     def pod_deleted(self, pod: Pod) -> None:
         """A pod was deleted."""
         self.look()
-        self._ended(pod.uid)
+        self._on_end(pod.uid)
         self._forget(pod.uid)
 
     async def run(self) -> None:
@@ -184,7 +184,7 @@ class Gates:
         self._keys[pod.uid] = key
         self._wake.set()
 
-    def _ungated(self, uid: str) -> None:
+    def _on_gate_gone(self, uid: str) -> None:
         """The gate of a pod is gone; a pod that was let through is counted until it is bound."""
         group = self._groups[self._keys[uid]]
         if uid in group.through:
@@ -223,7 +223,7 @@ class Gates:
                 try:
                     written = self._nominate(pod)
                 except Refusal as refusal:
-                    self._refused(group, pod, refusal.without_frames())
+                    self._on_refusal(group, pod, refusal.without_frames())
                     wasted_s += self._monotonic() - started_s
                     break
                 group.line.remove(pod.uid)
@@ -255,7 +255,7 @@ class Gates:
             group.line.remove(uid)
         return None
 
-    def _refused(self, group: _Group, pod: Pod, refusal: Refusal) -> None:
+    def _on_refusal(self, group: _Group, pod: Pod, refusal: Refusal) -> None:
         """The first pod of a group fits nowhere."""
         waits_for_turn = refusal.reason is Reason.GANG_STEPPED_BACK
         if waits_for_turn and self._engine.gangs.queue.first is self._cluster.jobs.job_of(pod):
@@ -309,9 +309,9 @@ class Gates:
         return limit_s > 0 and created is not None and self._now_s() - _seconds(created) >= limit_s
 
     def _lift(self, pod: Pod, why: str, written: "asyncio.Task[bool] | None" = None) -> None:
-        self._writes.start(self._lifted(pod, why, written), f"lift the gate of {pod.key}")
+        self._writes.start(self._remove_gate(pod, why, written), f"lift the gate of {pod.key}")
 
-    async def _lifted(self, pod: Pod, why: str, written: "asyncio.Task[bool] | None") -> bool:
+    async def _remove_gate(self, pod: Pod, why: str, written: "asyncio.Task[bool] | None") -> bool:
         def current() -> Pod | None:
             seen = self._cluster.pods.get(pod.uid)
             return seen if seen is not None and seen.spec.scheduling_gates and not seen.spec.node_name else None
@@ -337,9 +337,9 @@ class Gates:
             self._running[pod.uid] = pod.priority
             self._priorities[pod.priority] += 1
         elif not is_running and known is not None:
-            self._ended(pod.uid)
+            self._on_end(pod.uid)
 
-    def _ended(self, uid: str) -> None:
+    def _on_end(self, uid: str) -> None:
         priority = self._running.pop(uid, None)
         if priority is not None:
             self._priorities[priority] -= 1

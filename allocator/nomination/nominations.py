@@ -71,7 +71,7 @@ class Nominations:
             nominator=self.nominator,
             writes=self._writes,
             metrics=metrics,
-            waits=journal.gated,
+            waits=journal.on_gated_refusal,
             options=options,
             monotonic=monotonic,
             now_s=lambda: now_ns() / 1e9,
@@ -80,11 +80,11 @@ class Nominations:
     async def run(self) -> None:
         """Nominate pods, and lift gates, until cancelled. Call it once this allocator leads."""
         self.nominator.freed = self.gates.look
-        self._cluster.followers.add(self._applied, self._deleted)
+        self._cluster.followers.add(self._on_pod, self._on_deletion)
         turn = Turn()
         for uid in tuple(self._cluster.pods):
             if (pod := self._cluster.pods.get(uid)) is not None:
-                self._applied(pod)
+                self._on_pod(pod)
             await turn.share()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -94,11 +94,11 @@ class Nominations:
         finally:
             await self._writes.close()
 
-    def _applied(self, pod: Pod) -> None:
+    def _on_pod(self, pod: Pod) -> None:
         # Nominations first: a gated pod of a former leader may have one.
         self.nominator.pod_applied(pod)
         self.gates.pod_applied(pod)
 
-    def _deleted(self, pod: Pod) -> None:
+    def _on_deletion(self, pod: Pod) -> None:
         self.nominator.pod_deleted(pod)
         self.gates.pod_deleted(pod)

@@ -96,7 +96,7 @@ class Nominator:
         self.freed: Callable[[], None] = lambda: None
         """Called when the window has room again."""
         self._wake = asyncio.Event()
-        engine.gangs.planned = self._planned
+        engine.gangs.planned = self._on_plan
 
     @property
     def has_room(self) -> bool:
@@ -135,11 +135,11 @@ class Nominator:
         """A pod was deleted."""
         self._forget(pod.uid)
 
-    def filtered(self, pod: Pod, names: Collection[str]) -> None:
+    def on_filter(self, pod: Pod, names: Collection[str]) -> None:
         """The scheduler has called ``filter`` for a pod, with these nodes; the answer is decided."""
         if not self._options.nominates:
             return
-        self._pace.filtered(all_nodes=len(names) > 1)
+        self._pace.on_filter(all_nodes=len(names) > 1)
         entry = self._entries.get(pod.uid)
         if entry is None or not entry.node:
             entry = self._enter(pod, State.LEFT)
@@ -154,7 +154,7 @@ class Nominator:
         """Wait until the pods that the scheduler filters next are nominated. Call it before answering ``filter``."""
         if self._options.nominates:
             self._metrics.nomination_waits.inc(await self._pace.wait(self._is_behind))
-            self._pace.answered(has_next=bool(self._unfiltered or self._next or self._line))
+            self._pace.on_filter_answered(has_next=bool(self._unfiltered or self._next or self._line))
 
     def _is_behind(self) -> bool:
         pods = map(self._cluster.pods.get, self._unfiltered.unseen())
@@ -249,7 +249,7 @@ class Nominator:
         except Refusal:
             self._enter(pod, State.LEFT)
 
-    def _planned(self, uids: Iterable[str]) -> None:
+    def _on_plan(self, uids: Iterable[str]) -> None:
         """Chips were reserved for pods of a gang, some of which were left to their scheduler before it was complete."""
         if not self._entries or self._is_small():
             return
@@ -308,7 +308,7 @@ class Nominator:
         """A nominated pod has changed."""
         if pod.status.nominated_node_name == entry.node:
             entry.state = State.SEEN
-            self._pace.progressed()
+            self._pace.on_progress()
             if failure_of(pod) == entry.failure:
                 return
         elif entry.state is State.ORDERED:
@@ -428,7 +428,7 @@ class Nominator:
             self._next = self._next if self._next != uid else ""
             self._unfiltered.remove(uid)
             if entry.is_nominated:
-                self._pace.progressed()
+                self._pace.on_progress()
                 self._wake.set()
         return entry
 

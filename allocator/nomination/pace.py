@@ -24,7 +24,7 @@ class Pace:
         """How long filtering a pod on all nodes takes, averaged over the last ones; 0 if unknown."""
         self._progress = asyncio.Event()
 
-    def filtered(self, *, all_nodes: bool) -> None:
+    def on_filter(self, *, all_nodes: bool) -> None:
         """The scheduler has called ``filter`` for a pod.
 
         Args:
@@ -35,7 +35,7 @@ class Pace:
             took_s = min(self._monotonic() - since_s, LONGEST_S)
             self.all_nodes_s += (took_s - self.all_nodes_s) * _WEIGHT
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """A nomination was seen by the informer, or given up."""
         self._progress.set()
 
@@ -58,7 +58,7 @@ class Pace:
                     await self._progress.wait()
         return self._monotonic() - started_s
 
-    def answered(self, *, has_next: bool) -> None:
+    def on_filter_answered(self, *, has_next: bool) -> None:
         """The call was answered.
 
         Args:

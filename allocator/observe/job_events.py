@@ -56,7 +56,7 @@ class JobEvents:
         # By namespace, which take turns; then by job and topic.
         self._due: OrderedDict[str, OrderedDict[tuple[str, str], Pod]] = OrderedDict()
         self._told: OrderedDict[str, dict[str, str]] = OrderedDict()  # by job and sentence: the uid of the pod
-        cluster.waiting.subscribe(self._appeared)
+        cluster.waiting.subscribe(self._on_pod)
 
     def post(self) -> None:
         """Post what is due, as far as the rate of Events allows. Call it periodically."""
@@ -66,7 +66,7 @@ class JobEvents:
             return
         if not led:
             for pod in self._cluster.waiting:
-                self._appeared(pod)
+                self._on_pod(pod)
         for _ in range(_AT_ONCE):
             if not self._due:
                 return
@@ -91,7 +91,7 @@ class JobEvents:
                 self._told.popitem(last=False)
         return True
 
-    def _appeared(self, pod: Pod) -> None:
+    def _on_pod(self, pod: Pod) -> None:
         if not self._led or not (topic := self._topic(pod)):
             return
         job = self._cluster.jobs.job_of(pod)

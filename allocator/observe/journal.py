@@ -56,7 +56,7 @@ class Journal:
         self._left_out: Counter[str] = Counter()
 
     @contextmanager
-    def timed(self, kind: str) -> Iterator[None]:
+    def measure(self, kind: str) -> Iterator[None]:
         """Measure the duration of one call of a scheduler."""
         started_s = self._monotonic()
         try:
@@ -83,9 +83,9 @@ class Journal:
 
     def _post_event(self, ref: PodRef, refusal: Refusal, action: str) -> None:
         if refusal.reason is not Reason.POD_UNKNOWN:  # a caller can invent any number of pods
-            self._events.refused(ref, refusal, action=action)
+            self._events.on_refusal(ref, refusal, action=action)
 
-    def reserved(self, pod: Pod, assignment: Assignment) -> None:
+    def on_reservation(self, pod: Pod, assignment: Assignment) -> None:
         """Chips were reserved for a caller that binds the pod itself."""
         self._decided("reserved", "").inc()
         log.info(
@@ -99,7 +99,7 @@ class Journal:
             self._post_event(ref, error, "Binding")
         log.info("refused a Binding", pod=ref.key, pod_uid=ref.uid, node=node, reason=error.reason, error=error.message)
 
-    def refused(self, pod: Pod, refusal: Refusal, *, nodes: Mapping[Reason, int] = _NO_NODES) -> None:
+    def on_refusal(self, pod: Pod, refusal: Refusal, *, nodes: Mapping[Reason, int] = _NO_NODES) -> None:
         """A pod was refused on every node.
 
         Args:
@@ -108,24 +108,24 @@ class Journal:
             nodes: the number of nodes for each reason, if nodes were examined.
         """
         self._decided("refused", refusal.reason).inc()
-        self._events.refused(PodRef.of(pod), refusal, action="Filter")
+        self._events.on_refusal(PodRef.of(pod), refusal, action="Filter")
         if (left_out := self._may_log(pod.metadata.namespace)) is not None:
             line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod) or requested_part(pod))
             line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes), **left_out)
 
-    def denied(self, refusal: Refusal) -> None:
+    def on_denial(self, refusal: Refusal) -> None:
         """A pod was not created; its creator shows why."""
         self._decided("refused", refusal.reason).inc()
 
-    def gated(self, pod: Pod, refusal: Refusal) -> bool:
+    def on_gated_refusal(self, pod: Pod, refusal: Refusal) -> bool:
         """A gated pod has to wait; returns whether it has an Event that says why."""
-        return self._events.refused(PodRef.of(pod), refusal, action="Gate")
+        return self._events.on_refusal(PodRef.of(pod), refusal, action="Gate")
 
-    def unasked(self, pod: Pod, refusal: Refusal) -> bool:
+    def on_unasked_pod(self, pod: Pod, refusal: Refusal) -> bool:
         """Record a pod whose scheduler does not call; return whether the pod has an Event with the reason now."""
-        return self._events.refused(PodRef.of(pod), refusal, action="Wait", remind_s=REMIND_UNASKED_S)
+        return self._events.on_refusal(PodRef.of(pod), refusal, action="Wait", remind_s=REMIND_UNASKED_S)
 
-    def filtered(self, pod: Pod, filtered: Filtered) -> None:
+    def on_filter(self, pod: Pod, filtered: Filtered) -> None:
         """A pod was filtered; reasons are counted, not listed, since there may be thousands of nodes."""
         if filtered.fitting:
             if _ROOT.isEnabledFor(logging.DEBUG):  # structlog finds that out later, and each pod has this line
@@ -133,7 +133,7 @@ class Journal:
                 log.debug("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=fitting, refused=reasons)
             return
         reasons = filtered.reasons
-        self.refused(pod, sum_up_nodes(pod.key, requested_what(pod), filtered.refusals), nodes=dict(reasons))
+        self.on_refusal(pod, sum_up_nodes(pod.key, requested_what(pod), filtered.refusals), nodes=dict(reasons))
 
     def preempts(self, pod: Pod, chosen: VictimSet | Refusal | None) -> None:
         """Victims were returned to a scheduler, which decides whether to preempt them; or there are none."""

@@ -44,7 +44,7 @@ class RefusalEvents:
         self._monotonic = monotonic
         self._posted: OrderedDict[str, tuple[str, float]] = OrderedDict()  # by uid: the reason, and when
 
-    def refused(self, ref: PodRef, refusal: Refusal, *, action: str, remind_s: float = REMIND_S) -> bool:
+    def on_refusal(self, ref: PodRef, refusal: Refusal, *, action: str, remind_s: float = REMIND_S) -> bool:
         """A pod was refused.
 
         Args:

@@ -147,7 +147,7 @@ class Actions:
         """
         if memory.broken:
             return
-        packing = storage.Packing(memory)
+        packing = storage.MemoryPacking(memory)
         data = await asyncio.to_thread(packing.pack)
         await config_maps.store(self._client, self._namespace, self._name, data)
         if len(packing.shortened) > self._shortened:

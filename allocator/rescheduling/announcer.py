@@ -6,7 +6,7 @@ from typing import Final
 import structlog
 
 from allocator.observe.refusal_events import Publish
-from allocator.rescheduling.decision import Choice, Member, job_reason
+from allocator.rescheduling.decision import JobPod, PodChoice, job_reason
 from allocator.rescheduling.fault_watch import Extent
 from allocator.state.job import Job
 from ascend.kube.events import Regarding
@@ -35,7 +35,7 @@ class Announcer:
         self._publish = publish
         self._said: dict[str, dict[str, None]] = {}
 
-    def deleted(self, member: Member, sentence: str) -> None:
+    def say_deletion(self, member: JobPod, sentence: str) -> None:
         """Say that a pod was deleted."""
         pod, kind = member.pod, member.fault.kind if member.fault is not None else "peer"
         log.warning(
@@ -43,7 +43,7 @@ class Announcer:
         )
         self._publish(_regarding(pod), DELETED, f"deleted, to be created anew: {sentence}", action=_ACTION)
 
-    def rescheduled(self, job: Job, choice: Choice, why: str) -> None:
+    def say_rescheduling(self, job: Job, choice: PodChoice, why: str) -> None:
         """Say on the controller of a job which of its pods were deleted."""
         for member in choice.pods:
             self._said.pop(member.pod.uid, None)
@@ -58,7 +58,7 @@ class Announcer:
             sentence = f"{len(choice.pods)} of its pods {verb} deleted, {len(faults)} of them faulty: {why}"
             self._publish(about, DELETED, sentence, action=_ACTION)
 
-    def plan(self, job: Job, choice: Choice, why: str) -> None:
+    def plan(self, job: Job, choice: PodChoice, why: str) -> None:
         """Say which pods would be deleted."""
         names = ", ".join(member.pod.name for member in choice.pods[:_NAMED])
         more = f" and {len(choice.pods) - _NAMED} more" if len(choice.pods) > _NAMED else ""

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from allocator.rescheduling.faults import Fault, FaultKind
-from allocator.rules.switches import Mode, Reach, Strategy, Switches
+from allocator.rescheduling.faults import FaultKind, PodFault
+from allocator.rules.rescheduling_labels import FaultLabels, Mode, Reach, Strategy
 from ascend.annotations import RANK
 from ascend.kube.objects import Pod
 
@@ -18,7 +18,7 @@ JOB_AFTER_S: Final = 12.0
 in which the pods of the block end and are created anew: its job goes before the block could move."""
 
 
-class Stage(IntEnum):
+class Depth(IntEnum):
     """How far the deletion reaches."""
 
     PODS = 0
@@ -26,7 +26,7 @@ class Stage(IntEnum):
     JOB = 2
 
 
-class Member(msgspec.Struct, frozen=True, gc=False):
+class JobPod(msgspec.Struct, frozen=True, gc=False):
     """A bound pod of a job.
 
     Attributes:
@@ -37,12 +37,12 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     """
 
     pod: Pod
-    fault: Fault | None = None
+    fault: PodFault | None = None
     block: int | None = None
     is_master: bool = False
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class PodChoice(msgspec.Struct, frozen=True, gc=False):
     """What is done about a job.
 
     Attributes:
@@ -53,10 +53,10 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         is_switch: whether pods go only because their backups take over: then nothing is missing.
     """
 
-    pods: tuple[Member, ...] = ()
+    pods: tuple[JobPod, ...] = ()
     reason: FaultKind | None = None
     at_once: bool = False
-    stage: Stage = Stage.PODS
+    stage: Depth = Depth.PODS
     is_switch: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         """What has failed, a sentence."""
         if (fault := next((member.fault for member in self.pods if member.fault is not None), None)) is not None:
             return fault.sentence
-        waits = "its job waits for chips since " if self.stage is not Stage.PODS else ""
+        waits = "its job waits for chips since " if self.stage is not Depth.PODS else ""
         return f"{waits}other pods of its job were deleted after a fault"
 
     @property
@@ -74,7 +74,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         return {member.block for member in faulty if member.block is not None}
 
 
-def failing_nodes(choice: Choice) -> set[str]:
+def failing_nodes(choice: PodChoice) -> set[str]:
     """Return the nodes of faulty pods; the node of one that fails only because of another pod is not to blame."""
     return {
         member.pod.spec.node_name
@@ -89,7 +89,7 @@ def is_master(pod: Pod) -> bool:
     return pod.requests_chips and pod.metadata.annotations.get(RANK) == "0" and not is_worker
 
 
-def stage_after(waits_s: float, switches: Switches, reached: Stage = Stage.PODS, *, has_blocks: bool) -> Stage:
+def stage_after(waits_s: float, switches: FaultLabels, reached: Depth = Depth.PODS, *, has_blocks: bool) -> Depth:
     """Return how far the deletion reaches after a successor has waited for chips.
 
     Args:
@@ -99,21 +99,21 @@ def stage_after(waits_s: float, switches: Switches, reached: Stage = Stage.PODS,
         has_blocks: whether the job has blocks.
     """
     if switches.reach is not Reach.WIDER:
-        return Stage.PODS
-    if reached is Stage.BLOCKS:
+        return Depth.PODS
+    if reached is Depth.BLOCKS:
         waits_s += BLOCKS_AFTER_S
     if waits_s >= JOB_AFTER_S:
-        return Stage.JOB
-    return Stage.BLOCKS if has_blocks and waits_s >= BLOCKS_AFTER_S else Stage.PODS
+        return Depth.JOB
+    return Depth.BLOCKS if has_blocks and waits_s >= BLOCKS_AFTER_S else Depth.PODS
 
 
-def job_reason(faults: Collection[Fault]) -> FaultKind | None:
+def job_reason(faults: Collection[PodFault]) -> FaultKind | None:
     """Return the kind of fault that counts for a job; None without any."""
     kinds = {fault.kind for fault in faults}
     return next((kind for kind in FaultKind if kind in kinds), None)
 
 
-def may_restart(reason: FaultKind | None, switches: Switches, retries_used: int) -> bool:
+def may_restart(reason: FaultKind | None, switches: FaultLabels, retries_used: int) -> bool:
     """Return whether pods of a job may be deleted: failed pods only as often as it says.
 
     Args:
@@ -126,7 +126,7 @@ def may_restart(reason: FaultKind | None, switches: Switches, retries_used: int)
     return reason is not FaultKind.POD or retries_used < switches.retries
 
 
-def unfinished(members: Sequence[Member], chosen: Collection[str], *, goes_together: bool) -> frozenset[str]:
+def unfinished(members: Sequence[JobPod], chosen: Collection[str], *, goes_together: bool) -> frozenset[str]:
     """Return the uids of a decision's pods that have to follow the pods already gone.
 
     That is so when some could not be deleted, or the former leader ended between the deletions: a job does not go on
@@ -142,12 +142,12 @@ def unfinished(members: Sequence[Member], chosen: Collection[str], *, goes_toget
 
 
 def choose(
-    members: Sequence[Member],
-    switches: Switches,
-    stage: Stage,
+    members: Sequence[JobPod],
+    switches: FaultLabels,
+    stage: Depth,
     damaged: Collection[int],
     left: Collection[str] = (),
-) -> Choice:
+) -> PodChoice:
     """Choose the pods of a job to delete.
 
     Args:
@@ -159,9 +159,9 @@ def choose(
     """
     faulty = [member for member in members if member.fault is not None]
     blocks = {*damaged, *(member.block for member in faulty if member.block is not None)}
-    widened = stage is not Stage.PODS
+    widened = stage is not Depth.PODS
     if not faulty and not widened and not left:
-        return Choice()
+        return PodChoice()
     reason = job_reason([member.fault for member in faulty if member.fault is not None])
     kinds = {member.fault.kind for member in faulty if member.fault is not None}
     is_switch = switches.strategy is Strategy.HOT_SWITCH and kinds == {FaultKind.SUB_HEALTH} and not (left or widened)
@@ -175,21 +175,23 @@ def choose(
     at_once = switches.mode is Mode.FORCE
     if reason is FaultKind.SUB_HEALTH:
         at_once = switches.strategy is not Strategy.GRACE_EXIT
-    return Choice(tuple(chosen), reason, at_once, stage, is_switch)
+    return PodChoice(tuple(chosen), reason, at_once, stage, is_switch)
 
 
-def _goes(member: Member, members: Sequence[Member], switches: Switches, stage: Stage, blocks: Collection[int]) -> bool:
+def _goes(
+    member: JobPod, members: Sequence[JobPod], switches: FaultLabels, stage: Depth, blocks: Collection[int]
+) -> bool:
     if member.fault is not None:
         return True
     if switches.reach is Reach.POD:
         return False
-    widened = stage is not Stage.PODS
+    widened = stage is not Depth.PODS
     if any(peer.is_master and (peer.fault is not None or (widened and peer.block in blocks)) for peer in members):
         return True
     match switches.reach:
         case Reach.PROCESSES:
             return False
         case Reach.WIDER:
-            return stage is Stage.JOB or (stage is Stage.BLOCKS and member.block in blocks)
+            return stage is Depth.JOB or (stage is Depth.BLOCKS and member.block in blocks)
         case _:
             return True

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions, is_refusal_for_now
 from allocator.rescheduling.announcer import Announcer
-from allocator.rescheduling.decision import Choice, Member
+from allocator.rescheduling.decision import JobPod, PodChoice
 from allocator.rescheduling.evidence import Proof
 from allocator.rescheduling.lookout import Lookout
 from allocator.rescheduling.memory import Deleted, Memory
@@ -106,7 +106,7 @@ class Deletions:
         cuts, cores = ([cut.name for cut in held.cuts], held.counted_cores) if held is not None else ([], 0)
         return Deleted(pod.key, pod.spec.node_name, self._now_s(), chips, at_once, _end_s(pod), vnpus, cuts, cores)
 
-    def prepare(self, choice: Choice, memory: Memory) -> list[Pod]:
+    def prepare(self, choice: PodChoice, memory: Memory) -> list[Pod]:
         """Keep the chips of pods that will be deleted without their kubelets; then ``memory`` has to be stored.
 
         Returns:
@@ -121,7 +121,7 @@ class Deletions:
             memory.force_deleted.pop(pod.uid, None)
             self._cluster.release_deleted(pod.uid, pod.spec.node_name)
 
-    async def carry_out(self, job: Job, choice: Choice, why: str, memory: Memory, proof: Proof) -> Choice:
+    async def carry_out(self, job: Job, choice: PodChoice, why: str, memory: Memory, proof: Proof) -> PodChoice:
         """Delete the pods of a decision; one that can't be deleted is looked at again.
 
         Args:
@@ -136,7 +136,7 @@ class Deletions:
         """
         limit = asyncio.Semaphore(AT_ONCE)
 
-        async def delete(member: Member) -> bool:
+        async def delete(member: JobPod) -> bool:
             async with limit:
                 if not self._leads():
                     return False
@@ -156,19 +156,19 @@ class Deletions:
                     recovery.retry_at_s = self._now_s() + RETRY_S
                     self._announcer.hold(job, member.pod, f"pod {member.pod.key} can't be {verb} yet: {refused}")
                     return False
-                proof.begun()
+                proof.on_deletion()
                 kind = str(member.fault.kind) if member.fault is not None else "peer"
                 self._metrics.rescheduled.labels(reason=kind).inc()
-                self._announcer.deleted(member, sentence)
+                self._announcer.say_deletion(member, sentence)
                 return True
 
         ended = await asyncio.gather(*map(delete, choice.pods))
         deleted = replace(choice, pods=tuple(itertools.compress(choice.pods, ended)))
         if deleted.pods:
-            self._announcer.rescheduled(job, deleted, why)
+            self._announcer.say_rescheduling(job, deleted, why)
         return deleted
 
-    async def _delete(self, pod: Pod, sentence: str, choice: Choice, memory: Memory) -> None:
+    async def _delete(self, pod: Pod, sentence: str, choice: PodChoice, memory: Memory) -> None:
         if not choice.at_once:
             await self._actions.delete(pod, sentence, None)
         elif self._watch.is_lost(pod.spec.node_name) and await self._evidence.is_lost(pod.spec.node_name):

@@ -6,12 +6,12 @@ from typing import Final
 
 import structlog
 
-from allocator.rescheduling.decision import Member
+from allocator.rescheduling.decision import JobPod
 from allocator.rescheduling.fault_watch import why_lost
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of, read_node
-from allocator.rescheduling.reading import Reading
+from allocator.rescheduling.reading import Reader
 from allocator.rescheduling.sightings import Contact, Sightings
-from allocator.rules.switches import Switches
+from allocator.rules.rescheduling_labels import FaultLabels
 from allocator.state.cluster import Cluster
 from allocator.state.holding import read_holding
 from allocator.state.job import Job
@@ -43,7 +43,7 @@ class Evidence:
         sightings: for how long nodes have been seen not Ready.
     """
 
-    def __init__(self, reading: Reading, cluster: Cluster, not_ready_s: float, monotonic: Callable[[], float]) -> None:
+    def __init__(self, reading: Reader, cluster: Cluster, not_ready_s: float, monotonic: Callable[[], float]) -> None:
         self._reading = reading
         self._cluster = cluster
         self._not_ready_s = not_ready_s
@@ -55,7 +55,7 @@ class Evidence:
         """Ask the API server for anything; return whether it has answered without a gap since the last time."""
         sent_s = self._monotonic()
         await self._reading.anything()
-        return self.contact.answered(sent_s, self._monotonic())
+        return self.contact.on_answer(sent_s, self._monotonic())
 
     async def see(self, nodes: Collection[str]) -> None:
         """Read the nodes that may be lost, and forget others; an unreadable node is not seen."""
@@ -85,7 +85,7 @@ class Evidence:
         """Whether a node had no object when it was read lately."""
         return self.sightings.is_gone(node, self._monotonic())
 
-    def is_due(self, members: Sequence[Member]) -> bool:
+    def is_due(self, members: Sequence[JobPod]) -> bool:
         """Whether no pod goes because of a node that has not been seen not Ready for as long as it may be.
 
         A node that was Ready when it was read lately is due: the watch of nodes shows something else, which is said.
@@ -94,7 +94,7 @@ class Evidence:
         lost = [node for node in nodes if why_lost(self._cluster.nodes.get(node), node) is not None]
         return all(self.is_ready(node) or self.is_lost_for_long(node) for node in lost)
 
-    async def why_not(self, job: Job, members: Sequence[Member], switches: Switches) -> str | None:
+    async def why_not(self, job: Job, members: Sequence[JobPod], switches: FaultLabels) -> str | None:
         """Return why a fault, or that a successor waits, is not believed, a sentence; None if all is so now.
 
         Args:
@@ -112,7 +112,7 @@ class Evidence:
             async with limit:
                 return await self._faults(name)
 
-        async def pod(member: Member) -> Pod | None:
+        async def pod(member: JobPod) -> Pod | None:
             async with limit:
                 return await self._reading.pod(member.pod)
 
@@ -178,8 +178,8 @@ class Proof:
         self,
         evidence: Evidence,
         job: Job,
-        members: Sequence[Member],
-        switches: Switches,
+        members: Sequence[JobPod],
+        switches: FaultLabels,
         *,
         is_begun: bool,
         monotonic: Callable[[], float],
@@ -191,7 +191,7 @@ class Proof:
         self._read_s = float("-inf")
         self._lock = asyncio.Lock()
 
-    def begun(self) -> None:
+    def on_deletion(self) -> None:
         """Note that a pod has gone: the others follow, whatever is found."""
         self._is_begun = True
 

@@ -64,8 +64,8 @@ class FaultWatch:
         self._failed: dict[str, Pod] = {}
         """The bound pods that have failed, or are marked as faulty by another program, by uid."""
         for pod in cluster.pods.values():
-            self._applied(pod)
-        cluster.followers.add(self._applied, self._deleted)
+            self._on_pod(pod)
+        cluster.followers.add(self._on_pod, self._on_deletion)
 
     async def extent(self, share: float) -> Extent:
         """Return how far the faults reach: so many at one time are a wrong report, or the network.
@@ -197,14 +197,14 @@ class FaultWatch:
             return False
         return record.product is not None or any(uid in self._cluster.pods for uid in record.holdings)
 
-    def _applied(self, pod: Pod) -> None:
+    def _on_pod(self, pod: Pod) -> None:
         failed = pod.status.phase == "Failed" or pod.metadata.labels.get(FAULT_TYPE) == "Separate"
         if failed and pod.spec.node_name and pod.requests_chips and not pod.is_terminating:
             self._failed[pod.uid] = pod
         else:
             self._failed.pop(pod.uid, None)
 
-    def _deleted(self, pod: Pod) -> None:
+    def _on_deletion(self, pod: Pod) -> None:
         self._failed.pop(pod.uid, None)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from allocator.rules.switches import Strategy, Switches
+from allocator.rules.rescheduling_labels import FaultLabels, Strategy
 from allocator.state.node import NodeRecord, Server
 from allocator.state.report import NodeHealth
 from ascend.annotations import REAL
@@ -31,7 +31,7 @@ class FaultKind(StrEnum):
     POD = "pod-failed"
 
 
-class Fault(msgspec.Struct, frozen=True, gc=False):
+class PodFault(msgspec.Struct, frozen=True, gc=False):
     """Why a pod is faulty.
 
     Attributes:
@@ -85,7 +85,7 @@ def read_node(record: NodeRecord | None, name: str, not_ready: str = "") -> Node
     return NodeFaults(whole, chips, sub_healthy) if whole or chips or sub_healthy else NO_FAULTS
 
 
-def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: Switches) -> Fault | None:
+def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: FaultLabels) -> PodFault | None:
     """Return why a bound pod is faulty; None if it is not.
 
     Chips whose network is unhealthy make no pod faulty. Whether a failed pod may be replaced once more is decided
@@ -98,22 +98,24 @@ def fault_of(pod: Pod, held: ChipSet, node: NodeFaults, switches: Switches) -> F
         switches: what its job says.
     """
     if node.whole and not is_counted(pod):
-        return Fault(FaultKind.NODE, node.whole)
+        return PodFault(FaultKind.NODE, node.whole)
     if pod.is_live and (failed := chip_set(node.chips) & _given(pod, held)):
         codes = "; ".join(f"{chip_name(chip)} {node.chips[chip]}".rstrip() for chip in chip_ids(failed))
-        return Fault(FaultKind.CHIP, f"node {pod.spec.node_name} reports a fault of its chips: {codes}")
+        return PodFault(FaultKind.CHIP, f"node {pod.spec.node_name} reports a fault of its chips: {codes}")
     if pod.status.phase == "Failed":
         why = ": ".join(filter(None, ("has failed", pod.status.reason, pod.status.message)))
         return (
-            Fault(FaultKind.POD, f"pod {pod.key} has failed{f': {why}' if why else ''}") if switches.retries else None
+            PodFault(FaultKind.POD, f"pod {pod.key} has failed{f': {why}' if why else ''}")
+            if switches.retries
+            else None
         )
     if pod.metadata.labels.get(FAULT_TYPE) == "Separate":
-        return Fault(FaultKind.RELATED, f"pod {pod.key} has the label {FAULT_TYPE}=Separate")
+        return PodFault(FaultKind.RELATED, f"pod {pod.key} has the label {FAULT_TYPE}=Separate")
     if node.sub_healthy and _leaves(pod, switches.strategy):
         sentence = f"node {pod.spec.node_name} is sub-healthy, and subHealthyStrategy is {switches.strategy}"
         if switches.strategy is Strategy.HOT_SWITCH and (backup := pod.metadata.annotations.get(_BACKUP)):
             sentence += f": pod {backup} takes over"
-        return Fault(FaultKind.SUB_HEALTH, sentence)
+        return PodFault(FaultKind.SUB_HEALTH, sentence)
     return None
 
 

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from allocator.rescheduling.decision import Member, is_master
+from allocator.rescheduling.decision import JobPod, is_master
 from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of
 from allocator.rescheduling.owners import goes_together
-from allocator.rules.switches import Reach, Switches, read_switches
+from allocator.rules.rescheduling_labels import FaultLabels, Reach, read_switches
 from allocator.state.job import Job
 from allocator.state.node import NodeRecord
 from ascend.annotations import read_block
 from ascend.kube.objects import Pod
 
 
-def switches_of(job: Job, pods: Sequence[Pod]) -> Switches:
+def switches_of(job: Job, pods: Sequence[Pod]) -> FaultLabels:
     """Read a job's rescheduling labels, as far as the kind of job allows.
 
     Args:
@@ -33,7 +33,7 @@ def switches_of(job: Job, pods: Sequence[Pod]) -> Switches:
     return switches
 
 
-def member_of(pod: Pod, record: NodeRecord | None, faults: NodeFaults, switches: Switches) -> Member:
+def member_of(pod: Pod, record: NodeRecord | None, faults: NodeFaults, switches: FaultLabels) -> JobPod:
     """Judge a bound pod of a job.
 
     Args:
@@ -44,10 +44,10 @@ def member_of(pod: Pod, record: NodeRecord | None, faults: NodeFaults, switches:
     """
     held = record.holdings.get(pod.uid) if record is not None else None
     fault = fault_of(pod, held.occupied if held is not None else 0, faults, switches)
-    return Member(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
+    return JobPod(pod, fault, read_block(pod.metadata.annotations), is_master(pod))
 
 
-def why_it_stays(member: Member, watch: FaultWatch, extent: Extent) -> str | None:
+def why_it_stays(member: JobPod, watch: FaultWatch, extent: Extent) -> str | None:
     """Return why a faulty pod stays although its job may be rescheduled, a sentence; None if it goes.
 
     Args:

@@ -4,20 +4,20 @@ from collections import Counter
 from collections.abc import Iterable
 
 from allocator.rescheduling.budget import Budget, Spent
-from allocator.rescheduling.decision import Choice, may_restart
+from allocator.rescheduling.decision import PodChoice, may_restart
 from allocator.rescheduling.faults import is_counted
 from allocator.rescheduling.memory import Recovery
 from allocator.rescheduling.owners import owner_uid, why_nobody
-from allocator.rules.switches import Switches
+from allocator.rules.rescheduling_labels import FaultLabels
 from allocator.state.cluster import Cluster
 
 
-def is_again(choice: Choice, recovery: Recovery) -> bool:
+def is_again(choice: PodChoice, recovery: Recovery) -> bool:
     """Return whether these pods were to be deleted before, and could not be: that counts only once."""
     return {member.pod.uid for member in choice.pods} <= set(recovery.chosen)
 
 
-class Limits:
+class DeletionLimits:
     """Knows who creates pods anew, and how many may go.
 
     Args:
@@ -31,9 +31,9 @@ class Limits:
 
     def why_not(
         self,
-        choice: Choice,
+        choice: PodChoice,
         recovery: Recovery,
-        switches: Switches,
+        switches: FaultLabels,
         *,
         stopped: str | None,
         recent: Iterable[Spent],
@@ -57,7 +57,7 @@ class Limits:
         earlier = [] if was_allowed else recovery.times_s
         return self._budget.why_not(len(choice.pods), recent, earlier, now_s)
 
-    def _why_nobody(self, choice: Choice, recovery: Recovery) -> str | None:
+    def _why_nobody(self, choice: PodChoice, recovery: Recovery) -> str | None:
         by_owner = Counter(owner_uid(member.pod) for member in choice.pods if not is_counted(member.pod))
         # Those deleted before may not have been counted by their controller yet.
         by_owner.update(owner_uid(pod) for uid in recovery.deleted if (pod := self._cluster.pods.get(uid)) is not None)

@@ -11,8 +11,8 @@ from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.judging import switches_of
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.options import Options
-from allocator.rescheduling.reading import Reading
-from allocator.rules.switches import Mode
+from allocator.rescheduling.reading import Reader
+from allocator.rules.rescheduling_labels import Mode
 from allocator.state.cluster import Cluster
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod
@@ -39,7 +39,7 @@ class Lookout:
     def __init__(
         self,
         cluster: Cluster,
-        reading: Reading,
+        reading: Reader,
         options: Options,
         *,
         announcer: Announcer,

@@ -6,8 +6,8 @@ import structlog
 
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
-from allocator.rescheduling.decision import Member
-from allocator.rescheduling.faults import Fault
+from allocator.rescheduling.decision import JobPod
+from allocator.rescheduling.faults import PodFault
 from allocator.state.job import Job
 from ascend.errors import ApiError, Unreachable
 
@@ -29,11 +29,11 @@ class Marker:
         self._dry_run = dry_run
         self._marked: dict[str, str] = {}
 
-    def unmarked(self, members: Iterable[Member]) -> list[Member]:
+    def unmarked(self, members: Iterable[JobPod]) -> list[JobPod]:
         """Return the faulty ones that are not marked with their fault."""
         return [peer for peer in members if peer.fault and self._marked.get(peer.pod.uid) != _status(peer.fault)]
 
-    async def mark(self, job: Job, members: Iterable[Member]) -> None:
+    async def mark(self, job: Job, members: Iterable[JobPod]) -> None:
         """Annotate faulty pods; what can't be annotated is logged, and tried again with the next call."""
         for member in members:
             if member.fault is None:
@@ -56,5 +56,5 @@ class Marker:
             del self._marked[uid]
 
 
-def _status(fault: Fault) -> str:
+def _status(fault: PodFault) -> str:
     return f"Unhealthy-{fault.kind}"

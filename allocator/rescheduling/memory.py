@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from allocator.rescheduling.decision import Stage
-from allocator.state.block_record import Spot
+from allocator.rescheduling.decision import Depth
+from allocator.state.block_record import RankSpot
 from allocator.state.holding import Holding
 from ascend.chips import MAX_CHIP_ID, chip_set
 from ascend.cores import CUT_PATTERN, parse_cut
@@ -85,7 +85,7 @@ class Recovery(msgspec.Struct, omit_defaults=True):
     changed_s: float = 0.0
     is_open: bool = True
     waits_since_s: float | None = None
-    stage: Stage = Stage.PODS
+    stage: Depth = Depth.PODS
     damaged: list[int] = []
     deleted: dict[str, Deleted] = {}
     chosen: list[str] = []
@@ -93,7 +93,7 @@ class Recovery(msgspec.Struct, omit_defaults=True):
     retry_at_s: float = 0.0
     times_s: list[float] = []
     retries: int = 0
-    spots: dict[int, Spot] = {}
+    spots: dict[int, RankSpot] = {}
     faulty_nodes: list[str] = []
     some_stayed: bool = False
     restarts: bool = False
@@ -102,7 +102,7 @@ class Recovery(msgspec.Struct, omit_defaults=True):
 
     def has_left(self) -> None:
         """Note that no pod of the job is left: new pods are not deleted because others of them wait."""
-        self.stage, self.waits_since_s = Stage.JOB, None
+        self.stage, self.waits_since_s = Depth.JOB, None
 
 
 class Unread(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ READ_S: Final = 3.0
 """How long an answer may take: an older one would leave a gap in what is seen."""
 
 
-class Reading:
+class Reader:
     """Reads without ``resourceVersion``, so each answer is at least as recent as the request.
 
     Each method raises ``ApiError`` if the API server refuses, and ``Unreachable`` if it does not answer within
@@ -39,7 +39,7 @@ class Reading:
 
     async def node(self, name: str) -> Node | None:
         """Read a Node; None if it does not exist."""
-        return await self._named(NODES, name)
+        return await self._read_named(NODES, name)
 
     async def pod(self, pod: Pod) -> Pod | None:
         """Read a pod; None if the pod is gone, also if another pod has the name."""
@@ -56,14 +56,14 @@ class Reading:
         node, (report, health, *said) = await asyncio.gather(
             self.node(name),
             asyncio.gather(
-                self._named(CONFIG_MAPS, config_map_name(name), NAMESPACE),
+                self._read_named(CONFIG_MAPS, config_map_name(name), NAMESPACE),
                 self._health(NODE_INFO_PREFIX + name),
                 *map(self._health, sources),
             ),
         )
         info = ClusterInfo()
         for config_map in filter(None, said):
-            info.applied(config_map)
+            info.apply(config_map)
         own = read_report(report) if report is not None else NO_REPORT
         read = NodeRecord(name, unknown_node(name), own, info.combine(name, own), node=node)
         if health is not None:
@@ -76,9 +76,9 @@ class Reading:
         return read
 
     async def _health(self, name: str) -> ConfigMap | None:
-        return await self._named(CONFIG_MAPS, name, self._health_namespace) if self._health_namespace else None
+        return await self._read_named(CONFIG_MAPS, name, self._health_namespace) if self._health_namespace else None
 
-    async def _named(self, resource: Resource[T], name: str, namespace: str = "") -> T | None:
+    async def _read_named(self, resource: Resource[T], name: str, namespace: str = "") -> T | None:
         # The allocator may list these, and not get them; the API server reads the one key.
         selector = f"metadata.name={name}"
         found = await self._client.list_objects(resource, namespace, field_selector=selector, timeout_s=READ_S)

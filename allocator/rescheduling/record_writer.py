@@ -6,7 +6,7 @@ from typing import Final
 import structlog
 
 from allocator.rescheduling import records
-from allocator.rescheduling.decision import Choice
+from allocator.rescheduling.decision import PodChoice
 from allocator.rescheduling.memory import Memory
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -40,7 +40,7 @@ class RecordWriter:
         )
         self._due_s = 0.0
 
-    async def rescheduled(self, job: Job, choice: Choice, now_s: float) -> None:
+    async def record(self, job: Job, choice: PodChoice, now_s: float) -> None:
         """Record that pods of a job were deleted at a time in Unix seconds."""
         name = records.job_id(job, (member.pod for member in choice.pods))
         try:

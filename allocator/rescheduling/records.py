@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from allocator.rescheduling.decision import Choice
+from allocator.rescheduling.decision import PodChoice
 from allocator.rules.job import is_group
-from allocator.rules.switches import RETRY_TIMES, read_retries
+from allocator.rules.rescheduling_labels import RETRY_TIMES, read_retries
 from allocator.state.job import Job
 from ascend.annotations import RANK
 from ascend.errors import UNREADABLE
@@ -72,7 +72,7 @@ def job_id(job: Job, pods: Iterable[Pod]) -> str:
     return f"{job.key}-{owner.uid}" if owner is not None else str(job.key)
 
 
-def with_record(data: Mapping[str, str], name: str, choice: Choice, now_s: float) -> dict[str, str]:
+def with_record(data: Mapping[str, str], name: str, choice: PodChoice, now_s: float) -> dict[str, str]:
     """Return the data of ``job-reschedule-reason`` with one more record; what can't be read is replaced.
 
     Args:

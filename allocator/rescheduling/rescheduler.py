@@ -17,9 +17,9 @@ from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.budget import Budget
 from allocator.rescheduling.decision import (
-    Choice,
-    Member,
-    Stage,
+    Depth,
+    JobPod,
+    PodChoice,
     choose,
     failing_nodes,
     stage_after,
@@ -29,18 +29,18 @@ from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.evidence import Proof
 from allocator.rescheduling.faults import FaultKind
 from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
-from allocator.rescheduling.limits import Limits, is_again
+from allocator.rescheduling.limits import DeletionLimits, is_again
 from allocator.rescheduling.lookout import Lookout
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.options import Options
 from allocator.rescheduling.owners import owner_uid, wanted
-from allocator.rescheduling.reading import Reading
+from allocator.rescheduling.reading import Reader
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
 from allocator.rules.job import JobKey
-from allocator.rules.switches import Mode, Reach, Switches
+from allocator.rules.rescheduling_labels import FaultLabels, Mode, Reach
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.errors import ApiError, InvalidValue, Unreachable
@@ -77,7 +77,7 @@ class Rescheduler:
         self,
         cluster: Cluster,
         actions: Actions,
-        reading: Reading,
+        reading: Reader,
         options: Options,
         *,
         announcer: Announcer,
@@ -101,7 +101,7 @@ class Rescheduler:
         self._lookout = Lookout(cluster, reading, options, announcer=announcer, metrics=metrics, monotonic=monotonic)
         self._evidence = self._lookout.evidence
         self._budget = Budget(options.per_minute, options.per_hour)
-        self._limits = Limits(cluster, self._budget)
+        self._limits = DeletionLimits(cluster, self._budget)
         self._marker = Marker(actions, announcer, dry_run=options.dry_run)
         self._is_loaded = False
         self._loaded_s = 0.0
@@ -229,7 +229,7 @@ class Rescheduler:
         else:
             await self._decide(job, members, switches)
 
-    async def _mark(self, job: Job, faulty: list[Member], switches: Switches) -> None:
+    async def _mark(self, job: Job, faulty: list[JobPod], switches: FaultLabels) -> None:
         """Mark faulty pods for the program that deletes them."""
         stopped = self._lookout.extent.stopped
         if not faulty or (stopped is None and not self._evidence.is_due(faulty)):
@@ -240,7 +240,7 @@ class Rescheduler:
         elif self._leads():
             await self._marker.mark(job, faulty)
 
-    def _member(self, job: Job, pod: Pod, switches: Switches) -> Member:
+    def _member(self, job: Job, pod: Pod, switches: FaultLabels) -> JobPod:
         node = pod.spec.node_name
         member = member_of(pod, self._cluster.nodes.get(node), self._lookout.watch.of(node), switches)
         why = why_it_stays(member, self._lookout.watch, self._lookout.extent)
@@ -251,19 +251,19 @@ class Rescheduler:
 
     # What is done about a job.
 
-    async def _decide(self, job: Job, members: list[Member], switches: Switches) -> None:
+    async def _decide(self, job: Job, members: list[JobPod], switches: FaultLabels) -> None:
         now_s = self._now_s()
         recovery = self._recovery(job, members)
         members = [member for member in members if member.pod.uid not in recovery.deleted]  # the watch may be late
         self._note_waiting(job, recovery, now_s)
-        stage = Stage.PODS
+        stage = Depth.PODS
         if recovery.waits_since_s is not None:
             has_blocks = any(member.block is not None for member in members)
             stage = stage_after(now_s - recovery.waits_since_s, switches, recovery.stage, has_blocks=has_blocks)
         left = unfinished(members, recovery.chosen, goes_together=recovery.goes_together)
         is_refused = bool(recovery.chosen) and {member.pod.uid for member in members}.issuperset(recovery.chosen)
         is_wider = stage > recovery.stage or is_refused
-        choice = choose(members, switches, stage if is_wider else Stage.PODS, recovery.damaged, left)
+        choice = choose(members, switches, stage if is_wider else Depth.PODS, recovery.damaged, left)
         if not choice.pods:
             await self._end_if_whole(job, recovery)
         if not choice.pods or now_s < recovery.retry_at_s:
@@ -284,7 +284,7 @@ class Rescheduler:
             recovery.some_stayed = len(choice.pods) < len(members)
         await self._carry_out(job, choice, recovery, switches, proof)
 
-    def _recovery(self, job: Job, members: list[Member]) -> Recovery:
+    def _recovery(self, job: Job, members: list[JobPod]) -> Recovery:
         owners = sorted({owner_uid(member.pod) for member in members})
         if (recovery := self.memory.jobs.get(job.key.plan)) is None:
             return Recovery(owners, is_open=False)
@@ -297,7 +297,9 @@ class Rescheduler:
         recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
         return recovery
 
-    async def _carry_out(self, job: Job, choice: Choice, recovery: Recovery, switches: Switches, proof: Proof) -> None:
+    async def _carry_out(
+        self, job: Job, choice: PodChoice, recovery: Recovery, switches: FaultLabels, proof: Proof
+    ) -> None:
         why = choice.why
         if self._options.dry_run:
             self._announcer.plan(job, choice, why)
@@ -340,7 +342,7 @@ class Rescheduler:
         deleted = await self._deletions.carry_out(job, choice, why, self.memory, proof)
         self.memory.recent[-1] = (now_s, len(deleted.pods))  # a refused deletion uses up no budget
         if deleted.pods and self._records is not None:
-            await self._records.rescheduled(job, deleted, now_s)
+            await self._records.record(job, deleted, now_s)
 
     # The end of a recovery.
 
@@ -361,7 +363,7 @@ class Rescheduler:
             return
         if self._reset_configs is not None and not self._options.dry_run:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
-        recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Stage.PODS, []
+        recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Depth.PODS, []
         recovery.spots, recovery.changed_s = {}, self._now_s()
         recovery.is_leaving, recovery.is_switch, recovery.faulty_nodes = False, False, []
         self._cluster.faulty_nodes.note(job.key, ())

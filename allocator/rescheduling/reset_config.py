@@ -11,10 +11,10 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from allocator.rescheduling.decision import Choice
+from allocator.rescheduling.decision import PodChoice
 from allocator.rescheduling.faults import FaultKind
 from allocator.rescheduling.memory import Recovery
-from allocator.rules.switches import Reach, Strategy, Switches
+from allocator.rules.rescheduling_labels import FaultLabels, Reach, Strategy
 from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreachable
 from ascend.job_files import RESET, RESET_CONFIG, RESTART_TYPE, job_name
 from ascend.kube.client import KubeClient
@@ -66,7 +66,7 @@ def written(reset: Reset) -> dict[str, str]:
     return {RESET: text.decode(), _CHECK_CODE: hashlib.sha256(text).hexdigest()}
 
 
-def leaves_gracefully(choice: Choice, switches: Switches) -> bool:
+def leaves_gracefully(choice: PodChoice, switches: FaultLabels) -> bool:
     """Return whether the processes of a job save their state and end, because its node is sub-healthy."""
     return (
         choice.reason is FaultKind.SUB_HEALTH
@@ -102,7 +102,7 @@ class ResetConfigs:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def tell_deleted(self, choice: Choice, switches: Switches) -> None:
+    async def tell_deleted(self, choice: PodChoice, switches: FaultLabels) -> None:
         """Tell the processes of a job to save their state and end, if they shall; its pods are deleted next."""
         if leaves_gracefully(choice, switches):
             pods = [member.pod for member in choice.pods]

@@ -7,7 +7,7 @@ from allocator.observe.refusal_events import Publish
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.options import Options
-from allocator.rescheduling.reading import Reading
+from allocator.rescheduling.reading import Reader
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
@@ -67,7 +67,7 @@ def make_rescheduler(
     return Rescheduler(
         cluster,
         Actions(client, settings.lease_namespace, stored, evicts=evicts, shortened=metrics.rescheduling_shortened.set),
-        Reading(client, cluster, settings.node_health_namespace),
+        Reader(client, cluster, settings.node_health_namespace),
         options,
         announcer=Announcer(publish),
         records=RecordWriter(client, cluster, boot_s) if settings.reschedule_records else None,

@@ -30,7 +30,7 @@ class Contact:
         self._sent_s: float | None = None
         self.silent_s = 0.0
 
-    def answered(self, sent_s: float, now_s: float) -> bool:
+    def on_answer(self, sent_s: float, now_s: float) -> bool:
         """Note an answer that has come now; return whether no gap lies between it and the last answer.
 
         Args:

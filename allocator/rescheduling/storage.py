@@ -40,7 +40,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     recent: list[tuple[float, int]] = []
 
 
-class Packing:
+class MemoryPacking:
     """A memory as it is now, to be packed into a ConfigMap, which may be done in another thread.
 
     Args:
@@ -94,7 +94,7 @@ def encode(memory: Memory) -> dict[str, str]:
     Raises:
         TooLarge: the pods deleted without their kubelets are too many.
     """
-    return Packing(memory).pack()
+    return MemoryPacking(memory).pack()
 
 
 def _counts(recovery: Recovery) -> Recovery:

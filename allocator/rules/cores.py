@@ -17,7 +17,7 @@ from ascend.cores import Cut
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from ascend.templates import RESOURCE_CORES, Divisible, Media, Template, divisible_kinds
+from ascend.templates import RESOURCE_CORES, Divisible, Media, VnpuTemplate, divisible_kinds
 
 HAS_NO_CORES: Final = f"the node does not offer {RESOURCE_CORES}"
 """Ends the refusal of a node that offers no AI cores."""
@@ -48,12 +48,12 @@ class ChipLeft(msgspec.Struct, frozen=True, order=True, gc=False):
         """A chip of which nothing is in use."""
         return cls(kind.cores, kind.cpus, _ALL_FREE, chip)
 
-    def fits(self, template: Template) -> bool:
+    def fits(self, template: VnpuTemplate) -> bool:
         """Whether a vNPU can be cut out of what is left."""
         needed = {Media.ALL: _ALL_FREE, Media.SHARED: _SOME_USED, Media.NONE: _NONE_FREE}[template.media]
         return self.cores >= template.cores and self.cpus >= template.cpus and self.media >= needed
 
-    def without(self, template: Template) -> "ChipLeft":
+    def without(self, template: VnpuTemplate) -> "ChipLeft":
         """What is left beside one more vNPU; never less than nothing, whatever pods are said to have."""
         most = {Media.ALL: _NONE_FREE, Media.SHARED: _SOME_USED, Media.NONE: _ALL_FREE}[template.media]
         cores, cpus = max(self.cores - template.cores, 0), max(self.cpus - template.cpus, 0)
@@ -139,7 +139,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
         left = self.left_of(cut.chip, free)
         return cut.size in self.kind.templates and left is not None and left.fits(cut.size)
 
-    def choose(self, template: Template, free: ChipSet) -> ChosenCut | None:
+    def choose(self, template: VnpuTemplate, free: ChipSet) -> ChosenCut | None:
         """The best chip for a template; None if it fits on none. ``free`` are the chips of which nothing is in use."""
         fitting = [rest for rest in self.cut if rest.fits(template)]
         if not fitting and free:
@@ -156,7 +156,7 @@ class CoresLeft(msgspec.Struct, frozen=True, gc=False):
             return None
         return Refusal(Reason.UNREADABLE_POD, f"the free AI cores are unknown: {self.unknown}")
 
-    def asked(self, request: ChipRequest) -> Template | int | Refusal:
+    def asked(self, request: ChipRequest) -> VnpuTemplate | int | Refusal:
         """What a request stands for here: a template, or a number of whole chips; or why nothing can be given."""
         return self.closed or part_or_chips(self.kind, request)
 
@@ -186,13 +186,13 @@ def cores_left(
     return CoresLeft(kind, ordered, max(allocatable - counted, 0), counted, unknown)
 
 
-def part_or_chips(kind: Divisible, request: ChipRequest) -> Template | int | Refusal:
+def part_or_chips(kind: Divisible, request: ChipRequest) -> VnpuTemplate | int | Refusal:
     """What a request for AI cores stands for on chips of a kind: a template, or a number of whole chips.
 
     See docs/spec/vnpu.md#choice-of-the-template.
     """
     has_choice = any(size.cores == request.cores and size.media is not Media.SHARED for size in kind.templates)
-    found: Template | int | None = kind.whole_chips(request.cores) or kind.template(request.cores, request.media)
+    found: VnpuTemplate | int | None = kind.whole_chips(request.cores) or kind.template(request.cores, request.media)
     if found is None and not has_choice:
         found = kind.template(request.cores)
     if found is None:

@@ -47,7 +47,7 @@ def has_settings(pod: Pod) -> bool:
     return not is_plain or ACCELERATOR_TYPE in pod.spec.node_selector
 
 
-class Place(NamedTuple):
+class SettingsPlace(NamedTuple):
     """Where settings of a job are written, other than on its pods.
 
     Attributes:
@@ -66,7 +66,7 @@ def deciding(values: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset((name, values[name]) for name in DECIDING & values.keys())
 
 
-def places(facts: Iterable[tuple[JobKey | None, JobFacts | None]]) -> tuple[Place, ...]:
+def places(facts: Iterable[tuple[JobKey | None, JobFacts | None]]) -> tuple[SettingsPlace, ...]:
     """The places with settings, the most important one first.
 
     Args:
@@ -80,11 +80,11 @@ def places(facts: Iterable[tuple[JobKey | None, JobFacts | None]]) -> tuple[Plac
                 name: value for name, value in stated.annotations.items() if name in DECIDING or name == MIN_AVAILABLE
             }
             if labels or annotations:
-                found.append(Place(f"{key.kind} {key}" if key is not None else "", labels, annotations))
+                found.append(SettingsPlace(f"{key.kind} {key}" if key is not None else "", labels, annotations))
     return tuple(found)
 
 
-def with_settings(pod: Pod, written: tuple[Place, ...]) -> Pod:
+def with_settings(pod: Pod, written: tuple[SettingsPlace, ...]) -> Pod:
     """The pod as if all settings of its job were written on it.
 
     Args:
@@ -98,7 +98,7 @@ def with_settings(pod: Pod, written: tuple[Place, ...]) -> Pod:
     if not written:  # most jobs
         return pod
     metadata = pod.metadata
-    on_pod = Place(f"pod {pod.key}", metadata.labels, metadata.annotations)
+    on_pod = SettingsPlace(f"pod {pod.key}", metadata.labels, metadata.annotations)
     for place in written:
         if (minimum := place.annotations.get(MIN_AVAILABLE)) is not None:
             minimum_from(minimum, f"{place.name}: {MIN_AVAILABLE}")
@@ -111,7 +111,7 @@ def with_settings(pod: Pod, written: tuple[Place, ...]) -> Pod:
     )
 
 
-def require_one_block(job: str, pod: Pod, peers: Iterable[Pod], written: tuple[Place, ...]) -> None:
+def require_one_block(job: str, pod: Pod, peers: Iterable[Pod], written: tuple[SettingsPlace, ...]) -> None:
     """Refuse pods of one job that ask for different blocks: whichever is scheduled first would decide for all.
 
     Args:
@@ -135,7 +135,7 @@ def require_one_block(job: str, pod: Pod, peers: Iterable[Pod], written: tuple[P
             raise Refusal(Reason.INVALID_REQUEST, f"{job}: its pods have {both}; make them agree")
 
 
-def _block_of(pod: Pod, written: tuple[Place, ...]) -> tuple[str, str]:
+def _block_of(pod: Pod, written: tuple[SettingsPlace, ...]) -> tuple[str, str]:
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
     blocks = [annotations, *(place.annotations for place in written)]
     affinities = [labels, *(place.labels for place in written)]

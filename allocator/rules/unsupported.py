@@ -22,7 +22,7 @@ from allocator.rules.job_products import (
     names_blocks,
 )
 from allocator.rules.request import counted_chips
-from allocator.rules.switches import KNOWN_VALUES, RETRY_TIMES, STRICT, unknown_value
+from allocator.rules.rescheduling_labels import KNOWN_VALUES, RETRY_TIMES, STRICT, unknown_value
 from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal

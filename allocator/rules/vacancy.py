@@ -19,7 +19,7 @@ from ascend.reasons import Reason
 from ascend.rules.families import RULES, refuse_number
 from ascend.rules.placement import OrderKey
 from ascend.takes import Take
-from ascend.templates import RESOURCE_CORES, Media, Template
+from ascend.templates import RESOURCE_CORES, Media, VnpuTemplate
 from ascend.vnpus import Vnpu
 
 
@@ -212,7 +212,7 @@ def _judge_cores(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     room = left.room - vacancy.kept.bit_count() * left.kind.cores
 
     def judge_these(these: Vacancy) -> Verdict:
-        if isinstance(asked, Template):
+        if isinstance(asked, VnpuTemplate):
             return _judge_part(these, left, request, asked, room)
         whole = replace(these, cores=None, room=room // left.kind.cores, unkept=None)
         verdict = _judge_chips_by_cores(whole, request, asked)
@@ -238,7 +238,7 @@ def _judge_chips_by_cores(vacancy: Vacancy, request: ChipRequest, chips: int) ->
     return Fit(verdict.key, verdict.score, Take.whole(verdict.take.chips, cores=request.cores))
 
 
-def _judge_part(vacancy: Vacancy, left: CoresLeft, request: ChipRequest, template: Template, room: int) -> Verdict:
+def _judge_part(vacancy: Vacancy, left: CoresLeft, request: ChipRequest, template: VnpuTemplate, room: int) -> Verdict:
     chosen = left.choose(template, vacancy.free)
     if chosen is None:
         free = left.cores(vacancy.free)

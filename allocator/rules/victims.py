@@ -48,7 +48,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     spare: int = 0
 
 
-class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
+class PodShare(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A pod's share of a node and of its job's work. Compared by identity, which is much faster than by value.
 
     Attributes:
@@ -68,7 +68,7 @@ class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
     counted: int = 0
 
 
-class Occupant(Share, frozen=True, eq=False, gc=False, kw_only=True):
+class Occupant(PodShare, frozen=True, eq=False, gc=False, kw_only=True):
     """A pod that may be preempted.
 
     Attributes:
@@ -90,7 +90,7 @@ Cost: TypeAlias = tuple[int, int, int, int]
 """The highest priority, the work that ends, the sum of its parts times their priorities, the number of pods that can't
 go on; smaller is better."""
 
-_S = TypeVar("_S", bound=Share)
+_S = TypeVar("_S", bound=PodShare)
 
 _NO_PRIORITY: Final = -(1 << 31) - 1
 """Below every priority."""
@@ -119,9 +119,9 @@ def select_victims(
     return chosen if isinstance(chosen, Refusal) else tuple(ranked[position] for position in chosen)
 
 
-def cost(victims: Iterable[Share]) -> Cost:
+def cost(victims: Iterable[PodShare]) -> Cost:
     """The cost of preempting these pods, by which sets of victims and nodes are compared."""
-    lost: dict[Hashable, list[Share]] = {}
+    lost: dict[Hashable, list[PodShare]] = {}
     for victim in victims:
         if not victim.terminating:
             lost.setdefault(victim.group, []).append(victim)
@@ -171,9 +171,9 @@ def _choose(
     Cached, because many nodes of a cluster differ only in the names of their pods, and are examined one after the
     other.
     """
-    shares = [Share(*value) for value in values]
+    shares = [PodShare(*value) for value in values]
 
-    def fits(gone: Collection[Share]) -> bool:
+    def fits(gone: Collection[PodShare]) -> bool:
         free, room = empty.free, empty.room
         for share in shares:
             if share not in gone:
@@ -198,7 +198,7 @@ def _choose(
     return tuple(position for position in reversed(range(len(shares))) if shares[position] in victims)
 
 
-def _cheapest(ranked: list[Share], fits: Callable[[Collection[Share]], bool]) -> Collection[Share]:
+def _cheapest(ranked: list[PodShare], fits: Callable[[Collection[PodShare]], bool]) -> Collection[PodShare]:
     if fits(()):
         return ()
     for highest in sorted({share.work.priority for share in ranked}):

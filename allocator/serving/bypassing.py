@@ -83,10 +83,10 @@ class Bypasses:
         self._first_s: dict[str, float] = {}  # when the first pod of a controller was created
         self._changed = asyncio.Event()
 
-    def called(self, pod: Pod) -> None:
+    def on_call(self, pod: Pod) -> None:
         """The scheduler of a pod has called the allocator for it."""
         for key in _keys(pod):
-            self._worked(key, self._now_s())
+            self._on_work(key, self._now_s())
             self._forget(key)
 
     def pod_applied(self, pod: Pod) -> None:
@@ -162,7 +162,7 @@ class Bypasses:
         decided = read_predicate_time(pod.metadata.annotations)
         since_s = _seconds(pod.metadata.creation_timestamp) if decided in {None, CLAIMED} else (decided or 0) / 1e9
         for key in _keys(pod):
-            self._worked(key, since_s)
+            self._on_work(key, since_s)
             bypass = self._bypasses.get(key)
             if bypass is not None and since_s > bypass.refused_s:
                 self._forget(key)
@@ -193,7 +193,7 @@ class Bypasses:
             self._worked_s.pop(key, None)
             self._wake()
 
-    def _worked(self, key: _Key, since_s: float) -> None:
+    def _on_work(self, key: _Key, since_s: float) -> None:
         known_s = self._worked_s.get(key)
         if known_s is None or known_s < since_s:
             self._worked_s[key] = since_s

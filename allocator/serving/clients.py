@@ -89,13 +89,13 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         }
         make, behaviour = makers[bool(handler.request_streaming), bool(handler.response_streaming)]
         guarded: _Method = make(
-            self._guarded(behaviour),
+            self._guard(behaviour),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
         return guarded
 
-    def _guarded(self, behaviour: Any) -> Any:
+    def _guard(self, behaviour: Any) -> Any:
         async def unary(request: Any, context: Context) -> Any:
             await self._require(context)
             return await behaviour(request, context)

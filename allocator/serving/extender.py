@@ -127,18 +127,18 @@ class Extender:
             named, names = read_args(body)
             await turn.share()  # thousands of names take milliseconds, here and for a plan
             self._require_open()
-            with self._journal.timed("filter"):
+            with self._journal.measure("filter"):
                 pod = await self._pods.find(named.ref, version=named.version)
                 if pod is None or not self._engine.handles(pod):
                     # It requests the resource with 0, or managedResources is not configured.
                     return FilterResult(node_names=list(names))
                 await self._engine.prepare(pod, names)
                 self._require_open()
-                return await self._filtered(pod, names)
+                return await self._choose(pod, names)
         except AscendError as error:
             return FilterResult(error=text(error))
 
-    async def _filtered(self, pod: Pod, names: NodeNames) -> FilterResult:
+    async def _choose(self, pod: Pod, names: NodeNames) -> FilterResult:
         """Choose one of the nodes.
 
         Raises:
@@ -156,18 +156,18 @@ class Extender:
                 if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):
                     found = await turn.share_between(self._engine.place_or_explain(pod, names))
             finally:
-                self._nominator.filtered(pod, names)  # no longer one that waits for a nomination of its new seat
+                self._nominator.on_filter(pod, names)  # no longer one that waits for a nomination of its new seat
         except Refusal as refusal:
-            self._journal.refused(pod, refusal)
+            self._journal.on_refusal(pod, refusal)
             return refused_result(Filtered([], dict.fromkeys(names, refusal)), (), pod.metadata.namespace)
         fitting = [found.node] if isinstance(found, Reservation) else found.fitting
         if fitting:
-            self._journal.filtered(pod, Filtered(fitting, {}))
-            self._requeuer.accepted(pod.uid)
+            self._journal.on_filter(pod, Filtered(fitting, {}))
+            self._requeuer.on_acceptance(pod.uid)
             return FilterResult(node_names=fitting)
         assert isinstance(found, Filtered)  # noqa: S101 - a reservation has a node
-        self._journal.filtered(pod, found)
-        self._requeuer.refused(pod)
+        self._journal.on_filter(pod, found)
+        self._requeuer.on_refusal(pod)
         self._preemption.offered(pod, names)
         await turn.share()  # before the answer for thousands of nodes is put together
         return refused_result(found, self._preemption.waiting(pod, found.refused), pod.metadata.namespace)
@@ -185,7 +185,7 @@ class Extender:
             if pod is None or not pod.requests_chips:
                 return _answer(PreemptionResult(args.victims))
             self._pods.require_served(pod)
-            with self._journal.timed("preempt"):
+            with self._journal.measure("preempt"):
                 suggested: dict[str, Suggestion] = {}
                 for node, raw in args.victims.items():
                     await turn.share()  # thousands of victims may take milliseconds to decode
@@ -207,9 +207,9 @@ class Extender:
             if refusal.reason.category is Category.INCOMPLETE or isinstance(refusal, RetryError):
                 self._requeuer.waits_for_peers(pod)
             else:
-                self._requeuer.judged(pod.uid)
+                self._requeuer.on_judgement(pod.uid)
             return None
-        self._requeuer.judged(pod.uid)
+        self._requeuer.on_judgement(pod.uid)
         for peer in self._preemption.unanswered(pod):
             self._requeuer.retry(peer)
         self._journal.preempts(pod, chosen)
@@ -217,7 +217,7 @@ class Extender:
 
     async def _bind(self, request: web.Request) -> web.Response:
         namespace = None
-        with self._journal.timed("bind"):
+        with self._journal.measure("bind"):
             try:
                 self._require_open()
                 args = decode(await read_body(request, BINDING_BYTES), BindingArgs)

@@ -98,7 +98,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """The nodes on which the pod fits now."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
-        with self._journal.timed("filter"):
+        with self._journal.measure("filter"):
             seat = await self._engine.preview(pod, candidates)
             turn = Turn()
             try:
@@ -115,7 +115,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """The nodes on which the pod fits, best first."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
-        with self._journal.timed("score"):
+        with self._journal.measure("score"):
             seat = await self._engine.preview(pod, candidates)
             try:
                 tiers = self._engine.rank(pod, candidates, seat)
@@ -128,17 +128,17 @@ class AllocatorService(pb_grpc.AllocatorServicer):
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         """Choose node and chips, reserve them, and bind the pod if requested."""
         pod = await self._pod(request.pod, context)
-        with self._journal.timed("allocate"):
+        with self._journal.measure("allocate"):
             candidates = list(request.nodes) or None
             await self._engine.prepare(pod, candidates)
             try:
                 if not request.bind:
                     bound = self._reserver.reserve(pod, candidates)
-                    self._journal.reserved(pod, bound)
+                    self._journal.on_reservation(pod, bound)
                     return _allocated(bound, is_bound=self._is_bound(pod.uid))
                 node = self._binder.choose(pod, candidates)
             except Refusal as refusal:
-                self._journal.refused(pod, refusal)
+                self._journal.on_refusal(pod, refusal)
                 await abort(context, refusal, pod=pod.key, pod_uid=pod.uid)
             try:
                 timeout_s = _bind_timeout_s(pod, context)
@@ -156,7 +156,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             self._require_served(request.pod)
             return pb.ConfirmResponse(seen=self._reserver.confirm(request.pod.uid, request.node))
         except Refusal as refusal:
-            await abort(context, refusal, pod=self._named(request.pod).key, pod_uid=request.pod.uid)
+            await abort(context, refusal, pod=self._ref_of(request.pod).key, pod_uid=request.pod.uid)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         """Release the chips reserved for a pod that was not bound."""
@@ -175,7 +175,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         if request.limit < 0:
             await abort(context, InvalidValue(f"limit is {request.limit}; it can't be negative"))
         nodes = list(request.nodes) or list(self._cluster.nodes)
-        with self._journal.timed("preempt"):
+        with self._journal.measure("preempt"):
             try:
                 found = await self._preemption.victim_sets(pod, nodes, request.limit or _DEFAULT_LIMIT)
             except Refusal as refusal:
@@ -188,7 +188,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         pod = await self._pod(request.pod, context, of_any_scheduler=True)
         candidates = list(request.nodes) or None
         ignored = self._engine.without_effect(pod)
-        with self._journal.timed("explain"):
+        with self._journal.measure("explain"):
             seat = await self._engine.preview(pod, candidates)
             turn = Turn()
             try:
@@ -229,7 +229,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     async def _pod(self, ref: pb.PodRef, context: Context, *, of_any_scheduler: bool = False) -> Pod:
         await self._require_open(context)
-        named = self._named(ref)
+        named = self._ref_of(ref)
         try:
             pod = await self._pods.find(named) if named.uid else None
             if pod is None:
@@ -244,7 +244,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             await abort(context, error, pod=named.key, pod_uid=ref.uid)
         return pod
 
-    def _named(self, ref: pb.PodRef) -> PodRef:
+    def _ref_of(self, ref: pb.PodRef) -> PodRef:
         """The pod that a caller names; the uid alone is enough if the informer has seen the pod."""
         pod = self._cluster.pods.get(ref.uid)
         if pod is not None and not ref.namespace and not ref.name:
@@ -257,8 +257,8 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         Raises:
             Refusal: it has another name, or names another scheduler.
         """
-        named = self._named(ref)
-        pod, held = self._pods.seen(named), self._ledger.get(ref.uid)
+        named = self._ref_of(ref)
+        pod, held = self._pods.find_seen(named), self._ledger.get(ref.uid)
         if pod is not None:
             self._pods.require_served(pod)
         elif held is not None and held.pod != named.key:

@@ -78,11 +78,11 @@ class NodeStates:
                 if only:
                     names = [name for name in names if name in only]
                 for start in range(0, max(len(names), 1 if seen is None else 0), AT_ONCE):
-                    yield await self._changed(names[start : start + AT_ONCE], revision)
+                    yield await self._response(names[start : start + AT_ONCE], revision)
                 seen = revision
             await asyncio.sleep(PERIOD_S)
 
-    async def _changed(self, names: list[str], revision: int) -> pb.WatchResponse:
+    async def _response(self, names: list[str], revision: int) -> pb.WatchResponse:
         response, turn = pb.WatchResponse(revision=revision), Turn()
         for name in names:
             if name in self._cluster.nodes:

@@ -77,7 +77,7 @@ class _Refused(msgspec.Struct, gc=False):
         """The seconds from its last try until it is requeued."""
         return doubled_s(FIRST_WAIT_S, 1 + self.requeues, LONGEST_WAIT_S)
 
-    def requeued(self, now_s: float) -> None:
+    def on_requeue(self, now_s: float) -> None:
         """Note a requeue; if the scheduler doesn't refuse the pod again, the next one comes after twice the wait."""
         self.tried_s, self.is_due = now_s, False
         self.requeues += 1
@@ -117,7 +117,7 @@ class Requeuer:
         self._retries = Retries(client)
         self._refused: dict[str, _Refused] = {}
 
-    def refused(self, pod: Pod) -> None:
+    def on_refusal(self, pod: Pod) -> None:
         """A pod was filtered and fits on no node."""
         known, request, gang = (
             self._refused.get(pod.uid),
@@ -137,18 +137,18 @@ class Requeuer:
     def retry(self, pod: Pod, *, at_once: bool = True) -> None:
         """A pod should be scheduled again soon, or once its gang is complete: it does not fit, but may preempt."""
         try:
-            self.refused(pod)
+            self.on_refusal(pod)
         except Refusal:
             return  # its request is invalid
         known = self._refused[pod.uid]
         known.may_preempt, known.is_due = True, at_once
 
-    def judged(self, uid: str) -> None:
+    def on_judgement(self, uid: str) -> None:
         """Preemption was examined for a pod whose gang is complete."""
         if (known := self._refused.get(uid)) is not None:
             known.may_preempt = known.is_due = False
 
-    def accepted(self, uid: str) -> None:
+    def on_acceptance(self, uid: str) -> None:
         """A pod was filtered and fits."""
         self._refused.pop(uid, None)
 
@@ -207,7 +207,7 @@ class Requeuer:
             self._metrics.requeued.inc(len(seen))
             log.info("made the scheduler retry pods that may preempt", pods=len(seen))
         for entry in due:
-            entry.requeued(self._monotonic())
+            entry.on_requeue(self._monotonic())
 
     async def _may_fit(self, each: _Refused, seen: Pod | None, fits: dict[ChipRequest | JobKey, bool]) -> bool:
         """Whether a pod may fit now; ``fits`` has the answers of this pass for equal requests and large gangs."""
@@ -225,7 +225,7 @@ class Requeuer:
         return fits[each.request]
 
     async def _annotate(self, pod: _Refused) -> None:
-        pod.requeued(self._monotonic())
+        pod.on_requeue(self._monotonic())
         ref = pod.ref
         await self._nominate(ref.uid)
         body = {"metadata": {"uid": ref.uid, "annotations": {REQUEUED: str(self._now_ns())}}}

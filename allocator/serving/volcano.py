@@ -30,11 +30,10 @@ from allocator.serving.extender_wire import text
 from allocator.serving.volcano_wire import (
     PLACED,
     Body,
-    Code,
     ErrorAnswer,
     EvictArgs,
     JobArgs,
-    Node,
+    NodeInfo,
     Nothing,
     OverusedAnswer,
     PredicateAnswer,
@@ -43,6 +42,7 @@ from allocator.serving.volcano_wire import (
     PrioritizeArgs,
     ReadyAnswer,
     StatusAnswer,
+    StatusCode,
     Task,
     TaskArgs,
     TaskStatus,
@@ -74,10 +74,10 @@ _NEVER: Final = -1e6
 _NOT_POSTED: Final = frozenset({Stage.RESERVED, Stage.PLANNED})
 """The stages of a reservation before its Binding is asked for."""
 
-_CODES: Final[Mapping[Category, Code]] = {
-    Category.OCCUPIED: Code.UNSCHEDULABLE,
-    Category.PLACEMENT: Code.UNSCHEDULABLE,
-    Category.ALLOCATOR: Code.ERROR,
+_CODES: Final[Mapping[Category, StatusCode]] = {
+    Category.OCCUPIED: StatusCode.UNSCHEDULABLE,
+    Category.PLACEMENT: StatusCode.UNSCHEDULABLE,
+    Category.ALLOCATOR: StatusCode.ERROR,
 }
 """The codes of refusals by what they are about; of others preemption is never tried."""
 
@@ -127,8 +127,8 @@ class VolcanoExtender:
             "reclaimable": self.evictable,
             "jobEnqueueable": self.job_enqueueable,
             "jobReady": self.job_ready,
-            "allocateFunc": self.allocated,
-            "deallocateFunc": self.deallocated,
+            "allocateFunc": self.on_allocate,
+            "deallocateFunc": self.on_deallocate,
             "queueOverused": lambda _body: OverusedAnswer(),
             "jobEnqueued": lambda _body: Nothing(),
             "onSessionOpen": lambda _body: Nothing(),
@@ -139,7 +139,7 @@ class VolcanoExtender:
 
     def _handler(self, answer: Callable[[Body], Any]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
-            with self._journal.timed("volcano"):
+            with self._journal.measure("volcano"):
                 found = answer(await _read(request))
             return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
@@ -149,23 +149,23 @@ class VolcanoExtender:
         """Whether a pod fits on a node."""
         try:
             args = decode(body, PredicateArgs)
-            pod = self._judged(args.task)
+            pod = self._pod_of(args.task)
             if pod is not None:
                 self._require_open()
                 self._give_back(pod.uid)  # what is asked about is not placed
                 self._fit(pod, self._engine.resolved(pod), args.task, args.node)
         except Refusal as refusal:
             sentence = text(refusal, args.task.ref.namespace)
-            code = _CODES.get(refusal.reason.category, Code.UNRESOLVABLE)
-            if code is Code.UNSCHEDULABLE and refusal.reason is not Reason.NOT_ENOUGH_CHIPS:
+            code = _CODES.get(refusal.reason.category, StatusCode.UNRESOLVABLE)
+            if code is StatusCode.UNSCHEDULABLE and refusal.reason is not Reason.NOT_ENOUGH_CHIPS:
                 # Where enough chips are free by number, Volcano would let the pod wait, and evict nobody elsewhere.
-                code = code if args.node.lacks(args.task.requested) else Code.UNRESOLVABLE
+                code = code if args.node.lacks(args.task.requested) else StatusCode.UNRESOLVABLE
             return PredicateAnswer(sentence, code)
         except AscendError as error:
-            return PredicateAnswer(text(error), Code.ERROR)
+            return PredicateAnswer(text(error), StatusCode.ERROR)
         return PredicateAnswer()
 
-    def _fit(self, pod: Pod, resolved: ResolvedRequest, task: Task, node: Node) -> Fit:
+    def _fit(self, pod: Pod, resolved: ResolvedRequest, task: Task, node: NodeInfo) -> Fit:
         """How a pod fits on a node; or, where Volcano lets the pod wait for pods that terminate, without these.
 
         A pod that waits nowhere needs others to end, as Volcano sees it: in each of its sessions, on one node more.
@@ -173,7 +173,7 @@ class VolcanoExtender:
         Raises:
             Refusal: it does neither.
         """
-        beside = self._known(other for other in (node.tasks or {}).values() if other.status in PLACED)
+        beside = self._pods_of(other for other in (node.tasks or {}).values() if other.status in PLACED)
         try:
             return self._tentative.fit(pod, resolved, node.name, beside)
         except Refusal as refusal:
@@ -194,7 +194,7 @@ class VolcanoExtender:
             return PrioritizeAnswer()
         try:
             args = decode(body, PrioritizeArgs)
-            pod, nodes = self._judged(args.task), {node.name: node for node in args.nodes or []}
+            pod, nodes = self._pod_of(args.task), {node.name: node for node in args.nodes or []}
             if pod is None:
                 return PrioritizeAnswer(dict.fromkeys(nodes, 0.0))
             self._require_open()
@@ -202,7 +202,7 @@ class VolcanoExtender:
             keys, refused = self._judge(pod, args.task, nodes)
             lacking = {name for name in refused if nodes[name].lacks(args.task.requested)}
             if refused and not keys and not lacking:
-                self._journal.filtered(pod, Filtered([], refused))
+                self._journal.on_filter(pod, Filtered([], refused))
                 return PrioritizeAnswer(error_message=f"pod {pod.key} fits on none of {len(refused)} nodes")
         except AscendError as error:
             return PrioritizeAnswer(error_message=text(error))
@@ -210,7 +210,9 @@ class VolcanoExtender:
         scores = {name: _BEST * (len(tiers) - tiers[key]) / len(tiers) for name, key in keys.items()}
         return PrioritizeAnswer(scores | {name: 0.0 if name in lacking else _NEVER for name in refused})
 
-    def _judge(self, pod: Pod, task: Task, nodes: Mapping[str, Node]) -> tuple[dict[str, OrderKey], dict[str, Refusal]]:
+    def _judge(
+        self, pod: Pod, task: Task, nodes: Mapping[str, NodeInfo]
+    ) -> tuple[dict[str, OrderKey], dict[str, Refusal]]:
         """How well a pod fits on each node, and why not on the others."""
         try:
             resolved = self._engine.resolved(pod)
@@ -232,7 +234,7 @@ class VolcanoExtender:
         """
         try:
             args = decode(body, EvictArgs)
-            pod = self._judged(args.evictor)
+            pod = self._pod_of(args.evictor)
             if pod is None:
                 return VictimsAnswer()
             self._require_open()
@@ -241,7 +243,7 @@ class VolcanoExtender:
             candidates = [(raw, decode(raw, Task)) for raw in args.evictees or []]
             chosen = set()
             for node in {task.node_name for _, task in candidates}:
-                own = self._known(task for _, task in candidates if task.node_name == node)
+                own = self._pods_of(task for _, task in candidates if task.node_name == node)
                 chosen |= set(self._tentative.victims(pod, node, own))
         except AscendError as error:
             log.warning("a call of Volcano about pods to evict is answered with none", error=error.message)
@@ -251,11 +253,11 @@ class VolcanoExtender:
     def job_enqueueable(self, body: Body) -> StatusAnswer:
         """Whether a job may be scheduled at all: no, if the request of a pod is invalid on every node."""
         try:
-            for pod in self._known((decode(body, JobArgs).job.tasks or {}).values()):
+            for pod in self._pods_of((decode(body, JobArgs).job.tasks or {}).values()):
                 try:
                     self._engine.validate(pod)
                 except Refusal as refusal:
-                    self._journal.refused(pod, refusal)
+                    self._journal.on_refusal(pod, refusal)
                     return StatusAnswer(-1)
         except AscendError as error:
             log.warning("a call of Volcano about a job is answered without an opinion", error=error.message)
@@ -290,21 +292,21 @@ class VolcanoExtender:
             self._give_back(uid)
         return Nothing()
 
-    def allocated(self, body: Body) -> ErrorAnswer:
+    def on_allocate(self, body: Body) -> ErrorAnswer:
         """A pod was placed; a pod that waits for others to end (pipelined) gets its chips when placed again."""
         try:
             task = decode(body, TaskArgs).task
             if task.status == TaskStatus.ALLOCATED:
                 self._reserve(task)
         except Refusal as refusal:
-            for pod in self._known([task]):  # Volcano asks for no scores if there is one node
-                self._journal.refused(pod, refusal)
+            for pod in self._pods_of([task]):  # Volcano asks for no scores if there is one node
+                self._journal.on_refusal(pod, refusal)
             return ErrorAnswer(text(refusal))
         except AscendError as error:
             return ErrorAnswer(text(error))
         return ErrorAnswer()
 
-    def deallocated(self, body: Body) -> ErrorAnswer:
+    def on_deallocate(self, body: Body) -> ErrorAnswer:
         """A placement was undone, or a pod is evicted."""
         try:
             self._give_back(decode(body, TaskArgs).task.uid)
@@ -317,19 +319,19 @@ class VolcanoExtender:
         if closed is not None:
             raise Refusal(closed.reason, closed.message)
 
-    def _judged(self, task: Task) -> Pod | None:
+    def _pod_of(self, task: Task) -> Pod | None:
         """The pod of a task; None if the allocator does not judge it.
 
         Raises:
             Refusal: the informer has not seen it, or it has another name.
         """
-        pod = self._pods.seen(task.ref)
+        pod = self._pods.find_seen(task.ref)
         if pod is None and task.uid not in self._cluster.plain:
             self._require_open()
             raise Refusal(Reason.POD_UNKNOWN, f"the informers have not seen pod {task.ref.key} with uid {task.uid!r}")
         return pod if pod is not None and self._engine.handles(pod) else None
 
-    def _known(self, tasks: Iterable[Task]) -> list[Pod]:
+    def _pods_of(self, tasks: Iterable[Task]) -> list[Pod]:
         """The pods of tasks that the informer has seen; others have nothing yet."""
         found = (self._cluster.pods.get(task.uid) for task in tasks)
         return [pod for pod in found if pod is not None]
@@ -340,7 +342,7 @@ class VolcanoExtender:
         Raises:
             Refusal: it does not fit there, the informer has not seen it, or no call is answered now.
         """
-        pod, node = self._judged(task), task.node_name
+        pod, node = self._pod_of(task), task.node_name
         if pod is None:
             return
         self._require_open()

@@ -64,7 +64,7 @@ class Task(msgspec.Struct, gc=False):
         return PodRef(self.pod.metadata.namespace, self.pod.metadata.name, self.uid)
 
 
-class Node(msgspec.Struct, gc=False):
+class NodeInfo(msgspec.Struct, gc=False):
     """A node with its pods, and the amounts left beside them, terminating pods included."""
 
     name: str = msgspec.field(name="Name")
@@ -77,7 +77,7 @@ class Node(msgspec.Struct, gc=False):
         return any(amount > idle.get(name, 0.0) for name, amount in (requested.scalar or {}).items())
 
 
-class Job(msgspec.Struct, gc=False):
+class JobInfo(msgspec.Struct, gc=False):
     """A job, with its pods."""
 
     tasks: dict[str, Task] | None = msgspec.field(name="Tasks", default=None)
@@ -87,14 +87,14 @@ class PredicateArgs(msgspec.Struct):
     """Whether a pod fits on a node."""
 
     task: Task
-    node: Node
+    node: NodeInfo
 
 
 class PrioritizeArgs(msgspec.Struct):
     """Which nodes are better for a pod."""
 
     task: Task
-    nodes: list[Node] | None = None
+    nodes: list[NodeInfo] | None = None
 
 
 class EvictArgs(msgspec.Struct):
@@ -107,7 +107,7 @@ class EvictArgs(msgspec.Struct):
 class JobArgs(msgspec.Struct):
     """A question about a job."""
 
-    job: Job
+    job: JobInfo
 
 
 class TaskArgs(msgspec.Struct):
@@ -123,7 +123,7 @@ class PredicateAnswer(msgspec.Struct):
     code: int = 0
 
 
-class Code(IntEnum):
+class StatusCode(IntEnum):
     """The codes of a refusal."""
 
     ERROR = 1

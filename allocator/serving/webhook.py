@@ -185,7 +185,7 @@ class Webhook:
             return _not_read(error.status, text(error))
         except UNREADABLE as error:
             return _unreadable(error)
-        with self._journal.timed("webhook"):
+        with self._journal.measure("webhook"):
             closed = self._closed()
             if closed is not None:
                 return _refused(review, closed, _UNAVAILABLE)
@@ -213,7 +213,7 @@ class Webhook:
             await self._require_called(pod, dry_run=review.dry_run)
         except Refusal as refusal:
             if not review.dry_run:
-                self._journal.denied(refusal)
+                self._journal.on_denial(refusal)
             return _refused(review, refusal)
         return _answer(review, {"allowed": True, **_warnings(told)})
 
@@ -255,7 +255,7 @@ class Webhook:
             stored = "a PodExplanation is not stored; ask by a dry run (dryRun=All, kubectl create --dry-run=server)"
             return _refused(review, InvalidValue(stored))
         ref = PodRef(review.namespace, (asked.metadata or _Metadata()).name, asked.spec.uid)
-        with self._journal.timed("explain"):
+        with self._journal.measure("explain"):
             try:
                 explained = await self._explanations.answer(ref, review.user_info)
             except AscendError as error:

@@ -17,7 +17,7 @@ TTL_S: Final = 1200.0
 """How long a job without any change is remembered that has no pods; the reference forgets a fault after this time."""
 
 
-class Spot(msgspec.Struct, frozen=True, gc=False):
+class RankSpot(msgspec.Struct, frozen=True, gc=False):
     """Where the pod of a rank is or was.
 
     Attributes:
@@ -43,13 +43,13 @@ class BlockRecord:
     def __init__(self, has_pods: Callable[[JobKey], bool]) -> None:
         self._has_pods = has_pods
         # In the order of these times, so that the oldest are found without examining the others.
-        self._jobs: dict[JobKey, tuple[float, dict[int, Spot]]] = {}
+        self._jobs: dict[JobKey, tuple[float, dict[int, RankSpot]]] = {}
 
-    def of(self, job: JobKey) -> Mapping[int, Spot]:
+    def of(self, job: JobKey) -> Mapping[int, RankSpot]:
         """The spots of a job by rank."""
         return self._jobs[job][1] if job in self._jobs else {}
 
-    def remember(self, job: JobKey, rank: int, spot: Spot, now_s: float) -> None:
+    def remember(self, job: JobKey, rank: int, spot: RankSpot, now_s: float) -> None:
         """Record that the pod of a rank is bound."""
         _, spots = self._jobs.pop(job, (now_s, {}))
         spots[rank] = spot

@@ -9,7 +9,7 @@ from allocator.rules.job import JobKey
 from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
-from allocator.state.block_record import BlockRecord, Spot
+from allocator.state.block_record import BlockRecord, RankSpot
 from allocator.state.changes import Changes
 from allocator.state.faulty_nodes import FaultyNodes
 from allocator.state.followers import PodFollowers
@@ -27,7 +27,7 @@ from allocator.state.node import (
     read_server,
     unknown_node,
 )
-from allocator.state.node_labels import Marks, NodeLabels
+from allocator.state.node_labels import NodeLabels, NodeMarks
 from allocator.state.node_reports import NodeReports
 from allocator.state.offers import assess
 from allocator.state.plain_pods import PlainPods, is_plain
@@ -235,7 +235,7 @@ class Cluster:
     def node_applied(self, node: Node) -> None:
         """Add or update a node."""
         record = self._record(node.name)
-        before = Marks.of(record)
+        before = NodeMarks.of(record)
         self._note_ignored(record, node)
         self.openings += record.node is None or read_by_schedulers(record.node) != read_by_schedulers(node)
         record.node, record.server = node, read_server(node)
@@ -253,7 +253,7 @@ class Cluster:
     def node_deleted(self, node: Node) -> None:
         """Remove a node; what its pods hold is kept, in case the node is created again."""
         record = self._record(node.name)
-        before = Marks.of(record)
+        before = NodeMarks.of(record)
         record.node, record.server, record.product = None, unknown_node(node.name), None
         self._opened()  # for pods that are to be spread evenly
         self._marks_changed(record, before)
@@ -294,7 +294,7 @@ class Cluster:
         nominated = pod.status.nominated_node_name
         if nominated and (old is None or old.status.nominated_node_name != nominated):
             self.nominated(pod)
-        self.followers.applied(pod)
+        self.followers.on_pod(pod)
 
     def _plain_applied(self, pod: Pod) -> None:
         self.plain.put(pod)
@@ -322,7 +322,7 @@ class Cluster:
             self.previous.remember(job.key, rank, pod.spec.node_name, now_s)
         owner = pod.metadata.controller
         if block is not None and owner is not None:  # nobody makes other pods anew
-            spot = Spot(pod.spec.node_name, block, owner.uid, read_state(pod))
+            spot = RankSpot(pod.spec.node_name, block, owner.uid, read_state(pod))
             self.blocks.remember(job.key, rank, spot, now_s)
 
     def pod_deleted(self, pod: Pod) -> None:
@@ -342,7 +342,7 @@ class Cluster:
         self._ledger.vacate(pod.uid)
         self._ledger.promises.drop(pod.uid)
         self._drop_plan(self.jobs.pod_deleted(pod))
-        self.followers.deleted(pod)
+        self.followers.on_deletion(pod)
 
     def _opened(self) -> None:
         self.openings += 1
@@ -381,10 +381,10 @@ class Cluster:
             record.partners = without_partner(record.partners, uid)
             self._drop_if_empty(record.name)
 
-    def _marks_changed(self, record: NodeRecord, before: Marks) -> None:
-        now = Marks.of(record)
+    def _marks_changed(self, record: NodeRecord, before: NodeMarks) -> None:
+        now = NodeMarks.of(record)
         if now != before:
-            self.labels.changed(record.name, before, now)
+            self.labels.on_change(record.name, before, now)
             self.index.version += 1  # requests and gangs depend on labels and products as well
 
     def _note_placed(self, uid: str) -> None:
@@ -429,7 +429,7 @@ class Cluster:
         healthy, idle, record.idle = _healthy(record.offer), record.idle, None
         record.reread()
         self._unexplained.note(record)
-        product, before = record.identify(), Marks.of(record)
+        product, before = record.identify(), NodeMarks.of(record)
         if product is not before.product:
             record.product = product
             self._marks_changed(record, before)
@@ -441,7 +441,7 @@ class Cluster:
 
     def _locate(self, name: str, location: Location) -> None:
         if location.switch != self.index.topology.location(name).switch:
-            self.switches.moved()
+            self.switches.on_move()
         self.index.locate(name, location)
 
     def _offer(self, record: NodeRecord) -> None:

@@ -57,12 +57,12 @@ class ClusterInfo:
         self._reports: dict[str, NodeReport] = {}
         self._healths: dict[str, NodeHealth] = {}
 
-    def applied(self, config_map: ConfigMap) -> set[str]:
+    def apply(self, config_map: ConfigMap) -> set[str]:
         """Take over a ConfigMap; return the nodes about which it says something else than before."""
         prefix = _prefix(config_map.name)
         return set() if prefix is None else self._take(config_map, prefix, self._split(config_map))
 
-    def deleted(self, config_map: ConfigMap) -> set[str]:
+    def delete(self, config_map: ConfigMap) -> set[str]:
         """Forget a ConfigMap; return the nodes that it was about."""
         prefix = _prefix(config_map.name)
         return set() if prefix is None else self._take(config_map, prefix, {})

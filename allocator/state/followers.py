@@ -17,12 +17,12 @@ class PodFollowers:
         self._applied.append(applied)
         self._deleted.append(deleted)
 
-    def applied(self, pod: Pod) -> None:
+    def on_pod(self, pod: Pod) -> None:
         """A pod was added or updated."""
         for follower in self._applied:
             follower(pod)
 
-    def deleted(self, pod: Pod) -> None:
+    def on_deletion(self, pod: Pod) -> None:
         """A pod was removed."""
         for follower in self._deleted:
             follower(pod)

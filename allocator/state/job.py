@@ -20,7 +20,7 @@ from allocator.rules.job import (
     stated_replicas,
     works_alone,
 )
-from allocator.rules.job_settings import Place, deciding, places
+from allocator.rules.job_settings import SettingsPlace, deciding, places
 from allocator.rules.validity import requested_vnpus
 from allocator.state.owned import Owned
 from allocator.state.pod_ranks import PodRanks
@@ -97,7 +97,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     placement: int = 0
     group: JobFacts | None = None
     source: JobFacts | None = None
-    settings: tuple[Place, ...] = ()
+    settings: tuple[SettingsPlace, ...] = ()
     requirements: int = 0
     _statements: Statements = msgspec.field(default_factory=Statements)
     _minimum: int | None = None  # min_available, which every decision asks for several times

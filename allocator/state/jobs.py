@@ -174,7 +174,7 @@ class Jobs:
         self._unlink(job)
         return job.key
 
-    def watched(self, kind: str) -> None:
+    def on_watched(self, kind: str) -> None:
         """Record that the groups or objects of a kind are watched and synced."""
         self._watched.add(kind)
         self._renew(kind)
@@ -184,7 +184,7 @@ class Jobs:
         for key in self.discovery.not_served(informer, keys):
             self._inform(self._jobs.get(key))
 
-    def unwatched(self, kind: str) -> None:
+    def on_unserved(self, kind: str) -> None:
         """Record that a kind of group or object is no longer served, and drop its facts."""
         self._watched.discard(kind)
         for facts in (self._groups, self._sources):

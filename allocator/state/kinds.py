@@ -96,7 +96,7 @@ def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
         for obj in objects.get(kind.name, ()):
             kind.apply(cluster, obj)
         if kind.is_optional and kind.name in objects:
-            cluster.jobs.watched(kind.jobs)
+            cluster.jobs.on_watched(kind.jobs)
     return cluster
 
 
@@ -135,15 +135,15 @@ KINDS: Final = (
     WatchedKind("nodes", NODES, Cluster.node_applied, Cluster.node_deleted),
     _reports(
         "device reports",
-        apply=lambda cluster, config_map: cluster.reports.applied(config_map),
-        delete=lambda cluster, config_map: cluster.reports.deleted(config_map),
+        apply=lambda cluster, config_map: cluster.reports.apply(config_map),
+        delete=lambda cluster, config_map: cluster.reports.delete(config_map),
         scope="device-reports",
     ),
     WatchedKind(
         "leaf switches",
         CONFIG_MAPS,
-        lambda cluster, config_map: cluster.switches.applied(config_map),
-        lambda cluster, config_map: cluster.switches.deleted(config_map),
+        lambda cluster, config_map: cluster.switches.apply(config_map),
+        lambda cluster, config_map: cluster.switches.delete(config_map),
         scope="device-reports",
         field_selector=f"metadata.name={SWITCHES}",
     ),

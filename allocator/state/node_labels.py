@@ -21,7 +21,7 @@ _LIMIT: Final = 64
 """The most labels, and selectors, that are followed: any author of pods can add new ones."""
 
 
-class Marks(NamedTuple):
+class NodeMarks(NamedTuple):
     """By what a node is found.
 
     Attributes:
@@ -35,7 +35,7 @@ class Marks(NamedTuple):
     taints: tuple[Taint, ...] = ()
 
     @classmethod
-    def of(cls, record: NodeRecord) -> "Marks":
+    def of(cls, record: NodeRecord) -> "NodeMarks":
         """Those of a node."""
         if record.node is None:
             return cls(None, record.product)
@@ -67,7 +67,7 @@ class NodeLabels:
         self._selected: dict[tuple[str, str], frozenset[str]] = {}
         self._products: dict[object, tuple[int, frozenset[str]]] = {}
 
-    def changed(self, name: str, old: Marks, new: Marks) -> None:
+    def on_change(self, name: str, old: NodeMarks, new: NodeMarks) -> None:
         """Take over that the labels, the taints or the product of a node have changed."""
         self.version += 1
         if old.of_node is not new.of_node:
@@ -86,7 +86,7 @@ class NodeLabels:
                         self._selected.pop((key, value), None)
                         names.setdefault(value, set()).add(name)
 
-    def selected(self, selector: Mapping[str, str]) -> Collection[str]:
+    def select(self, selector: Mapping[str, str]) -> Collection[str]:
         """The names of the nodes that match a node selector."""
         if not selector:
             return frozenset(name for name, record in self._records.items() if record.node is not None)
@@ -94,7 +94,7 @@ class NodeLabels:
 
     def admitting(self, spec: PodSpec) -> Collection[str]:
         """The names of the nodes that match the node selector and the required node affinity of a pod."""
-        names = self.selected(spec.node_selector)
+        names = self.select(spec.node_selector)
         if spec.affinity is None:
             return names
         return [name for name in names if admits(spec.affinity, name, self._labels(name))]
@@ -113,7 +113,7 @@ class NodeLabels:
         by_product = {product: names for product, names in self._of_product.items() if names}
         selected: Collection[str] | None = None
         if spec.node_selector:
-            selected = self.selected(spec.node_selector)
+            selected = self.select(spec.node_selector)
             by_product = {
                 product: names for product, names in by_product.items() if not names.keys().isdisjoint(selected)
             }

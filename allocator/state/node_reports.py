@@ -40,7 +40,7 @@ class NodeReports:
         self._removed = removed
         self.info = ClusterInfo()
 
-    def applied(self, config_map: ConfigMap) -> None:
+    def apply(self, config_map: ConfigMap) -> None:
         """Add or update a node's device report; other ConfigMaps are ignored."""
         name = node_name(config_map.name)
         if name is not None:
@@ -50,7 +50,7 @@ class NodeReports:
             self._ages.note(record)
             self._changed(name)
 
-    def deleted(self, config_map: ConfigMap) -> None:
+    def delete(self, config_map: ConfigMap) -> None:
         """Remove a node's device report; then only the node's annotation counts, if it has one."""
         name = node_name(config_map.name)
         if name is not None:
@@ -75,11 +75,11 @@ class NodeReports:
 
     def info_applied(self, config_map: ConfigMap) -> None:
         """Add or update what ClusterD says of nodes; other ConfigMaps are ignored."""
-        self._combine(self.info.applied(config_map))
+        self._combine(self.info.apply(config_map))
 
     def info_deleted(self, config_map: ConfigMap) -> None:
         """Remove what ClusterD says of nodes."""
-        self._combine(self.info.deleted(config_map))
+        self._combine(self.info.delete(config_map))
 
     def age(self) -> list[str]:
         """Reject reports that have become too old; returns the names of their nodes. Call it periodically."""

@@ -116,12 +116,12 @@ class Switches:
         # What was read of each job, with the versions of its pods and of where nodes are at that time.
         self._read: dict[JobKey, tuple[tuple[int, int, int], Spanning | None]] = {}
 
-    def applied(self, config_map: ConfigMap) -> None:
+    def apply(self, config_map: ConfigMap) -> None:
         """Take over the table; other ConfigMaps are ignored."""
         if config_map.name == NAME:
             self._set(read_switches(config_map))
 
-    def deleted(self, config_map: ConfigMap) -> None:
+    def delete(self, config_map: ConfigMap) -> None:
         """Forget the table."""
         if config_map.name == NAME:
             self._set(_MISSING)
@@ -132,7 +132,7 @@ class Switches:
             return None
         return self.table.servers.get(node.internal_ip)
 
-    def moved(self) -> None:
+    def on_move(self) -> None:
         """Take over that a node is below another switch than before, or is gone."""
         self._moves += 1
 
@@ -188,7 +188,7 @@ class Switches:
         if table == self.table:
             return
         self.table = table
-        self.moved()
+        self.on_move()
         if isinstance(table, SwitchTable):
             for problem in table.problems:
                 self.unreadable(problem)

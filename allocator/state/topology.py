@@ -13,7 +13,7 @@ from allocator.state.location import NOWHERE, Level, Location
 from allocator.state.ranking import Bucket
 
 
-class Place:
+class TopologyDomain:
     """The usable nodes of a SuperPod, of a rack or of a leaf switch."""
 
     __slots__ = ("_nodes",)
@@ -24,9 +24,9 @@ class Place:
     def __bool__(self) -> bool:
         return bool(self._nodes)
 
-    def copy(self) -> "Place":
+    def copy(self) -> "TopologyDomain":
         """The same nodes."""
-        copied = Place()
+        copied = TopologyDomain()
         copied._nodes = {bucket: set(names) for bucket, names in self._nodes.items()}
         return copied
 
@@ -62,7 +62,7 @@ class Topology:
 
     def __init__(self, locations: Mapping[str, Location] | None = None) -> None:
         self.locations: dict[str, Location] = dict(locations) if locations is not None else {}
-        self._places: dict[Level, dict[int, Place]] = {level: {} for level in Level}
+        self._places: dict[Level, dict[int, TopologyDomain]] = {level: {} for level in Level}
 
     def copy(self) -> "Topology":
         """The same locations, without any usable node."""
@@ -113,7 +113,7 @@ class Topology:
             for level, number in location.places:
                 places = self._places[level]
                 if (place := places.get(number)) is None:
-                    place = places[number] = Place()
+                    place = places[number] = TopologyDomain()
                 place.add(name, bucket)
 
     def drop(self, name: str, bucket: Bucket) -> None:
@@ -126,6 +126,6 @@ class Topology:
                 if not place:
                     del self._places[level][number]
 
-    def places(self, level: Level) -> Mapping[int, Place]:
+    def places(self, level: Level) -> Mapping[int, TopologyDomain]:
         """The places with usable nodes, by id."""
         return self._places[level]

@@ -71,7 +71,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     block: int
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RepairPlan(msgspec.Struct, frozen=True):
     """Where the open slots of a job are placed.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True):
     verdicts: dict[int, Verdict]
 
 
-class Lack(msgspec.Struct, frozen=True):
+class BlockLack(msgspec.Struct, frozen=True):
     """Why a job can't be placed.
 
     Attributes:
@@ -103,7 +103,7 @@ class Lack(msgspec.Struct, frozen=True):
 
 def place_job(
     blocks: Mapping[int, Sequence[Slot]], nodes: Nodes, place: Place, *, may_split: bool = False
-) -> Plan | Lack:
+) -> RepairPlan | BlockLack:
     """Choose a node for each open slot of a job's blocks.
 
     Args:
@@ -121,7 +121,7 @@ def place_job(
 
 class _Repair:
     def __init__(self, blocks: Mapping[int, Sequence[Slot]], nodes: Nodes) -> None:
-        self.plan = Plan({}, {})
+        self.plan = RepairPlan({}, {})
         self._nodes = nodes
         self._blocks = blocks
         self._open = {
@@ -134,7 +134,7 @@ class _Repair:
         self._free_in: dict[int, list[str]] = {}
         self._anew: list[int] = []
 
-    def patch(self, *, may_split: bool) -> Lack | None:
+    def patch(self, *, may_split: bool) -> BlockLack | None:
         """Keep what can be kept, and complete damaged blocks; return why a block with pods can't be completed."""
         running = [number for number in self._open if any(slot.stays for slot in self._blocks[number])]
         ended = [number for number in self._open if number not in running and self._home(number) >= 0]
@@ -152,26 +152,26 @@ class _Repair:
                 del pins[number]
         return None
 
-    def place_anew(self, place: Place) -> Lack | None:
+    def place_anew(self, place: Place) -> BlockLack | None:
         """Place the remaining blocks, each in one SuperPod; return why they can't be placed."""
         if not self._anew:
             return None
         shares = place(self._rooms(), len(self._anew))
         if len(shares) < len(self._anew):
-            return Lack(len(self._anew), len(shares))
+            return BlockLack(len(self._anew), len(shares))
         for number, share in zip(sorted(self._anew), shares, strict=False):
             verdict = Verdict.MOVED if self._home(number) >= 0 else Verdict.NEW
             self._settle(number, self._take(share)[: len(self._open[number])], verdict)  # perhaps one pod of a block
         return None
 
-    def split_anew(self, place: Place) -> Lack | None:
+    def split_anew(self, place: Place) -> BlockLack | None:
         """Place the other ranks, of whatever blocks; returns why they can't be."""
         slots = [slot for number in sorted(self._anew) for slot in self._open[number]]
         if not slots:
             return None
         shares = place(self._rooms(), len(slots))
         if (found := sum(share.nodes for share in shares)) < len(slots):
-            return Lack(len(slots), found)
+            return BlockLack(len(slots), found)
         numbers = self._unused_numbers()
         rest = iter(slots)
         for share in shares:
@@ -253,6 +253,6 @@ class _Repair:
         self._taken.add(node)
         self._used_in.add(self._nodes.super_pod_of(node))
 
-    def _lack(self, number: int) -> Lack:
+    def _lack(self, number: int) -> BlockLack:
         home = self._home(number)
-        return Lack(len(self._open[number]), sum(map(self._is_usable, self._names(home))), number, home)
+        return BlockLack(len(self._open[number]), sum(map(self._is_usable, self._names(home))), number, home)

@@ -10,7 +10,7 @@ from itertools import chain, islice
 
 import msgspec
 
-from allocator.switches.rooms import FILLER, UNUSED, Lack, Placement, Room, Schema, SwitchState, Use, is_filler
+from allocator.switches.rooms import FILLER, UNUSED, NoFit, Room, Schema, ServerSet, SwitchState, Use, is_filler
 from allocator.switches.v1 import may_span
 from allocator.switches.v2 import share_switches
 from ascend.leaf_switches import Spot
@@ -40,7 +40,7 @@ class Staying(msgspec.Struct, frozen=True):
         return is_filler(schema, max(self.job_pods, len(self.spots) + missing))
 
 
-def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) -> Placement | Lack:
+def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) -> ServerSet | NoFit:
     """Find servers for the missing pods, below the one switch of the job.
 
     Args:
@@ -51,7 +51,7 @@ def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) 
     return _below_own(rooms, missing, staying, "there is one layer of switches")
 
 
-def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Schema) -> Placement | Lack:
+def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Schema) -> ServerSet | NoFit:
     """The same for version 1: below other switches, in the slots that the job uses least."""
     own = _own_rooms(rooms, staying)
     if staying.is_of_filler(missing, schema):
@@ -71,13 +71,13 @@ def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Sc
         used[spot.slot] += 1
         left.sort(key=lambda other: (used[other.slot], other.switch != spot.switch, other))
     if len(spots) < missing:
-        return Lack(_short(missing, len(spots), "its switches, and others that no other job spans"))
-    return Placement(spots)
+        return NoFit(_short(missing, len(spots), "its switches, and others that no other job spans"))
+    return ServerSet(spots)
 
 
 def replace_v2(
     rooms: Sequence[Room], missing: int, staying: Staying, schema: Schema, most_shared: int
-) -> Placement | Lack:
+) -> ServerSet | NoFit:
     """The same for version 2: below exclusive switches of the job, then its shared ones, then others.
 
     Args:
@@ -91,7 +91,7 @@ def replace_v2(
     spots = list(islice(chain.from_iterable(room.first(missing) for room in own), missing))
     is_below_one = len(staying.switches) == 1 and not any(state.use for state in states.values())
     if len(spots) == missing:
-        return Placement(spots, {} if is_below_one else states)
+        return ServerSet(spots, {} if is_below_one else states)
     if staying.is_of_filler(missing, schema):
         return _below_own(rooms, missing, staying, FILLER)
     if is_below_one:
@@ -99,9 +99,9 @@ def replace_v2(
     quota = max(0, most_shared - sum(state.use is Use.SHARED for state in states.values()))
     others = [room for room in rooms if room.switch not in staying.switches]
     found = share_switches(others, missing - len(spots), schema, quota)
-    if isinstance(found, Lack):
-        return Lack(_short(missing, len(spots), "its switches") + f"; of the others, {found.sentence}")
-    return Placement([*spots, *found.spots], states | dict(found.states))
+    if isinstance(found, NoFit):
+        return NoFit(_short(missing, len(spots), "its switches") + f"; of the others, {found.sentence}")
+    return ServerSet([*spots, *found.spots], states | dict(found.states))
 
 
 def _own_rooms(rooms: Sequence[Room], staying: Staying) -> list[Room]:
@@ -113,12 +113,12 @@ def _own_rooms(rooms: Sequence[Room], staying: Staying) -> list[Room]:
     )
 
 
-def _below_own(rooms: Sequence[Room], missing: int, staying: Staying, why: str) -> Placement | Lack:
+def _below_own(rooms: Sequence[Room], missing: int, staying: Staying, why: str) -> ServerSet | NoFit:
     (own,) = staying.switches if len(staying.switches) == 1 else (None,)
     room = next((room for room in rooms if room.switch == own), None)
     if room is not None and room.size >= missing:
-        return Placement(room.first(missing))
-    return Lack(_short(missing, room.size if room is not None else 0, f"the switch of its other pods ({why})"))
+        return ServerSet(room.first(missing))
+    return NoFit(_short(missing, room.size if room is not None else 0, f"the switch of its other pods ({why})"))
 
 
 def _short(missing: int, found: int, where: str) -> str:

@@ -70,7 +70,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
         return [Spot(self.switch, slot) for slot in self.slots[:servers]]
 
 
-class Placement(msgspec.Struct, frozen=True):
+class ServerSet(msgspec.Struct, frozen=True):
     """The servers of a job.
 
     Attributes:
@@ -83,7 +83,7 @@ class Placement(msgspec.Struct, frozen=True):
     states: Mapping[int, SwitchState] = {}
 
 
-class Lack(msgspec.Struct, frozen=True):
+class NoFit(msgspec.Struct, frozen=True):
     """Why there is no placement.
 
     Attributes:
@@ -113,9 +113,9 @@ def is_filler(schema: Schema, pods: int) -> bool:
     return schema is Schema.LARGE and pods < FILLER_BELOW
 
 
-def not_below_one(rooms: Sequence[Room], pods: int, why: str) -> Lack:
+def not_below_one(rooms: Sequence[Room], pods: int, why: str) -> NoFit:
     """That a job must be below one switch, and none has room."""
     largest = max((room.size for room in rooms), default=0)
-    return Lack(
+    return NoFit(
         f"its {pods} pods must be below one switch ({why}); the most servers that it can use below one: {largest}"
     )

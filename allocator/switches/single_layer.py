@@ -6,13 +6,13 @@ docs/spec/switch-affinity.md#single-layer
 from collections.abc import Sequence
 from typing import Final
 
-from allocator.switches.rooms import Lack, Placement, Room, not_below_one, smallest
+from allocator.switches.rooms import NoFit, Room, ServerSet, not_below_one, smallest
 from allocator.switches.v1 import usable_room
 
 _WHY: Final = "there is one layer of switches"
 
 
-def place_single_layer(rooms: Sequence[Room], width: int, pods: int) -> Placement | Lack:
+def place_single_layer(rooms: Sequence[Room], width: int, pods: int) -> ServerSet | NoFit:
     """Find servers for all pods of a job.
 
     Args:
@@ -21,7 +21,7 @@ def place_single_layer(rooms: Sequence[Room], width: int, pods: int) -> Placemen
         pods: how many pods the job has.
     """
     if pods > width:
-        return Lack(f"its {pods} pods must be below one switch ({_WHY}), and a switch has {width} servers")
+        return NoFit(f"its {pods} pods must be below one switch ({_WHY}), and a switch has {width} servers")
     usable = [usable_room(room, pods, None) for room in rooms]
     room = smallest(usable, pods)
-    return Placement(room.first(pods)) if room is not None else not_below_one(usable, pods, _WHY)
+    return ServerSet(room.first(pods)) if room is not None else not_below_one(usable, pods, _WHY)

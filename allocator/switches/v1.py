@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from allocator.switches.rooms import (
     FILLER,
-    Lack,
-    Placement,
+    NoFit,
     Room,
     Schema,
+    ServerSet,
     descending,
     is_filler,
     not_below_one,
@@ -24,7 +24,7 @@ from allocator.switches.rooms import (
 from ascend.leaf_switches import Spot
 
 
-def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema, *, job_pods: int = 0) -> Placement | Lack:
+def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema, *, job_pods: int = 0) -> ServerSet | NoFit:
     """Find servers for the first pods of a job, which may be all of them.
 
     Args:
@@ -37,22 +37,22 @@ def place_v1(rooms: Sequence[Room], width: int, pods: int, schema: Schema, *, jo
     must_be_below_one = is_filler(schema, max(pods, job_pods))
     usable = [usable_room(room, pods, schema) for room in rooms]
     if (pods < width or must_be_below_one) and (room := smallest(usable, pods)) is not None:
-        return Placement(room.first(pods))
+        return ServerSet(room.first(pods))
     if must_be_below_one:
         return not_below_one(usable, pods, FILLER)
     switches = descending(usable)
     spots = _whole_switches(switches, width, pods) or _logical_rows(switches, width, pods)
     if spots is not None:
-        return Placement(spots)
+        return ServerSet(spots)
     total = sum(room.size for room in switches)
     if total < pods:
-        return Lack(f"its {pods} pods need as many servers below switches; it can use {total}")
+        return NoFit(f"its {pods} pods need as many servers below switches; it can use {total}")
     if schema is Schema.LARGE:
-        return Lack(
+        return NoFit(
             f"its {pods} pods would meet on downlinks of spine switches: it can use {total} servers, but neither whole "
             f"switches of {width}, nor one server of each slot"
         )
-    return Placement(list(islice(chain.from_iterable(room.first(pods) for room in switches), pods)))
+    return ServerSet(list(islice(chain.from_iterable(room.first(pods) for room in switches), pods)))
 
 
 def usable_room(room: Room, pods: int, schema: Schema | None) -> Room:

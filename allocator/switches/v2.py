@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 
 from allocator.switches.rooms import (
     FILLER,
-    Lack,
-    Placement,
+    NoFit,
     Room,
     Schema,
+    ServerSet,
     SwitchState,
     Use,
     ascending,
@@ -38,7 +38,7 @@ _OF_ONE: Final[tuple[Callable[[SwitchState], bool], ...]] = (
 
 def place_v2(
     rooms: Sequence[Room], width: int, pods: int, schema: Schema, most_shared: int, *, job_pods: int = 0
-) -> Placement | Lack:
+) -> ServerSet | NoFit:
     """Find servers for the first pods of a job, which may be all of them, and the states of its switches.
 
     Args:
@@ -53,14 +53,14 @@ def place_v2(
     if pods < width or must_be_below_one:
         for suits in _OF_ONE:
             if (room := smallest([room for room in rooms if suits(room.state)], pods)) is not None:
-                return Placement(room.first(pods))
+                return ServerSet(room.first(pods))
         if must_be_below_one:
             return not_below_one(rooms, pods, FILLER)
     found = share_switches(rooms, pods, schema, most_shared)
-    return found if isinstance(found, Lack) or len(found.states) > 1 else Placement(found.spots)
+    return found if isinstance(found, NoFit) or len(found.states) > 1 else ServerSet(found.spots)
 
 
-def share_switches(rooms: Sequence[Room], pods: int, schema: Schema, most_shared: int) -> Placement | Lack:
+def share_switches(rooms: Sequence[Room], pods: int, schema: Schema, most_shared: int) -> ServerSet | NoFit:
     """Find servers below several switches; the states are those of all switches that are used.
 
     Args:
@@ -75,7 +75,7 @@ def share_switches(rooms: Sequence[Room], pods: int, schema: Schema, most_shared
     if pods <= capacity:
         return _placement(_sharing_few(free, shared, pods, most_shared))
     if schema is Schema.LARGE:
-        return Lack(
+        return NoFit(
             f"its {pods} pods must be below free switches and at most {most_shared} healthy shared ones, which have "
             f"{capacity} servers that it can use"
         )
@@ -105,7 +105,7 @@ def _sharing_few(free: Sequence[Room], shared: Sequence[Room], pods: int, most_s
     return [*chosen, (last, pods, _SHARED if most_shared else _EXCLUSIVE)]
 
 
-def _anywhere(rooms: Sequence[Room], free: Sequence[Room], pods: int) -> Placement | Lack:
+def _anywhere(rooms: Sequence[Room], free: Sequence[Room], pods: int) -> ServerSet | NoFit:
     """For a normal job that needs more: free switches, then switches that large jobs avoid or don't use."""
     without_large = [room for room in rooms if Schema.LARGE not in room.spanning]
     order = [
@@ -122,12 +122,12 @@ def _anywhere(rooms: Sequence[Room], free: Sequence[Room], pods: int) -> Placeme
             chosen.append((room, taken, state))
             missing -= taken
     if missing:
-        return Lack(
+        return NoFit(
             f"its {pods} pods need as many servers below switches that it may use; these have {pods - missing} for it"
         )
     return _placement(chosen)
 
 
-def _placement(chosen: _Shares) -> Placement:
+def _placement(chosen: _Shares) -> ServerSet:
     spots: list[Spot] = [spot for room, taken, _ in chosen for spot in room.first(taken)]
-    return Placement(spots, {room.switch: state for room, _, state in chosen})
+    return ServerSet(spots, {room.switch: state for room, _, state in chosen})

@@ -54,7 +54,7 @@ class Leads(Protocol):
     def leads(self) -> bool:
         """Whether it does now."""
 
-    async def opened(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until it does."""
 
 
@@ -93,7 +93,7 @@ class PodGroupQueue:
         """Admit pod groups until cancelled, if the settings say so."""
         if not self._is_on:
             return
-        await self._leadership.opened()
+        await self._leadership.wait_until_open()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(Reflector(self._client, POD_GROUPS, self).run(), name="watch the phase of pod groups")
             while True:

@@ -61,7 +61,7 @@ def _instance(controller: Controller, name: str, role: _Role, labels: dict[str, 
     if role.metadata.labels.get(_GANG) == "true":
         annotations = {VOLCANO_ANNOTATIONS[0]: name}
         yield PodGroup(metadata=controller.metadata("PodGroup", name), spec=PodGroupSpec(given.replicas))
-    template = given.template.marked(labels, annotations)
+    template = given.template.with_marks(labels, annotations)
     kind, policy = role.workload.kind, given.pod_management_policy
     yield from replicas_of(controller, kind, name, template, given.replicas, policy=policy)
 

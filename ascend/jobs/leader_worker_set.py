@@ -20,7 +20,7 @@ _SIZE = f"{_PREFIX}size"
 _WORKER = f"{_PREFIX}worker-index"
 
 
-class Group(msgspec.Struct, Generic[T], rename="camel", frozen=True):
+class LeaderWorkerGroup(msgspec.Struct, Generic[T], rename="camel", frozen=True):
     """The templates of a group."""
 
     size: Count | None = None
@@ -31,7 +31,7 @@ class Group(msgspec.Struct, Generic[T], rename="camel", frozen=True):
 class LeaderWorkerSpec(JobSpec[T], Generic[T], frozen=True):
     """What a LeaderWorkerSet says of each of its groups."""
 
-    leader_worker_template: Group[T] = Group()
+    leader_worker_template: LeaderWorkerGroup[T] = LeaderWorkerGroup()
     replicas: Count = 1
     startup_policy: str = ""
 

@@ -9,7 +9,7 @@ from ascend.errors import InvalidValue
 from ascend.jobs.core import replicas_of
 from ascend.jobs.creation import Controller
 from ascend.jobs.kind import Workload, as_watched
-from ascend.jobs.leader_worker_set import LEADER_WORKER_SET, Group, LeaderWorkerSet, LeaderWorkerSpec
+from ascend.jobs.leader_worker_set import LEADER_WORKER_SET, LeaderWorkerGroup, LeaderWorkerSet, LeaderWorkerSpec
 from ascend.jobs.pod_groups import VOLCANO_ANNOTATIONS
 from ascend.jobs.templates import Count, PodTemplate, Replicas
 from ascend.kube.objects import KubeObject, Pod
@@ -59,11 +59,11 @@ class _RoleBasedGroupSpec(msgspec.Struct, rename="camel", frozen=True):
     def _of_role(self, controller: Controller, role: _Role, marks: Mapping[str, str]) -> Iterator[KubeObject]:
         name, kind = f"{controller.name}-{role.name}", role.workload.kind
         labels = {f"{_PREFIX}name": controller.name, f"{_PREFIX}role": role.name}
-        template = self._template_of(role).marked(labels, marks)
+        template = self._template_of(role).with_marks(labels, marks)
         if kind != LEADER_WORKER_SET:
             yield from replicas_of(controller, kind, name, template, role.number)
             return
-        group = Group(role.leader_worker_set.size, None, template)
+        group = LeaderWorkerGroup(role.leader_worker_set.size, None, template)
         spec = LeaderWorkerSpec(leader_worker_template=group, replicas=role.number)
         yield as_watched(LeaderWorkerSet, controller.metadata(kind, name), spec)
         yield from spec.create(controller.child("leaderworkerset.x-k8s.io/v1", kind, name))

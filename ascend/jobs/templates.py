@@ -89,7 +89,7 @@ class PodTemplate(msgspec.Struct, frozen=True):
         """The name of the scheduler; empty without a name."""
         return self.spec.scheduler_name
 
-    def marked(self, labels: Mapping[str, str], annotations: Mapping[str, str]) -> "PodTemplate":
+    def with_marks(self, labels: Mapping[str, str], annotations: Mapping[str, str]) -> "PodTemplate":
         """Return the template with more labels and annotations."""
         given = self.metadata
         more = {"labels": {**given.labels, **labels}, "annotations": {**given.annotations, **annotations}}

@@ -199,7 +199,7 @@ class Reflector(Generic[T]):
             self._unkept.list_started()
         while True:
             body, size = await self._read_page(token, size)
-            self._contacted()
+            self._on_contact()
             await turn.share()
             page, new = decode(body, _List, "answer"), list[T]()
             for raw in page.items or ():
@@ -269,10 +269,10 @@ class Reflector(Generic[T]):
                 asyncio.timeout(None) as self._pause,
                 self._client.stream(self._path, query=query, idle_timeout_s=self._idle_timeout_s) as lines,
             ):
-                self._contacted()
+                self._on_contact()
                 turn = Turn()
                 async for line in lines:
-                    self._contacted()
+                    self._on_contact()
                     self._follow(decode(line, _WatchEvent, "answer"))
                     progressed = True
                     await turn.share()
@@ -358,7 +358,7 @@ class Reflector(Generic[T]):
                     },
                 )
 
-    def _contacted(self) -> None:
+    def _on_contact(self) -> None:
         self._contact_s = self._monotonic()
 
 

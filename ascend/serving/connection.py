@@ -112,7 +112,7 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget everything."""
         if self.streams is not None:
-            self.streams.lost()
+            self.streams.on_loss()
             self.streams = None
         self._release()
         self.port.forget(self)
@@ -129,7 +129,7 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""
         if self.streams is not None:
-            self.streams.received(data)
+            self.streams.receive(data)
             return
         if self.phase is Phase.IDLE:
             self.enter(Phase.HEADER)

@@ -14,7 +14,7 @@ HEADER: Final = Struct(">HBBBI")
 FIELDS: Final = Struct(">HI")
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """The type of a frame."""
 
     DATA = 0
@@ -29,7 +29,7 @@ class Kind(IntEnum):
     CONTINUATION = 9
 
 
-class Setting(IntEnum):
+class ConnectionSetting(IntEnum):
     """A setting of a connection."""
 
     HEADER_TABLE_SIZE = 1
@@ -39,7 +39,7 @@ class Setting(IntEnum):
     MAX_HEADER_LIST_SIZE = 6
 
 
-class Code(IntEnum):
+class ErrorCode(IntEnum):
     """Why a stream or a connection ends."""
 
     NO_ERROR = 0
@@ -58,7 +58,7 @@ class BrokenError(Exception):
         code: what the client is told.
     """
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
         self.code = code
 
@@ -66,7 +66,7 @@ class BrokenError(Exception):
 def unpadded(payload: bytes, skipped: int) -> bytes:
     """The payload of a padded frame, without its first fields."""
     if not payload or payload[0] > len(payload) - skipped:
-        raise BrokenError(Code.PROTOCOL_ERROR)
+        raise BrokenError(ErrorCode.PROTOCOL_ERROR)
     return payload[skipped : len(payload) - payload[0]]
 
 

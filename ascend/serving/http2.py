@@ -19,9 +19,9 @@ from ascend.serving.frames import (
     MOST_WINDOW,
     PREFACE,
     BrokenError,
-    Code,
-    Kind,
-    Setting,
+    ConnectionSetting,
+    ErrorCode,
+    FrameType,
     answer_block,
     unpadded,
 )
@@ -73,10 +73,10 @@ class Receiver(Protocol):
     def grown(self, stream: Stream, size: int) -> bool:
         """So many bytes of a body have arrived; return whether they are taken."""
 
-    def completed(self, stream: Stream) -> None:
+    def on_request(self, stream: Stream) -> None:
         """A request has arrived as far as it is awaited."""
 
-    def ended(self, stream: Stream) -> None:
+    def on_end(self, stream: Stream) -> None:
         """The stream of a request has ended; it may have been answered."""
 
 
@@ -109,14 +109,14 @@ class Http2:
         self.waiting: dict[int, Stream] = {}
         settings = {
             # Without a table equal headers have equal bytes, which are decoded once: in Python that takes long.
-            Setting.HEADER_TABLE_SIZE: 0,
-            Setting.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
-            Setting.INITIAL_WINDOW_SIZE: BODY_BYTES,
-            Setting.MAX_FRAME_SIZE: FRAME_BYTES,
-            Setting.MAX_HEADER_LIST_SIZE: 2 * MOST_HEADER_BYTES,
+            ConnectionSetting.HEADER_TABLE_SIZE: 0,
+            ConnectionSetting.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
+            ConnectionSetting.INITIAL_WINDOW_SIZE: BODY_BYTES,
+            ConnectionSetting.MAX_FRAME_SIZE: FRAME_BYTES,
+            ConnectionSetting.MAX_HEADER_LIST_SIZE: 2 * MOST_HEADER_BYTES,
         }
-        self._send(Kind.SETTINGS, 0, 0, b"".join(FIELDS.pack(*item) for item in settings.items()))
-        self._send(Kind.WINDOW_UPDATE, 0, 0, (2 * _CREDIT).to_bytes(4, "big"))
+        self._send(FrameType.SETTINGS, 0, 0, b"".join(FIELDS.pack(*item) for item in settings.items()))
+        self._send(FrameType.WINDOW_UPDATE, 0, 0, (2 * _CREDIT).to_bytes(4, "big"))
 
     def receive(self, data: bytes) -> None:
         """Take bytes of the client.
@@ -129,7 +129,7 @@ class Http2:
         at = 0
         if self._preface:
             if not self._preface.startswith(pending[: len(self._preface)]):
-                raise BrokenError(Code.PROTOCOL_ERROR)
+                raise BrokenError(ErrorCode.PROTOCOL_ERROR)
             if len(pending) < len(self._preface):
                 return
             at, self._preface = len(self._preface), b""
@@ -138,17 +138,17 @@ class Http2:
                 high, low, kind, flags, number = HEADER.unpack_from(pending, at)
                 length = high << 8 | low
                 if length > FRAME_BYTES:
-                    raise BrokenError(Code.FRAME_SIZE_ERROR)
+                    raise BrokenError(ErrorCode.FRAME_SIZE_ERROR)
                 start = at + HEADER.size
                 if len(pending) - start < length:
                     break
                 at = start + length
-                if self._block is not None and kind != Kind.CONTINUATION:
-                    raise BrokenError(Code.PROTOCOL_ERROR)
+                if self._block is not None and kind != FrameType.CONTINUATION:
+                    raise BrokenError(ErrorCode.PROTOCOL_ERROR)
                 if (take := self._TAKEN.get(kind)) is not None:
                     take(self, flags, number & MOST_WINDOW, bytes(pending[start:at]))
         except error as short:  # a frame that is too short for its fields
-            raise BrokenError(Code.FRAME_SIZE_ERROR) from short
+            raise BrokenError(ErrorCode.FRAME_SIZE_ERROR) from short
         finally:
             del pending[:at]
 
@@ -159,22 +159,22 @@ class Http2:
         block = self._table + answer_block(status, tuple(headers.items()))
         self._table = b""
         stream.unsent = memoryview(body)
-        self._send(Kind.HEADERS, _END_HEADERS | (0 if body else _END_STREAM), stream.number, block)
+        self._send(FrameType.HEADERS, _END_HEADERS | (0 if body else _END_STREAM), stream.number, block)
         if body:
             self._send_more(stream)
         else:
             self._end(stream)
 
-    def reset(self, stream: Stream, code: Code) -> None:
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream without an answer."""
-        self._send(Kind.RST_STREAM, 0, stream.number, code.to_bytes(4, "big"))
+        self._send(FrameType.RST_STREAM, 0, stream.number, code.to_bytes(4, "big"))
         self._forget(stream)
 
-    def leave(self, code: Code = Code.NO_ERROR) -> None:
+    def leave(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Tell the client that no further request is answered on this connection."""
-        self._send(Kind.GOAWAY, 0, 0, self._last.to_bytes(4, "big") + code.to_bytes(4, "big"))
+        self._send(FrameType.GOAWAY, 0, 0, self._last.to_bytes(4, "big") + code.to_bytes(4, "big"))
 
-    def _send(self, kind: Kind, flags: int, number: int, payload: bytes | memoryview) -> None:
+    def _send(self, kind: FrameType, flags: int, number: int, payload: bytes | memoryview) -> None:
         length = len(payload)
         self.out += HEADER.pack(length >> 8, length & 0xFF, kind, flags, number)
         self.out += payload
@@ -188,24 +188,24 @@ class Http2:
             part, stream.unsent = stream.unsent[:size], stream.unsent[size:]
             stream.window -= size
             self._window -= size
-            self._send(Kind.DATA, 0 if stream.unsent else _END_STREAM, stream.number, part)
+            self._send(FrameType.DATA, 0 if stream.unsent else _END_STREAM, stream.number, part)
         self._end(stream)
 
     def _end(self, stream: Stream) -> None:
         if stream.is_complete:
             self._forget(stream)
         else:
-            self.reset(stream, Code.NO_ERROR)
+            self.reset(stream, ErrorCode.NO_ERROR)
 
     def _forget(self, stream: Stream) -> None:
         self.waiting.pop(stream.number, None)
         if self.streams.pop(stream.number, None) is not None:
-            self._receiver.ended(stream)
+            self._receiver.on_end(stream)
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         self._taken += len(payload)
         if self._taken >= _CREDIT:
-            self._send(Kind.WINDOW_UPDATE, 0, 0, self._taken.to_bytes(4, "big"))
+            self._send(FrameType.WINDOW_UPDATE, 0, 0, self._taken.to_bytes(4, "big"))
             self._taken = 0
         if flags & _PADDED:
             payload = unpadded(payload, 1)
@@ -213,13 +213,13 @@ class Http2:
         if stream is None:
             return
         if stream.is_complete:
-            raise BrokenError(Code.PROTOCOL_ERROR)
+            raise BrokenError(ErrorCode.PROTOCOL_ERROR)
         if not stream.is_awaited:
             stream.is_complete = bool(flags & _END_STREAM)
         elif len(stream.body) + len(payload) > BODY_BYTES:
-            self.reset(stream, Code.FLOW_CONTROL_ERROR)
+            self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
         elif not self._receiver.grown(stream, len(payload)):
-            self.reset(stream, Code.ENHANCE_YOUR_CALM)
+            self.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         else:
             stream.body += payload
             if flags & _END_STREAM:
@@ -228,31 +228,31 @@ class Http2:
     def _of(self, number: int) -> Stream | None:
         """The stream with a number; None if it has ended."""
         if number > self._last or not number & 1:
-            raise BrokenError(Code.PROTOCOL_ERROR)
+            raise BrokenError(ErrorCode.PROTOCOL_ERROR)
         return self.streams.get(number)
 
     def _complete(self, stream: Stream) -> None:
         stream.is_complete = True
         length = stream.headers.get("content-length")
         if length is not None and length != str(len(stream.body)):
-            self.reset(stream, Code.PROTOCOL_ERROR)
+            self.reset(stream, ErrorCode.PROTOCOL_ERROR)
         else:
-            self._receiver.completed(stream)
+            self._receiver.on_request(stream)
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & (_PADDED | _PRIORITY):
             skipped = (1 if flags & _PADDED else 0) + (5 if flags & _PRIORITY else 0)
             payload = unpadded(payload, skipped) if flags & _PADDED else payload[skipped:]
         self._block = number, flags, bytearray()
-        self._continued(flags, number, payload)
+        self._on_continuation(flags, number, payload)
 
-    def _continued(self, flags: int, number: int, payload: bytes) -> None:
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise BrokenError(Code.PROTOCOL_ERROR)
+            raise BrokenError(ErrorCode.PROTOCOL_ERROR)
         _, first, block = self._block
         block += payload
         if len(block) > 2 * MOST_HEADER_BYTES:
-            raise BrokenError(Code.ENHANCE_YOUR_CALM)
+            raise BrokenError(ErrorCode.ENHANCE_YOUR_CALM)
         if flags & _END_HEADERS:
             self._block = None
             self._begin(number, bytes(block), is_whole=bool(first & _END_STREAM))
@@ -260,19 +260,19 @@ class Http2:
     def _begin(self, number: int, block: bytes, *, is_whole: bool) -> None:
         headers = self._decode_block(block)
         if number <= self._last:
-            self._trailed(self._of(number), is_whole=is_whole)
+            self._on_trailers(self._of(number), is_whole=is_whole)
             return
         self._last = number
         self._of(number)
         stream = Stream(number, headers, self._stream_window, is_awaited=self._receiver.awaits())
         self.streams[number] = stream
         if len(self.streams) > MOST_STREAMS:
-            self.reset(stream, Code.REFUSED_STREAM)
+            self.reset(stream, ErrorCode.REFUSED_STREAM)
         elif not headers.get(":path", "").startswith("/") or not headers.get(":method"):
-            self.reset(stream, Code.PROTOCOL_ERROR)
+            self.reset(stream, ErrorCode.PROTOCOL_ERROR)
         elif not stream.is_awaited:
             stream.is_complete = is_whole
-            self._receiver.completed(stream)
+            self._receiver.on_request(stream)
         elif is_whole:
             self._complete(stream)
 
@@ -285,7 +285,7 @@ class Http2:
         try:
             headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
         except (HPACKError, UnicodeDecodeError) as broken:
-            raise BrokenError(Code.COMPRESSION_ERROR) from broken
+            raise BrokenError(ErrorCode.COMPRESSION_ERROR) from broken
         # Only a block that neither uses a table nor changes it always says the same.
         if not (has_table or table.maxsize) and len(block) <= _BLOCK_BYTES:
             if len(self._blocks) >= _BLOCKS:
@@ -293,12 +293,12 @@ class Http2:
             self._blocks[block] = headers
         return headers
 
-    def _trailed(self, stream: Stream | None, *, is_whole: bool) -> None:
+    def _on_trailers(self, stream: Stream | None, *, is_whole: bool) -> None:
         """Headers after a body end it; their fields are ignored."""
         if stream is None:
             return
         if stream.is_complete or not is_whole:
-            raise BrokenError(Code.PROTOCOL_ERROR)
+            raise BrokenError(ErrorCode.PROTOCOL_ERROR)
         if stream.is_awaited:
             self._complete(stream)
         else:
@@ -312,27 +312,27 @@ class Http2:
         if flags & _ACK:
             return
         for which, value in FIELDS.iter_unpack(payload):
-            if which == Setting.INITIAL_WINDOW_SIZE:
+            if which == ConnectionSetting.INITIAL_WINDOW_SIZE:
                 if value > MOST_WINDOW:
-                    raise BrokenError(Code.FLOW_CONTROL_ERROR)
+                    raise BrokenError(ErrorCode.FLOW_CONTROL_ERROR)
                 for stream in self.streams.values():
                     stream.window += value - self._stream_window
                 self._stream_window = value
-            elif which == Setting.MAX_FRAME_SIZE:
+            elif which == ConnectionSetting.MAX_FRAME_SIZE:
                 self._frame_bytes = min(max(value, DEFAULT_FRAME), FRAME_BYTES)
-        self._send(Kind.SETTINGS, _ACK, 0, b"")
+        self._send(FrameType.SETTINGS, _ACK, 0, b"")
         self._resume()
 
-    def _pushed(self, _flags: int, _number: int, _payload: bytes) -> None:
-        raise BrokenError(Code.PROTOCOL_ERROR)
+    def _on_push(self, _flags: int, _number: int, _payload: bytes) -> None:
+        raise BrokenError(ErrorCode.PROTOCOL_ERROR)
 
     def _ping(self, flags: int, _number: int, payload: bytes) -> None:
         if len(payload) != 8:  # noqa: PLR2004 - its size
-            raise BrokenError(Code.FRAME_SIZE_ERROR)
+            raise BrokenError(ErrorCode.FRAME_SIZE_ERROR)
         if not flags & _ACK:
-            self._send(Kind.PING, _ACK, 0, payload)
+            self._send(FrameType.PING, _ACK, 0, payload)
 
-    def _credited(self, _flags: int, number: int, payload: bytes) -> None:
+    def _on_credit(self, _flags: int, number: int, payload: bytes) -> None:
         size = unpack_from(">I", payload)[0] & MOST_WINDOW
         stream = self._of(number) if number else None
         if stream is not None:
@@ -340,7 +340,7 @@ class Http2:
         elif not number:
             self._window += size
         if not size or max(self._window, stream.window if stream is not None else 0) > MOST_WINDOW:
-            raise BrokenError(Code.FLOW_CONTROL_ERROR)
+            raise BrokenError(ErrorCode.FLOW_CONTROL_ERROR)
         self._resume()
 
     def _resume(self) -> None:
@@ -348,13 +348,13 @@ class Http2:
             self._send_more(stream)
 
     _TAKEN: ClassVar[Mapping[int, Callable[["Http2", int, int, bytes], None]]] = {
-        Kind.DATA: _data,
-        Kind.HEADERS: _headers,
-        Kind.RST_STREAM: _reset,
-        Kind.SETTINGS: _settings,
-        Kind.PUSH_PROMISE: _pushed,
-        Kind.PING: _ping,
-        Kind.WINDOW_UPDATE: _credited,
-        Kind.CONTINUATION: _continued,
+        FrameType.DATA: _data,
+        FrameType.HEADERS: _headers,
+        FrameType.RST_STREAM: _reset,
+        FrameType.SETTINGS: _settings,
+        FrameType.PUSH_PROMISE: _on_push,
+        FrameType.PING: _ping,
+        FrameType.WINDOW_UPDATE: _on_credit,
+        FrameType.CONTINUATION: _on_continuation,
     }
     """What is done with each kind of frame; all others are ignored."""

@@ -167,7 +167,7 @@ class Port:
         self._strangers.setdefault(address, {})[connection] = None
         self.refusals.connections.inc()
         connection.connecting = self._loop.create_task(self._connect(connection, taken))
-        connection.connecting.add_done_callback(lambda _task: self._connected(connection, taken))
+        connection.connecting.add_done_callback(lambda _task: self._on_connection(connection, taken))
         if self._tick is None:
             self._tick = self._loop.call_later(self.limits.tick_s, self._sweep)
 
@@ -196,7 +196,7 @@ class Port:
         except OSError:  # also a failed handshake, and one that takes too long
             self.refusals.count(Cause.HANDSHAKE, connection.address)
 
-    def _connected(self, connection: Connection, taken: socket.socket) -> None:
+    def _on_connection(self, connection: Connection, taken: socket.socket) -> None:
         connection.connecting = None
         if connection.phase is Phase.HANDSHAKE:
             self.forget(connection)

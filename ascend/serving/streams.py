@@ -19,7 +19,7 @@ from yarl import URL
 
 from ascend.serving.bodies import Body, BodyRefused
 from ascend.serving.counts import Cause
-from ascend.serving.frames import BrokenError, Code
+from ascend.serving.frames import BrokenError, ErrorCode
 from ascend.serving.http2 import BODY_BYTES, Http2, Stream
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Streams:
         self._idle = self._stuck = 0
         self._flush()
 
-    def received(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Take bytes of the client."""
         try:
             self._http2.receive(data)
@@ -76,12 +76,12 @@ class Streams:
             return False
         return True
 
-    def completed(self, stream: Stream) -> None:
+    def on_request(self, stream: Stream) -> None:
         """Answer a request in a task."""
         self._arriving.pop(stream, None)
         self._running[stream] = asyncio.get_running_loop().create_task(self._answer(stream))
 
-    def ended(self, stream: Stream) -> None:
+    def on_end(self, stream: Stream) -> None:
         """Cancel what still works on a request."""
         self._arriving.pop(stream, None)
         if (body := self._bodies.pop(stream, None)) is not None:
@@ -99,12 +99,12 @@ class Streams:
         if self._running:
             await asyncio.wait(set(self._running.values()), timeout=timeout_s)
 
-    def lost(self) -> None:
+    def on_loss(self) -> None:
         """Cancel everything: the connection has ended."""
         streams = tuple(self._http2.streams.values())
         self._http2.streams.clear()
         for stream in streams:
-            self.ended(stream)
+            self.on_end(stream)
 
     def tick(self) -> None:
         """Count a tick of the port, and end what its client has left unfinished for too long."""
@@ -113,7 +113,7 @@ class Streams:
             self._arriving[stream] += 1
             if self._arriving[stream] * limits.tick_s > limits.body_s:
                 connection.port.refusals.count(Cause.BODY_TIME, connection.address)
-                self._http2.reset(stream, Code.ENHANCE_YOUR_CALM)
+                self._http2.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         self._flush()
         self._stuck = self._stuck + 1 if self._http2.waiting or connection.writing_paused else 0
         self._idle = 0 if self._http2.streams else self._idle + 1

@@ -7,7 +7,7 @@ from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Reason
-from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Template
+from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, VnpuTemplate
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.admission import grant_of
 from device_plugin.ledger.cores import ChipUse, CoreLedger, taken
@@ -45,7 +45,7 @@ def check_cores(
     return chips
 
 
-def _check_number(pod: NodePod, chips: tuple[int, ...], template: Template | None, kind: Divisible) -> None:
+def _check_number(pod: NodePod, chips: tuple[int, ...], template: VnpuTemplate | None, kind: Divisible) -> None:
     if template is not None and template not in kind.templates:
         names = ", ".join(division.name for division in kind.templates)
         raise Refusal(Reason.INVALID_REQUEST, f"chips of this node can't be cut by {template.name}, only by {names}")
@@ -67,7 +67,7 @@ def _check_health(wanted: ChipSet, snapshot: Snapshot, *, own: ChipSet) -> None:
             raise Refusal(reason, f"{join_names(chip_ids(found))}: {what}")
 
 
-def _check_room(chip: int, others: list[ChipUse], template: Template | None, kind: Divisible) -> None:
+def _check_room(chip: int, others: list[ChipUse], template: VnpuTemplate | None, kind: Divisible) -> None:
     if holder := next((other for other in others if not other.template or template is None), None):
         part = f"a vNPU of {holder.template}" if holder.template else "it as a whole"
         raise Refusal(Reason.CHIP_HELD, f"{chip_name(chip)}: pod {holder.pod} has {part}")

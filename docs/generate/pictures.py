@@ -6,7 +6,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from allocator.rules.asked import SuperPodLimits
-from allocator.superpods.repair import Nodes, Plan, Slot, place_job
+from allocator.superpods.repair import Nodes, RepairPlan, Slot, place_job
 from allocator.superpods.shares import Share
 from allocator.superpods.stages import place_blocks
 
@@ -83,7 +83,7 @@ def _panel(left: int, title: str, blocks: Mapping[str, int], failed: set[str], u
 
 
 def _nodes(found: object) -> dict[int, str]:
-    assert isinstance(found, Plan)  # noqa: S101 - there is room for all
+    assert isinstance(found, RepairPlan)  # noqa: S101 - there is room for all
     return {rank: each.node for rank, each in found.placed.items()}
 
 

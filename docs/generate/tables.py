@@ -14,7 +14,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.rescheduling.faults import FAULT_TYPE
 from allocator.rules.job_settings import DECIDING
-from allocator.rules.switches import FAULT_SCHEDULING
+from allocator.rules.rescheduling_labels import FAULT_SCHEDULING
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
 from ascend.annotations import ALLOCATED, BACKUP_SOURCE, MIN_AVAILABLE, RANK, WRITERS, Writer

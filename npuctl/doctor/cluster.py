@@ -26,7 +26,7 @@ from ascend.pod_devices import Held, read_held
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
-from ascend.templates import Template
+from ascend.templates import VnpuTemplate
 from ascend.vnpus import device_type
 from npuctl.doctor.details import Details
 from npuctl.doctor.faults import check_faults
@@ -282,7 +282,7 @@ def _check_cuts(record: NodeRecord) -> Iterator[Finding]:
     """Whether pods have more of a chip than it has."""
     if not isinstance(record.server, Server) or record.server.kind is None:
         return
-    kind, cuts = record.server.kind, defaultdict[int, list[tuple[str, Template]]](list)
+    kind, cuts = record.server.kind, defaultdict[int, list[tuple[str, VnpuTemplate]]](list)
     for holding in record.holdings.values():
         for cut in holding.cuts:
             cuts[cut.chip].append((holding.pod, cut.size))

@@ -13,15 +13,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from allocator.rescheduling.budget import Budget
-from allocator.rescheduling.decision import Choice, Member, Stage, choose, failing_nodes
+from allocator.rescheduling.decision import Depth, JobPod, PodChoice, choose, failing_nodes
 from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.faults import FAULT_TYPE, is_counted
 from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
-from allocator.rescheduling.limits import Limits
+from allocator.rescheduling.limits import DeletionLimits
 from allocator.rescheduling.memory import Recovery
 from allocator.rescheduling.owners import owner_uid
 from allocator.rules.job import JobKey, writes_rank
-from allocator.rules.switches import Mode, Reach, Switches
+from allocator.rules.rescheduling_labels import FaultLabels, Mode, Reach
 from allocator.settings import Settings
 from allocator.superpods.repair import Verdict
 from ascend.annotations import BLOCK, BLOCK_SUPER_POD, RANK, is_ours, read_block
@@ -67,7 +67,7 @@ class _Case:
     """A job, and what has been done about it."""
 
     key: JobKey
-    switches: Switches
+    switches: FaultLabels
     damaged: set[int] = field(default_factory=set)
     faulty: set[str] = field(default_factory=set)
     deleted: dict[str, Pod] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Preview:
         self._watch = watch
         self._extent = extent
         budget = Budget(settings.reschedule_pods_per_minute, settings.reschedules_per_hour)
-        self._limits = Limits(self._cluster, budget)
+        self._limits = DeletionLimits(self._cluster, budget)
 
     def jobs(self) -> dict[JobKey, list[Pod]]:
         """The jobs of the pods on faulty nodes and of failed pods, each with its pods that are no longer present."""
@@ -116,7 +116,7 @@ class _Preview:
         if switches.mode is Mode.OFF:
             return None
         before, case = self._blocks(bound), _Case(key, switches)
-        stage = await self._delete(case, bound, Stage.PODS)
+        stage = await self._delete(case, bound, Depth.PODS)
         while stage is not None:
             stage = await self._delete(case, self._bound(key, ()), stage)
         if not case.deleted:
@@ -124,7 +124,7 @@ class _Preview:
         names = tuple(pod.name for pod in sorted(case.deleted.values(), key=position))
         return Rescheduled(str(key), names, self._compare(before, self._blocks(self._bound(key, ()))), case.why)
 
-    async def _delete(self, case: "_Case", pods: Sequence[Pod], stage: Stage) -> Stage | None:
+    async def _delete(self, case: "_Case", pods: Sequence[Pod], stage: Depth) -> Depth | None:
         """Delete pods, and place their successors; returns how far the deletion reaches next, because these wait.
 
         Raises:
@@ -135,7 +135,7 @@ class _Preview:
         if (held := self._why_not(members, choice, case)) is not None and not case.deleted:
             raise _HeldError(held)
         if held is not None or not choice.pods:
-            return Stage.JOB if held is None and stage is Stage.BLOCKS else None  # all pods of the block have gone
+            return Depth.JOB if held is None and stage is Depth.BLOCKS else None  # all pods of the block have gone
         case.why = case.why or choice.why
         case.damaged |= choice.damaged
         case.faulty |= failing_nodes(choice)
@@ -143,12 +143,12 @@ class _Preview:
         self._cluster.faulty_nodes.note(case.key, case.faulty)
         self._planning.returning.add(str(case.key))
         all_are_placed = await self._replace(case.key, [member.pod for member in choice.pods])
-        if all_are_placed or choice.is_switch or switches.reach is not Reach.WIDER or stage is Stage.JOB:
+        if all_are_placed or choice.is_switch or switches.reach is not Reach.WIDER or stage is Depth.JOB:
             return None
         has_blocks = any(member.block is not None for member in members)
-        return Stage.BLOCKS if has_blocks and stage is Stage.PODS else Stage.JOB
+        return Depth.BLOCKS if has_blocks and stage is Depth.PODS else Depth.JOB
 
-    def _why_not(self, members: Sequence[Member], choice: Choice, case: "_Case") -> str | None:
+    def _why_not(self, members: Sequence[JobPod], choice: PodChoice, case: "_Case") -> str | None:
         if not choice.pods:
             return case.stays or None
         if case.switches.mode.is_external:
@@ -163,7 +163,7 @@ class _Preview:
         pods = job.pods.values() if job is not None else ()
         return [*failed, *(pod for pod in pods if pod.spec.node_name and pod.is_live)]
 
-    def _member(self, pod: Pod, case: "_Case") -> Member:
+    def _member(self, pod: Pod, case: "_Case") -> JobPod:
         node = pod.spec.node_name
         member = member_of(pod, self._cluster.nodes.get(node), self._watch.of(node), case.switches)
         stays = why_it_stays(member, self._watch, self._extent)

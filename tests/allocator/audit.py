@@ -26,7 +26,7 @@ from ascend.chips import ChipSet, chip_ids, chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import KubeObject, Pod
 from ascend.takes import NOTHING, Take
-from ascend.templates import Media, Template
+from ascend.templates import Media, VnpuTemplate
 from ascend.vnpus import Vnpu
 
 _PART: Final = 64
@@ -242,7 +242,7 @@ def _overfull(record: NodeRecord, reserved: Mapping[str, Take]) -> Iterator[Diff
     """The chips of which vNPUs that are cut for pods take more than there is, or that others have as a whole."""
     if not isinstance(record.server, Server) or record.server.kind is None:
         return
-    kind, parts, whole = record.server.kind, dict[int, list[Template]](), record.held
+    kind, parts, whole = record.server.kind, dict[int, list[VnpuTemplate]](), record.held
     beside = [take for uid, take in reserved.items() if uid not in record.holdings]
     for take in beside:
         whole |= take.chip_set

@@ -211,7 +211,7 @@ class World:
             elif isinstance(each, Pod):
                 self.cluster.pod_applied(each)
             else:
-                self.cluster.reports.applied(each)
+                self.cluster.reports.apply(each)
 
     def occupy(self, name: str, free: Iterable[int], *, healthy: int = 8) -> None:
         """Add a node with exactly these free chips, and so many healthy ones."""

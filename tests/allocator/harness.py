@@ -247,7 +247,7 @@ async def running(
     settings = fixed_settings(Settings, None, given)
     async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:
         if synced:
-            await app.synced()
+            await app.wait_until_synced()
         async with grpc.aio.insecure_channel(app.grpc_address) as channel:
             yield Allocator(server, app, http, AllocatorStub(channel))
 

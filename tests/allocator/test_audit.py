@@ -109,7 +109,7 @@ def half_bound_gang() -> World:
         world.cluster.jobs.owner_applied(owner)
     for each in GROUPS[VOLCANO]:
         world.cluster.jobs.group_applied(VOLCANO, each)
-    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.on_watched(VOLCANO)
     world.add(*GANG)
     world.ledger.reserve(uid="uid-train-1", pod="default/train-1", node="n2", take=Take.whole(range(8)))
     return world
@@ -145,7 +145,7 @@ def test_wrong_group_minimums_are_found() -> None:
 
 def test_groups_of_an_unwatched_kind_are_not_compared() -> None:
     world = half_bound_gang()
-    world.cluster.jobs.unwatched(VOLCANO)
+    world.cluster.jobs.on_unserved(VOLCANO)
     assert differences_of_jobs(world) == []
     world.cluster.jobs._groups[JobKey("default", "other", COSCHEDULING)] = JobFacts(minimum=3)
     assert differences_of_jobs(world) == [(f"{COSCHEDULING} default/other", str(JobFacts(minimum=3)), "None")]

@@ -252,7 +252,7 @@ async def _scene(folder: Path, servers: int, spare: int) -> AsyncIterator[_Scene
         given: dict[str, Any] = {"reschedule": "on", "super_pod_size": servers, "reserve_nodes": 1}
         settings = fixed_settings(Settings, None, {"kubeconfig": kubeconfig, **addresses, **given})
         app = await stack.enter_async_context(AllocatorApp(settings))
-        await app.synced()
+        await app.wait_until_synced()
         await cluster.start_scheduler(f"http://{app.extender_address}/scheduler")
         failing, spare_one = cluster.nodes
         scene = _Scene(cluster.client, failing, spare_one)

@@ -19,7 +19,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.templates import Media, Template
+from ascend.templates import Media, VnpuTemplate
 from tests.allocator.cores import B4, core_node, core_pod
 from tests.bench.outcome import Outcome, Run, table
 from tests.bench.plot import Panel, save
@@ -29,7 +29,7 @@ NODES: Final = 20
 CHIPS_OF_NODE: Final = 8
 CHIPS: Final = NODES * CHIPS_OF_NODE
 KIND: Final = B4.kind
-WHOLE: Final = Template("", KIND.cores, KIND.cpus, B4.memory_gb, Media.ALL)
+WHOLE: Final = VnpuTemplate("", KIND.cores, KIND.cpus, B4.memory_gb, Media.ALL)
 """A whole chip, as a part of which nothing is left."""
 
 _MIX: Final = {
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     lasts_h: float
 
     @property
-    def size(self) -> Template:
+    def size(self) -> VnpuTemplate:
         """What it takes of a chip."""
         return KIND.template(self.cores, self.media) or WHOLE
 
@@ -119,7 +119,7 @@ class _Simple(Rule):
     """A rule that chooses among the chips on which a pod fits."""
 
     def __init__(self) -> None:
-        self._on: list[list[Template]] = [[] for _ in range(CHIPS)]
+        self._on: list[list[VnpuTemplate]] = [[] for _ in range(CHIPS)]
         self._placed: dict[int, int] = {}
 
     def place(self, part: Part) -> int | None:
@@ -156,7 +156,7 @@ class AtRandom(_Simple):
         return self._rng.choice(fitting)
 
 
-def left(templates: Sequence[Template]) -> ChipLeft:
+def left(templates: Sequence[VnpuTemplate]) -> ChipLeft:
     """What is left of a chip beside these."""
     found = ChipLeft.whole(KIND, 0)
     for each in templates:
@@ -164,7 +164,7 @@ def left(templates: Sequence[Template]) -> ChipLeft:
     return found
 
 
-def optimum(sizes: Counter[Template]) -> int:
+def optimum(sizes: Counter[VnpuTemplate]) -> int:
     """The fewest chips for pods of these sizes."""
     alone = sum(number for size, number in sizes.items() if size.media is Media.ALL)
     cores = sum(size.cores * number for size, number in sizes.items() if size.media is not Media.ALL)
@@ -199,7 +199,7 @@ def replay(rule: Rule, pods: Sequence[Part], *, from_h: float = 0.0) -> Seen:
     """Start and end pods; one that fits nowhere is lost."""
     seen, now_h = Seen(), 0.0
     running: list[tuple[float, int, Part, int]] = []
-    sizes: Counter[Template] = Counter()
+    sizes: Counter[VnpuTemplate] = Counter()
     on: Counter[int] = Counter()
 
     def advance(until_h: float) -> None:

@@ -46,7 +46,7 @@ async def measure(run: Run) -> Outcome:
 
 def _world(servers: int, others: int, version: str, seed: int) -> World:
     world = World(ttl_s=3600.0, switches=SwitchLimits(version=version))
-    world.cluster.switches.applied(table(range(servers // _WIDTH + 1), width=_WIDTH))
+    world.cluster.switches.apply(table(range(servers // _WIDTH + 1), width=_WIDTH))
     chance = random.Random(seed)
     for at in range(servers):
         made = server(at // _WIDTH, at % _WIDTH)

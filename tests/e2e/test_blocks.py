@@ -98,7 +98,7 @@ async def test_a_job_of_64_pods_in_2_blocks_is_placed_on_4_super_pods_of_48_serv
             kubeconfig = str(cluster.write_kubeconfig("allocator"))
             settings = fixed_settings(Settings, None, {"kubeconfig": kubeconfig, **addresses})
             async with AllocatorApp(settings) as app:
-                await app.synced()
+                await app.wait_until_synced()
                 await cluster.start_scheduler(f"http://{app.extender_address}/scheduler")
                 for rank in range(64):
                     manifest = pod_manifest(f"train-{rank}", CHIPS, nodeSelector=SELECTOR)

@@ -73,7 +73,7 @@ def cluster_info(data: bytes) -> None:
     """ClusterD's ConfigMaps: first one, then its successor."""
     info = ClusterInfo()
     for line in data.split(b"\n"):
-        for name in info.applied(_object(line, ConfigMap)):
+        for name in info.apply(_object(line, ConfigMap)):
             info.combine(name, read_report(ConfigMap()))
 
 
@@ -283,10 +283,10 @@ class _Requests:
     def grown(self, _stream: Stream, _size: int) -> bool:
         return True
 
-    def completed(self, stream: Stream) -> None:
+    def on_request(self, stream: Stream) -> None:
         self.http2.answer(stream, 200, {"Content-Type": "text/plain"}, bytes(stream.body) or b"-")
 
-    def ended(self, _stream: Stream) -> None:
+    def on_end(self, _stream: Stream) -> None:
         """Do nothing."""
 
 

@@ -276,7 +276,7 @@ async def running(
         addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}
         settings = fixed_settings(Settings, None, {"kubeconfig": str(cluster.kubeconfig_path), **addresses, **more})
         app = await stack.enter_async_context(AllocatorApp(settings))
-        await app.synced()
+        await app.wait_until_synced()
         client = await stack.enter_async_context(await KubeClient.connect(str(cluster.kubeconfig_path)))
         url = f"http://{app.extender_address}/scheduler"
         await asyncio.to_thread(cluster.restart_scheduler, url)

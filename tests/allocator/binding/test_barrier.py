@@ -240,7 +240,7 @@ async def test_a_gang_gives_up_when_its_scheduler_does_not_come_back() -> None:
 def rig_of_group(*pods: Pod) -> tuple[BinderWorld, PodGroup]:
     """A cluster with pods of a PodGroup that needs all of them."""
     rig, group = rig_of(*pods), pod_group(len(pods), name="a")
-    rig.world.cluster.jobs.watched(VOLCANO)
+    rig.world.cluster.jobs.on_watched(VOLCANO)
     rig.world.cluster.jobs.group_applied(VOLCANO, group)
     return rig, group
 

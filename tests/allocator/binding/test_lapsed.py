@@ -155,11 +155,11 @@ async def test_a_pod_that_is_accepted_on_the_node_may_not_have_counted_one_that_
     await scheduler.wait(3)
     lapsed, first = rig.barrier.lapsed, pods[0]
     beside = pod("b-0", 1, annotations=gang("b", 2)[0].metadata.annotations, priority=priority)
-    lapsed.accepted(beside, node_of(rig, first), is_further=True)
+    lapsed.on_acceptance(beside, node_of(rig, first), is_further=True)
     scheduler.is_nominating = True
     await scheduler.wait(SETTLED_S + 2)
     assert lapsed.is_settled(first.uid) is counts
-    assert lapsed.accepted(beside, node_of(rig, first), is_further=False) is (not counts and not priority)
+    assert lapsed.on_acceptance(beside, node_of(rig, first), is_further=False) is (not counts and not priority)
     assert lapsed.is_settled(first.uid) is (counts or not priority)
 
 
@@ -168,7 +168,7 @@ async def test_a_doubt_ends_when_a_pod_is_accepted_beside_all_others() -> None:
     rig, scheduler = await late(*pods)
     lapsed, where = rig.barrier.lapsed, node_of(rig, pods[0])
     (other,) = [each for each in pods[1:-1] if node_of(rig, each) == where]
-    lapsed.accepted(pod("b-0", 1, priority=1), where, is_further=True)
+    lapsed.on_acceptance(pod("b-0", 1, priority=1), where, is_further=True)
     await scheduler.wait(SETTLED_S + 3)
     assert other.uid in lapsed
     assert not lapsed.is_settled(other.uid)
@@ -333,7 +333,7 @@ async def calls_of(rig: BinderWorld, barrier: Barrier, *pods: Pod) -> list[async
         rig.world.engine.place(each, NAMES)
         job = rig.world.engine.gang_of(each)
         assert job is not None
-        calls.append(asyncio.create_task(barrier.passed(each, job, is_repeated=True)))
+        calls.append(asyncio.create_task(barrier.wait_for_gang(each, job, is_repeated=True)))
     await asyncio.sleep(0.01)
     return calls
 

@@ -38,7 +38,7 @@ class Large:
 
     async def ask(self, *pods: Pod) -> None:
         """Their scheduler asks to bind pods."""
-        passed = self.rig.barrier.passed
+        passed = self.rig.barrier.wait_for_gang
         self.calls += [asyncio.create_task(passed(each, self.job, is_repeated=True)) for each in pods]
         await asyncio.sleep(0)
 

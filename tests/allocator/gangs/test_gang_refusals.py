@@ -185,7 +185,7 @@ def test_a_recreated_job_does_not_get_the_former_ones_refusal() -> None:
 @given(history=st.lists(changes, max_size=12), names=st.none() | st.sets(st.sampled_from(["n0", "n1", "n2"])))
 def test_cached_answers_equal_computed_ones(history: list[tuple[str, int, int]], names: set[str] | None) -> None:
     world = world_of(2, **MESHES)
-    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.on_watched(VOLCANO)
     present: dict[int, Pod] = {}
     # Three pods of which two fit, and then one change after the other.
     beginning = [("minimum", 3, 0), *(("come", number, 8) for number in range(3))]

@@ -68,7 +68,7 @@ def test_a_missing_group_is_waited_for_if_its_kind_is_watched() -> None:
     world.add(*pods)
     # Without the kind on the API server it is unknown that the pods are a gang.
     assert world.engine.place(pods[0]).stage is Stage.RESERVED
-    jobs.watched(VOLCANO)
+    jobs.on_watched(VOLCANO)
     assert reason(world, pods[0]) is Reason.GROUP_MISSING
     group = pod_group(3)
     jobs.group_applied(VOLCANO, group)
@@ -80,7 +80,7 @@ def test_a_missing_group_is_waited_for_if_its_kind_is_watched() -> None:
 @pytest.mark.parametrize("then", [None, 4])
 def test_a_changed_or_deleted_group_holds_up_a_gang_not_yet_begun(then: int | None) -> None:
     world = world_of(4)
-    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.on_watched(VOLCANO)
     group = pod_group(2)
     world.cluster.jobs.group_applied(VOLCANO, group)
     pods = [pod(f"train-{number}", 8, annotations={GROUP: "train"}) for number in range(4)]

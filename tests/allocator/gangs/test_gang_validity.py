@@ -19,7 +19,7 @@ def world_of_group(minimum: int) -> World:
     """A 910A server, and a PodGroup with this minimum."""
     world = World()
     world.add(node("n1", labels=MODULE))
-    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.on_watched(VOLCANO)
     world.cluster.jobs.group_applied(VOLCANO, pod_group(minimum))
     return world
 

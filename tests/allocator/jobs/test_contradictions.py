@@ -39,8 +39,8 @@ def world() -> World:
     made = World()
     for name, product in (("a0", "module"), ("a1", "module"), ("b0", "module-910b-8"), ("b1", "module-910b-8")):
         made.add(node(name, labels={TYPE: product}))
-    made.cluster.jobs.watched(VOLCANO)
-    made.cluster.jobs.watched(OBJECT)
+    made.cluster.jobs.on_watched(VOLCANO)
+    made.cluster.jobs.on_watched(OBJECT)
     return made
 
 

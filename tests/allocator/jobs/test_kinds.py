@@ -59,7 +59,7 @@ def jobs_of(objects: Sequence[KubeObject], kind: str = "") -> Jobs:
         if isinstance(each, PodGroup):
             named = kind if kind == COSCHEDULING else VOLCANO
             jobs.group_applied(named, each)
-            jobs.watched(named)
+            jobs.on_watched(named)
         elif isinstance(each, JobObject):
             source = next(
                 row.name
@@ -68,7 +68,7 @@ def jobs_of(objects: Sequence[KubeObject], kind: str = "") -> Jobs:
                 if resource.type is type(each) and (row.name == kind or kind in {VOLCANO, COSCHEDULING})
             )
             jobs.source_applied(source, each)
-            jobs.watched(source)
+            jobs.on_watched(source)
         elif isinstance(each, StatefulSet | BatchJob):
             jobs.owner_applied(each)
     return jobs
@@ -569,7 +569,7 @@ def test_pods_wait_for_the_object_that_says_how_many_there_are(case: Case) -> No
     jobs.source_applied(kind, source)
     assert not jobs.lacks_group(jobs.job_of(case.pods[0]))
     jobs.source_deleted(kind, source)
-    jobs.unwatched(kind)
+    jobs.on_unserved(kind)
     assert not jobs.lacks_group(jobs.job_of(case.pods[0]))
 
 

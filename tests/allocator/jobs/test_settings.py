@@ -32,7 +32,7 @@ def grouped(world: World, minimum: int = 2, kind: str = VOLCANO, **metadata: Any
     """A PodGroup that the world knows, with labels or annotations."""
     group = PodGroup(metadata=Metadata("train", "default", **metadata), spec=PodGroupSpec(minimum))
     world.cluster.jobs.group_applied(kind, group)
-    world.cluster.jobs.watched(kind)
+    world.cluster.jobs.on_watched(kind)
     return group
 
 

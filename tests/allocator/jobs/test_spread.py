@@ -31,7 +31,7 @@ def world(labels: Mapping[str, str], nodes: int, *, sharing: tuple[str, ...] = (
 def gang(world: World, number: int, minimum: int | None = None, *, request: int = 4) -> list[Pod]:
     """The pods of a PodGroup."""
     world.cluster.jobs.group_applied(VOLCANO, pod_group(number if minimum is None else minimum))
-    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.on_watched(VOLCANO)
     owner = ("x/v1", "Trainer", "t")
     pods = [made(f"train-{at}", owner, annotations={GROUP: "train"}, request=request) for at in range(number)]
     world.add(*pods)

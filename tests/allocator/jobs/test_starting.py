@@ -28,7 +28,7 @@ def world(nodes: int, **objects: JobObject) -> World:
     made.add(*(node(f"n{at}", labels=B8) for at in range(nodes)))
     for kind, each in objects.items():
         made.cluster.jobs.source_applied(kind, each)
-        made.cluster.jobs.watched(kind)
+        made.cluster.jobs.on_watched(kind)
     return made
 
 
@@ -136,7 +136,7 @@ def test_the_tasks_of_a_vcjob_get_ranks_of_their_own(is_watched: bool, order: li
     tasks = f"{{tasks: [{{name: master, template: {TEMPLATE}}}, {{name: worker, replicas: 2, template: {TEMPLATE}}}]}}"
     made = world(3, **({VOLCANO_JOB: job_object(VOLCANO_JOB, tasks)} if is_watched else {}))
     made.cluster.jobs.group_applied(VOLCANO, pod_group(3, name="train-u"))
-    made.cluster.jobs.watched(VOLCANO)
+    made.cluster.jobs.on_watched(VOLCANO)
     pods = [task("master", 0), task("worker", 0), task("worker", 1)]
     for each in pods:
         each.metadata.annotations[MIN_AVAILABLE] = "3"

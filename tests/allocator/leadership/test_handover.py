@@ -64,7 +64,7 @@ async def handed_over(server: ApiServer, folder: Path, first: Allocator) -> Asyn
         await until(lambda: "leads" in (second.app.missing() or ""))
         await first.app.__aexit__(None, None, None)
         async with asyncio.timeout(10):
-            await second.app.synced()
+            await second.app.wait_until_synced()
         yield second
 
 

@@ -49,7 +49,7 @@ async def test_a_standby_names_the_leader_and_takes_over_when_it_ends(tmp_path: 
                 assert holder in text
                 await first.app.__aexit__(None, None, None)
                 async with asyncio.timeout(5):
-                    await second.app.synced()
+                    await second.app.wait_until_synced()
                 assert await second.schedule(await second.pod("b", 4), ["n1"]) == "n1"
                 bound = [(await second.read(name))["metadata"]["annotations"] for name in "ab"]
                 assert bound[0][FENCE] != bound[1][FENCE]
@@ -69,7 +69,7 @@ async def test_a_new_leader_sees_bindings_its_watch_has_not_shown(tmp_path: Path
                 assert not any(pod.spec.node_name for pod in second.app.cluster.pods.values())
                 await first.app.__aexit__(None, None, None)
                 async with asyncio.timeout(10):
-                    await second.app.synced()
+                    await second.app.wait_until_synced()
                 assert await second.schedule(pods[2], ["n1"]) == ""
                 server.resume_watches()
 

@@ -16,8 +16,8 @@ class _Scheduler:
 
     def call(self, after_s: float, *, all_nodes: bool, has_next: bool) -> None:
         self.now_s += after_s
-        self.pace.filtered(all_nodes=all_nodes)
-        self.pace.answered(has_next=has_next)
+        self.pace.on_filter(all_nodes=all_nodes)
+        self.pace.on_filter_answered(has_next=has_next)
 
 
 def test_the_time_for_all_nodes_is_measured_while_pods_wait() -> None:
@@ -50,7 +50,7 @@ async def test_an_answer_waits_for_progress_until_nominations_are_ahead() -> Non
         await asyncio.sleep(0)
         assert not waiting.done()
         behind -= 1
-        scheduler.pace.progressed()
+        scheduler.pace.on_progress()
     await waiting
 
 

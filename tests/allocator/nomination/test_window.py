@@ -94,5 +94,5 @@ def test_gated_pods_of_one_namespace_leave_events_for_those_of_another() -> None
         world.add(pods[number])
         gates.pod_applied(pods[number])
     (group,) = gates._groups.values()
-    gates._refused(group, pods[0], Refusal(Reason.GANG_INCOMPLETE, "no room"))
+    gates._on_refusal(group, pods[0], Refusal(Reason.GANG_INCOMPLETE, "no room"))
     assert told == ["busy/p0", *(f"quiet/p{number}" for number in range(90, 100))]

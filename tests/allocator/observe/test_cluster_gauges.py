@@ -140,7 +140,7 @@ def test_a_gang_that_its_scheduler_refuses_or_tries_is_the_oldest_that_waits() -
 
 def test_a_gang_whose_group_is_missing_waits_for_pods() -> None:
     world = World()
-    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.on_watched(VOLCANO)
     world.add(node("n1"), pod("a", 8, annotations={GROUP: "train"}))
     assert read(world).pods == {("default", WaitingFor.PODS): 1}
     world.cluster.jobs.group_applied(VOLCANO, pod_group(1))

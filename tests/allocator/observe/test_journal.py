@@ -32,13 +32,13 @@ def test_refused_pods_of_one_namespace_leave_lines_for_those_of_others() -> None
     with capture_logs() as logs:
         for number in range(5_000):
             for tenant in ("busy-1", "busy-2", "busy-3"):
-                journal.refused(of(tenant, f"p{number}"), REFUSAL)
+                journal.on_refusal(of(tenant, f"p{number}"), REFUSAL)
                 journal.preempts(of(tenant, f"p{number}"), None)
         assert len(logs) < 500
-        journal.refused(of("quiet", "mine"), REFUSAL)
+        journal.on_refusal(of("quiet", "mine"), REFUSAL)
         assert logs[-1]["pod"] == "quiet/mine"
         now_s = 60.0
-        journal.refused(of("busy-1", "last"), REFUSAL)
+        journal.on_refusal(of("busy-1", "last"), REFUSAL)
     busy = sum(each["pod"].startswith("busy-1/") for each in logs)
     assert logs[-1]["left_out"] == 10_000 + 1 - busy
     counted = metrics.decisions.labels("refused", Reason.NO_NODE_FITS)

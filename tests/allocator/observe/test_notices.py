@@ -140,9 +140,9 @@ def test_a_group_of_a_kind_that_is_not_served_is_told(scene: Scene) -> None:
 
 
 def test_a_group_whose_minimum_is_known_is_not_told(scene: Scene) -> None:
-    scene.world.cluster.jobs.watched(VOLCANO)
+    scene.world.cluster.jobs.on_watched(VOLCANO)
     assert scene.told(pod("g", 8, annotations={GROUP: "train"})) == []
-    scene.world.cluster.jobs.unwatched(VOLCANO)
+    scene.world.cluster.jobs.on_unserved(VOLCANO)
     assert scene.told(pod("m", 8, annotations={GROUP: "other", MIN_AVAILABLE: "2"})) == []
 
 

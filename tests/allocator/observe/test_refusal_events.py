@@ -32,7 +32,7 @@ class Recorder:
         return True
 
     def refuse(self, uid: str, reason: Reason = Reason.RING_TOO_SMALL) -> None:
-        self.events.refused(PodRef("default", uid, uid), Refusal(reason, "why"), action="Filter")
+        self.events.on_refusal(PodRef("default", uid, uid), Refusal(reason, "why"), action="Filter")
 
 
 def test_an_unchanged_reason_is_repeated_only_as_a_reminder() -> None:

@@ -161,7 +161,7 @@ async def test_what_no_config_map_can_hold_is_said_once_and_not_sent(tmp_path: P
     huge = {"tor_info": json.dumps({"tor_count": MOST_BYTES, "server_list": many})}
     async with publishing(tmp_path, world) as each:
         assert await each.published()
-        world.cluster.switches.applied(type(known)(metadata=known.metadata, data=huge))
+        world.cluster.switches.apply(type(known)(metadata=known.metadata, data=huge))
         sentence = "how jobs use the leaf switches is not published: a ConfigMap can't be that large"
         assert [await each.publish(), await each.publish()] == [[sentence], []]
         assert await stored(each.client) == {}
@@ -169,13 +169,13 @@ async def test_what_no_config_map_can_hold_is_said_once_and_not_sent(tmp_path: P
 
 async def test_unknown_switches_are_not_published(tmp_path: Path) -> None:
     world = switches(range(4), version="2.0")
-    world.cluster.switches.deleted(table([0]))
+    world.cluster.switches.delete(table([0]))
     async with publishing(tmp_path, world) as each:
         assert await each.published() == {}
         assert not await each.client.list_objects(CONFIG_MAPS, namespace=NAMESPACE)
-        world.cluster.switches.applied(table([0]))
+        world.cluster.switches.apply(table([0]))
         assert list(await each.published()) == ["192.168.0.0"]
-        world.cluster.switches.deleted(table([0]))
+        world.cluster.switches.delete(table([0]))
         assert await each.published() == {}
         assert await each.client.list_objects(CONFIG_MAPS, namespace=NAMESPACE)
 

@@ -206,7 +206,7 @@ def test_an_unchanged_verdict_is_not_repeated_before_half_an_hour() -> None:
     def tell(reason: Reason, at_s: float) -> None:
         nonlocal now_s
         now_s = at_s
-        events.refused(PodRef("d", "a", "a"), Refusal(reason, "why"), action="Wait", remind_s=REMIND_UNASKED_S)
+        events.on_refusal(PodRef("d", "a", "a"), Refusal(reason, "why"), action="Wait", remind_s=REMIND_UNASKED_S)
 
     for at_s in (0.0, REMIND_S, REMIND_UNASKED_S - 1):
         tell(Reason.NOT_ENOUGH_CHIPS, at_s)

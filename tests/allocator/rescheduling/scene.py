@@ -13,7 +13,7 @@ from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.options import Options
-from allocator.rescheduling.reading import READ_S, Reading
+from allocator.rescheduling.reading import READ_S, Reader
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
@@ -35,7 +35,7 @@ class Crashed(BaseException):
     """The process ends; no handler of errors sees it."""
 
 
-class Server(Reading):
+class Server(Reader):
     """What the API server has: what the cluster has seen, unless ``now`` says something else.
 
     Attributes:

@@ -9,29 +9,29 @@ from hypothesis import strategies as st
 from allocator.rescheduling.decision import (
     BLOCKS_AFTER_S,
     JOB_AFTER_S,
-    Member,
-    Stage,
+    Depth,
+    JobPod,
     choose,
     is_master,
     job_reason,
     may_restart,
     stage_after,
 )
-from allocator.rescheduling.faults import Fault, FaultKind
-from allocator.rules.switches import Mode, Reach, Strategy, Switches, read_switches
+from allocator.rescheduling.faults import FaultKind, PodFault
+from allocator.rules.rescheduling_labels import FaultLabels, Mode, Reach, Strategy, read_switches
 from ascend.annotations import RANK
 from tests.allocator.builders import pod
 from tests.allocator.rescheduling.cases import of_area
 
-BROKEN = Fault(FaultKind.CHIP, "node n1 reports a fault")
+BROKEN = PodFault(FaultKind.CHIP, "node n1 reports a fault")
 
 
-def member(name: str, *, faulty: bool = False, block: int | None = None, is_master: bool = False) -> Member:
-    return Member(pod(name, node="n1"), BROKEN if faulty else None, block, is_master)
+def member(name: str, *, faulty: bool = False, block: int | None = None, is_master: bool = False) -> JobPod:
+    return JobPod(pod(name, node="n1"), BROKEN if faulty else None, block, is_master)
 
 
 def chosen(
-    members: list[Member], switches: Switches, stage: Stage = Stage.PODS, damaged: tuple[int, ...] = ()
+    members: list[JobPod], switches: FaultLabels, stage: Depth = Depth.PODS, damaged: tuple[int, ...] = ()
 ) -> set[str]:
     return {each.pod.name for each in choose(members, switches, stage, damaged).pods}
 
@@ -62,12 +62,12 @@ def test_whether_a_job_may_restart(case: dict[str, Any]) -> None:
     reasons = {"NodeUnhealthy": FaultKind.NODE, "pod-failed": FaultKind.POD, "pod-healthy": FaultKind.CHIP}
     reason = reasons[said["reason"]] if said["is_fault_job"] else None
     used = retries - said.get("remaining", retries)
-    assert may_restart(reason, Switches(Mode.FORCE, retries=retries), used) is case["expect"]["may_restart"]
+    assert may_restart(reason, FaultLabels(Mode.FORCE, retries=retries), used) is case["expect"]["may_restart"]
 
 
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.EXTERNAL_GRACE, Mode.EXTERNAL_FORCE])
 def test_nothing_is_deleted_where_another_program_does_it(mode: Mode) -> None:
-    assert not may_restart(FaultKind.NODE, Switches(mode), 0)
+    assert not may_restart(FaultKind.NODE, FaultLabels(mode), 0)
 
 
 @of_area("resched.master")
@@ -78,39 +78,39 @@ def test_which_pod_is_the_master(case: dict[str, Any]) -> None:
 
 
 def test_the_first_kind_of_fault_counts_for_the_job() -> None:
-    faults = [Fault(kind, "") for kind in (FaultKind.POD, FaultKind.RELATED, FaultKind.CHIP)]
+    faults = [PodFault(kind, "") for kind in (FaultKind.POD, FaultKind.RELATED, FaultKind.CHIP)]
     assert job_reason(faults) is FaultKind.CHIP
     assert job_reason(faults[:1]) is FaultKind.POD
     assert job_reason([]) is None
 
 
 def test_the_reach_grows_with_the_time_for_which_a_successor_waits() -> None:
-    wider = Switches(Mode.GRACE, Reach.WIDER)
+    wider = FaultLabels(Mode.GRACE, Reach.WIDER)
     for waits_s, blocks, plain in [
-        (0.0, Stage.PODS, Stage.PODS),
-        (BLOCKS_AFTER_S - 0.1, Stage.PODS, Stage.PODS),
-        (BLOCKS_AFTER_S, Stage.BLOCKS, Stage.PODS),
-        (JOB_AFTER_S - 0.1, Stage.BLOCKS, Stage.PODS),
-        (JOB_AFTER_S, Stage.JOB, Stage.JOB),
+        (0.0, Depth.PODS, Depth.PODS),
+        (BLOCKS_AFTER_S - 0.1, Depth.PODS, Depth.PODS),
+        (BLOCKS_AFTER_S, Depth.BLOCKS, Depth.PODS),
+        (JOB_AFTER_S - 0.1, Depth.BLOCKS, Depth.PODS),
+        (JOB_AFTER_S, Depth.JOB, Depth.JOB),
     ]:
         assert stage_after(waits_s, wider, has_blocks=True) is blocks
         assert stage_after(waits_s, wider, has_blocks=False) is plain
-        assert stage_after(waits_s, Switches(Mode.GRACE, Reach.PROCESSES), has_blocks=True) is Stage.PODS
+        assert stage_after(waits_s, FaultLabels(Mode.GRACE, Reach.PROCESSES), has_blocks=True) is Depth.PODS
 
 
 def test_pods_go_then_the_damaged_block_then_the_job() -> None:
-    wider = Switches(Mode.GRACE, Reach.WIDER)
+    wider = FaultLabels(Mode.GRACE, Reach.WIDER)
     pods = [member("m", block=0, is_master=True), member("a", block=1, faulty=True), member("b", block=1)]
     assert chosen(pods, wider) == {"a"}
     waiting = [pods[0], pods[2]]
-    assert chosen(waiting, wider, Stage.PODS, (1,)) == set()
-    assert chosen(waiting, wider, Stage.BLOCKS, (1,)) == {"b"}
-    assert chosen(waiting, wider, Stage.JOB, (1,)) == {"m", "b"}
+    assert chosen(waiting, wider, Depth.PODS, (1,)) == set()
+    assert chosen(waiting, wider, Depth.BLOCKS, (1,)) == {"b"}
+    assert chosen(waiting, wider, Depth.JOB, (1,)) == {"m", "b"}
 
 
 def test_all_pods_go_once_the_masters_block_is_damaged() -> None:
     pods = [member("m", block=0, is_master=True), member("b", block=1)]
-    assert chosen(pods, Switches(Mode.GRACE, Reach.WIDER), Stage.BLOCKS, (0,)) == {"m", "b"}
+    assert chosen(pods, FaultLabels(Mode.GRACE, Reach.WIDER), Depth.BLOCKS, (0,)) == {"m", "b"}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_all_pods_go_once_the_masters_block_is_damaged() -> None:
     ],
 )
 def test_how_pods_go(mode: Mode, kind: FaultKind, strategy: Strategy, *, at_once: bool) -> None:
-    faulty = Member(pod("one", node="n1"), Fault(kind, ""))
-    assert choose([faulty], Switches(mode, strategy=strategy), Stage.PODS, ()).at_once is at_once
+    faulty = JobPod(pod("one", node="n1"), PodFault(kind, ""))
+    assert choose([faulty], FaultLabels(mode, strategy=strategy), Depth.PODS, ()).at_once is at_once
 
 
 @given(st.data())
@@ -134,8 +134,8 @@ def test_faulty_pods_always_go_and_a_wider_stage_never_spares_one(data: st.DataO
         member(f"p{number}", faulty=data.draw(st.booleans()), block=data.draw(st.integers(0, 2)), is_master=not number)
         for number in range(data.draw(st.integers(1, 6)))
     ]
-    switches = Switches(Mode.GRACE, data.draw(st.sampled_from(Reach)))
-    by_stage = [chosen(members, switches, stage) for stage in Stage]
+    switches = FaultLabels(Mode.GRACE, data.draw(st.sampled_from(Reach)))
+    by_stage = [chosen(members, switches, stage) for stage in Depth]
     faulty = {each.pod.name for each in members if each.fault is not None}
     assert all(faulty <= each for each in by_stage)
     assert by_stage[0] <= by_stage[1] <= by_stage[2]

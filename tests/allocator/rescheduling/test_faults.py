@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of, read_node
-from allocator.rules.switches import Strategy, Switches
+from allocator.rules.rescheduling_labels import FaultLabels, Strategy
 from ascend.chips import chip_set, parse_names
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.errors import Refusal
@@ -30,7 +30,7 @@ def node_with(*, unhealthy: tuple[int, ...] = (), network: tuple[int, ...] = (),
     return read_node(world.cluster.nodes["n1"], "n1")
 
 
-def kind(faults: NodeFaults, switches: Switches = Switches(), **options: Any) -> FaultKind | None:  # noqa: B008 - frozen
+def kind(faults: NodeFaults, switches: FaultLabels = FaultLabels(), **options: Any) -> FaultKind | None:  # noqa: B008 - frozen
     given = pod("one", 2, node="n1", chips=[0, 1], phase=options.pop("phase", "Running"), **options)
     fault = fault_of(given, 0b11, faults, switches)
     return fault.kind if fault is not None else None
@@ -44,7 +44,8 @@ def test_only_chips_that_have_failed_make_a_pod_faulty(case: dict[str, Any]) -> 
     faults = node_with(unhealthy=tuple(unhealthy), network=tuple(network))
     chips = parse_names(",".join(said.get("cards") or said["pod_cards"]))
     found = [
-        fault_of(pod("p", 1, node="n1", phase="Running"), 1 << chip, faults, Switches()) is not None for chip in chips
+        fault_of(pod("p", 1, node="n1", phase="Running"), 1 << chip, faults, FaultLabels()) is not None
+        for chip in chips
     ]
     assert found == expected.get("faulty", [expected.get("pod_faulty", False)] * len(chips))
 
@@ -63,7 +64,7 @@ async def test_pods_leave_a_sub_healthy_node_as_their_job_says(case: dict[str, A
     # Also a pod that is deleted for a hot switch is deleted by the same request.
     assert goes is (expected["faulty"] or expected["hot_switch_delete"])
     found = kind(
-        NodeFaults(sub_healthy=True), Switches(strategy=Strategy(said["strategy"])), annotations=said["annotations"]
+        NodeFaults(sub_healthy=True), FaultLabels(strategy=Strategy(said["strategy"])), annotations=said["annotations"]
     )
     assert (found or "pod-healthy") == expected["type"]
 
@@ -84,11 +85,11 @@ def test_new_pods_stay_off_sub_healthy_nodes_as_their_job_says(case: dict[str, A
 
 @pytest.mark.parametrize("strategy", [Strategy.GRACE_EXIT, Strategy.FORCE_EXIT])
 def test_a_pod_whose_job_says_so_leaves_a_sub_healthy_node(strategy: Strategy) -> None:
-    assert kind(NodeFaults(sub_healthy=True), Switches(strategy=strategy)) is FaultKind.SUB_HEALTH
+    assert kind(NodeFaults(sub_healthy=True), FaultLabels(strategy=strategy)) is FaultKind.SUB_HEALTH
 
 
 def test_a_hot_switch_needs_the_word_of_the_program_that_prepares_it() -> None:
-    switches = Switches(strategy=Strategy.HOT_SWITCH)
+    switches = FaultLabels(strategy=Strategy.HOT_SWITCH)
     for said in ({}, {"needVolcanoOpe": "create"}, {"backupNewPodName": "one-hot"}):
         assert kind(NodeFaults(sub_healthy=True), switches, annotations=said) is None
     ready = {"needVolcanoOpe": "delete", "backupNewPodName": "one-hot"}
@@ -109,8 +110,8 @@ def test_the_chips_that_the_pod_was_given_count_where_they_differ_from_those_wri
 
 def test_a_failed_pod_is_faulty_only_if_its_job_replaces_failed_pods() -> None:
     assert kind(NodeFaults(), phase="Failed") is None
-    assert kind(NodeFaults(), Switches(retries=1), phase="Failed") is FaultKind.POD
-    assert kind(NodeFaults(chips={0: "A"}), Switches(retries=1), phase="Failed") is FaultKind.POD
+    assert kind(NodeFaults(), FaultLabels(retries=1), phase="Failed") is FaultKind.POD
+    assert kind(NodeFaults(chips={0: "A"}), FaultLabels(retries=1), phase="Failed") is FaultKind.POD
 
 
 def test_a_pod_that_fails_with_another_one_has_a_label() -> None:
@@ -141,7 +142,7 @@ def test_a_node_that_its_switches_call_unhealthy_makes_its_pods_faulty() -> None
         return read_node(world.cluster.nodes["n1"], "n1")
 
     world.add(node("n1"), healthy)
-    leaves = Switches(strategy=Strategy.FORCE_EXIT)
+    leaves = FaultLabels(strategy=Strategy.FORCE_EXIT)
     assert kind(said("Healthy"), leaves) is None
     assert said("SubHealthy") == NodeFaults(sub_healthy=True)
     assert kind(said("SubHealthy"), leaves) is FaultKind.SUB_HEALTH

@@ -15,7 +15,7 @@ from allocator.rescheduling.judging import switches_of
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.record_writer import RecordWriter
 from allocator.rescheduling.records import REASONS_KEY, REASONS_NAME, REASONS_NAMESPACE, RETRIES_NAMESPACE
-from allocator.rules.switches import Switches
+from allocator.rules.rescheduling_labels import FaultLabels
 from ascend.errors import ApiError
 from ascend.kube.objects import CONFIG_MAPS, Metadata, Pod
 from ascend.kube.workloads import (
@@ -219,7 +219,7 @@ async def test_a_job_that_can_not_be_judged_stops_no_other(monkeypatch: pytest.M
     stage = scene([*job(1, name="a"), *job(1, name="b", first_node=2)])
     stage.world.add(report("n1", unhealthy=[0]), report("n2", unhealthy=[0]))
 
-    def judge(of: Any, pods: list[Pod]) -> Switches:
+    def judge(of: Any, pods: list[Pod]) -> FaultLabels:
         if pods[0].name == "a-0":
             raise RuntimeError("a defect")
         return switches_of(of, pods)

@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 
 from allocator.rescheduling.budget import UNKNOWN, Budget
-from allocator.rescheduling.decision import Stage
+from allocator.rescheduling.decision import Depth
 from allocator.rescheduling.memory import Deleted, Memory, Recovery
-from allocator.rescheduling.storage import KEY, MAX_BYTES, VERSION, Packing, decode, encode
-from allocator.state.block_record import Spot
+from allocator.rescheduling.storage import KEY, MAX_BYTES, VERSION, MemoryPacking, decode, encode
+from allocator.state.block_record import RankSpot
 from ascend.errors import TooLarge
 
 
@@ -19,13 +19,13 @@ def test_everything_is_read_back() -> None:
     recovery = Recovery(
         ["u"],
         changed_s=1.5,
-        stage=Stage.BLOCKS,
+        stage=Depth.BLOCKS,
         damaged=[1],
         deleted={"a": Deleted("d/a", "n1", 1.0, [0, 1])},
         chosen=["a"],
         times_s=[1.0],
         retries=2,
-        spots={3: Spot("n2", 1, "o")},
+        spots={3: RankSpot("n2", 1, "o")},
     )
     memory = Memory({"StatefulSet d/a": recovery}, {"b": Deleted("d/b", "n1", 1.0)}, [(1.0, 3)])
     assert decode(encode(memory)) == (memory, [])
@@ -108,7 +108,7 @@ def recovery(pods: int, changed_s: float = 5.0, *, is_open: bool = True) -> Reco
         deleted={uid: forced(number) for number, uid in enumerate(uids)},
         chosen=uids,
         times_s=[changed_s],
-        spots={number: Spot(f"node-pool-a-{number:05}", number // 8, "0" * 36) for number in range(pods)},
+        spots={number: RankSpot(f"node-pool-a-{number:05}", number // 8, "0" * 36) for number in range(pods)},
         faulty_nodes=[f"node-pool-a-{number:05}" for number in range(pods)],
     )
 
@@ -121,7 +121,7 @@ def forced(number: int) -> Deleted:
 @pytest.mark.parametrize("pods", [3_000, 5_000])
 def test_a_job_of_thousands_of_pods_and_a_small_one_are_read_back_whole(pods: int) -> None:
     memory = Memory({"big": recovery(pods), "small": recovery(1)})
-    packing = Packing(memory)
+    packing = MemoryPacking(memory)
     data = packing.pack()
     assert (decode(data, 2e9), packing.shortened) == ((memory, []), [])
 
@@ -135,7 +135,7 @@ def test_thousands_of_pods_deleted_by_force_are_read_back_beside_a_large_job() -
 
 def test_a_job_that_does_not_fit_keeps_its_counts_and_costs_no_other() -> None:
     memory = Memory({"huge": recovery(20_000, 9.0), "small": recovery(3, 5.0), "old": recovery(3, 1.0, is_open=False)})
-    packing = Packing(memory)
+    packing = MemoryPacking(memory)
     kept = decode(packing.pack(), 2e9)[0].jobs
     assert packing.shortened == ["huge"]
     assert (kept["small"], kept["old"]) == (memory.jobs["small"], memory.jobs["old"])
@@ -145,7 +145,7 @@ def test_a_job_that_does_not_fit_keeps_its_counts_and_costs_no_other() -> None:
 
 def test_of_too_many_jobs_those_that_changed_last_are_kept() -> None:
     jobs = {f"StatefulSet d/{n}": recovery(1, float(n), is_open=n % 2 == 0) for n in range(14_000)}
-    packing = Packing(Memory(jobs))
+    packing = MemoryPacking(Memory(jobs))
     data = packing.pack()
     assert len(data[KEY]) <= MAX_BYTES
     kept = decode(data)[0].jobs

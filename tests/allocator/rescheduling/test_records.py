@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from allocator.rescheduling import records
-from allocator.rescheduling.decision import Choice, Member
-from allocator.rescheduling.faults import Fault, FaultKind
+from allocator.rescheduling.decision import JobPod, PodChoice
+from allocator.rescheduling.faults import FaultKind, PodFault
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.record_writer import PERIOD_S, RecordWriter
 from allocator.rescheduling.records import MAX_BYTES, REASONS_KEY, RETRIES_KEY, job_id, stated_retries, with_record
@@ -23,9 +23,9 @@ NAMESPACES = Resource(KubeObject, "Namespace", "api/v1", "namespaces", namespace
 NOON_S = 1_795_435_200.0
 
 
-def choice(name: str = "a-1") -> Choice:
-    faulty = Member(pod(name, node="n1", annotations={RANK: "1"}), Fault(FaultKind.CHIP, "why"))
-    return Choice((faulty, Member(pod("peer", node="n2"))), FaultKind.CHIP)
+def choice(name: str = "a-1") -> PodChoice:
+    faulty = JobPod(pod(name, node="n1", annotations={RANK: "1"}), PodFault(FaultKind.CHIP, "why"))
+    return PodChoice((faulty, JobPod(pod("peer", node="n2"))), FaultKind.CHIP)
 
 
 def test_a_record_has_the_faulty_pods_only_and_the_last_one_is_first() -> None:
@@ -141,6 +141,6 @@ async def test_a_rescheduled_job_is_recorded_where_nothing_was_before(tmp_path: 
         await cluster.client.create(NAMESPACES, {"metadata": {"name": records.REASONS_NAMESPACE}})
         writer = RecordWriter(cluster.client, world.cluster, lambda: 0.0)
         for _ in range(2):
-            await writer.rescheduled(job, choice(), NOON_S)
+            await writer.record(job, choice(), NOON_S)
         found = await cluster.client.get(CONFIG_MAPS, records.REASONS_NAME, records.REASONS_NAMESPACE)
         assert json.loads(found.data[REASONS_KEY])["default/train"]["TotalRescheduleTimes"] == 2

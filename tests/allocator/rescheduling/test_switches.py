@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from allocator.rules.switches import OFF, Mode, Reach, Strategy, Switches, read_switches
+from allocator.rules.rescheduling_labels import OFF, FaultLabels, Mode, Reach, Strategy, read_switches
 from ascend.errors import InvalidValue
 from ascend.jobs.kind import JobFacts
 from tests.allocator.builders import pod
 from tests.allocator.rescheduling.cases import of_area
 
 
-def of_labels(**labels: str) -> Switches:
+def of_labels(**labels: str) -> FaultLabels:
     return read_switches((), [pod("one", labels={key.replace("_", "-"): value for key, value in labels.items()})])
 
 
@@ -45,7 +45,7 @@ def test_the_pod_group_counts_before_the_object_and_both_before_the_pods() -> No
     pods = [pod("one", labels={"fault-scheduling": "off", "pod-rescheduling": "on", "fault-retry-times": "1"})]
     source = JobFacts(labels={"fault-scheduling": "grace", "fault-retry-times": "2"})
     switches = read_switches((JobFacts(labels={"fault-scheduling": "force"}), source), pods)
-    assert switches == Switches(Mode.FORCE, Reach.WIDER, 2, restarts=True)
+    assert switches == FaultLabels(Mode.FORCE, Reach.WIDER, 2, restarts=True)
 
 
 def test_pods_that_contradict_each_other_are_named() -> None:

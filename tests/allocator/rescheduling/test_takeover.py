@@ -7,7 +7,7 @@ from uuid import uuid4
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.memory import Deleted, Memory, Recovery
 from allocator.rescheduling.storage import encode
-from allocator.state.block_record import Spot
+from allocator.state.block_record import RankSpot
 from ascend.chips import chip_set
 from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer
@@ -48,7 +48,7 @@ async def test_pods_are_placed_where_the_right_to_read_what_is_remembered_is_mis
 async def test_a_large_job_and_thousands_of_forced_deletions_are_known_to_the_next_leader(tmp_path: Path) -> None:
     names = [f"node-pool-a-{number:05}" for number in range(5_000)]
     held = {str(uuid4()): Deleted(f"team/worker-{name}", name, 1.0, list(range(8)), at_once=True) for name in names}
-    spots = {rank: Spot(name, rank // 8, str(uuid4())) for rank, name in enumerate(names[:3_000])}
+    spots = {rank: RankSpot(name, rank // 8, str(uuid4())) for rank, name in enumerate(names[:3_000])}
     recovery = Recovery(["u"], 1.0, chosen=list(held)[:3_000], spots=spots, faulty_nodes=names[:3_000])
     memory, told = Memory({"StatefulSet default/big": recovery}, held), list[int]()
     async with ApiServer() as server:
@@ -57,7 +57,7 @@ async def test_a_large_job_and_thousands_of_forced_deletions_are_known_to_the_ne
             actions = Actions(client, "default", NAME, evicts=False, shortened=told.append)
             await actions.save(memory)
             assert await actions.load(2.0) == memory
-            recovery.spots = {rank: Spot(str(uuid4()), 0, str(uuid4())) for rank in range(30_000)}
+            recovery.spots = {rank: RankSpot(str(uuid4()), 0, str(uuid4())) for rank in range(30_000)}
             await actions.save(memory)
             kept = await actions.load(2.0)
         assert (kept.force_deleted, kept.jobs["StatefulSet default/big"].spots, told) == (held, {}, [0, 1])

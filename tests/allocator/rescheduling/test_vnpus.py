@@ -5,7 +5,7 @@ import pytest
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of
 from allocator.rescheduling.memory import Deleted, Memory
 from allocator.rescheduling.storage import decode, encode
-from allocator.rules.switches import Switches
+from allocator.rules.rescheduling_labels import FaultLabels
 from allocator.rules.vacancy import Vacancy
 from allocator.state.holding import read_holding
 from ascend.reasons import Reason
@@ -27,7 +27,7 @@ def test_a_pod_on_a_part_of_a_failed_chip_is_faulty() -> None:
         pod = vnpu_pod("p", vnpu=vnpu, real=real, node="n1", phase="Running")
         holding = read_holding(pod)
         assert holding is not None
-        fault = fault_of(pod, holding.occupied, node, Switches())
+        fault = fault_of(pod, holding.occupied, node, FaultLabels())
         assert (fault is not None and fault.kind is FaultKind.CHIP) is is_faulty
 
 
@@ -69,7 +69,7 @@ def test_a_pod_on_a_part_that_was_cut_for_it_is_faulty_with_the_chip() -> None:
         pod = core_pod("p", cores, has=has, real=real, node="n1", phase="Running")
         holding = read_holding(pod)
         assert holding is not None
-        fault = fault_of(pod, holding.occupied, node, Switches())
+        fault = fault_of(pod, holding.occupied, node, FaultLabels())
         assert (fault is not None and fault.kind is FaultKind.CHIP) is is_faulty
 
 

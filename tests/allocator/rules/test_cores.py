@@ -25,7 +25,7 @@ from ascend.kube.objects import Container, Resources
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 from ascend.takes import Take
-from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Media, Template
+from ascend.templates import RESOURCE_CORES, TEMPLATES, Divisible, Media, VnpuTemplate
 from tests.allocator.builders import World, pod
 from tests.allocator.cores import A3_20, A3_24, B1, B2, B3, B4, CHIPS, Chip, core_pod
 
@@ -38,7 +38,7 @@ def test_the_valid_numbers_are_those_of_the_chip(chip: Chip) -> None:
     for cores in range(chip.cores * 16 + 1):
         found = part_or_chips(chip.kind, ChipRequest(0, cores=cores))
         if cores in VALID[chip]:
-            assert isinstance(found, Template)
+            assert isinstance(found, VnpuTemplate)
             assert (found.cores, found.media) == (cores, Media.SHARED)
         elif cores and not cores % chip.cores:
             assert found == cores // chip.cores
@@ -154,8 +154,8 @@ def vacancy_of(kind: Divisible, takes: list[Take]) -> Vacancy:
     return Vacancy(product, 8, 0xFF & ~occupied, 8, cores=left)
 
 
-def used(takes: list[Take]) -> dict[int, list[Template]]:
-    found: dict[int, list[Template]] = defaultdict(list)
+def used(takes: list[Take]) -> dict[int, list[VnpuTemplate]]:
+    found: dict[int, list[VnpuTemplate]] = defaultdict(list)
     for take in takes:
         if take.cut is not None:
             found[take.cut.chip].append(take.cut.size)

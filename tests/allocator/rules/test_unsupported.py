@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from allocator.rules.switches import KNOWN_VALUES
+from allocator.rules.rescheduling_labels import KNOWN_VALUES
 from allocator.rules.unsupported import (
     _KEYS,
     UNSUPPORTED,

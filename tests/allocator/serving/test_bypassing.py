@@ -117,8 +117,8 @@ async def test_one_pod_of_a_controller_fails_and_no_other_is_created(world: Worl
 
 
 async def test_the_sentence_names_a_scheduler_that_calls(world: World) -> None:
-    world.bypasses.called(world.pod("", scheduler="ascend-scheduler"))
-    world.bypasses.called(world.pod("", scheduler="for-parts", resource=VNPU))
+    world.bypasses.on_call(world.pod("", scheduler="ascend-scheduler"))
+    world.bypasses.on_call(world.pod("", scheduler="for-parts", resource=VNPU))
     await world.fails(world.pod())
     with pytest.raises(Refusal, match=r"or give the pods the schedulerName of one that calls it \(ascend-scheduler\)"):
         await world.bypasses.require_called(world.pod())
@@ -130,7 +130,7 @@ async def test_the_first_call_ends_the_denial(world: World) -> None:
     failed = await world.fails(first)
     alone = world.pod("")
     assert await world.creates(alone)
-    world.bypasses.called(alone)
+    world.bypasses.on_call(alone)
     assert await world.creates(world.pod())
     world.bypasses.pod_applied(failed)  # it is still there, and seen again
     assert await world.creates(world.pod())
@@ -139,7 +139,7 @@ async def test_the_first_call_ends_the_denial(world: World) -> None:
 async def test_a_configuration_that_is_lost_later_is_noticed_by_the_next_pod(world: World) -> None:
     works = world.pod()
     await world.creates(works)
-    world.bypasses.called(works)
+    world.bypasses.on_call(works)
     world.placed(works)
     world.second += 1
     last = world.pod()
@@ -158,7 +158,7 @@ async def test_the_second_pod_waits_until_the_first_one_has_shown_what_its_sched
         await asyncio.sleep(0)
         assert not waiting.done()
         if called:
-            world.bypasses.called(first)
+            world.bypasses.on_call(first)
         else:
             await world.fails(first)
         assert [await waiting, await other] == [called, called]
@@ -166,7 +166,7 @@ async def test_the_second_pod_waits_until_the_first_one_has_shown_what_its_sched
 
 async def test_a_pod_that_is_bound_without_chips_is_awaited_before_the_next_is_created(world: World) -> None:
     works, last = world.pod(), world.pod()
-    world.bypasses.called(works)
+    world.bypasses.on_call(works)
     world.bound(last)
     waiting = asyncio.create_task(world.creates(world.pod()))
     await asyncio.sleep(0)
@@ -200,7 +200,7 @@ async def test_a_scheduler_is_judged_by_its_own_pods_and_by_each_resource(world:
     for resource in (VNPU, RESOURCE_CORES):
         assert await world.creates(world.pod(resource, resource=resource))
     await world.fails(world.pod(resource=VNPU))
-    world.bypasses.called(world.pod())
+    world.bypasses.on_call(world.pod())
     assert await world.creates(world.pod())
     assert not await world.creates(world.pod(resource=VNPU))
 
@@ -223,7 +223,7 @@ async def test_what_a_node_refuses_for_other_reasons_is_no_bypass(world: World, 
     await world.creates(first)
     world.bound(first)
     world.refused(first, message)
-    world.bypasses.called(first)
+    world.bypasses.on_call(first)
     assert await world.creates(world.pod())
 
 
@@ -281,13 +281,13 @@ async def test_however_often_a_scheduler_is_lost_no_controller_fails_twice_in_be
             connected = False
         elif step == "call":
             connected = True
-            world.bypasses.called(world.pod(""))
+            world.bypasses.on_call(world.pod(""))
             failures = dict.fromkeys(failures, 0)
         elif step == "create":
             pod = world.pod(f"c{number}")
             if await world.creates(pod):
                 if connected:
-                    world.bypasses.called(pod)
+                    world.bypasses.on_call(pod)
                     world.placed(pod)
                     failures = dict.fromkeys(failures, 0)
                 else:

@@ -82,11 +82,11 @@ async def test_a_namespace_with_thousands_of_refused_pods_leaves_turns_to_others
         for number in range(2_000):
             each = pod(f"busy-{number}", 1)
             world.add(each)
-            requeuer.refused(each)
+            requeuer.on_refusal(each)
         mine = pod("mine", 1)
         mine = replace(mine, metadata=replace(mine.metadata, namespace="quiet"))
         world.add(mine)
-        requeuer.refused(mine)
+        requeuer.on_refusal(mine)
         await asyncio.sleep(3 * PERIOD_S)
         assert "mine" in [name for _, name, _ in api.taken][:AT_ONCE]
 
@@ -99,7 +99,7 @@ async def test_only_a_pod_that_fits_again_is_annotated() -> None:
     async with requeuing(world, api) as requeuer:
         for each in (waits, too_big):
             world.add(each)
-            requeuer.refused(each)
+            requeuer.on_refusal(each)
         world.add(pod("other", 4, node="n1", chips=range(4)))
         await asyncio.sleep(10)
         assert not api.taken
@@ -115,11 +115,11 @@ async def test_a_pod_that_its_scheduler_retries_is_left_alone() -> None:
     world, api = World(), PatchServer()
     world.add(node("n1"))
     async with requeuing(world, api) as requeuer:
-        requeuer.refused(pod("retried"))
+        requeuer.on_refusal(pod("retried"))
         for _ in range(20):
             await asyncio.sleep(0.6)
-            requeuer.refused(pod("retried"))
-        requeuer.accepted("uid-retried")
+            requeuer.on_refusal(pod("retried"))
+        requeuer.on_acceptance("uid-retried")
         await asyncio.sleep(100)
         assert not api.taken
 
@@ -131,11 +131,11 @@ async def test_the_wait_doubles_while_the_scheduler_refuses_the_pod() -> None:
     refused = pod("refused")
     world.add(refused)
     async with requeuing(world, api) as requeuer:
-        requeuer.refused(refused)
+        requeuer.on_refusal(refused)
         for _ in range(1500):
             await asyncio.sleep(1)
             if api.taken and asyncio.get_running_loop().time() - api.taken[-1][0] < 1:
-                requeuer.refused(refused)
+                requeuer.on_refusal(refused)
     times = [time for time, _, _ in api.taken]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert gaps == sorted(gaps)
@@ -147,7 +147,7 @@ async def test_bound_finished_and_deleted_pods_are_forgotten() -> None:
     world, api = World(), PatchServer()
     async with requeuing(world, api) as requeuer:
         for name in ("bound", "done", "never-seen"):
-            requeuer.refused(pod(name))
+            requeuer.on_refusal(pod(name))
         world.add(pod("bound", node="n1", chips=[0]))
         world.add(pod("done", phase="Failed"))
         await asyncio.sleep(1)
@@ -161,7 +161,7 @@ async def test_a_failed_annotation_is_retried() -> None:
     world.add(node("n1"))
     api.answers = False
     async with requeuing(world, api) as requeuer:
-        requeuer.refused(pod("waits"))
+        requeuer.on_refusal(pod("waits"))
         await asyncio.sleep(5)
         api.answers = True
         await asyncio.sleep(10)
@@ -173,7 +173,7 @@ async def test_a_pod_found_deleted_is_forgotten() -> None:
     world.add(node("n1"))
     api.gone.add("deleted")
     async with requeuing(world, api) as requeuer:
-        requeuer.refused(pod("deleted"))
+        requeuer.on_refusal(pod("deleted"))
         await asyncio.sleep(3)
         assert len(requeuer._refused) == 0
 
@@ -188,7 +188,7 @@ async def test_the_last_pod_of_a_gang_requeues_the_others_at_once() -> None:
             world.add(each)
             with pytest.raises(Refusal):
                 world.engine.place(each)
-            requeuer.refused(each)
+            requeuer.on_refusal(each)
         await asyncio.sleep(30)
         assert not api.taken
         arrived_s = asyncio.get_running_loop().time()
@@ -206,7 +206,7 @@ async def test_a_gang_is_requeued_when_it_fits_as_a_whole() -> None:
     pods = [pod(f"train-{number}", 8, annotations=annotations) for number in range(2)]
     world.add(*pods)
     async with requeuing(world, api) as requeuer:
-        requeuer.refused(pods[0])
+        requeuer.on_refusal(pods[0])
         await asyncio.sleep(30)
         assert not api.taken
         world.cluster.pod_deleted(pod("other", 8, node="n1"))
@@ -238,7 +238,7 @@ async def test_waiting_gangs_take_at_most_a_tenth_of_the_time(monkeypatch: pytes
     monkeypatch.setattr(world.engine, "may_fit", slow)
     async with requeuing(world, api, clock) as requeuer:
         for each in pods:
-            requeuer.refused(each)
+            requeuer.on_refusal(each)
         await asyncio.sleep(54)
     assert 5 < len(examined) / 1000 < 6.6
     assert max(Counter(examined).values()) == 1
@@ -261,7 +261,7 @@ async def test_after_a_slow_pass_the_next_one_starts_within_30_s(
 
     monkeypatch.setattr(world.engine, "may_fit", slow)
     async with requeuing(world, api, clock) as requeuer:
-        requeuer.refused(waits)
+        requeuer.on_refusal(waits)
         await asyncio.sleep(70)
     assert len(examined) >= 3
 
@@ -270,14 +270,14 @@ async def test_after_a_slow_pass_the_next_one_starts_within_30_s(
 async def test_a_changed_pod_group_requeues_its_gang(change: str) -> None:
     world, api = World(), PatchServer()
     world.add(node("n0"), node("n1"))
-    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.on_watched(VOLCANO)
     if change == "its minimum falls":
         world.cluster.jobs.group_applied(VOLCANO, pod_group(3))
     pods = [pod(f"train-{number}", 8, annotations={GROUP: "train"}) for number in range(2)]
     world.add(*pods)
     async with requeuing(world, api) as requeuer:
         for each in pods:
-            requeuer.refused(each)
+            requeuer.on_refusal(each)
         await asyncio.sleep(30)
         assert not api.taken
         world.cluster.jobs.group_applied(VOLCANO, pod_group(2))
@@ -292,9 +292,9 @@ async def test_a_pod_refused_again_is_judged_by_its_current_request() -> None:
     world.add(node("a0", labels=MODULE), owned_by(pod("train-0", 8), "StatefulSet"))
     world.fill("a0")
     async with requeuing(world, api) as requeuer:
-        requeuer.refused(owned_by(pod("train-1", 8), "StatefulSet"))
+        requeuer.on_refusal(owned_by(pod("train-1", 8), "StatefulSet"))
         world.cluster.jobs.owner_deleted(stateful_set(2))
-        requeuer.refused(owned_by(pod("train-1", 4), "StatefulSet"))
+        requeuer.on_refusal(owned_by(pod("train-1", 4), "StatefulSet"))
         world.add(node("a1", labels=MODULE))
         world.fill("a1", [0])
         await asyncio.sleep(2)
@@ -329,7 +329,7 @@ async def test_pods_that_could_not_preempt_are_retried_ever_less_often() -> None
         gaps = [later - earlier for earlier, later in pairwise(times)]
         assert times[0] == pytest.approx(30, abs=2 * PERIOD_S)
         assert gaps == pytest.approx([2, 4, 8], abs=2 * PERIOD_S)
-        requeuer.judged(first.uid)
+        requeuer.on_judgement(first.uid)
         await asyncio.sleep(60)
         assert len(api.taken) == len(times)
 

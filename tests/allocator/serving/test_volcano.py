@@ -19,7 +19,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.observe.journal import Journal
 from allocator.observe.refusal_events import RefusalEvents
 from allocator.serving.volcano import VolcanoExtender
-from allocator.serving.volcano_wire import Code
+from allocator.serving.volcano_wire import StatusCode
 from allocator.state.promises import Promise
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
@@ -98,10 +98,10 @@ class Rig:
 
     def allocate(self, each: Pod, name: str, status: int = 2) -> str:
         call = {"task": task(each, status, name)}
-        return self.volcano.allocated(msgspec.json.encode(call)).error_message
+        return self.volcano.on_allocate(msgspec.json.encode(call)).error_message
 
     def deallocate(self, each: Pod) -> None:
-        assert not self.volcano.deallocated(msgspec.json.encode({"task": task(each, 1, "n1")})).error_message
+        assert not self.volcano.on_deallocate(msgspec.json.encode({"task": task(each, 1, "n1")})).error_message
 
     def ready(self, *tasks: dict[str, Any]) -> bool:
         call = {"job": {"Tasks": {each["UID"]: each for each in tasks}}}
@@ -155,7 +155,7 @@ def test_recorded_predicates_are_answered(recorded: Rig, name: str) -> None:
         assert (answer.status, answer.code) == ("", 0)
     else:  # all eight chips are in use
         assert answer.status.startswith("NotEnoughChips: ")
-        assert answer.code == Code.UNSCHEDULABLE
+        assert answer.code == StatusCode.UNSCHEDULABLE
 
 
 def test_recorded_nodes_are_scored(recorded: Rig) -> None:
@@ -190,9 +190,9 @@ def test_recorded_jobs_and_queues_are_answered(recorded: Rig) -> None:
 def test_recorded_placements_are_reserved_and_given_back(recorded: Rig) -> None:
     made = payload("allocateFunc.v1.14")
     recorded.world.add(unbound(made["task"]))
-    recorded.volcano.allocated(json.dumps(made).encode())
+    recorded.volcano.on_allocate(json.dumps(made).encode())
     undone = payload("deallocateFunc.v1.14")
-    assert not recorded.volcano.deallocated(json.dumps(undone).encode()).error_message
+    assert not recorded.volcano.on_deallocate(json.dumps(undone).encode()).error_message
 
 
 def test_a_pod_is_judged_beside_those_that_the_session_has_placed(rig: Rig) -> None:
@@ -203,7 +203,7 @@ def test_a_pod_is_judged_beside_those_that_the_session_has_placed(rig: Rig) -> N
     assert rig.fits(other, "n1", task(two, 2, "n1"))  # it gets the rest of the ring in use
     status, code = rig.predicate(other, "n1", task(four, 2, "n1"))
     assert "RingTooSmall" in status or "NotEnoughChips" in status
-    assert code == Code.UNSCHEDULABLE
+    assert code == StatusCode.UNSCHEDULABLE
     assert rig.fits(other, "n1", task(four, 4, "n1"))  # pipelined: it waits for others to end
     assert len(rig.world.ledger) == 0
 
@@ -364,7 +364,7 @@ def test_a_gang_that_is_not_complete_does_not_fit(rig: Rig) -> None:
     rig.world.add(alone)
     status, code = rig.predicate(alone, "n1")
     assert status.startswith("GangIncomplete: ")
-    assert code == Code.UNRESOLVABLE  # nobody is evicted for it
+    assert code == StatusCode.UNRESOLVABLE  # nobody is evicted for it
 
 
 def test_a_pod_of_a_gang_that_has_started_fits_beside_pods_that_are_missing(rig: Rig) -> None:
@@ -388,7 +388,7 @@ def test_an_invalid_request_is_refused_for_good_and_its_job_is_not_enqueued(rig:
     rig.world.add(three)
     status, code = rig.predicate(three, "n1")
     assert status.startswith("InvalidRequest: ")
-    assert code == Code.UNRESOLVABLE
+    assert code == StatusCode.UNRESOLVABLE
     call = {"job": {"Tasks": {three.uid: task(three)}}}
     assert rig.volcano.job_enqueueable(msgspec.json.encode(call)).status == -1
 
@@ -532,7 +532,7 @@ def test_an_allocator_that_does_not_lead_accepts_nothing(rig: Rig) -> None:
     each = pod("first", 8)
     status, code = rig.predicate(each, "n1")
     assert status.startswith("NotLeader: ")
-    assert code == Code.ERROR
+    assert code == StatusCode.ERROR
     assert "NotLeader" in rig.allocate(each, "n1")
     assert not rig.ready(task(each, 2, "n1"))
 
@@ -554,13 +554,13 @@ def test_an_allocator_that_does_not_lead_lets_pods_without_chips_pass(rig: Rig) 
 )
 def test_no_call_is_an_error(body: bytes) -> None:
     rig = Rig()
-    assert rig.volcano.predicate(body).code == Code.ERROR
+    assert rig.volcano.predicate(body).code == StatusCode.ERROR
     assert rig.volcano.prioritize(body).error_message
     assert rig.volcano.evictable(body).status == 1
     assert rig.volcano.job_enqueueable(body).status == 0
     assert not rig.volcano.job_ready(body).status
-    assert rig.volcano.allocated(body).error_message
-    assert rig.volcano.deallocated(body).error_message
+    assert rig.volcano.on_allocate(body).error_message
+    assert rig.volcano.on_deallocate(body).error_message
 
 
 async def test_what_is_kept_of_a_chip_is_kept_from_a_session_as_well() -> None:

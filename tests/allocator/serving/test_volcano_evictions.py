@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.decision.preemption import DEFAULT_KEEP_S
-from allocator.serving.volcano_wire import Code
+from allocator.serving.volcano_wire import StatusCode
 from ascend.annotations import CLAIMED, KUBELET_IDS, MIN_AVAILABLE, PREDICATE_TIME
 from ascend.chips import RESOURCE
 from ascend.kube.objects import Pod
@@ -123,7 +123,7 @@ class Volcano:
                 self._session[uid] == (_RELEASING, there) and one.priority < each.priority
                 for uid, one in self._cache.items()
             )
-            if fits or (code != Code.UNRESOLVABLE and ending):
+            if fits or (code != StatusCode.UNRESOLVABLE and ending):
                 return
         for name in self._candidates(each):
             chosen = self._victims(each, name, lambda one: one.priority < each.priority)
@@ -152,7 +152,11 @@ class Volcano:
 
     def _candidates(self, each: Pod) -> list[str]:
         """PredicateForPreemptAction, and the worst order."""
-        found = [name for name in self._nodes if self._predicate(each, name)[1] not in {Code.ERROR, Code.UNRESOLVABLE}]
+        found = [
+            name
+            for name in self._nodes
+            if self._predicate(each, name)[1] not in {StatusCode.ERROR, StatusCode.UNRESOLVABLE}
+        ]
         return sorted(found, key=lambda name: name == each.status.nominated_node_name)
 
     def _victims(self, each: Pod, name: str, may_end: Callable[[Pod], bool]) -> list[str]:

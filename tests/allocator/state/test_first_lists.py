@@ -52,7 +52,7 @@ def show(world: World, changed: Sequence[Change]) -> None:
         elif isinstance(each, Pod):
             cluster.pod_deleted(each)
         else:
-            cluster.reports.deleted(each)
+            cluster.reports.delete(each)
 
 
 def state(world: World) -> object:
@@ -96,12 +96,12 @@ def test_the_table_of_switches_may_be_listed_at_any_time(position: int) -> None:
     steps = world.cluster.settle()
     for number, slot in enumerate(slots):
         if number == position:
-            world.cluster.switches.applied(table([0]))
+            world.cluster.switches.apply(table([0]))
         world.add(server(0, slot))
         if number == 1:
             next(steps)  # one is read already
     if position == len(slots):
-        world.cluster.switches.applied(table([0]))
+        world.cluster.switches.apply(table([0]))
     at_once(steps)
     locations = [world.cluster.index.topology.location(f"t0-{slot}") for slot in slots]
     assert [(each.switch, each.slot) for each in locations] == [(0, slot) for slot in slots]

@@ -77,7 +77,7 @@ def test_a_deleted_node_without_pods_leaves_no_state() -> None:
     held = pod("a", 1, node="n1", chips=[3])
     world.add(node("n1"), report("n1", unhealthy=[1]), held)
     world.cluster.pod_deleted(held)
-    world.cluster.reports.deleted(report("n1"))
+    world.cluster.reports.delete(report("n1"))
     world.cluster.node_deleted(node("n1"))
     assert not world.cluster.nodes
     assert len(world.cluster.index.entries) == 0
@@ -327,7 +327,7 @@ def test_without_the_annotation_the_reports_error_is_the_reason() -> None:
     assert found.reason is Reason.INVALID_REPORT
     world.add(reporting(0xFF))
     world.vacancy()
-    world.cluster.reports.deleted(reporting(0xFF))
+    world.cluster.reports.delete(reporting(0xFF))
     found = world.node_refusal()
     assert found.reason is Reason.NOT_AN_NPU_NODE
     world.add(reporting(0xFF), node("n1", chips=range(4), allocatable=4))

@@ -27,7 +27,7 @@ class AgeingReport:
     def reported(self, at_s: int) -> None:
         """Show a report with this time."""
         content = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=at_s)
-        self.cluster.reports.applied(report("n1", data=encode_report(content)))
+        self.cluster.reports.apply(report("n1", data=encode_report(content)))
 
     @property
     def offer(self) -> Offer | None:
@@ -107,7 +107,7 @@ def test_a_report_that_is_listed_again_or_edited_does_not_become_younger() -> No
     world.now_s += MAX_AGE_S
     # As after a new list, or when somebody separates a chip by hand: its UpdateTime is the same.
     content = DeviceReport(free=0xFE, unhealthy=0, network_unhealthy=0, update_time_s=10_000, manually_separated=1)
-    world.cluster.reports.applied(report("n1", data=encode_report(content)))
+    world.cluster.reports.apply(report("n1", data=encode_report(content)))
     world.now_s += 1.0
     assert world.cluster.reports.age() == ["n1"]
     world.reported(10_000)
@@ -137,7 +137,7 @@ def test_an_invalid_update_time_makes_the_report_invalid(at_s: int) -> None:
 def test_a_node_whose_report_was_deleted_is_usable() -> None:
     world = AgeingReport()
     world.reported(0)
-    world.cluster.reports.deleted(report("n1"))
+    world.cluster.reports.delete(report("n1"))
     assert world.reason is None
 
 

@@ -149,7 +149,7 @@ def test_doubt_of_a_node_that_can_not_be_used_goes_on() -> None:
     world.add(core_node("n1", chips=[0]))
     assert chosen(world, 20) is Reason.NOT_ENOUGH_CHIPS
     world.cluster.node_deleted(core_node("n1", chips=[0]))
-    world.cluster.reports.deleted(report("n1"))
+    world.cluster.reports.delete(report("n1"))
     world.add(core_node("n1", chips=[0]))
     assert chosen(world, 20) == "Ascend910-0"
     assert list(world.cluster._unexplained.due()) == []

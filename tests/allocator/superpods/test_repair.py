@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.rules.asked import SuperPodLimits
-from allocator.superpods.repair import Lack, Nodes, Place, Plan, Slot, Verdict, place_job
+from allocator.superpods.repair import BlockLack, Nodes, Place, RepairPlan, Slot, Verdict, place_job
 from allocator.superpods.stages import place_blocks, place_parts
 from tests.allocator.superpods.cases import of_area
 
@@ -47,7 +47,7 @@ def job(*nodes: Sequence[str], staying: Sequence[str] = ()) -> dict[int, list[Sl
     return slots
 
 
-def result(blocks: Mapping[int, Sequence[Slot]], plan: Plan) -> dict[int, list[str]]:
+def result(blocks: Mapping[int, Sequence[Slot]], plan: RepairPlan) -> dict[int, list[str]]:
     """The nodes of each block after a repair."""
     placed = {
         number: [slot.node if slot.stays else plan.placed[slot.rank].node for slot in slots]
@@ -70,7 +70,7 @@ def test_a_block_is_kept_or_completed_as_in_the_cases(case: dict[str, Any]) -> N
     free = [names[name] for name in given.get("candidates") or given.get("free") or old]
     blocks = job([names[name] for name in old])
     plan = place_job(blocks, nodes_of(*free, faulty=faulty), blocks_of(len(old)))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     wanted = expected.get("new") or (next(iter(expected["selected"].values())) if "selected" in expected else old)
     assert result(blocks, plan) == {0: [names[name] for name in wanted]}
     assert (plan.verdicts[0] is Verdict.KEPT) is ("new" not in expected)
@@ -82,13 +82,13 @@ def test_a_job_goes_on_where_each_super_pod_has_the_nodes_that_it_lacks(case: di
     running = [f"b{number}" for number in range(2)]
     spare = [f"b{number}" for number in range(2, 2 + free)]
     plan = place_job(job(running, staying=running[needed:]), nodes_of(*spare), blocks_of(2))
-    assert isinstance(plan, Plan) is case["expect"]["schedulable"]
+    assert isinstance(plan, RepairPlan) is case["expect"]["schedulable"]
 
 
 def test_nothing_is_planned_for_a_job_that_lacks_nothing() -> None:
     """The case resched-gate-7 refuses it (docs/deviations.md)."""
     plan = place_job(job(running := ["b0", "b1"], staying=running), nodes_of("b2"), blocks_of(2))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert not plan.placed
 
 
@@ -103,9 +103,9 @@ def test_jobs_are_repaired_as_in_the_cases(case: dict[str, Any]) -> None:
     blocks = job(*previous, staying=staying)
     plan = place_job(blocks, nodes_of(*names, faulty=faulty), blocks_of(given["block_nodes"]))
     if "error" in expected:
-        assert isinstance(plan, Lack)
+        assert isinstance(plan, BlockLack)
         return
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     found = result(blocks, plan)
     allowed = [{int(number): nodes for number, nodes in each.items()} for each in expected["allowed_blocks"]]
     if case["id"] == "resched-p4b":  # the reference's record differs from where the running pod is
@@ -119,14 +119,14 @@ def test_jobs_are_repaired_as_in_the_cases(case: dict[str, Any]) -> None:
 def test_faults_in_two_blocks_are_repaired_at_once() -> None:
     blocks = job(["a0", "a1"], ["b0", "b1"], staying=["a0", "b1"])
     plan = place_job(blocks, nodes_of("a2", "b2"), blocks_of(2))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert result(blocks, plan) == {0: ["a0", "a2"], 1: ["b2", "b1"]}
 
 
 def test_a_node_on_which_a_pod_has_failed_is_used_last() -> None:
     blocks = job(["a0", "a1", "a2"])
     plan = place_job(blocks, nodes_of("a0", "a1", "a2", "a9", faulty=["a1"]), blocks_of(3))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert result(blocks, plan) == {0: ["a0", "a9", "a2"]}
     assert plan.verdicts == {0: Verdict.PATCHED}
 
@@ -134,7 +134,7 @@ def test_a_node_on_which_a_pod_has_failed_is_used_last() -> None:
 def test_a_job_without_a_past_is_placed_by_the_stages() -> None:
     blocks = {0: [Slot(0), Slot(1)], 1: [Slot(2), Slot(3)]}
     plan = place_job(blocks, nodes_of("a0", "a1", "a2", "a3", "b0", "b1", "b2"), blocks_of(2))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert result(blocks, plan) == {0: ["a0", "a1"], 1: ["b0", "b1"]}
     assert plan.verdicts == {0: Verdict.NEW, 1: Verdict.NEW}
 
@@ -142,20 +142,20 @@ def test_a_job_without_a_past_is_placed_by_the_stages() -> None:
 def test_a_block_with_a_running_pod_may_use_what_a_block_without_one_would_like_to_keep() -> None:
     blocks = job(["a0", "a1"], ["a2", "a3"], staying=["a0"])
     plan = place_job(blocks, nodes_of("a2", "b0", "b1"), blocks_of(2))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert result(blocks, plan) == {0: ["a0", "a2"], 1: ["b0", "b1"]}
     assert plan.verdicts == {0: Verdict.PATCHED, 1: Verdict.MOVED}
 
 
 def test_what_lacks_is_said() -> None:
     lack = place_job(job(["a0", "a1"], staying=["a0"]), nodes_of("b0", "b1"), blocks_of(2))
-    assert lack == Lack(1, 0, block=0, super_pod=0)
-    assert place_job({0: [Slot(0), Slot(1)]}, nodes_of("a0", "b0"), blocks_of(2)) == Lack(1, 0)
+    assert lack == BlockLack(1, 0, block=0, super_pod=0)
+    assert place_job({0: [Slot(0), Slot(1)]}, nodes_of("a0", "b0"), blocks_of(2)) == BlockLack(1, 0)
 
 
 def test_one_pod_of_a_block_gets_a_super_pod_with_room_for_all() -> None:
     plan = place_job({0: [Slot(0)]}, nodes_of("a0", "b0", "b1"), blocks_of(2))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert plan.placed[0].node == "b0"
 
 
@@ -165,16 +165,16 @@ def test_split_blocks_are_numbered_on() -> None:
 
     fresh = {0: [Slot(rank) for rank in range(4)]}
     plan = place_job(fresh, nodes_of("a0", "b0", "b1", "b2"), parts, may_split=True)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert [(plan.placed[rank].node, plan.placed[rank].block) for rank in range(4)] == [
         ("b0", 0), ("b1", 0), ("b2", 0), ("a0", 1),
     ]  # fmt: skip
 
     damaged = {0: [Slot(0, "a0", stays=True), Slot(1, "a1")], 1: [Slot(2, "b0", stays=True)]}
     plan = place_job(damaged, nodes_of("c0"), parts, may_split=True)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert (plan.placed[1].node, plan.placed[1].block) == ("c0", 2)
-    assert place_job(damaged, nodes_of(), parts, may_split=True) == Lack(1, 0)
+    assert place_job(damaged, nodes_of(), parts, may_split=True) == BlockLack(1, 0)
 
 
 @st.composite
@@ -234,7 +234,7 @@ def test_a_job_is_refused_only_if_there_is_no_room_for_it(
     damaged: tuple[int, dict[int, list[Slot]], Nodes],
 ) -> None:
     size, blocks, nodes = damaged
-    assert isinstance(place_job(blocks, nodes, blocks_of(size)), Plan) is is_room(blocks, nodes)
+    assert isinstance(place_job(blocks, nodes, blocks_of(size)), RepairPlan) is is_room(blocks, nodes)
 
 
 @many
@@ -242,7 +242,7 @@ def test_a_job_is_refused_only_if_there_is_no_room_for_it(
 def test_a_repair_keeps_all_that_it_can(damaged: tuple[int, dict[int, list[Slot]], Nodes]) -> None:
     size, blocks, nodes = damaged
     plan = place_job(blocks, nodes, blocks_of(size))
-    if isinstance(plan, Lack):
+    if isinstance(plan, BlockLack):
         return
     found = result(blocks, plan)
     assert sorted(plan.placed) == sorted(slot.rank for slots in blocks.values() for slot in slots if not slot.stays)
@@ -290,7 +290,7 @@ def test_a_block_with_a_running_pod_takes_from_others_only_what_it_lacks(
 ) -> None:
     size, blocks, nodes = damaged
     plan = place_job(blocks, nodes, blocks_of(size))
-    if isinstance(plan, Lack):
+    if isinstance(plan, BlockLack):
         return
     pins = {number: set(usable(slots, nodes).values()) for number, slots in blocks.items()}
     running = {number for number, slots in blocks.items() if any(slot.stays for slot in slots)}
@@ -307,7 +307,7 @@ def test_a_block_with_a_running_pod_takes_from_others_only_what_it_lacks(
 def test_a_repair_changes_nothing_where_nothing_is_faulty(damaged: tuple[int, dict[int, list[Slot]], Nodes]) -> None:
     size, blocks, nodes = damaged
     plan = place_job(blocks, nodes, blocks_of(size))
-    if isinstance(plan, Lack):
+    if isinstance(plan, BlockLack):
         return
     found = result(blocks, plan)
     again = {
@@ -316,7 +316,7 @@ def test_a_repair_changes_nothing_where_nothing_is_faulty(damaged: tuple[int, di
     }
     taken = {name for each in found.values() for name in each}
     repeated = place_job(again, nodes_of(*(taken | free_nodes(nodes))), blocks_of(size))
-    assert isinstance(repeated, Plan)
+    assert isinstance(repeated, RepairPlan)
     assert result(again, repeated) == found
 
 
@@ -325,7 +325,7 @@ def test_the_order_of_the_blocks_changes_nothing(order: int) -> None:
     blocks = job(["a0", "a1"], ["b0", "b1"])
     ordered = {number: blocks[number] for number in sorted(blocks)[::order]}
     plan = place_job(ordered, nodes_of("a0", "b0", "c0", "c1", "c2", "c3"), blocks_of(2))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert result(blocks, plan) == {0: ["c0", "c1"], 1: ["c2", "c3"]}
 
 
@@ -333,7 +333,7 @@ def test_a_node_that_two_ranks_remember_is_used_once() -> None:
     """A rank's pod ended on it, another rank's was placed there and ended before the first one was made again."""
     for blocks in (job(["a0", "a1"], ["a0", "a2"]), job(["a0", "a0"], ["a1", "a2"])):
         plan = place_job(blocks, nodes_of(*(f"a{index}" for index in range(6))), blocks_of(2))
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, RepairPlan)
         everywhere = [name for names in result(blocks, plan).values() for name in names]
         assert len(everywhere) == len(set(everywhere)) == 4
 
@@ -341,12 +341,12 @@ def test_a_node_that_two_ranks_remember_is_used_once() -> None:
 def test_an_undamaged_block_moves_rather_than_keep_a_running_one_waiting() -> None:
     blocks = job(["a0", "a1"], ["a2", "a3"], staying=["a0"])
     plan = place_job(blocks, nodes_of("a2", "a3", "b0", "b1"), blocks_of(2))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert result(blocks, plan) == {0: ["a0", "a2"], 1: ["b0", "b1"]}
 
 
 def test_a_block_is_where_its_running_pods_are() -> None:
     blocks = job(["b0", "a1", "a2"], staying=["a1", "a2"])
     plan = place_job(blocks, nodes_of("b0", "b1", "a3"), blocks_of(3))
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RepairPlan)
     assert plan.placed[0].node == "a3"

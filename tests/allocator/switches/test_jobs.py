@@ -132,12 +132,12 @@ def test_a_whole_job_that_is_made_again_returns_to_its_servers() -> None:
 
 def test_a_job_waits_for_the_table_and_starts_when_it_comes() -> None:
     world = switches(ALL, ALL)
-    world.cluster.switches.deleted(table([0, 1]))
+    world.cluster.switches.delete(table([0, 1]))
     world.add(*(pods := job(3)))
     refusal = world.refusal(pods[0])
     assert refusal.reason is Reason.SWITCHES_UNKNOWN
     assert "ConfigMap kube-system/basic-tor-node-cm does not exist" in refusal.message
-    world.cluster.switches.applied(table([0, 1]))
+    world.cluster.switches.apply(table([0, 1]))
     assert placed(world, pods) == ["t0-0", "t0-1", "t0-2"]
 
 
@@ -145,7 +145,7 @@ def test_a_job_waits_with_the_cause_if_every_switch_of_the_table_is_left_out() -
     world = switches(ALL, ALL)
     made = table([0, 1])
     info = made.data["tor_info"].replace('"tor_count": 4', '"tor_count": 2')
-    world.cluster.switches.applied(replace(made, data={"tor_info": info}))
+    world.cluster.switches.apply(replace(made, data={"tor_info": info}))
     world.add(*(pods := job(3)))
     refusal = world.refusal(pods[0])
     assert refusal.reason is Reason.SWITCHES_UNKNOWN
@@ -154,7 +154,7 @@ def test_a_job_waits_with_the_cause_if_every_switch_of_the_table_is_left_out() -
 
 def test_servers_below_no_known_switch_are_not_used() -> None:
     world = switches((0, 1), (0, 1))
-    world.cluster.switches.applied(table([0]))
+    world.cluster.switches.apply(table([0]))
     world.add(*(pods := job(3)))
     assert "free for it: 2 servers below 1 switch" in world.refusal(pods[0]).message
     world.add(*(plain := job(4, None, name="plain")))
@@ -165,7 +165,7 @@ def test_a_seat_whose_server_has_moved_is_given_up() -> None:
     world = switches((0, 1), (0, 1))
     world.add(*(pods := job(2)))
     assert placed(world, pods) == ["t0-0", "t0-1"]
-    world.cluster.switches.applied(table([1]))
+    world.cluster.switches.apply(table([1]))
     assert placed(world, pods) == ["t1-0", "t1-1"]
 
 
@@ -194,7 +194,7 @@ def test_what_contradicts_switch_affinity_is_refused(
 
 def test_a_single_pod_and_a_job_that_asks_for_nothing_need_no_table() -> None:
     world = switches(ALL)
-    world.cluster.switches.deleted(table([0]))
+    world.cluster.switches.delete(table([0]))
     world.add(single := pod("single", 8, labels={"tor-affinity": "normal-schema"}, selector=SELECTOR))
     world.add(*(null := job(2, "null")))
     assert placed(world, [single, *null]) == ["t0-0", "t0-1", "t0-2"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.switches.rooms import Lack, Placement, Room, Schema, SwitchState, Use
+from allocator.switches.rooms import NoFit, Room, Schema, ServerSet, SwitchState, Use
 from allocator.switches.single_layer import place_single_layer
 from allocator.switches.v1 import place_v1, usable_room
 from allocator.switches.v2 import place_v2
@@ -41,9 +41,9 @@ def rooms(*sizes: int, states: Sequence[SwitchState] = ()) -> list[Room]:
     return [Room(number, tuple(range(size)), given_states[number]) for number, size in enumerate(sizes)]
 
 
-def counts(placement: Placement | Lack) -> list[tuple[int, int]]:
+def counts(placement: ServerSet | NoFit) -> list[tuple[int, int]]:
     """How many servers of which switch a placement has, in the order of the ranks."""
-    assert isinstance(placement, Placement), placement
+    assert isinstance(placement, ServerSet), placement
     return [(switch, len(list(spots))) for switch, spots in groupby(placement.spots, lambda spot: spot.switch)]
 
 
@@ -58,8 +58,8 @@ def test_jobs_are_placed_as_the_reference_places_them(case: dict[str, Any]) -> N
     else:
         found = place_single_layer(seen, case["width"], pods)
     expected = case["expect"]
-    assert isinstance(found, Placement) is expected["placed"], found
-    if not isinstance(found, Placement):
+    assert isinstance(found, ServerSet) is expected["placed"], found
+    if not isinstance(found, ServerSet):
         return
     assert len(set(found.spots)) == len(found.spots) == pods
     if "servers" in expected:
@@ -83,19 +83,19 @@ def test_jobs_are_placed_as_the_reference_places_them(case: dict[str, Any]) -> N
 )
 def test_version_1_where_no_switch_is_whole(pods: int, schema: Schema, expected: list[Spot] | None) -> None:
     found = place_v1(rooms_of({"T0": [0, 1], "T1": [0, 2], "T2": [1]}), 4, pods, schema)
-    assert (list(found.spots) if isinstance(found, Placement) else None) == expected
+    assert (list(found.spots) if isinstance(found, ServerSet) else None) == expected
 
 
 def test_a_filler_of_version_1_takes_the_smallest_switch_that_fits() -> None:
     assert counts(place_v1(rooms(4, 4, 4, 2), 4, 2, LARGE)) == [(3, 2)]
-    assert isinstance(place_v1(rooms(2, 2), 2, 3, LARGE), Lack)  # also where it is larger than a switch
+    assert isinstance(place_v1(rooms(2, 2), 2, 3, LARGE), NoFit)  # also where it is larger than a switch
 
 
 def test_the_smallest_logical_row_that_fits_is_used() -> None:
     # rows: {0, 1, 2, 3}, {0, 1, 2}, {0}; no single switch has three servers
     seen = rooms_of({"T0": [0, 1], "T1": [0, 2], "T2": [1, 3], "T3": [0, 2]})
     found = place_v1(seen, 5, 3, NORMAL)
-    assert isinstance(found, Placement)
+    assert isinstance(found, ServerSet)
     assert [spot.slot for spot in found.spots] == [0, 1, 2]
     assert found.spots[0].switch != 0
 
@@ -126,7 +126,7 @@ def test_version_2_on_shared_switches_alone(
     pods: int, most_shared: int, expected: list[tuple[int, int]] | None
 ) -> None:
     found = place_v2(rooms(1, 2, 3, 4, states=[SHARED] * 4), 4, pods, LARGE, most_shared)
-    assert (counts(found) if isinstance(found, Placement) else None) == expected
+    assert (counts(found) if isinstance(found, ServerSet) else None) == expected
 
 
 @pytest.mark.parametrize(
@@ -143,21 +143,21 @@ def test_below_one_switch_exclusive_ones_come_first_and_free_ones_last() -> None
         seen = rooms(4, 4, 4, 4, states=order)[number:]
         found = place_v2(list(reversed(seen)), 8, 3, LARGE, 2)
         assert counts(found) == [(number, 3)]
-        assert isinstance(found, Placement)
+        assert isinstance(found, ServerSet)
         assert not found.states  # nothing is said of the switch of a job that spans none
 
 
 def test_where_no_shared_switch_has_room_a_free_one_becomes_shared() -> None:
     found = place_v2(rooms(8, 6, 5, 1, states=[FREE, FREE, FREE, SHARED]), 8, 12, LARGE, 1)
     assert counts(found) == [(0, 8), (2, 4)]  # the free one with the fewest servers that fits
-    assert isinstance(found, Placement)
+    assert isinstance(found, ServerSet)
     assert found.states == {0: EXCLUSIVE, 2: SHARED}
 
 
 def test_normal_jobs_keep_off_switches_that_large_jobs_span() -> None:
     seen = [Room(0, (0, 1, 2, 3), SHARED, frozenset({LARGE})), Room(1, (0, 1, 2, 3), EXCLUSIVE, frozenset({NORMAL}))]
     found = place_v2(seen, 4, 5, NORMAL, 1)
-    assert isinstance(found, Lack)
+    assert isinstance(found, NoFit)
     assert "below switches that it may use; these have 4 for it" in found.sentence
 
 
@@ -168,7 +168,7 @@ ROOMS = st.lists(st.tuples(SLOTS, st.sampled_from(list(STATES.values())), SPANNI
 )
 
 
-def check_spots(found: Placement, seen: Sequence[Room], pods: int) -> None:
+def check_spots(found: ServerSet, seen: Sequence[Room], pods: int) -> None:
     """Each pod has a server of its own that the job can use."""
     assert len(set(found.spots)) == len(found.spots) == pods
     assert set(found.spots) <= {spot for room in seen for spot in room.first(room.size)}
@@ -179,7 +179,7 @@ def test_version_1_uses_one_server_of_each_slot_for_each_row(seen: list[Room], p
     found = place_v1(seen, 4, pods, schema)
     usable = [usable_room(room, pods, schema) for room in seen]
     total = sum(room.size for room in usable)
-    if isinstance(found, Lack):
+    if isinstance(found, NoFit):
         assert schema is LARGE or total < pods
         return
     check_spots(found, usable, pods)
@@ -192,7 +192,7 @@ def test_version_1_uses_one_server_of_each_slot_for_each_row(seen: list[Room], p
 @given(ROOMS, st.integers(1, 30), st.sampled_from(Schema), st.integers(1, 2))
 def test_version_2_shares_few_switches(seen: list[Room], pods: int, schema: Schema, most_shared: int) -> None:
     found = place_v2(seen, 4, pods, schema, most_shared)
-    if isinstance(found, Lack):
+    if isinstance(found, NoFit):
         return
     check_spots(found, seen, pods)
     switches = {spot.switch for spot in found.spots}

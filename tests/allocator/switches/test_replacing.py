@@ -9,7 +9,7 @@ from allocator.binding.annotations import Stamper
 from allocator.state.reservation import Stage
 from allocator.switches.replacing import Staying, replace_v1, replace_v2
 from allocator.switches.returning import return_single_layer, return_v1, return_v2
-from allocator.switches.rooms import Lack, Placement, Room, Schema, SwitchState, Use
+from allocator.switches.rooms import NoFit, Room, Schema, ServerSet, SwitchState, Use
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -61,7 +61,7 @@ def test_a_large_job_that_starts_with_few_pods_is_no_filler(version: str) -> Non
 
 def test_the_other_pods_of_a_large_job_that_has_started_may_be_below_other_switches() -> None:
     world = switches((0, 1), ())
-    world.cluster.switches.applied(table(range(2)))
+    world.cluster.switches.apply(table(range(2)))
     pods = job(5, LARGE, annotations={MIN_AVAILABLE: "2"})
     world.add(*pods)
     bind(world, pods[:2])
@@ -76,7 +76,7 @@ def test_a_large_job_of_which_a_server_is_below_no_switch_any_more_is_no_filler(
     changed = table(range(3))
     info = json.loads(changed.data["tor_info"])
     info["server_list"][1]["server"][2]["server_ip"] = "10.9.9.9"
-    world.cluster.switches.applied(replace(changed, data={"tor_info": json.dumps(info)}))
+    world.cluster.switches.apply(replace(changed, data={"tor_info": json.dumps(info)}))
     world.add(*(server(2, slot) for slot in ALL))
     world.cluster.pod_deleted(bound[3])
     world.fill("t1-3")
@@ -98,13 +98,13 @@ def test_a_large_job_that_its_scheduler_places_pod_by_pod_again_is_no_filler(ver
 def test_why_a_pod_must_be_below_the_switch_of_its_peers_is_said() -> None:
     rooms, there = [Room(1, (0, 1))], [Spot(0, 0), Spot(0, 1)]
     filler = replace_v2(rooms, 1, Staying(there), Schema.LARGE, 2)
-    assert isinstance(filler, Lack)
+    assert isinstance(filler, NoFit)
     assert "below the switch of its other pods (a filler job, with fewer than 4 pods)" in filler.sentence
     below_one = replace_v2(rooms, 1, Staying(there, job_pods=4), Schema.LARGE, 2)
-    assert isinstance(below_one, Lack)
+    assert isinstance(below_one, NoFit)
     assert "(the job was placed below one switch)" in below_one.sentence
-    assert isinstance(replace_v1(rooms, 1, Staying(there), Schema.LARGE), Lack)
-    assert not isinstance(replace_v1(rooms, 1, Staying(there, job_pods=4), Schema.LARGE), Lack)
+    assert isinstance(replace_v1(rooms, 1, Staying(there), Schema.LARGE), NoFit)
+    assert not isinstance(replace_v1(rooms, 1, Staying(there, job_pods=4), Schema.LARGE), NoFit)
 
 
 @pytest.mark.parametrize("ended", [[0, 1, 2, 3, 4], [4]])
@@ -134,7 +134,7 @@ def test_a_switch_becomes_exclusive_where_the_job_shares_as_many_as_it_may() -> 
 @BOTH
 def test_pods_do_not_return_to_a_switch_that_another_large_job_has_taken_meanwhile(version: str) -> None:
     world = switches(ALL, (0,), (), version=version)
-    world.cluster.switches.applied(table(range(4)))
+    world.cluster.switches.apply(table(range(4)))
     gone = start(world, job(5, LARGE, name="first", owner="Job"))
     for each in gone:
         world.cluster.pod_deleted(each)
@@ -215,7 +215,7 @@ def test_a_filler_of_version_2_returns_below_one_switch_only() -> None:
 @pytest.mark.parametrize("by_webhook", [False, True])
 def test_a_pod_stays_below_the_switch_of_its_job_if_another_large_job_spans_that(*, by_webhook: bool) -> None:
     world = switches((0, 1), (2, 3))
-    world.cluster.switches.applied(table(range(3), width=8))
+    world.cluster.switches.apply(table(range(3), width=8))
     spanning = start(world, job(4, LARGE, name="first"))
     assert [each.spec.node_name for each in spanning] == ["t0-0", "t0-1", "t1-2", "t1-3"]
     world.add(*(server(0, slot) for slot in range(2, 6)))
@@ -287,7 +287,7 @@ def test_a_pod_of_eight_is_replaced_as_the_reference_does_it(
     there = [*(Spot(0, slot) for slot in range(3)), *(Spot(1, slot) for slot in ALL)]
     written = {0: SwitchState(Use.SHARED), 1: SwitchState(Use.EXCLUSIVE)}
     found = replace_v2(rooms, 1, Staying(there, written, 8), Schema.NORMAL, 2)
-    assert isinstance(found, Placement), case
+    assert isinstance(found, ServerSet), case
     assert [spot.switch for spot in found.spots] == [expected]
 
 
@@ -296,9 +296,9 @@ def test_a_job_shares_no_more_switches_than_it_may_when_pods_are_replaced() -> N
     there = [Spot(0, 0), Spot(1, 0)]
     staying = Staying(there, {0: SwitchState(Use.SHARED), 1: SwitchState(Use.SHARED)}, 4)
     shared = Room(2, (0, 1), SwitchState(Use.SHARED))
-    assert isinstance(replace_v2([shared], 2, staying, Schema.LARGE, 2), Lack)
+    assert isinstance(replace_v2([shared], 2, staying, Schema.LARGE, 2), NoFit)
     found = replace_v2([shared, Room(3, (0, 1), SwitchState(Use.FREE))], 2, staying, Schema.LARGE, 2)
-    assert isinstance(found, Placement)
+    assert isinstance(found, ServerSet)
     assert {spot.switch for spot in found.spots} == {3}
 
 
@@ -307,5 +307,5 @@ def test_pods_are_replaced_below_exclusive_switches_of_the_job_first() -> None:
     staying = Staying(there, {0: SwitchState(Use.SHARED), 1: SwitchState(Use.EXCLUSIVE)}, 4)
     rooms = [Room(0, (2,), SwitchState(Use.SHARED)), Room(1, (2,), SwitchState(Use.EXCLUSIVE))]
     found = replace_v2(rooms, 1, staying, Schema.LARGE, 2)
-    assert isinstance(found, Placement)
+    assert isinstance(found, ServerSet)
     assert found.spots == [Spot(1, 2)]

@@ -164,8 +164,8 @@ def test_what_can_not_be_read_is_told_once() -> None:
     cluster = Cluster(Ledger(ttl_s=1, monotonic=lambda: 0.0))
     cluster.switches.unreadable = told.append
     for _ in range(2):
-        cluster.switches.applied(config_map("?"))
-        cluster.switches.applied(ConfigMap(metadata=Metadata(name="other"), data={"tor_info": "?"}))
+        cluster.switches.apply(config_map("?"))
+        cluster.switches.apply(ConfigMap(metadata=Metadata(name="other"), data={"tor_info": "?"}))
     assert len(told) == 1
 
 
@@ -173,9 +173,9 @@ def test_what_can_not_be_read_is_told_once() -> None:
 def test_nodes_are_found_by_their_internal_ip_whichever_comes_first(*, table_first: bool) -> None:
     cluster = Cluster(Ledger(ttl_s=1, monotonic=lambda: 0.0))
     if table_first:
-        cluster.switches.applied(table([3]))
+        cluster.switches.apply(table([3]))
     cluster.node_applied(server(3, 2))
-    cluster.switches.applied(table([3]))
+    cluster.switches.apply(table([3]))
     assert cluster.index.topology.location("t3-2").spot == Spot(3, 2)
-    cluster.switches.deleted(table([3]))
+    cluster.switches.delete(table([3]))
     assert cluster.index.topology.location("t3-2").spot is None

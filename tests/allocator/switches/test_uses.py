@@ -19,7 +19,7 @@ def spanning(version: str) -> tuple[World, list[Pod]]:
     world = switches((0, 1), (2, 3), version=version)
     world.add(*(pods := job(4, LARGE, name="first", owner="Job")))
     bound = bind(world, pods)
-    world.cluster.switches.applied(table(range(3)))
+    world.cluster.switches.apply(table(range(3)))
     world.add(*(server(0, slot) for slot in (2, 3)), *(server(1, slot) for slot in (0, 1)))
     world.add(*(server(2, slot) for slot in (0, 1)))
     return world, bound

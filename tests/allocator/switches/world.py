@@ -48,7 +48,7 @@ def table(switches: Iterable[int], *, width: int = WIDTH, level: str = "", **dat
 def switches(*slots: Sequence[int], version: str = "1.0", most_shared: int = 2, level: str = "") -> World:
     """Switches with the numbers 0, 1, … and free servers in these slots."""
     world = World(switches=SwitchLimits(version, most_shared))
-    world.cluster.switches.applied(table(range(len(slots)), level=level))
+    world.cluster.switches.apply(table(range(len(slots)), level=level))
     world.add(*(server(switch, slot) for switch, free in enumerate(slots) for slot in free))
     return world
 

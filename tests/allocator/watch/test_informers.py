@@ -112,7 +112,7 @@ async def test_no_call_is_answered_before_the_groups_are_known(tmp_path: Path) -
         running(server, tmp_path, synced=False) as allocator,
     ):
         await server.create(group("train", 2))
-        await allocator.app.synced()
+        await allocator.app.wait_until_synced()
         assert allocator.app.missing() is None
         await allocator.node("n1")
         await allocator.node("n2")

@@ -19,7 +19,7 @@ from ascend.kube.trust import trusting
 from ascend.serving.bodies import Bodies
 from ascend.serving.connection import Connection
 from ascend.serving.counts import Cause
-from ascend.serving.frames import PREFACE, BrokenError, Kind
+from ascend.serving.frames import PREFACE, BrokenError, FrameType
 from ascend.serving.http2 import Http2, Stream
 from ascend.serving.streams import Streams
 from tests.allocator.authority import Authority
@@ -251,10 +251,10 @@ class _Requests:
     def grown(self, _stream: Stream, _size: int) -> bool:
         return True
 
-    def completed(self, stream: Stream) -> None:
+    def on_request(self, stream: Stream) -> None:
         self.seen.append((stream.headers[":path"], bytes(stream.body)))
 
-    def ended(self, _stream: Stream) -> None:
+    def on_end(self, _stream: Stream) -> None:
         """Do nothing."""
 
 
@@ -303,7 +303,7 @@ def test_any_frame_is_taken_or_ends_the_connection(kind: int, flags: int, number
     try:
         server.receive(PREFACE + frame)
     except BrokenError as error:
-        assert kind in set(Kind)
+        assert kind in set(FrameType)
         server.leave(error.code)
     assert server.out
 

@@ -73,7 +73,7 @@ class Reach(StrEnum):
     """None at all."""
 
 
-class Switches(msgspec.Struct, frozen=True, gc=False):
+class FaultLabels(msgspec.Struct, frozen=True, gc=False):
     """What a job says about its rescheduling.
 
     Attributes:
@@ -91,7 +91,7 @@ class Switches(msgspec.Struct, frozen=True, gc=False):
     restarts: bool = False
 
 
-OFF: Final = Switches()
+OFF: Final = FaultLabels()
 
 _ON: Final = ("on", "off")
 KNOWN_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -121,7 +121,7 @@ def unknown_value(key: str, labels: Mapping[str, str]) -> str | None:
     return None if text in known else f"{key}={text} (known values: {', '.join(known)})"
 
 
-def read_switches(job: Iterable[JobFacts | None], pods: Iterable[Pod]) -> Switches:
+def read_switches(job: Iterable[JobFacts | None], pods: Iterable[Pod]) -> FaultLabels:
     """Read what a job says.
 
     What its pod group and the object of its operator say counts before what its pods say, key by key.
@@ -147,7 +147,7 @@ def read_switches(job: Iterable[JobFacts | None], pods: Iterable[Pod]) -> Switch
     mode = _read(Mode, FAULT_SCHEDULING, said, Mode.OFF)
     if said.get(_ELASTIC) == "on" or _DELETED_ELSEWHERE in said:
         mode = Mode.OFF  # another program decides about its pods
-    return Switches(
+    return FaultLabels(
         mode,
         _reach(said),
         read_retries(said.get(RETRY_TIMES, "")),
