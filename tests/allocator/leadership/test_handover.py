@@ -179,7 +179,7 @@ async def test_a_note_that_cannot_be_read_is_waited_out() -> None:
     loop = asyncio.get_running_loop()
 
     class Informers:
-        async def synced(self) -> None:
+        async def wait_until_synced(self) -> None:
             """At once."""
 
         async def refresh_pods(self) -> None:
