@@ -88,7 +88,7 @@ class _Assembly:
 
     Attributes:
         job: the gang.
-        begun_s: when a Binding was asked for first.
+        begun_s: when a Binding was asked for first, or a pod of a group of kube-scheduler got a seat.
         since_s: when a further Binding was asked for last, or another gang gave up.
         held: the requests that callers wait for, by uid.
         most: the most pods that were held at the same time.
@@ -152,6 +152,14 @@ class Barrier:
         self.post: Callable[[Reservation], None] = lambda _reservation: None
         ledger.on_let_go(self._let_go)
 
+    def expect(self, job: Job) -> _Assembly:
+        """Judge from now on whether a gang still may start; its first pod has a seat."""
+        assembly = self._assemblies.get(job.key)
+        if assembly is None:
+            now_s = self._monotonic()
+            assembly = self._assemblies[job.key] = _Assembly(job, now_s, now_s, last=self._verdicts.last)
+        return assembly
+
     async def wait_for_gang(self, pod: Pod, job: Job, *, is_repeated: bool = False) -> None:
         """Wait until the gang of a pod may start; its reservation is in stage BINDING then.
 
@@ -166,10 +174,7 @@ class Barrier:
         """
         if self._closed is not None:
             raise self._closed
-        assembly = self._assemblies.get(job.key)
-        if assembly is None:
-            now_s = self._monotonic()
-            assembly = self._assemblies[job.key] = _Assembly(job, now_s, now_s, last=self._verdicts.last)
+        assembly = self.expect(job)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         is_further = pod.uid not in self.lapsed
         self.lapsed.discard(pod.uid)

@@ -31,6 +31,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import Grant
 from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Unreachable
+from ascend.jobs.pod_groups import KUBERNETES
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 from ascend.reasons import Reason
@@ -151,6 +152,12 @@ class Binder:
     def give_up(self, uid: str, names: Collection[str] = ()) -> None:
         """End the held Binding of a pod that a scheduler filters again on the named nodes; the seat stays."""
         self._barrier.on_filter(uid, names)
+
+    def expect(self, pod: Pod) -> None:
+        """Note a pod that was filtered: kube-scheduler binds none of a group of its own before it has tried all."""
+        job = self._engine.gang_of(pod)
+        if job is not None and job.kind == KUBERNETES:
+            self._barrier.expect(job)
 
     def require_room(self, pod: Pod) -> None:
         """Accept a pod alone, and one of a gang whose Bindings can be held.

@@ -110,7 +110,8 @@ def first_kind(pod: Pod, kinds: tuple[JobKind, ...] = JOB_KINDS) -> tuple[JobKin
 def _first(pod: Pod, kinds: tuple[JobKind, ...], marks: frozenset[str]) -> tuple[JobKind, JobKey]:
     # Most pods of a cluster have no mark but their owner; called several times for each change of a pod.
     metadata, owner = pod.metadata, pod.metadata.controller
-    if marks.isdisjoint(metadata.labels) and marks.isdisjoint(metadata.annotations):
+    is_marked = not (marks.isdisjoint(metadata.labels) and marks.isdisjoint(metadata.annotations))
+    if not is_marked and pod.spec.scheduling_group is None:
         kinds = _ALONE if owner is None else _BY_OWNERS_KIND.get(owner.kind, _OTHERS)
     return first_kind(pod, kinds)
 

@@ -21,14 +21,14 @@ from allocator.rules.job_products import (
 from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
-from ascend.kube.kept import NETWORK_TOPOLOGY, SOFT_SHARES, TOPOLOGY_MODE
+from ascend.kube.kept import GROUP_TOPOLOGY, NETWORK_TOPOLOGY, SOFT_SHARES, TOPOLOGY_MODE
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
 
 DECIDING: Final = frozenset({
     SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
-    TOPOLOGY_MODE, TOR_AFFINITY, INDEPENDENT, *SOFT_SHARES,
+    GROUP_TOPOLOGY, TOPOLOGY_MODE, TOR_AFFINITY, INDEPENDENT, *SOFT_SHARES,
 })  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 

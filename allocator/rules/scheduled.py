@@ -33,6 +33,8 @@ _PREEMPTION: Final = re.compile(r"preemption: 0/(\d+) nodes are available: (\d+)
 """On how many of the nodes the pod would not fit whatever ended there."""
 _NAMES: Final = re.compile(r'"[^"]*"|\{[^}]*\}')
 """Names of claims, keys of taints."""
+_OF_CYCLE: Final = re.compile(r"^minCount \(\d+\) |^pod group is unschedulable|^\d+/\d+ placements are available")
+"""What kube-scheduler writes on the other pods of a group if it can't place one of them."""
 _OF_PEERS: Final = re.compile("pod ?group|gang|permit", re.IGNORECASE)
 """What plugins for gangs write on a pod because of its peers."""
 
@@ -47,7 +49,7 @@ def verdict_on(pod: Pod) -> Condition | None:
 def is_refusal(verdict: Condition, *ignored: Reason) -> bool:
     """Whether a scheduler has refused a pod itself, and not because its gang could not be planned yet."""
     of_gang = any(reason in verdict.message for reason in (*_OF_GANG, *ignored))
-    return verdict.reason == "Unschedulable" and not of_gang
+    return verdict.reason == "Unschedulable" and not of_gang and _OF_CYCLE.search(verdict.message) is None
 
 
 class Refused(Enum):
@@ -73,7 +75,7 @@ def refused_by_filters(verdict: Condition) -> Refused | None:
     message = _NAMES.sub("", verdict.message)
     if verdict.status != "False" or verdict.reason not in {"Unschedulable", "SchedulerError"}:
         return None
-    if _OWN.search(message) or _OF_PEERS.search(message):
+    if any(pattern.search(message) for pattern in (_OWN, _OF_PEERS, _OF_CYCLE)):
         return None
     helpless = _PREEMPTION.search(message)
     if helpless is not None and helpless[1] == helpless[2]:

@@ -27,7 +27,15 @@ from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
-from ascend.kube.kept import NETWORK_TOPOLOGY, SOFT_SHARES, TASK_MINIMA, TOPOLOGY_MODE
+from ascend.kube.kept import (
+    GROUP_CLAIMS,
+    GROUP_TOPOLOGY,
+    NETWORK_TOPOLOGY,
+    PARENT_GROUP,
+    SOFT_SHARES,
+    TASK_MINIMA,
+    TOPOLOGY_MODE,
+)
 from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Reason
@@ -311,6 +319,12 @@ def _topology(*, is_hard: bool) -> Finder:
     return find
 
 
+def _of_group(field: str) -> Finder:
+    """A field of a pod group of Kubernetes."""
+    _KEYS.add(field)
+    return lambda asked: f"{field} of its PodGroup ({value})" if (value := asked.annotations.get(field)) else None
+
+
 def _task_minima(asked: Asking) -> str | None:
     minima = asked.annotations.get(TASK_MINIMA)
     return None if minima is None else f"spec.minTaskMember of its PodGroup or minAvailable of its tasks ({minima})"
@@ -332,7 +346,9 @@ def _without_blocks(finder: Finder) -> Finder:
 
 
 _REFUSED_LABELS: Final = frozenset({*SOFT_SHARES, TOPOLOGY_MODE})
-_REFUSED_ANNOTATIONS: Final = frozenset({*SOFT_SHARES, SUPER_POD_BLOCK, NETWORK_TOPOLOGY, TOPOLOGY_MODE})
+_REFUSED_ANNOTATIONS: Final = frozenset(
+    {*SOFT_SHARES, SUPER_POD_BLOCK, NETWORK_TOPOLOGY, GROUP_TOPOLOGY, TOPOLOGY_MODE}
+)
 _FAULTS: Final = (
     "jobs are rescheduled after faults only if the allocator's setting reschedule is on; otherwise the job's own "
     "controller replaces pods that have ended"
@@ -349,6 +365,20 @@ UNSUPPORTED: Final = (
         "nodes that are near to each other in the network",
         Outcome.REFUSED, "the allocator does not know the network of the nodes; remove it, or set its mode to soft",
         _topology(is_hard=True)),
+    Unsupported(f"field `{GROUP_TOPOLOGY}` of a PodGroup of Kubernetes",
+        "nodes with one value of a label",
+        Outcome.REFUSED, "kube-scheduler tries one value after the other and does not say which try counts, so the "
+        "chips may be on other nodes; remove it, and give the pods a node selector",
+        _of_group(GROUP_TOPOLOGY)),
+    Unsupported(f"field `{PARENT_GROUP}` of a PodGroup of Kubernetes",
+        "how many groups start together",
+        Outcome.TOLD, "each group starts as a whole; that several groups do is not ensured",
+        _of_group(PARENT_GROUP)),
+    Unsupported(f"field `{GROUP_CLAIMS}` of a PodGroup of Kubernetes",
+        "devices that the pods of the group share",
+        Outcome.TOLD, "the allocator places chips that are requested as resources of the pods; kube-scheduler alone "
+        "allocates what is claimed",
+        _of_group(GROUP_CLAIMS)),
     Unsupported("annotation `sp-block` of a single pod, unless the number of its chips",
         "blocks of nodes of one SuperPod ([block size](spec/superpod.md#block-size))",
         Outcome.REFUSED, "the block of a single pod is the number of its chips; set it to that, or remove it",

@@ -164,6 +164,7 @@ class Extender:
         if fitting:
             self._journal.on_filter(pod, Filtered(fitting, {}))
             self._requeuer.on_acceptance(pod.uid)
+            self._binder.expect(pod)
             return FilterResult(node_names=fitting)
         assert isinstance(found, Filtered)  # noqa: S101 - a reservation has a node
         self._journal.on_filter(pod, found)

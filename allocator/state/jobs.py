@@ -16,7 +16,7 @@ from ascend.jobs.core import INDEXED_JOB, SINGLE, STATEFUL_SET
 from ascend.jobs.kind import JobFacts, JobObject
 from ascend.jobs.ray import RAY_GANG
 from ascend.kube import kept
-from ascend.kube.kept import NETWORK_TOPOLOGY, settings_among
+from ascend.kube.kept import settings_among
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet, task_minima
 
@@ -45,7 +45,7 @@ class Jobs:
         self._owners: dict[JobKey, Owned] = {}
         self._sources: dict[JobKey, JobFacts] = {}
         self._made_from: dict[JobKey, set[JobKey]] = {}
-        self._watched: set[str] = set()
+        self._watched: dict[str, set[str]] = {}
         self.discovery = Discovery()
         self.reschedules = False
         """Whether pods are rescheduled after faults."""
@@ -174,9 +174,9 @@ class Jobs:
         self._unlink(job)
         return job.key
 
-    def on_watched(self, kind: str) -> None:
-        """Record that the groups or objects of a kind are watched and synced."""
-        self._watched.add(kind)
+    def on_watched(self, kind: str, informer: str = "") -> None:
+        """Record that an informer watches the groups or objects of a kind, and has synced."""
+        self._watched.setdefault(kind, set()).add(informer)
         self._renew(kind)
 
     def not_served(self, informer: str, keys: Collection[JobKey]) -> None:
@@ -184,9 +184,12 @@ class Jobs:
         for key in self.discovery.not_served(informer, keys):
             self._inform(self._jobs.get(key))
 
-    def on_unserved(self, kind: str) -> None:
-        """Record that a kind of group or object is no longer served, and drop its facts."""
-        self._watched.discard(kind)
+    def on_unserved(self, kind: str, informer: str = "") -> None:
+        """Record that what an informer watched is no longer served; without another informer, drop what is known."""
+        self._watched[kind].discard(informer)
+        if self._watched[kind]:
+            return
+        del self._watched[kind]
         for facts in (self._groups, self._sources):
             for key in [key for key in facts if key.kind == kind]:
                 del facts[key]
@@ -195,9 +198,7 @@ class Jobs:
     def group_applied(self, kind: str, group: PodGroup) -> None:
         """Add or update a pod group."""
         metadata = group.metadata
-        labels, annotations = settings_among(metadata.labels), settings_among(metadata.annotations)
-        if (topology := group.spec.network_topology) is not None:
-            annotations[NETWORK_TOPOLOGY] = topology.mode
+        labels, annotations = settings_among(metadata.labels), settings_among(metadata.annotations) | group.spec.asked
         if metadata.controller is None:  # controllers write the number of all pods of each task
             annotations |= task_minima(group.spec.min_task_member or {}, group.spec.min_member)
         key = JobKey(metadata.namespace, group.name, kind)

@@ -11,19 +11,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 from allocator.state.cluster import Cluster
 from allocator.state.cluster_info import LABELS as CLUSTER_INFO_LABELS
+from allocator.state.jobs import Jobs
 from allocator.state.plain_pods import PlainPods
 from ascend.deviceinfo import LABELS, NAMESPACE
-from ascend.jobs.kind import JobObject
-from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
+from ascend.jobs.kind import JobKind
 from ascend.jobs.table import JOB_KINDS
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
-from ascend.kube.workloads import (
-    BATCH_JOBS,
-    COSCHEDULING_POD_GROUPS,
-    STATEFUL_SETS,
-    VOLCANO_POD_GROUPS,
-    PodGroup,
-)
+from ascend.kube.workloads import BATCH_JOBS, STATEFUL_SETS
 from ascend.leaf_switches import NAME as SWITCHES
 
 Scope: TypeAlias = Literal["all", "device-reports", "node-health"]
@@ -100,23 +94,17 @@ def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
     return cluster
 
 
-def _pod_groups(kind: str, resource: Resource[PodGroup]) -> WatchedKind:
-    return WatchedKind(
-        kind,
-        resource,
-        lambda cluster, group: cluster.jobs.group_applied(kind, group),
-        lambda cluster, group: cluster.jobs.group_deleted(kind, group),
-        jobs=kind,
+def _of_jobs(kind: JobKind, resource: Resource[Any]) -> WatchedKind:
+    name = kind.name
+    applied, deleted = (
+        (Jobs.group_applied, Jobs.group_deleted) if kind.is_group else (Jobs.source_applied, Jobs.source_deleted)
     )
-
-
-def _job_objects(kind: str, resource: Resource[JobObject]) -> WatchedKind:
     return WatchedKind(
         f"{resource.kind}.{resource.api_version}",
         resource,
-        lambda cluster, source: cluster.jobs.source_applied(kind, source),
-        lambda cluster, source: cluster.jobs.source_deleted(kind, source),
-        jobs=kind,
+        lambda cluster, obj: applied(cluster.jobs, name, obj),
+        lambda cluster, obj: deleted(cluster.jobs, name, obj),
+        jobs=name,
     )
 
 
@@ -162,9 +150,7 @@ KINDS: Final = (
     ),
     _owners("StatefulSets", STATEFUL_SETS),
     _owners("Jobs", BATCH_JOBS),
-    _pod_groups(VOLCANO, VOLCANO_POD_GROUPS),
-    _pod_groups(COSCHEDULING, COSCHEDULING_POD_GROUPS),
-    *(_job_objects(kind.name, resource) for kind in JOB_KINDS for resource in kind.objects),
+    *(_of_jobs(kind, resource) for kind in JOB_KINDS for resource in kind.objects),
     WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted, unkept=lambda cluster: cluster.plain),
 )
 """Pods last: what they mean depends on all others."""

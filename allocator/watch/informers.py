@@ -160,7 +160,7 @@ class OptionalInformer:
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(reflector.run(), name=f"watch {self._kind.name}")
             await reflector.synced.wait()
-            self._cluster.jobs.on_watched(self._kind.jobs)
+            self._cluster.jobs.on_watched(self._kind.jobs, self._kind.name)
             self.synced.set()
             is_served = True
             while is_served:
@@ -168,7 +168,7 @@ class OptionalInformer:
                 is_served = await self._is_served()
             watch.cancel()
         log.info("an optional kind is no longer served", kind=self._kind.name)
-        self._cluster.jobs.on_unserved(self._kind.jobs)
+        self._cluster.jobs.on_unserved(self._kind.jobs, self._kind.name)
         self._reflector = None
 
     async def _is_served(self) -> bool:

@@ -205,8 +205,8 @@ class JobKind:
         owners: the controllers of its pods, *group kind*; a pod that has none of the marks of any kind is recognized by
             one of these.
         recreates: these create a deleted pod anew.
-        objects: where the API server serves the objects from which the pods are created, if they are watched; the
-            first one that is served.
+        objects: where the API server may serve the pod groups, or the objects from which the pods are created, if these
+            are watched.
         object_name: the name of such an object; by default that of the job.
         workloads: what ``npuctl plan`` expands to pods of the kind.
         stated: the number of pods that start together, as written on a pod by the kind's own controller; None if it is

@@ -92,8 +92,16 @@ NETWORK_TOPOLOGY: Final = "spec.networkTopology"
 """Stands for this field of a pod group or a Volcano Job among its annotations, with the mode as value."""
 TASK_MINIMA: Final = "spec.minTaskMember"
 """Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
+GROUP_TOPOLOGY: Final = "spec.schedulingConstraints.topology"
+"""Stands for this field of a pod group of Kubernetes, with the key of the node label as value."""
+PARENT_GROUP: Final = "spec.parentCompositePodGroupName"
+"""Stands for this field of a pod group of Kubernetes."""
+GROUP_CLAIMS: Final = "spec.resourceClaims"
+"""Stands for this field of a pod group of Kubernetes, with the names of the claims."""
+FIELDS: Final = frozenset({NETWORK_TOPOLOGY, TASK_MINIMA, GROUP_TOPOLOGY, PARENT_GROUP, GROUP_CLAIMS})
+"""What stands for fields of the objects of jobs."""
 
-POD_KEYS: Final = SETTINGS | _MARKS | _WRITTEN | {*VNPUS, NETWORK_TOPOLOGY, TASK_MINIMA}
+POD_KEYS: Final = SETTINGS | _MARKS | _WRITTEN | FIELDS | {*VNPUS}
 """The labels and annotations of pods that are read. A new reader needs a new key here: tests use the same pods."""
 
 

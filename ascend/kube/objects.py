@@ -261,6 +261,15 @@ class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
+class SchedulingGroup(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """The pod group of a pod, as Kubernetes itself has it."""
+
+    pod_group_name: str = ""
+
+    def __post_init__(self) -> None:
+        _keep(self, "pod_group_name", short(self.pod_group_name))
+
+
 class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod's spec; the name of the scheduler is kept once for all pods, to save memory.
 
@@ -277,6 +286,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     termination_grace_period_seconds: int | None = None
     active_deadline_seconds: int | None = None
     scheduling_gates: tuple[SchedulingGate, ...] = ()
+    scheduling_group: SchedulingGroup | None = None
     volumes: tuple[Volume, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()

@@ -5,7 +5,17 @@ from typing import Final
 
 import msgspec
 
-from ascend.kube.kept import LONGEST, MOST_ENTRIES, TASK_MINIMA, settings_among, short
+from ascend.kube.kept import (
+    GROUP_CLAIMS,
+    GROUP_TOPOLOGY,
+    LONGEST,
+    MOST_ENTRIES,
+    NETWORK_TOPOLOGY,
+    PARENT_GROUP,
+    TASK_MINIMA,
+    settings_among,
+    short,
+)
 from ascend.kube.objects import KubeObject, Metadata, Resource
 
 DISRUPTION_TARGET: Final = "DisruptionTarget"
@@ -67,15 +77,49 @@ class OfJob(KubeObject, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "metadata", bare)
 
 
+class _Gang(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    min_count: int = 1
+
+
+class SchedulingPolicy(msgspec.Struct, frozen=True, gc=False):
+    """The policy of a pod group of Kubernetes; ``basic`` has no gang."""
+
+    gang: _Gang = _Gang()
+
+
+class TopologyConstraint(msgspec.Struct, frozen=True, gc=False):
+    """A label that the nodes of all pods of a group must have with the same value."""
+
+    key: str = ""
+
+
+class SchedulingConstraints(msgspec.Struct, frozen=True, gc=False):
+    """What a pod group of Kubernetes requires of the nodes of all its pods."""
+
+    topology: tuple[TopologyConstraint, ...] = ()
+
+
+class GroupClaim(msgspec.Struct, frozen=True, gc=False):
+    """A claim for devices that the pods of a group share."""
+
+    name: str = ""
+
+
 class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """A pod group's spec."""
+    """A pod group's spec: the first four fields are of Volcano, the first one of the coscheduling plugin as well."""
 
     min_member: int = 1
     network_topology: NetworkTopology | None = None
     min_task_member: dict[str, int] | None = None
     sub_group_policy: tuple[PartOfGroup, ...] | None = None
+    scheduling_policy: SchedulingPolicy | None = None
+    scheduling_constraints: SchedulingConstraints | None = None
+    parent_composite_pod_group_name: str | None = None
+    resource_claims: tuple[GroupClaim, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.scheduling_policy is not None:
+            msgspec.structs.force_setattr(self, "min_member", self.scheduling_policy.gang.min_count)
         if self.sub_group_policy:
             topology = strictest(self.network_topology, self.sub_group_policy)
             msgspec.structs.force_setattr(self, "network_topology", topology)
@@ -85,11 +129,27 @@ class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
             kept = {short(name): number for name, number in first.items()}
             msgspec.structs.force_setattr(self, "min_task_member", kept)
 
+    @property
+    def asked(self) -> dict[str, str]:
+        """What it says about the placement besides the minimum, as annotations."""
+        constraints, claims = self.scheduling_constraints, self.resource_claims[:MOST_ENTRIES]
+        found = {
+            NETWORK_TOPOLOGY: self.network_topology.mode if self.network_topology is not None else "",
+            GROUP_TOPOLOGY: ", ".join(rule.key for rule in constraints.topology) if constraints is not None else "",
+            PARENT_GROUP: self.parent_composite_pod_group_name or "",
+            GROUP_CLAIMS: ", ".join(claim.name for claim in claims),
+        }
+        return {field: short(value, LONGEST) for field, value in found.items() if value}
+
 
 class PodGroup(OfJob, frozen=True, kw_only=True):
     """A pod group of Volcano or of the coscheduling plugin."""
 
     spec: PodGroupSpec = PodGroupSpec()
+
+
+class KubernetesPodGroup(PodGroup, frozen=True, kw_only=True):
+    """A pod group of Kubernetes itself."""
 
 
 class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
@@ -210,4 +270,8 @@ class BatchJob(OfJob, frozen=True, kw_only=True):
 STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets")
 BATCH_JOBS = Resource(BatchJob, "Job", "apis/batch/v1", "jobs")
 VOLCANO_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups")
+POD_GROUPS = tuple(
+    Resource(KubernetesPodGroup, "PodGroup", f"apis/scheduling.k8s.io/{version}", "podgroups")
+    for version in ("v1beta1", "v1alpha3", "v1alpha2")
+)
 COSCHEDULING_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.x-k8s.io/v1alpha1", "podgroups")

@@ -22,7 +22,7 @@ from ascend.daemon.observable import Observable
 from ascend.daemon.setting import Setting, settings_of
 from ascend.daemon.settings import ProgramSettings, fixed_settings
 from ascend.jobs.table import ENQUEUED, JOB_KINDS, MARKS, WORKLOADS
-from ascend.kube.kept import NETWORK_TOPOLOGY
+from ascend.kube.kept import FIELDS
 from ascend.kube.objects import Resource
 from ascend.reasons import Category, Reason
 from device_plugin.driver.simulated import SimulatedDriver
@@ -157,7 +157,7 @@ def authors_table() -> Iterator[str]:
     yield "|---|---|"
     stated = {key for kind in JOB_KINDS for key in kind.stated}
     for what, keys in {
-        "how its job is placed": DECIDING - {NETWORK_TOPOLOGY} | {MIN_AVAILABLE},  # that is a field of a PodGroup
+        "how its job is placed": DECIDING - FIELDS | {MIN_AVAILABLE},
         "to which job it belongs, and how large that is (usually written by the controller of the job)": MARKS | stated,
         "its rank, at creation": {RANK},
         "what happens after a fault": {FAULT_SCHEDULING, FAULT_TYPE, BACKUP_SOURCE},

@@ -36,7 +36,7 @@ _RESOURCES: Final[dict[tuple[str, str], Resource[Any]]] = {
     (kind.resource.kind, kind.resource.api_version): kind.resource for kind in KINDS
 }
 _OPTIONAL: Final = {kind.name: kind.resource for kind in KINDS if kind.is_optional}
-_GROUPS: Final = {name: resource for name, resource in _OPTIONAL.items() if resource.type is PodGroup}
+_GROUPS: Final = {name: resource for name, resource in _OPTIONAL.items() if issubclass(resource.type, PodGroup)}
 
 _CONTROLLERS: Final = (
     None,
@@ -274,7 +274,7 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> ManifestRead
                 if resource is None:
                     ignored[origin.kind] += 1
                     if origin.kind == "PodGroup":
-                        supported = " and ".join(group.api_version for group in _GROUPS.values())
+                        supported = ", ".join(group.api_version for group in _GROUPS.values())
                         what = f"{shown(version)} is not supported, only {supported} are"
                         # Once per version: there are usually many of one.
                         warnings.setdefault(

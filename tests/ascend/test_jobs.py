@@ -23,7 +23,7 @@ from tests.deploy import helm
 
 EXAMPLES: Final = Path(__file__).parents[2] / "deploy" / "examples"
 TEMPLATE: Final = {"spec": {"containers": [{"name": "main", "resources": {"limits": {"huawei.com/Ascend910": "1"}}}]}}
-WATCHED: Final = [pytest.param(kind, id=kind.name) for kind in JOB_KINDS if kind.objects]
+WATCHED: Final = [pytest.param(kind, id=kind.name) for kind in JOB_KINDS if kind.objects and not kind.is_group]
 CORE: Final = {INDEXED_JOB, JOB, STATEFUL_SET, "ReplicaSet"}
 
 

@@ -35,6 +35,9 @@ class Cluster:
         pod_backoff_s: initial and maximum backoff of unschedulable pods, in seconds.
         audited: users whose requests the API server writes to `control_plane.audit_log`.
         pod_network: pods have addresses and ServiceAccounts of their own, and Services work; `hostNetwork` works too.
+        feature_gates: enabled in the API server besides those of all clusters.
+        scheduler_gates: enabled in kube-scheduler.
+        apis: versions of APIs that are served although they are off by default.
         detached: outlive this process, until `namespace.detached().close()`.
         say: called with a line when a component has started.
 
@@ -53,6 +56,9 @@ class Cluster:
         pod_backoff_s: tuple[int, int] = (1, 2),
         audited: Sequence[str] = (),
         pod_network: bool = False,
+        feature_gates: Sequence[str] = (),
+        scheduler_gates: Sequence[str] = (),
+        apis: Sequence[str] = (),
         detached: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -63,6 +69,7 @@ class Cluster:
         self._extenders = extenders
         self._pod_backoff_s = pod_backoff_s
         self._audited = audited
+        self._gates = {"feature_gates": feature_gates, "scheduler_gates": scheduler_gates, "apis": apis}
         self._detached = detached
         self._has_pod_network = pod_network
         self._network: PodNetwork | None = None
@@ -242,6 +249,7 @@ class Cluster:
             authorization_mode=self._authorization_mode,
             pod_backoff_s=self._pod_backoff_s,
             audited=self._audited,
+            **self._gates,
         )
         self.nodes = [Node(name, self.control_plane) for name in self._names]
         with ThreadPoolExecutor() as pool:

@@ -34,6 +34,9 @@ class ControlPlane:
         pod_backoff_s: initial and maximum backoff of unschedulable pods, in seconds.
         audited: users whose requests the API server writes to `audit_log`.
         network: a network for pods, which then have ServiceAccounts too; None for pods with `hostNetwork` only.
+        feature_gates: more of these that are enabled in the API server.
+        scheduler_gates: those that are enabled in kube-scheduler.
+        apis: versions of APIs that are served although they are off by default, as `scheduling.k8s.io/v1beta1`.
     """
 
     def __init__(
@@ -44,10 +47,16 @@ class ControlPlane:
         pod_backoff_s: tuple[int, int],
         audited: Sequence[str] = (),
         network: PodNetwork | None = None,
+        feature_gates: Sequence[str] = (),
+        scheduler_gates: Sequence[str] = (),
+        apis: Sequence[str] = (),
     ) -> None:
         self.namespace = namespace
         self.network = network
         self._audited = list(audited)
+        self._feature_gates = (*FEATURE_GATES, *feature_gates)
+        self._scheduler_gates = scheduler_gates
+        self._apis = apis
         self.admin_token = secrets.token_hex(16)
         self._authorization_mode = authorization_mode
         self._pod_backoff_s = pod_backoff_s
@@ -206,7 +215,8 @@ class ControlPlane:
                 if self._audited
                 else ()
             ),
-            f"--feature-gates={','.join(f'{gate}=true' for gate in FEATURE_GATES)}",
+            f"--feature-gates={_enabled(self._feature_gates)}",
+            f"--runtime-config={_enabled(self._apis)}",
         ]
 
     def _scheduler_command(self) -> list[str]:
@@ -217,7 +227,12 @@ class ControlPlane:
             f"--secure-port={self._scheduler_port}",
             "--authorization-always-allow-paths=/healthz,/livez,/readyz,/metrics",
             "--authentication-tolerate-lookup-failure=true",
+            f"--feature-gates={_enabled(self._scheduler_gates)}",
         ]
+
+
+def _enabled(names: Sequence[str]) -> str:
+    return ",".join(f"{name}=true" for name in names)
 
 
 def _openssl(*arguments: str) -> None:

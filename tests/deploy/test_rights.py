@@ -340,8 +340,6 @@ _KINDS: Final = (
     "statefulsets.apps",
     "jobs.batch",
     *sorted(_JOBS),
-    "podgroups.scheduling.volcano.sh",
-    "podgroups.scheduling.x-k8s.io",
     "nodes",
     "pods",
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import ApiError
-from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
 from ascend.kube.client import KubeClient
 from npuctl.reading.listing import list_objects
 from sandbox.apiserver import ApiServer
@@ -16,6 +15,8 @@ from tests.npuctl.manifests import pod_group
 
 QUOTAS = ServedResource("scheduling.x-k8s.io", "v1alpha1", "elasticquotas", "elasticquota", "ElasticQuota")
 """A kind of the same API group as the pod groups of the coscheduling plugin."""
+
+GROUPS = f"PodGroup.{VOLCANO_POD_GROUPS.api_version}"
 
 
 @pytest.fixture(params=[(), (QUOTAS,)], ids=["no such group", "no such kind"])
@@ -37,8 +38,8 @@ async def test_a_kind_that_is_not_served_is_no_error_without_rights(server: ApiS
     # A real server checks rights first.
     server.fail_next("GET", "scheduling.x-k8s.io/v1alpha1/podgroups", 403)
     objects = await list_objects(client)
-    assert [each.name for each in objects.by_kind[VOLCANO]] == ["train"]
-    assert COSCHEDULING not in objects.by_kind
+    assert [each.name for each in objects.by_kind[GROUPS]] == ["train"]
+    assert "PodGroup.scheduling.x-k8s.io/v1alpha1" not in objects.by_kind
 
 
 async def test_a_kind_that_is_served_and_forbidden_is_an_error(client: KubeClient, server: ApiServer) -> None:

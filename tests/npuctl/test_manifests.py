@@ -91,6 +91,8 @@ def test_pod_groups_are_read_by_kind(folder: Path) -> None:
     groups = [
         pod_group("a", 3),
         pod_group("a", 5, group="scheduling.x-k8s.io/v1alpha1"),
+        pod_group("a", 0, group="scheduling.k8s.io/v1beta1")
+        | {"spec": {"schedulingPolicy": {"gang": {"minCount": 4}}}},
         pod_group("b", 1, group="x/v1"),
         pod_group("c", 1, group="x/v1"),
     ]
@@ -98,16 +100,15 @@ def test_pod_groups_are_read_by_kind(folder: Path) -> None:
     assert {
         kind: [each.spec.min_member for each in some]
         for kind, some in reading.objects.by_kind.items()
-        if kind.startswith("PodGroup.")
+        if kind.startswith("PodGroup.") and some
     } == {
-        "PodGroup.scheduling.volcano.sh": [3],
-        "PodGroup.scheduling.x-k8s.io": [5],
+        "PodGroup.scheduling.k8s.io/v1beta1": [4],
+        "PodGroup.scheduling.volcano.sh/v1beta1": [3],
+        "PodGroup.scheduling.x-k8s.io/v1alpha1": [5],
     }
     assert dict(reading.ignored) == {"PodGroup": 2}
     (warning,) = reading.warnings
-    assert (
-        "(PodGroup default/b): apiVersion: 'x/v1' is not supported, only scheduling.volcano.sh/v1beta1 and " in warning
-    )
+    assert "(PodGroup default/b): apiVersion: 'x/v1' is not supported, only scheduling.k8s.io/v1beta1, " in warning
 
 
 def test_other_kinds_are_counted_and_skipped(folder: Path) -> None:

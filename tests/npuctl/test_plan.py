@@ -226,6 +226,29 @@ def test_a_gang_that_does_not_fit_holds_no_chips(npuctl: Npuctl) -> None:
     assert [each["name"] for each in answer["pods"]] == ["alone"]
 
 
+def in_group(name: str, group: str) -> Json:
+    """A pod of a pod group of Kubernetes."""
+    made = pod(name, 8)
+    made["spec"]["schedulingGroup"] = {"podGroupName": group}
+    return made
+
+
+def native_group(name: str, minimum: int, api: str = "scheduling.k8s.io/v1beta1") -> Json:
+    return pod_group(name, 0, group=api) | {"spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}}}
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1alpha3", "v1alpha2"])
+def test_a_gang_by_a_pod_group_of_kubernetes_is_planned_whole(version: str, npuctl: Npuctl) -> None:
+    group, pods = native_group("train", 2, f"scheduling.k8s.io/{version}"), [in_group("a", "train")]
+    (pending,) = npuctl.plan(node("n1"), *pods, group)["pending"]
+    assert (pending["reason"], pending["job"]) == ("GangIncomplete", "default/train")
+    pods.append(in_group("b", "train"))
+    assert {waiting["reason"] for waiting in npuctl.plan(node("n1"), *pods, group)["pending"]} == {"GangDoesNotFit"}
+    planned = npuctl.plan(node("n1"), node("n2"), *pods, group)["pods"]
+    assert {placed["node"] for placed in planned} == {"n1", "n2"}
+    assert {waiting["reason"] for waiting in npuctl.plan(node("n1"), *pods)["pending"]} == {"GroupMissing"}
+
+
 @pytest.mark.parametrize("api", ["scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"])
 def test_an_incomplete_gang_says_how_many_pods_are_missing(api: str, npuctl: Npuctl) -> None:
     mark = {"scheduling.k8s.io/group-name": "train"}, {"scheduling.x-k8s.io/pod-group": "train"}
@@ -271,7 +294,8 @@ def test_every_command_warns_about_a_group_of_unknown_version(command: tuple[str
     file = npuctl.write(node("n1"), member("train-0", "train"), pod_group("train", 2, group="scheduling.volcano.sh/v9"))
     errors = CliRunner().invoke(app, [*command, "-f", file]).stderr
     assert f"npuctl: {file}: document 1 items[2] (PodGroup default/train): apiVersion: " in errors
-    supported = "scheduling.volcano.sh/v1beta1 and scheduling.x-k8s.io/v1alpha1"
+    kubernetes = ", ".join(f"scheduling.k8s.io/{version}" for version in ("v1beta1", "v1alpha3", "v1alpha2"))
+    supported = f"{kubernetes}, scheduling.volcano.sh/v1beta1, scheduling.x-k8s.io/v1alpha1"
     assert (
         f"'scheduling.volcano.sh/v9' is not supported, only {supported} are; pods of this group are treated" in errors
     )

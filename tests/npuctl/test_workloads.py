@@ -9,7 +9,6 @@ import yaml
 from typer.testing import CliRunner
 
 from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
-from ascend.jobs.pod_groups import VOLCANO
 from npuctl.cli import app
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
@@ -163,7 +162,7 @@ def test_a_volcano_jobs_group_has_its_labels_and_annotations(tmp_path: Path) -> 
     path = tmp_path / "job.json"
     path.write_text(json.dumps(made))
     reading = read_manifests([str(path)])
-    (group,) = expand(reading.unsubmitted, reading.objects).objects.by_kind[VOLCANO]
+    (group,) = expand(reading.unsubmitted, reading.objects).objects.by_kind["PodGroup.scheduling.volcano.sh/v1beta1"]
     assert (group.metadata.annotations, group.metadata.labels) == ({"sp-fit": "b"}, {"app": "d"})
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -12,11 +13,19 @@ from ascend.annotations import MIN_AVAILABLE
 from ascend.jobs.kind import JobObject
 from ascend.jobs.kueue import KUEUE
 from ascend.jobs.leader_worker_set import LEADER_WORKER_SET
-from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
+from ascend.jobs.pod_groups import COSCHEDULING, KUBERNETES, VOLCANO
 from ascend.jobs.table import JOB_KINDS
 from ascend.jobs.volcano_job import VOLCANO_JOB
-from ascend.kube.objects import KubeObject, Metadata, Pod
-from ascend.kube.workloads import BatchJob, BatchJobSpec, PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
+from ascend.kube.objects import KubeObject, Metadata, Pod, SchedulingGroup
+from ascend.kube.workloads import (
+    BatchJob,
+    BatchJobSpec,
+    PodGroup,
+    PodGroupSpec,
+    SchedulingPolicy,
+    StatefulSet,
+    StatefulSetSpec,
+)
 from tests.allocator.jobs.manifests import (
     NO_CHIPS,
     TEMPLATE,
@@ -52,12 +61,21 @@ def group(minimum: int, name: str = "train", **labels: str) -> PodGroup:
     return PodGroup(metadata=Metadata(name, "default", labels=labels), spec=PodGroupSpec(minimum))
 
 
+def native_group(policy: str) -> PodGroup:
+    spec = PodGroupSpec(scheduling_policy=msgspec.yaml.decode(policy, type=SchedulingPolicy))
+    return PodGroup(metadata=Metadata("train", "default"), spec=spec)
+
+
+def in_group(pod: Pod) -> Pod:
+    return replace(pod, spec=replace(pod.spec, scheduling_group=SchedulingGroup("train")))
+
+
 def jobs_of(objects: Sequence[KubeObject], kind: str = "") -> Jobs:
     """Jobs that know these objects; PodGroups are of Volcano unless the kind says otherwise."""
     jobs = Jobs()
     for each in objects:
         if isinstance(each, PodGroup):
-            named = kind if kind == COSCHEDULING else VOLCANO
+            named = kind if kind in {COSCHEDULING, KUBERNETES} else VOLCANO
             jobs.group_applied(named, each)
             jobs.on_watched(named)
         elif isinstance(each, JobObject):
@@ -65,7 +83,7 @@ def jobs_of(objects: Sequence[KubeObject], kind: str = "") -> Jobs:
                 row.name
                 for row in JOB_KINDS
                 for resource in row.objects
-                if resource.type is type(each) and (row.name == kind or kind in {VOLCANO, COSCHEDULING})
+                if resource.type is type(each) and (row.name == kind or kind in {VOLCANO, COSCHEDULING, KUBERNETES})
             )
             jobs.source_applied(source, each)
             jobs.on_watched(source)
@@ -518,6 +536,30 @@ CASES: Final = {
         2,
         2,
     ),
+    "PodGroup of Kubernetes": Case(
+        KUBERNETES,
+        [native_group("{gang: {minCount: 2}}")],
+        [in_group(made(f"p-{at}", None)) for at in "ab"],
+        "train",
+        2,
+        2,
+    ),
+    "PodGroup of Kubernetes without a gang": Case(
+        KUBERNETES,
+        [native_group("{basic: {}}")],
+        [in_group(made(f"p-{at}", None)) for at in "ab"],
+        "train",
+        1,
+        1,
+    ),
+    "PodGroup of Kubernetes of an Indexed Job": Case(
+        KUBERNETES,
+        [native_group("{gang: {minCount: 2}}"), BatchJob(metadata=Metadata("t", "default"), spec=BatchJobSpec(2, 2))],
+        [in_group(made(f"t-{at}-x", ("batch/v1", "Job", "t"), {INDEX: str(at)})) for at in range(2)],
+        "train",
+        2,
+        2,
+    ),
     "a pod without an owner": Case("Pod", [], [made("alone", None)], "alone", 1, 1),
     "another owner": Case("Rollout", [], [made(f"r-{at}", ("x/v1", "Rollout", "r")) for at in "ab"], "r", 1, 1),
 }
@@ -560,7 +602,7 @@ def test_every_row_of_the_table_has_a_manifest() -> None:
 def test_pods_wait_for_the_object_that_says_how_many_there_are(case: Case) -> None:
     jobs = jobs_of(case.objects, case.kind)
     source = next(each for each in case.objects if isinstance(each, JobObject))
-    (kind,) = {row.name for row in JOB_KINDS if row.name in jobs._watched and row.objects}
+    (kind,) = {row.name for row in JOB_KINDS if row.name in jobs._watched and not row.is_group}
     job = jobs.job_of(case.pods[0])
     jobs.pod_applied(case.pods[0])
     jobs.source_deleted(kind, source)

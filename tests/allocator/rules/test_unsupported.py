@@ -21,10 +21,20 @@ from allocator.rules.unsupported import (
 from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobFacts
-from ascend.jobs.pod_groups import VOLCANO
+from ascend.jobs.pod_groups import KUBERNETES, VOLCANO
 from ascend.jobs.volcano_job import VOLCANO_JOB
-from ascend.kube.kept import NETWORK_TOPOLOGY, SOFT_SHARES, TASK_MINIMA, TOPOLOGY_MODE, settings_among
-from ascend.kube.objects import Container, OwnerReference, Pod, Resources
+from ascend.kube.kept import (
+    FIELDS,
+    GROUP_CLAIMS,
+    GROUP_TOPOLOGY,
+    NETWORK_TOPOLOGY,
+    PARENT_GROUP,
+    SOFT_SHARES,
+    TASK_MINIMA,
+    TOPOLOGY_MODE,
+    settings_among,
+)
+from ascend.kube.objects import Container, OwnerReference, Pod, Resources, SchedulingGroup
 from ascend.kube.workloads import NetworkTopology, PodGroupSpec
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
@@ -71,6 +81,8 @@ TOLD = (
     pod("a", 8, annotations={"huawei.com/affinity-config": "level1=2"}),
     pod("a", 8, annotations={NETWORK_TOPOLOGY: "soft"}),
     pod("a", 8, annotations={TASK_MINIMA: "ps 1, worker 2"}),
+    pod("a", 8, annotations={PARENT_GROUP: "service"}),
+    pod("a", 8, annotations={GROUP_CLAIMS: "network"}),
     requesting("huawei.com/Ascend910B-2c"),
     requesting("huawei.com/npu"),
     requesting("huawei.com/Ascend310"),
@@ -81,6 +93,7 @@ TOLD = (
 )
 REFUSED = (
     (pod("a", 8, annotations={NETWORK_TOPOLOGY: "hard"}), Reason.UNSUPPORTED_POLICY),
+    (pod("a", 8, annotations={GROUP_TOPOLOGY: "rack"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 1, labels={"huawei.com/scheduler.softShareDev.aicoreQuota": "50"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 1, annotations={"huawei.com/scheduler.softShareDev.policy": "elastic"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 4, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
@@ -353,6 +366,29 @@ def test_a_share_of_a_chip_is_refused_wherever_it_is_written(kind: str, key: str
     assert world.refusal(asking).reason is Reason.UNSUPPORTED_POLICY
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"parentCompositePodGroupName": "service"}, "spec.parentCompositePodGroupName of its PodGroup (service)"),
+        ({"resourceClaims": [{"name": "a"}, {"name": "b"}]}, "spec.resourceClaims of its PodGroup (a, b)"),
+        ({"schedulingConstraints": {"topology": [{"key": "rack"}]}}, ""),
+        ({"schedulingConstraints": {"topology": []}, "resourceClaims": []}, None),
+        ({"workloadRef": {"workloadName": "w"}, "disruptionMode": {"all": {}}}, None),
+    ],
+)
+def test_what_a_group_of_kubernetes_asks_besides_a_minimum_is_read(spec: dict[str, object], said: str | None) -> None:
+    world, asking = World(), pod("a", 8)
+    asking = replace(asking, spec=replace(asking.spec, scheduling_group=SchedulingGroup("train")))
+    spec = {"schedulingPolicy": {"gang": {"minCount": 1}}, **spec}
+    world.cluster.jobs.group_applied(KUBERNETES, replace(pod_group(1), spec=msgspec.convert(spec, PodGroupSpec)))
+    world.add(node("n1"), asking)
+    if said is not None and not said:
+        assert "spec.schedulingConstraints.topology of its PodGroup (rack)" in world.refusal(asking).message
+    else:
+        assert world.engine.filter(asking).fitting == ["n1"]
+        assert [sentence.partition(": ")[0] for sentence in world.engine.without_effect(asking)] == [said][: bool(said)]
+
+
 @pytest.mark.parametrize(("owner", "told"), [([], 1), ([OwnerReference(kind="Job", controller=True)], 0)])
 def test_the_minima_of_tasks_that_a_user_writes_on_a_group_are_told(owner: list[OwnerReference], told: int) -> None:
     group = pod_group(3)
@@ -365,6 +401,6 @@ def test_the_minima_of_tasks_that_a_user_writes_on_a_group_are_told(owner: list[
     assert len(world.engine.without_effect(each)) == told
 
 
-@pytest.mark.parametrize("key", sorted(_KEYS - {NETWORK_TOPOLOGY, TASK_MINIMA}))
+@pytest.mark.parametrize("key", sorted(_KEYS - FIELDS))
 def test_every_key_is_kept_of_groups_and_job_objects(key: str) -> None:
     assert settings_among({key: "x"}) == {key: "x"}

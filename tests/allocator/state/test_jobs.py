@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from allocator.rules.job import JobKey, find_job, is_later, own_rank, stated_minimum
 from allocator.state.jobs import Jobs
@@ -13,17 +14,25 @@ from ascend.errors import Refusal
 from ascend.jobs.core import INDEXED_JOB, SINGLE
 from ascend.jobs.job_set import JOB_SET
 from ascend.jobs.kubeflow import KUBEFLOW
-from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
-from ascend.kube.objects import Metadata, Pod
+from ascend.jobs.pod_groups import COSCHEDULING, KUBERNETES, VOLCANO
+from ascend.kube.objects import Metadata, Pod, SchedulingGroup
 from ascend.kube.workloads import BatchJob, BatchJobSpec, StatefulSet
 from tests.allocator.builders import GROUP, pod_group, stateful_set
 from tests.allocator.state.builders import INDEX, marked
+
+
+def in_group(pod: Pod, name: str) -> Pod:
+    return replace(pod, spec=replace(pod.spec, scheduling_group=SchedulingGroup(name)))
 
 
 @pytest.mark.parametrize(
     ("each", "kind", "name"),
     [
         (marked("p", annotations={GROUP: "g"}), VOLCANO, "g"),
+        (in_group(marked("p"), "g"), KUBERNETES, "g"),
+        (in_group(marked("p"), ""), SINGLE, "p"),
+        (in_group(marked("p-0", owner="ReplicaSet"), "g"), KUBERNETES, "g"),
+        (in_group(marked("p", annotations={GROUP: "v"}), "g"), KUBERNETES, "g"),
         (marked("p", labels={"scheduling.x-k8s.io/pod-group": "g"}), COSCHEDULING, "g"),
         (marked("p", labels={"pod-group.scheduling.sigs.k8s.io": "g"}), COSCHEDULING, "g"),
         (marked("p", labels={"training.kubeflow.org/job-name": "g"}), KUBEFLOW, "g"),
@@ -64,6 +73,18 @@ def test_a_group_minimum_above_1_overrides_that_of_the_pods() -> None:
         assert jobs.job_of(each).min_available == expected
     jobs.group_applied(COSCHEDULING, pod_group(name="g"))
     assert jobs.job_of(each).min_available == 2
+
+
+def test_a_group_that_is_served_in_another_version_stays_a_gang() -> None:
+    jobs, each = Jobs(), in_group(marked("p"), "g")
+    jobs.on_watched(KUBERNETES, "v1alpha2")
+    jobs.group_applied(KUBERNETES, pod_group(2, name="g"))
+    jobs.pod_applied(each)
+    jobs.on_watched(KUBERNETES, "v1beta1")
+    jobs.on_unserved(KUBERNETES, "v1alpha2")
+    assert jobs.job_of(each).min_available == 2
+    jobs.on_unserved(KUBERNETES, "v1beta1")
+    assert jobs.job_of(each).min_available == 1
 
 
 def stating(name: str, minimum: int | None, created: int) -> Pod:

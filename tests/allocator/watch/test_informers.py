@@ -20,13 +20,14 @@ from allocator.watch.informers import OptionalInformer, make_reflector
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, encode_report
 from ascend.errors import Refusal
-from ascend.jobs.pod_groups import COSCHEDULING, VOLCANO
 from ascend.kube.client import KubeClient
 from ascend.reasons import Reason
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import COSCHEDULING_POD_GROUPS, SERVED, VOLCANO_POD_GROUPS, Catalogue
 from tests.allocator.builders import GROUP, noded_says, pod
 from tests.allocator.harness import Json, node_manifest, running, until, write_kubeconfig
+
+VOLCANO, COSCHEDULING = (f"PodGroup.{group.api_version}" for group in (VOLCANO_POD_GROUPS, COSCHEDULING_POD_GROUPS))
 
 
 @asynccontextmanager
@@ -60,7 +61,10 @@ def group(name: str, minimum: int, api: str = "scheduling.volcano.sh/v1beta1") -
 
 async def test_an_optional_kind_is_watched_while_it_is_served(tmp_path: Path) -> None:
     each = pod("train-0", annotations={GROUP: "train"})
-    async with ApiServer() as server, informing(server, tmp_path, VOLCANO) as (informer, jobs):
+    async with (
+        ApiServer() as server,
+        informing(server, tmp_path, VOLCANO) as (informer, jobs),
+    ):
         await informer.synced.wait()
         assert informer.age_s == 0
         jobs.pod_applied(each)
@@ -79,7 +83,10 @@ async def test_pods_that_come_right_after_their_kind_is_installed_are_a_gang(
 ) -> None:
     monkeypatch.setattr(informers, "LOOK_S", 0.01)
     each, unserved = pod("train-0", annotations={GROUP: "train"}), pod("alone", annotations={GROUP: "none"})
-    async with ApiServer() as server, informing(server, tmp_path, VOLCANO, discovery_s=3600) as (informer, jobs):
+    async with (
+        ApiServer() as server,
+        informing(server, tmp_path, VOLCANO, discovery_s=3600) as (informer, jobs),
+    ):
         await informer.synced.wait()
         jobs.pod_applied(unserved)
         assert jobs.gang(jobs.job_of(unserved)) is not None  # it waits for the answer

@@ -232,7 +232,7 @@ def test_a_list_of_100_chips_is_kept() -> None:
 
 
 def test_the_settings_of_jobs_are_kept_of_all_objects() -> None:
-    assert kept.SETTINGS | {kept.NETWORK_TOPOLOGY} >= DECIDING | OF_JOBS
+    assert kept.SETTINGS | kept.FIELDS >= DECIDING | OF_JOBS
     assert kept.POD_KEYS >= MARKS
 
 
