@@ -21,6 +21,7 @@ MODULES: Final = Path(__file__).with_name("go")
 
 _COMPONENT: Final = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")
+MINOR: Final = int(_MINOR)
 # Without gitVersion the components report v0.0.0 and make wrong assumptions about each other.
 _LDFLAGS: Final = (
     f"-s -w -X {_COMPONENT}.gitVersion=v{KUBERNETES_VERSION} "

@@ -177,10 +177,11 @@ def test_the_plugins_token_lists_pods_and_no_more_and_only_the_real_kubelet_gets
     kubelet = Server(node.kubelet_url, running.plugin_tokens[node.name])
     assert "two-chips" in {item["metadata"]["name"] for item in kubelet.get("/pods")["items"]}
     assert b"kubelet_device_plugin_registration_total{" in kubelet.request("GET", "/metrics")
-    for method, path in (
+    beyond = (
         ("POST", "/run/default/two-chips/main?cmd=ls"),
         ("GET", "/containerLogs/default/two-chips/main"),
-    ):
+    )
+    for method, path in beyond if binaries.MINOR >= 33 else ():  # before, a kubelet tells nothing apart: nodes/proxy
         with pytest.raises(HTTPError) as refused:
             kubelet.request(method, path)
         assert refused.value.status == 403

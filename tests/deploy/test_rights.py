@@ -39,6 +39,7 @@ from device_plugin.publish.rights import rights
 from npuctl.cli import app
 from npuctl.doctor.rights import ALLOCATORS, Account, Denied, read_denied
 from tests.cluster.api import Server
+from tests.cluster.binaries import MINOR
 from tests.cluster.fixtures import require_cluster
 from tests.cluster.processes import wait_until
 from tests.deploy import accounts, helm
@@ -181,7 +182,9 @@ def plugin_forgeries_of_node() -> dict[str, Ask]:
     report = {"name": REPORT, "labels": keys(*of_plugin.REPORT_LABELS)}
     claim = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"on-{OTHER}", **chips["metadata"]}}
     owner = [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "1"}]
+    resize = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]}}
     return {
+        **({"resize": Ask("PATCH", f"{MINE}/resize", resize, STRATEGIC)} if MINOR >= 33 else {}),  # served from then on
         # Pods of another node, and pods that are not bound, in every form of a write.
         "claim of another node's pod": change(FOREIGN, **chips),
         "claim, strategic": Ask("PATCH", FOREIGN, chips, STRATEGIC),
@@ -209,12 +212,6 @@ def plugin_forgeries_of_node() -> dict[str, Ask]:
         "fence": change(MINE, **meta(annotations=keys(FENCE))),
         "status of a pod": change(f"{MINE}/status", status={"podIP": "10.0.0.1"}),
         "status of a pod, as a claim": change(f"{MINE}/status", **chips),
-        "resize": Ask(
-            "PATCH",
-            f"{MINE}/resize",
-            {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]}},
-            STRATEGIC,
-        ),
         "ephemeral container": Ask(
             "PATCH",
             f"{MINE}/ephemeralcontainers",
