@@ -154,7 +154,7 @@ class Binder:
         self._barrier.on_filter(uid, names)
 
     def expect(self, pod: Pod) -> None:
-        """Note a pod that was filtered: kube-scheduler binds none of a group of its own before it has tried all."""
+        """Note a filtered pod: of its own groups kube-scheduler binds no pod before the last one was filtered."""
         job = self._engine.gang_of(pod)
         if job is not None and job.kind == KUBERNETES:
             self._barrier.expect(job)

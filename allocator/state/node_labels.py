@@ -17,6 +17,8 @@ from ascend.products import Product
 from ascend.rules.identity import ACCELERATOR_TYPE
 
 _ANY: Final = PodSpec()
+_OF_STATE: Final = "node.kubernetes.io/"
+"""How the keys of taints begin by which Kubernetes itself tells of the state of a node."""
 _LIMIT: Final = 64
 """The most labels, and selectors, that are followed: any author of pods can add new ones."""
 
@@ -129,11 +131,13 @@ class NodeLabels:
     def _allows(self, name: str, spec: PodSpec) -> bool:
         """Whether affinity and tolerations of a pod allow a node that its selector matches."""
         node = self._records[name].node
-        return (
-            node is not None
-            and (spec.affinity is None or admits(spec.affinity, name, node.metadata.labels))
-            and untolerated(node.spec.taints, spec.tolerations) is None
-        )
+        if node is None:
+            return False
+        # What passes, as a cordon or a node that is not ready for a moment, must not decide on the product of a job.
+        lasting = (taint for taint in node.spec.taints if not taint.key.startswith(_OF_STATE))
+        return (spec.affinity is None or admits(spec.affinity, name, node.metadata.labels)) and untolerated(
+            lasting, spec.tolerations
+        ) is None
 
     def only_product(self, names: Iterable[str]) -> str | None:
         """The name of the product of these nodes; None if they are of several products, or of unknown ones only."""

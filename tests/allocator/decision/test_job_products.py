@@ -112,6 +112,14 @@ def test_taints_that_leave_one_product_name_it_until_they_are_gone() -> None:
     assert world.refusal(peer(0)).reason is Reason.PRODUCT_NOT_NAMED
 
 
+@pytest.mark.parametrize("key", ["unschedulable", "not-ready", "unreachable", "disk-pressure"])
+def test_taints_by_which_kubernetes_tells_of_a_nodes_state_name_no_product(key: str) -> None:
+    world = world_of(b=B)
+    tainted, taint = node("a", labels=A), Taint(key=f"node.kubernetes.io/{key}", effect="NoSchedule")
+    world.add(structs.replace(tainted, spec=structs.replace(tainted.spec, taints=(taint,))), peer(0))
+    assert world.refusal(peer(0)).reason is Reason.PRODUCT_NOT_NAMED
+
+
 def test_the_candidates_of_a_scheduler_name_a_product_and_the_others_of_the_job_follow() -> None:
     world = world_of(a=A, b1=B, b2=B)
     world.add(peer(0), peer(1))
