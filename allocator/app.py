@@ -26,11 +26,10 @@ from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
-from allocator.observe.advice import advice, scaling
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.expiry import Expiry
 from allocator.observe.journal import Journal
-from allocator.observe.notices import log_ignored, log_switches, log_unreadable, notices
+from allocator.observe.notices import advice, log_ignored, log_switches, log_unreadable, notices, scaling
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.observe.switch_publisher import SwitchPublisher
 from allocator.observe.unasked import UnaskedPods
@@ -217,8 +216,8 @@ class AllocatorApp:
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
             posts = (
                 notices(self.cluster, events.publish, leadership.leads).post,
-                advice(self.cluster, self.engine.advice, events.publish, leadership.leads).post,
-                scaling(self.cluster, self.engine.request_of, events.publish, leadership.leads).post,
+                advice(self.cluster, self.engine, events.publish, leadership.leads).post,
+                scaling(self.cluster, self.engine, events.publish, leadership.leads).post,
                 Expiry(
                     ports.validities,
                     partial(events.publish, once=True),

@@ -27,7 +27,7 @@ from allocator.state.reservation import Reservation
 from allocator.state.switches import asks_for_switches
 from allocator.state.view import Without
 from allocator.superpods.demand import Demand
-from allocator.switches.description import describe_switches
+from allocator.switches.publication import describe_switches
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import at_once

@@ -22,8 +22,7 @@ from allocator.state.topology import TopologyDomain
 from allocator.superpods.demand import Demand, Kind
 from allocator.superpods.inference import place_mind_ie, place_service
 from allocator.superpods.repair import BlockLack, Nodes, Slot, place_job
-from allocator.superpods.shares import Share
-from allocator.superpods.stages import place_blocks, place_parts
+from allocator.superpods.stages import Share, place_blocks, place_parts
 from ascend.annotations import RANK, SUPER_POD_ID
 from ascend.errors import Refusal
 from ascend.grammar import count

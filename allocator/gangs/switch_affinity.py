@@ -20,11 +20,17 @@ from allocator.state.ranking import Bucket
 from allocator.state.reservation import OnSwitch, Seat
 from allocator.state.switches import SwitchUse, SwitchView
 from allocator.switches.demand import SwitchDemand, Version
-from allocator.switches.replacing import Staying, replace_single_layer, replace_v1, replace_v2
-from allocator.switches.returning import return_single_layer, return_v1, return_v2
+from allocator.switches.replacing import (
+    Staying,
+    replace_single_layer,
+    replace_v1,
+    replace_v2,
+    return_single_layer,
+    return_v1,
+    return_v2,
+)
 from allocator.switches.rooms import UNUSED, NoFit, Room, ServerSet, SwitchState, Use
-from allocator.switches.single_layer import place_single_layer
-from allocator.switches.v1 import place_v1
+from allocator.switches.v1 import place_single_layer, place_v1
 from allocator.switches.v2 import place_v2
 from ascend.errors import Refusal
 from ascend.grammar import count, some

@@ -1,6 +1,10 @@
-"""Events on pods that ask for something without effect here: one for each job.
+"""What is said in Events on the pods of a job, once for each job.
 
-What that is: a row of ``allocator.rules.unsupported``, or a pod group of a kind that is not served.
+* It asks for something without effect here: a row of ``allocator.rules.unsupported``, or a pod group of a kind that is
+  not served.
+* It runs, but not as well as others would: the makers of the hardware advise against it (``advise`` in
+  ``allocator/superpods/choice.py``).
+* Its one pod has a number of chips that several pods could not have: it can't be scaled up.
 """
 
 from collections.abc import Callable
@@ -8,15 +12,21 @@ from typing import Final
 
 import structlog
 
+from allocator.decision.engine import DecisionEngine
+from allocator.decision.scaling import against_scaling
 from allocator.observe.job_events import JobEvents
 from allocator.observe.refusal_events import Publish
+from allocator.rules.job_products import wants_super_pod
+from allocator.rules.job_settings import with_settings
 from allocator.state.cluster import Cluster
 from ascend.kube.objects import Pod
 
 log = structlog.get_logger()
 
 REASON: Final = "WithoutEffect"
-"""The reason of the Events."""
+FEW_SUPER_PODS: Final = "FewSuperPods"
+CANNOT_SCALE: Final = "CannotScale"
+"""The reasons of the Events."""
 
 
 def notices(cluster: Cluster, publish: Publish, leads: Callable[[], bool]) -> JobEvents:
@@ -36,6 +46,27 @@ def notices(cluster: Cluster, publish: Publish, leads: Callable[[], bool]) -> Jo
         return (said,) if (said := topic(pod)) else ()  # less may be said than when the pod appeared
 
     return JobEvents(cluster, publish, leads, reason=REASON, topic=topic, sentences=sentences)
+
+
+def advice(cluster: Cluster, engine: DecisionEngine, publish: Publish, leads: Callable[[], bool]) -> JobEvents:
+    """Events for jobs with more blocks than advised; the arguments are as for ``notices``."""
+
+    def topic(pod: Pod) -> str:
+        return "blocks" if wants_super_pod(with_settings(pod, cluster.jobs.job_of(pod).settings)) else ""
+
+    return JobEvents(cluster, publish, leads, reason=FEW_SUPER_PODS, topic=topic, sentences=engine.advice)
+
+
+def scaling(cluster: Cluster, engine: DecisionEngine, publish: Publish, leads: Callable[[], bool]) -> JobEvents:
+    """Events for jobs of one pod that can't be scaled up; the arguments are as for ``notices``."""
+
+    def topic(pod: Pod) -> str:
+        return "scaling" if pod.requests_chips and cluster.jobs.job_of(pod).is_only_so_far(pod) else ""
+
+    def sentences(pod: Pod) -> tuple[str, ...]:
+        return against_scaling(pod, cluster, engine.request_of)
+
+    return JobEvents(cluster, publish, leads, reason=CANNOT_SCALE, topic=topic, sentences=sentences)
 
 
 def log_ignored(node: str, names: tuple[str, ...]) -> None:

@@ -1,19 +1,27 @@
 """Which nodes have faults, and for how long; which pods have failed. Kept current from the state of the cluster."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
 
-from allocator.rescheduling.budget import FEW, too_many_faults, why_dark
 from allocator.rescheduling.faults import FAULT_TYPE, NO_FAULTS, NodeFaults, read_node
 from allocator.state.cluster import Cluster
 from allocator.state.node import NodeRecord
+from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
 
 CONFIRM_S: Final = 2.0
 """A fault of a node counts once it has lasted so long: faults that many nodes report at once are then all known."""
+FEW: Final = 3
+"""So many nodes may fail at one time, whatever the share; never more than half of them."""
+_DARK_ABOVE: Final = 2
+_DARK_SHARE: Final = 0.55
+"""So many lost nodes of a zone, and more, are the zone."""
+_ROUNDING: Final = 1e-9
+"""0.29 of 100 nodes are 29, but 28.999999999999996 as a float."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 REGION_LABEL: Final = "topology.kubernetes.io/region"
 Zone: TypeAlias = tuple[str, str]
@@ -236,3 +244,41 @@ def why_lost(record: NodeRecord | None, name: str) -> str | None:
     if record is None or record.node is None:
         return f"node {name} does not exist"
     return None if record.node.is_ready else f"node {name} is not Ready"
+
+
+def too_many_faults(faulty: int, nodes: int, share: float, what: str = "have faults") -> str | None:
+    """Return why nothing is deleted at all, a sentence; None if that is not so.
+
+    It does not name the number of faulty nodes: it would be another Event with each of them.
+
+    Args:
+        faulty: the number of nodes with faults.
+        nodes: the number of nodes with chips.
+        share: the largest share of nodes that may be faulty at one time; never more than half of them, however few.
+        what: what they are, for the sentence.
+    """
+    limit = max(FEW, math.floor(share * nodes + _ROUNDING))
+    if faulty > limit:
+        return f"more than {limit} of {nodes} nodes {what} at one time, which is taken for a wrong report"
+    if 2 * faulty <= nodes:
+        return None
+    return (
+        f"more than half of {count(nodes, 'node')} {what} at one time, which is taken for a wrong report or a"
+        " network that is cut off"
+    )
+
+
+def why_dark(zone: str, lost: int, nodes: int) -> str | None:
+    """Return why a zone counts as cut off, a sentence; None if it does not.
+
+    As in Kubernetes' node lifecycle controller (``--unhealthy-zone-threshold``): all of its nodes are lost, or more
+    than two and 55 % of them. One node alone may have failed by itself.
+
+    Args:
+        zone: its name.
+        lost: the number of its nodes that are not Ready.
+        nodes: the number of its nodes.
+    """
+    if not (lost == nodes > 1 or (lost > _DARK_ABOVE and lost >= _DARK_SHARE * nodes)):
+        return None
+    return f"most nodes of zone {zone} are not Ready, which is taken for a network that is cut off"

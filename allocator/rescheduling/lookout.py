@@ -6,13 +6,13 @@ from msgspec.structs import replace
 
 from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.announcer import Announcer
+from allocator.rescheduling.decision import switches_of
 from allocator.rescheduling.evidence import Evidence
 from allocator.rescheduling.fault_watch import Extent, FaultWatch
-from allocator.rescheduling.judging import switches_of
 from allocator.rescheduling.memory import Memory
-from allocator.rescheduling.options import Options
 from allocator.rescheduling.reading import Reader
 from allocator.rules.rescheduling_labels import Mode
+from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod
@@ -25,7 +25,7 @@ class Lookout:
     Args:
         cluster: nodes, reports, pods and jobs.
         reading: reads anew what deletions rest on.
-        options: the settings.
+        settings: what counts as lost, and as a wrong report.
         announcer: says how far faults reach.
         metrics: the same as metrics.
         monotonic: a clock that advances while the process or the machine is suspended, in seconds.
@@ -40,18 +40,18 @@ class Lookout:
         self,
         cluster: Cluster,
         reading: Reader,
-        options: Options,
+        settings: Settings,
         *,
         announcer: Announcer,
         metrics: AllocatorMetrics,
         monotonic: Callable[[], float],
     ) -> None:
         self._cluster = cluster
-        self._share = options.faulty_share
+        self._share = settings.reschedule_faulty_share
         self._announcer = announcer
         self._metrics = metrics
-        self.watch = FaultWatch(cluster, options.not_ready_s, monotonic)
-        self.evidence = Evidence(reading, cluster, options.not_ready_s, monotonic)
+        self.watch = FaultWatch(cluster, settings.reschedule_not_ready_s, monotonic)
+        self.evidence = Evidence(reading, cluster, settings.reschedule_not_ready_s, monotonic)
         self.extent = Extent()
 
     async def look(self, memory: Memory) -> None:

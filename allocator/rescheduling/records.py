@@ -4,19 +4,27 @@ The ascend-operator reads how many retries a job has left, and without an entry 
 MindCluster's fault diagnosis reads how often and why jobs were rescheduled.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+import structlog
 
 from allocator.rescheduling.decision import PodChoice
+from allocator.rescheduling.memory import Memory
 from allocator.rules.job import is_group
 from allocator.rules.rescheduling_labels import RETRY_TIMES, read_retries
+from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.annotations import RANK
-from ascend.errors import UNREADABLE
-from ascend.kube.objects import Pod
+from ascend.errors import UNREADABLE, ApiError, NotFound, Unreachable
+from ascend.kube import config_maps
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, Pod
+from ascend.turn import Turn
+
+log = structlog.get_logger()
 
 REASONS_NAMESPACE: Final = "mindx-dl"
 REASONS_NAME: Final = "job-reschedule-reason"
@@ -25,6 +33,8 @@ RETRIES_NAMESPACE: Final = "volcano-system"
 RETRIES_NAME: Final = "vcjob-fault-npu-cm"
 RETRIES_KEY: Final = "remain-retry-times"
 MAX_BYTES: Final = 950 * 1024
+PERIOD_S: Final = 5.0
+"""How often the retries that jobs have left are counted: soon enough for a job to have an entry before a pod fails."""
 _KEPT: Final = 10
 """Records of a job, and pods in a record."""
 
@@ -115,3 +125,53 @@ def retries_left(left: Mapping[str, int]) -> dict[str, str]:
     """Return the data of ``vcjob-fault-npu-cm`` that programs read: the retries left by id of the job."""
     entries = {name: RetryTimes(name, times) for name, times in sorted(left.items())}
     return {RETRIES_KEY: msgspec.json.encode(entries).decode()}
+
+
+class RecordWriter:
+    """Writes the records. A failed write delays nothing: it is logged, and tried again with the next record.
+
+    Args:
+        client: the API server.
+        cluster: the jobs.
+        monotonic: a clock, in seconds.
+    """
+
+    def __init__(self, client: KubeClient, cluster: Cluster, monotonic: Callable[[], float]) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._monotonic = monotonic
+        self._retries = config_maps.ConfigMapWriter(
+            client, RETRIES_NAMESPACE, RETRIES_NAME, monotonic, absent=retries_left({})
+        )
+        self._due_s = 0.0
+
+    async def record(self, job: Job, choice: PodChoice, now_s: float) -> None:
+        """Record that pods of a job were deleted at a time in Unix seconds."""
+        name = job_id(job, (member.pod for member in choice.pods))
+        try:
+            try:
+                found = await self._client.get(CONFIG_MAPS, REASONS_NAME, REASONS_NAMESPACE)
+                data = dict(found.data)
+            except NotFound:
+                data = {}
+            written = with_record(data, name, choice, now_s)
+            await config_maps.store(self._client, REASONS_NAMESPACE, REASONS_NAME, written)
+        except (ApiError, Unreachable) as error:
+            log.warning("can't record that a job was rescheduled", job=str(job.key), error=str(error))
+
+    async def count_retries(self, memory: Memory) -> None:
+        """Write how many retries each job has left, if that has changed; call it with each look."""
+        if self._monotonic() < self._due_s:
+            return
+        self._due_s = self._monotonic() + PERIOD_S
+        turn, left = Turn(), dict[str, int]()
+        for job in self._cluster.jobs:
+            if retries := stated_retries(job):
+                recovery = memory.jobs.get(job.key.plan)
+                used = recovery.retries if recovery is not None else 0
+                left[job_id(job, job.pods.values())] = max(retries - used, 0)
+            await turn.share()
+        try:
+            await self._retries.write(retries_left(left))
+        except (ApiError, Unreachable) as error:
+            log.warning("can't write how many retries jobs have left", error=str(error))

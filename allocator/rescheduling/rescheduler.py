@@ -15,32 +15,33 @@ from allocator.gangs.record import ENDS_S
 from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
-from allocator.rescheduling.budget import Budget
 from allocator.rescheduling.decision import (
     Depth,
     JobPod,
     PodChoice,
     choose,
     failing_nodes,
+    member_of,
     stage_after,
+    switches_of,
     unfinished,
+    why_it_stays,
 )
 from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.evidence import Proof
 from allocator.rescheduling.faults import FaultKind
-from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
-from allocator.rescheduling.limits import DeletionLimits, is_again
+from allocator.rescheduling.limits import DeletionLimits, is_again, spend
 from allocator.rescheduling.lookout import Lookout
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
-from allocator.rescheduling.options import Options
 from allocator.rescheduling.owners import owner_uid, wanted
 from allocator.rescheduling.reading import Reader
-from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.records import RecordWriter
 from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
 from allocator.rescheduling.restoring import restore
 from allocator.rules.job import JobKey
 from allocator.rules.rescheduling_labels import FaultLabels, Mode, Reach
+from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.errors import ApiError, InvalidValue, Unreachable
@@ -63,7 +64,7 @@ class Rescheduler:
         cluster: nodes, reports, pods and jobs.
         actions: the requests.
         reading: reads anew what deletions rest on.
-        options: the settings.
+        settings: the settings of rescheduling.
         announcer: says what is done, and why something is not.
         records: writes what other programs read; None if nothing does.
         reset_configs: tells the processes of jobs; None if nothing does.
@@ -78,7 +79,7 @@ class Rescheduler:
         cluster: Cluster,
         actions: Actions,
         reading: Reader,
-        options: Options,
+        settings: Settings,
         *,
         announcer: Announcer,
         records: RecordWriter | None,
@@ -90,7 +91,7 @@ class Rescheduler:
     ) -> None:
         self._cluster = cluster
         self._actions = actions
-        self._options = options
+        self._is_dry = not settings.reschedules
         self._announcer = announcer
         self._records = records
         self._reset_configs = reset_configs
@@ -98,11 +99,11 @@ class Rescheduler:
         self._leads = leads
         self._now_s = now_s
         self._monotonic = monotonic
-        self._lookout = Lookout(cluster, reading, options, announcer=announcer, metrics=metrics, monotonic=monotonic)
+        self._lookout = Lookout(cluster, reading, settings, announcer=announcer, metrics=metrics, monotonic=monotonic)
         self._evidence = self._lookout.evidence
-        self._budget = Budget(options.per_minute, options.per_hour)
-        self._limits = DeletionLimits(cluster, self._budget)
-        self._marker = Marker(actions, announcer, dry_run=options.dry_run)
+        self._per_hour = settings.reschedules_per_hour
+        self._limits = DeletionLimits(cluster, settings.reschedule_pods_per_minute, self._per_hour)
+        self._marker = Marker(actions, announcer, dry_run=self._is_dry)
         self._is_loaded = False
         self._loaded_s = 0.0
         self._is_stored = True
@@ -114,8 +115,8 @@ class Rescheduler:
             announcer=announcer,
             metrics=metrics,
             leads=leads,
-            grace_s=options.grace_s,
-            dry_run=options.dry_run,
+            grace_s=settings.reschedule_grace_s,
+            dry_run=self._is_dry,
             now_s=now_s,
         )
 
@@ -151,7 +152,7 @@ class Rescheduler:
             if not self._is_stored:  # the next leader would end recoveries once more
                 await self._actions.save(self.memory)
                 self._is_stored = True
-            if self._records is not None and not self._options.dry_run:
+            if self._records is not None and not self._is_dry:
                 await self._records.count_retries(self.memory)
         except (ApiError, Unreachable) as error:
             log.warning("rescheduling is delayed", error=str(error))
@@ -292,7 +293,7 @@ class Rescheduler:
             recovery = Recovery(owners, self._now_s(), is_open=False, deleted=recovery.deleted)
             self.memory.jobs[job.key.plan] = recovery
             self._cluster.faulty_nodes.note(job.key, ())
-            self._is_stored = self._options.dry_run
+            self._is_stored = self._is_dry
             return recovery
         recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
         return recovery
@@ -301,7 +302,7 @@ class Rescheduler:
         self, job: Job, choice: PodChoice, recovery: Recovery, switches: FaultLabels, proof: Proof
     ) -> None:
         why = choice.why
-        if self._options.dry_run:
+        if self._is_dry:
             self._announcer.plan(job, choice, why)
             return
         if not self._leads():
@@ -312,7 +313,7 @@ class Rescheduler:
         if choice.stage > recovery.stage:
             recovery.stage, recovery.waits_since_s = choice.stage, None
         if not is_again(choice, recovery):
-            recovery.times_s = [*recovery.times_s, now_s][-self._options.per_hour :]
+            recovery.times_s = [*recovery.times_s, now_s][-self._per_hour :]
             recovery.retries += choice.reason is FaultKind.POD
             recovery.chosen = uids
             takes_others = any(member.fault is None for member in choice.pods)
@@ -327,7 +328,7 @@ class Rescheduler:
         for member in choice.pods:
             recovery.deleted[member.pod.uid] = self._deletions.note(member.pod, at_once=choice.at_once)
         self.memory.jobs[job.key.plan] = recovery
-        self.memory.recent = self._budget.spend(len(choice.pods), self.memory.recent, now_s)
+        self.memory.recent = spend(len(choice.pods), self.memory.recent, now_s)
         held = self._deletions.prepare(choice, self.memory)
         try:
             await self._actions.save(self.memory)
@@ -361,13 +362,13 @@ class Rescheduler:
         is_waiting = recovery.deleted or any(not pod.spec.node_name for pod in job.pods.values())
         if not recovery.is_open or is_waiting or job.size < wanted(job, self._cluster.jobs.owned_by):
             return
-        if self._reset_configs is not None and not self._options.dry_run:
+        if self._reset_configs is not None and not self._is_dry:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
         recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Depth.PODS, []
         recovery.spots, recovery.changed_s = {}, self._now_s()
         recovery.is_leaving, recovery.is_switch, recovery.faulty_nodes = False, False, []
         self._cluster.faulty_nodes.note(job.key, ())
-        self._is_stored = self._options.dry_run
+        self._is_stored = self._is_dry
         log.info("a job is whole again", job=str(job.key))
 
     def _forget(self) -> None:

@@ -6,9 +6,8 @@ from allocator.metrics import AllocatorMetrics
 from allocator.observe.refusal_events import Publish
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
-from allocator.rescheduling.options import Options
 from allocator.rescheduling.reading import Reader
-from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.records import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
 from allocator.settings import Settings
@@ -56,19 +55,11 @@ def make_rescheduler(
     if settings.reschedule == "off":
         return None
     evicts, stored = settings.reschedule_by == "evict", f"{settings.lease_name}-faults"
-    options = Options(
-        dry_run=settings.reschedule == "dry-run",
-        not_ready_s=settings.reschedule_not_ready_s,
-        grace_s=settings.reschedule_grace_s,
-        per_minute=settings.reschedule_pods_per_minute,
-        per_hour=settings.reschedules_per_hour,
-        faulty_share=settings.reschedule_faulty_share,
-    )
     return Rescheduler(
         cluster,
         Actions(client, settings.lease_namespace, stored, evicts=evicts, shortened=metrics.rescheduling_shortened.set),
         Reader(client, cluster, settings.node_health_namespace),
-        options,
+        settings,
         announcer=Announcer(publish),
         records=RecordWriter(client, cluster, boot_s) if settings.reschedule_records else None,
         reset_configs=ResetConfigs(client) if settings.reschedule_reset_config else None,

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from allocator.rescheduling.budget import UNKNOWN
+from allocator.rescheduling.limits import UNKNOWN
 from allocator.rescheduling.memory import Deleted, Memory, Recovery, Unread
 from ascend.errors import UNREADABLE, TooLarge
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from grpc_health.v1 import health
 
-from allocator.serving.rpc_errors import Context, abort
+from allocator.serving.grpc_server import Context, abort
 from ascend.daemon.validity import Validity
 from ascend.errors import Refusal
 from ascend.reasons import Reason

@@ -19,8 +19,8 @@ from allocator.rules.asked import Asked, JobDefaults
 from allocator.rules.summary import example
 from allocator.rules.unsupported import without_effect
 from allocator.rules.validity import invalidity, job_shape
+from allocator.serving.grpc_server import Context, abort
 from allocator.serving.node_states import NodeStates, refusal_message
-from allocator.serving.rpc_errors import Context, abort
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.chips import chip_ids, chip_name

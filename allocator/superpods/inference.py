@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Collection, Mapping
 
 from allocator.rules.asked import SuperPodLimits
-from allocator.superpods.shares import Share
+from allocator.superpods.stages import Share
 
 
 def place_mind_ie(

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from allocator.superpods.shares import Share
+from allocator.superpods.stages import Share
 
 Place: TypeAlias = Callable[[Mapping[int, int], int], Sequence[Share]]
 """Chooses shares for what is placed anew: from the number of free nodes of each SuperPod, and the number of blocks that

@@ -11,7 +11,18 @@ from itertools import islice
 import msgspec
 
 from allocator.rules.asked import SuperPodLimits
-from allocator.superpods.shares import Share
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
+    """The nodes of a block.
+
+    Attributes:
+        super_pod: the id of their SuperPod.
+        nodes: how many they are.
+    """
+
+    super_pod: int
+    nodes: int
 
 
 class _Cell(msgspec.Struct, frozen=True, gc=False):

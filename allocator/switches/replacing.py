@@ -1,7 +1,8 @@
 """Switch affinity for some pods of a job whose others stay: below the switches that the job uses already.
 
 docs/spec/switch-affinity.md#partial-restart, as the makers' documents promise it: after a fault, pods on healthy nodes
-return there, and the others get servers below switches of the job first.
+return there, and the others get servers below switches of the job first. While the pods were gone, other jobs may have
+begun to use their switches: then some may not return.
 """
 
 from collections import Counter
@@ -10,8 +11,19 @@ from itertools import chain, islice
 
 import msgspec
 
-from allocator.switches.rooms import FILLER, UNUSED, NoFit, Room, Schema, ServerSet, SwitchState, Use, is_filler
-from allocator.switches.v1 import may_span
+from allocator.switches.rooms import (
+    FILLER,
+    SINGLE_LAYER,
+    UNUSED,
+    NoFit,
+    Room,
+    Schema,
+    ServerSet,
+    SwitchState,
+    Use,
+    is_filler,
+)
+from allocator.switches.v1 import may_span, usable_room
 from allocator.switches.v2 import share_switches
 from ascend.leaf_switches import Spot
 
@@ -48,7 +60,7 @@ def replace_single_layer(rooms: Sequence[Room], missing: int, staying: Staying) 
         missing: how many pods are to be placed.
         staying: the others.
     """
-    return _below_own(rooms, missing, staying, "there is one layer of switches")
+    return _below_own(rooms, missing, staying, SINGLE_LAYER)
 
 
 def replace_v1(rooms: Sequence[Room], missing: int, staying: Staying, schema: Schema) -> ServerSet | NoFit:
@@ -123,3 +135,58 @@ def _below_own(rooms: Sequence[Room], missing: int, staying: Staying, why: str) 
 
 def _short(missing: int, found: int, where: str) -> str:
     return f"{missing} of its pods must be placed below {where}, with {found} servers that they can use"
+
+
+def return_single_layer(
+    rooms: Sequence[Room], missing: int, staying: Staying, homes: Mapping[int, int]
+) -> frozenset[int]:
+    """The switches to which a job's pods may return: of the pods that stay, and others as the rule allows.
+
+    Args:
+        rooms: what the job sees of each switch; the servers to which its pods would return are among those free.
+        missing: how many pods are to be placed, whether they return or not.
+        staying: the other pods.
+        homes: how many would return to each switch.
+    """
+    own = frozenset(staying.switches)
+    if len(own.union(homes)) > 1:
+        return own
+    return own.union(room.switch for room in rooms if room.switch in homes and usable_room(room, missing, None).slots)
+
+
+def return_v1(
+    rooms: Sequence[Room], missing: int, staying: Staying, homes: Mapping[int, int], schema: Schema
+) -> frozenset[int]:
+    """The same for version 1: not to one that another job spans."""
+    own = frozenset(staying.switches)
+    spans = len(own.union(homes)) > 1
+    if spans and staying.is_of_filler(missing, schema):
+        return own
+    return own.union(
+        room.switch
+        for room in rooms
+        if room.switch in homes and (may_span(room, schema) or (not spans and missing <= room.size))
+    )
+
+
+def return_v2(
+    rooms: Sequence[Room],
+    missing: int,
+    staying: Staying,
+    homes: Mapping[int, int],
+    schema: Schema,
+    *,
+    most_shared: int,
+) -> frozenset[int]:
+    """The same for version 2: to free ones, and to healthy shared ones as far as the job may share more."""
+    own = frozenset(staying.switches)
+    if len(own.union(homes)) <= 1:
+        return own.union(homes)
+    if staying.is_of_filler(missing, schema):
+        return own
+    others = [room for room in rooms if room.switch in homes and room.switch not in own]
+    free = [room.switch for room in others if room.state.use is Use.FREE]
+    shared = [room.switch for room in others if room.state.use is Use.SHARED and room.state.is_healthy]
+    shared.sort(key=lambda switch: (-homes[switch], switch))
+    quota = most_shared - sum(state.use is Use.SHARED for state in staying.states.values())
+    return own.union(free, shared[: max(0, quota)])

@@ -14,6 +14,9 @@ FILLER_BELOW: Final = 4
 FILLER: Final = f"a filler job, with fewer than {FILLER_BELOW} pods"
 """Why a filler is below one switch."""
 
+SINGLE_LAYER: Final = "there is one layer of switches"
+"""Why every job is below one switch."""
+
 
 class Schema(StrEnum):
     """The values of the label ``tor-affinity`` that ask for switch affinity."""

@@ -1,7 +1,8 @@
-"""Version 1 of switch affinity: no two flows of a job meet on a downlink of a spine switch.
+"""Version 1 of switch affinity: no two flows of a job meet on a downlink of a spine switch; and a single layer.
 
 docs/spec/switch-affinity.md#version-1. A job is below one switch, or it takes whole switches, or *logical rows*: one
 server of each slot, whatever the switches; servers of different slots do not meet on a downlink.
+Where switches are not connected to each other (#single-layer), a job is below one of them, or nowhere.
 """
 
 from collections import defaultdict
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from allocator.switches.rooms import (
     FILLER,
+    SINGLE_LAYER,
     NoFit,
     Room,
     Schema,
@@ -107,3 +109,18 @@ def _logical_rows(switches: Sequence[Room], width: int, pods: int) -> list[Spot]
         number = max(number for number, length in enumerate(lengths) if length >= last)
         return row(number, last)
     return [spot for number in range(whole) for spot in row(number, width)] + row(whole, last)
+
+
+def place_single_layer(rooms: Sequence[Room], width: int, pods: int) -> ServerSet | NoFit:
+    """Find servers for all pods of a job.
+
+    Args:
+        rooms: what the job sees of each switch.
+        width: how many servers a switch has.
+        pods: how many pods the job has.
+    """
+    if pods > width:
+        return NoFit(f"its {pods} pods must be below one switch ({SINGLE_LAYER}), and a switch has {width} servers")
+    usable = [usable_room(room, pods, None) for room in rooms]
+    room = smallest(usable, pods)
+    return ServerSet(room.first(pods)) if room is not None else not_below_one(usable, pods, SINGLE_LAYER)

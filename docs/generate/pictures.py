@@ -7,8 +7,7 @@ from xml.sax.saxutils import escape
 
 from allocator.rules.asked import SuperPodLimits
 from allocator.superpods.repair import Nodes, RepairPlan, Slot, place_job
-from allocator.superpods.shares import Share
-from allocator.superpods.stages import place_blocks
+from allocator.superpods.stages import Share, place_blocks
 
 _SUPER_PODS: Final = {0: 12, 1: 10, 2: 7, 3: 12}
 _USED_BY_OTHERS: Final = {"0-0", "0-1", "1-0", "2-0", "3-0", "3-1", "3-2"}

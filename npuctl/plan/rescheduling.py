@@ -12,11 +12,18 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from allocator.rescheduling.budget import Budget
-from allocator.rescheduling.decision import Depth, JobPod, PodChoice, choose, failing_nodes
+from allocator.rescheduling.decision import (
+    Depth,
+    JobPod,
+    PodChoice,
+    choose,
+    failing_nodes,
+    member_of,
+    switches_of,
+    why_it_stays,
+)
 from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.faults import FAULT_TYPE, is_counted
-from allocator.rescheduling.judging import member_of, switches_of, why_it_stays
 from allocator.rescheduling.limits import DeletionLimits
 from allocator.rescheduling.memory import Recovery
 from allocator.rescheduling.owners import owner_uid
@@ -87,8 +94,8 @@ class _Preview:
         self._cluster = planning.allocator.cluster
         self._watch = watch
         self._extent = extent
-        budget = Budget(settings.reschedule_pods_per_minute, settings.reschedules_per_hour)
-        self._limits = DeletionLimits(self._cluster, budget)
+        per_minute, per_hour = settings.reschedule_pods_per_minute, settings.reschedules_per_hour
+        self._limits = DeletionLimits(self._cluster, per_minute, per_hour)
 
     def jobs(self) -> dict[JobKey, list[Pod]]:
         """The jobs of the pods on faulty nodes and of failed pods, each with its pods that are no longer present."""

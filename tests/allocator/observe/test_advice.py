@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from allocator.observe.advice import CANNOT_SCALE, FEW_SUPER_PODS, advice
+from allocator.observe.notices import CANNOT_SCALE, FEW_SUPER_PODS, advice
 from allocator.rules.asked import SuperPodLimits
 from allocator.superpods.choice import advise
 from allocator.superpods.demand import Demand
@@ -33,7 +33,7 @@ class Scene:
         self.world = world
         self.leads = self.has_room = True
         self.posted: list[tuple[str, str]] = []
-        self.advice = advice(world.cluster, world.engine.advice, self._publish, lambda: self.leads)
+        self.advice = advice(world.cluster, world.engine, self._publish, lambda: self.leads)
         self.advice.post()
 
     def _publish(self, regarding: Regarding, reason: str, note: str, **_more: Any) -> bool:

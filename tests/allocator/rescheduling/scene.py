@@ -12,12 +12,12 @@ from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.fault_watch import CONFIRM_S
 from allocator.rescheduling.memory import Memory
-from allocator.rescheduling.options import Options
 from allocator.rescheduling.reading import READ_S, Reader
-from allocator.rescheduling.record_writer import RecordWriter
+from allocator.rescheduling.records import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
 from allocator.rescheduling.storage import decode, encode
+from allocator.settings import Settings
 from allocator.state.node import NodeRecord
 from allocator.state.report import read_report
 from ascend.annotations import BLOCK, MIN_AVAILABLE, RANK
@@ -26,7 +26,7 @@ from ascend.kube.events import Regarding
 from ascend.kube.objects import ConfigMap, Node, Pod
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
 
-OPTIONS = Options(dry_run=False, not_ready_s=30.0, grace_s=900.0, per_minute=20, per_hour=3, faulty_share=0.1)
+SETTINGS = Settings(reschedule="on", reschedule_pods_per_minute=20, reschedules_per_hour=3)
 STEP_S, LONG_S = 4.0, 3600.0
 """Looks come so closely, but for a while that is longer: then nothing is looked at."""
 
@@ -98,7 +98,7 @@ class Scene(Actions):
         metrics: those of the rescheduler that was started last.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.world = World()
         self.deleted: list[tuple[str, int | None]] = []
         self.marked: dict[str, str] = {}
@@ -112,7 +112,7 @@ class Scene(Actions):
         self.records: RecordWriter | None = None
         self.is_leader, self.asked = True, 0
         self.leads_until: int | None = None
-        self.options = OPTIONS._replace(**options)
+        self.settings = dataclasses.replace(SETTINGS, **settings)
         self.server = Server(self.world)
         self.rescheduler = self.start()
 
@@ -124,7 +124,7 @@ class Scene(Actions):
             cluster,
             self,
             self.server,
-            self.options,
+            self.settings,
             announcer=Announcer(self._publish),
             records=self.records,
             reset_configs=self.reset_configs,
@@ -240,9 +240,9 @@ def job(
     ]  # fmt: skip
 
 
-def scene(pods: list[Pod], *, nodes: int = 40, **options: Any) -> Scene:
+def scene(pods: list[Pod], *, nodes: int = 40, **settings: Any) -> Scene:
     """A cluster of so many nodes, with a job."""
-    made = Scene(**options)
+    made = Scene(**settings)
     made.world.add(*(node(f"n{number}") for number in range(1, nodes + 1)), *pods)
     return made
 

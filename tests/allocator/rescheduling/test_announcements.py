@@ -68,7 +68,7 @@ async def test_what_is_not_deleted_is_announced_once_and_not_counted(logs: Logs)
 
 
 async def test_what_a_dry_run_would_delete_is_logged_and_not_counted(logs: Logs) -> None:
-    stage = scene(job(2), dry_run=True)
+    stage = scene(job(2), reschedule="dry-run")
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == []
     ((name, reason, error),) = lines(logs, "a job has faulty pods", "job", "reason", "error")
@@ -100,6 +100,6 @@ async def test_a_deletion_by_force_and_a_mark_are_logged(logs: Logs) -> None:
     stage.stuck = {"train-0"}
     stage.world.add(report("n1", unhealthy=[0]), report("n2", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
-    assert await stage.look(stage.options.grace_s) == ["train-0"]
+    assert await stage.look(stage.settings.reschedule_grace_s) == ["train-0"]
     assert lines(logs, "deleted a pod by force", "pod", "node") == [("default/train-0", "n1")]
     assert lines(logs, "marked a faulty pod", "pod", "status") == [("default/other-0", "Unhealthy-CardUnhealthy")]

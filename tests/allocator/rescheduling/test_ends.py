@@ -13,7 +13,7 @@ HELD = 0xFF & ~chip_set([0, 1])
 
 async def test_chips_stay_held_for_the_grace_period_that_the_kubelet_gives_the_pod() -> None:
     (one,) = job(1, chips=[0, 1], fault_scheduling="grace")
-    stage = scene([replace(one, spec=replace(one.spec, termination_grace_period_seconds=600))], grace_s=60.0)
+    stage = scene([replace(one, spec=replace(one.spec, termination_grace_period_seconds=600))], reschedule_grace_s=60.0)
     stage.stuck = {"train-0"}
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
@@ -48,7 +48,7 @@ async def test_a_pod_deleted_at_once_is_not_waited_for_when_its_node_is_lost_the
 
 
 async def test_a_pod_in_grace_is_waited_for_when_its_node_is_lost_then() -> None:
-    stage = scene(job(1, fault_scheduling="grace"), grace_s=120.0)
+    stage = scene(job(1, fault_scheduling="grace"), reschedule_grace_s=120.0)
     stage.stuck = {"train-0"}
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
@@ -58,7 +58,7 @@ async def test_a_pod_in_grace_is_waited_for_when_its_node_is_lost_then() -> None
 
 
 async def test_a_pod_of_a_job_that_was_made_anew_is_followed_to_its_end() -> None:
-    stage = scene(job(1, fault_scheduling="grace"), grace_s=120.0)
+    stage = scene(job(1, fault_scheduling="grace"), reschedule_grace_s=120.0)
     stage.stuck = {"train-0"}
     stage.world.add(lost("n1"))
     await stage.look()

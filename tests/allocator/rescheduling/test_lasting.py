@@ -42,7 +42,7 @@ async def test_the_counts_of_a_job_stay_for_as_long_as_it_exists() -> None:
 
 
 async def test_the_next_leader_knows_where_the_blocks_of_a_job_were() -> None:
-    stage = Scene(faulty_share=1.0)
+    stage = Scene(reschedule_faulty_share=1.0)
     stage.world.add(*(blocks.server(number, index, cordoned=not index) for number in range(2) for index in range(4)))
     said = {"fault-scheduling": "force", "fault-retry-times": "5"}
     created = [owned_by(each, "StatefulSet", "apps/v1") for each in blocks.job(4, labels=said)]
@@ -52,7 +52,7 @@ async def test_the_next_leader_knows_where_the_blocks_of_a_job_were() -> None:
     stage.world.add(replace(running[1], status=replace(running[1].status, phase="Failed")))
     assert len(await stage.look()) == 4
     # Nothing but nodes and the ConfigMap is there when another process takes over.
-    after = Scene(faulty_share=1.0)
+    after = Scene(reschedule_faulty_share=1.0)
     after.stored = stage.stored
     after.world.add(*(blocks.server(number, index) for number in range(2) for index in range(4)))
     await after.rescheduler.load()

@@ -58,12 +58,12 @@ async def test_only_the_leader_deletes_by_force_a_pod_that_does_not_end() -> Non
     await run(stage, CONFIRM_S)
     assert stage.deleted == [("train-0", None)]
     stage.is_leader, stored = False, stage.stored
-    await run(stage, stage.options.grace_s)
+    await run(stage, stage.settings.reschedule_grace_s)
     assert (stage.deleted, stage.stored) == ([("train-0", None)], stored)
     stage.is_leader = True
     await run(stage)
     assert stage.deleted == [("train-0", None)]
-    await stage.look(stage.options.grace_s)
+    await stage.look(stage.settings.reschedule_grace_s)
     assert stage.deleted == [("train-0", None), ("train-0", 0)]
 
 
@@ -95,14 +95,14 @@ async def test_a_leader_that_was_suspended_within_a_look_deletes_nothing_by_forc
     stage = await faulty("grace")
     await run(stage)
     await run(stage, CONFIRM_S)
-    await stage.look(stage.options.grace_s - 1.0)
+    await stage.look(stage.settings.reschedule_grace_s - 1.0)
     stored, stage.leads_until = stage.stored, stage.asked + 1
     await run(stage, 1.0)
     assert (stage.deleted, stage.stored) == ([("train-0", None)], stored)
     await stage.succeed()
     stage.is_leader, stage.leads_until = True, None
     await stage.look()
-    await stage.look(stage.options.grace_s)
+    await stage.look(stage.settings.reschedule_grace_s)
     assert stage.deleted == [("train-0", None), ("train-0", 0)]
 
 
@@ -113,7 +113,7 @@ async def test_a_leader_that_was_suspended_between_deletions_by_force_deletes_no
     await run(stage)
     await run(stage, CONFIRM_S)
     assert stage.deleted == [("train-0", None), ("train-1", None)]
-    await stage.look(stage.options.grace_s - 1.0)
+    await stage.look(stage.settings.reschedule_grace_s - 1.0)
     stage.leads_until = stage.asked + 3
     await run(stage, 1.0)
     assert stage.deleted[2:] == [("train-0", 0)]

@@ -1,5 +1,6 @@
 """Limits of rescheduling: nothing goes without need, refusals use up nothing, and it does not stop for ever."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,11 @@ from msgspec.structs import replace
 
 from allocator.rescheduling import rescheduler
 from allocator.rescheduling.announcer import DELETED
-from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S
+from allocator.rescheduling.decision import BLOCKS_AFTER_S, JOB_AFTER_S, switches_of
 from allocator.rescheduling.deletions import NODE_GONE_S, RELEASE_AFTER_S, RETRY_S
 from allocator.rescheduling.fault_watch import CONFIRM_S
-from allocator.rescheduling.judging import switches_of
 from allocator.rescheduling.memory import Memory
-from allocator.rescheduling.record_writer import RecordWriter
-from allocator.rescheduling.records import REASONS_KEY, REASONS_NAME, REASONS_NAMESPACE, RETRIES_NAMESPACE
+from allocator.rescheduling.records import REASONS_KEY, REASONS_NAME, REASONS_NAMESPACE, RETRIES_NAMESPACE, RecordWriter
 from allocator.rules.rescheduling_labels import FaultLabels
 from ascend.errors import ApiError
 from ascend.kube.objects import CONFIG_MAPS, Metadata, Pod
@@ -33,7 +32,7 @@ from tests.allocator.rescheduling.test_records import NAMESPACES
 
 
 async def test_all_faulty_pods_of_a_deployment_count_once() -> None:
-    stage = scene(job(5, kind="ReplicaSet", is_gang=False), per_hour=1, faulty_share=1.0)
+    stage = scene(job(5, kind="ReplicaSet", is_gang=False), reschedules_per_hour=1, reschedule_faulty_share=1.0)
     stage.world.add(*(report(f"n{number}", unhealthy=[0]) for number in range(1, 5)))
     assert await stage.settle() == ["train-0", "train-1", "train-2", "train-3"]
     (recovery,) = stage.rescheduler.memory.jobs.values()
@@ -141,7 +140,7 @@ async def test_the_first_rule_about_a_deleted_pod_decides(rules: tuple[PodFailur
 
 
 async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = scene(job(30), nodes=60, faulty_share=1.0)
+    stage = scene(job(30), nodes=60, reschedule_faulty_share=1.0)
     stage.world.add(*(lost(f"n{number}") for number in range(1, 31)))
     await stage.look()
     saves, save = list[int](), stage.save
@@ -158,7 +157,7 @@ async def test_what_is_remembered_of_many_lost_pods_is_stored_once(monkeypatch: 
 
 
 async def test_reports_that_flap_between_faults_are_said_once_each() -> None:
-    stage = scene(job(2), dry_run=True)
+    stage = scene(job(2), reschedule="dry-run")
     for each in range(180):
         stage.world.add(report("n1", unhealthy=[each // 3 % 2]))
         await stage.look(1.0)
@@ -177,7 +176,7 @@ async def test_nodes_that_are_cordoned_do_not_count() -> None:
 
 async def test_times_from_before_the_clock_was_set_back_end_with_their_limits() -> None:
     (one,) = job(1)
-    stage = scene([one], per_hour=1)
+    stage = scene([one], reschedules_per_hour=1)
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
     stage.world.now_s -= 50_000.0
@@ -188,12 +187,12 @@ async def test_times_from_before_the_clock_was_set_back_end_with_their_limits() 
 
 
 async def test_a_dry_run_after_deletions_deletes_and_stores_nothing() -> None:
-    stage = scene(job(2), grace_s=60.0)
+    stage = scene(job(2), reschedule_grace_s=60.0)
     stage.stuck.add("train-0")
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["train-0", "train-1"]
     stored = stage.stored
-    stage.options = stage.options._replace(dry_run=True)
+    stage.settings = dataclasses.replace(stage.settings, reschedule="dry-run")
     await stage.succeed()
     assert await stage.look(61.0) == []
     assert await stage.look(61.0) == []
@@ -205,7 +204,7 @@ async def test_a_dry_run_frees_the_chips_of_pods_deleted_by_force() -> None:
     stage.world.add(lost("n1"))
     await stage.look()
     assert await stage.look(30.0) == ["train-0"]
-    stage.options = stage.options._replace(dry_run=True)
+    stage.settings = dataclasses.replace(stage.settings, reschedule="dry-run")
     await stage.succeed()
     stage.world.add(node("n1"))
     await stage.look()
@@ -237,7 +236,7 @@ async def test_a_pod_that_its_job_names_as_failed_with_another_one_goes() -> Non
 
 
 async def test_a_budget_may_be_used_up_to_the_last_pod() -> None:
-    stage = scene([*job(1, name="a"), *job(1, name="b", first_node=2)], per_minute=2)
+    stage = scene([*job(1, name="a"), *job(1, name="b", first_node=2)], reschedule_pods_per_minute=2)
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["a-0"]
     stage.world.add(report("n2", unhealthy=[0]))

@@ -7,12 +7,13 @@ from uuid import uuid4
 
 import pytest
 
-from allocator.rescheduling.budget import UNKNOWN, Budget
 from allocator.rescheduling.decision import Depth
+from allocator.rescheduling.limits import UNKNOWN, DeletionLimits
 from allocator.rescheduling.memory import Deleted, Memory, Recovery
 from allocator.rescheduling.storage import KEY, MAX_BYTES, VERSION, MemoryPacking, decode, encode
 from allocator.state.block_record import RankSpot
 from ascend.errors import TooLarge
+from tests.allocator.builders import World
 
 
 def test_everything_is_read_back() -> None:
@@ -91,11 +92,11 @@ def test_a_number_of_deletions_that_can_not_be_read_costs_nothing_else(
 
 
 def test_a_number_of_deletions_that_can_not_be_read_holds_others_back_for_a_minute() -> None:
-    budget = Budget(200, 6)
-    assert budget.why_not(1, [(9.0, UNKNOWN)], [], 9.0) == (
+    limits = DeletionLimits(World().cluster, 200, 6)
+    assert limits.why_too_many(1, [(9.0, UNKNOWN)], [], 9.0) == (
         "how many pods were deleted within the last minute can't be read"
     )
-    assert budget.why_not(1, [(9.0, UNKNOWN)], [], 69.0) is None
+    assert limits.why_too_many(1, [(9.0, UNKNOWN)], [], 69.0) is None
 
 
 def recovery(pods: int, changed_s: float = 5.0, *, is_open: bool = True) -> Recovery:

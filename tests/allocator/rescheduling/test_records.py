@@ -9,8 +9,16 @@ from allocator.rescheduling import records
 from allocator.rescheduling.decision import JobPod, PodChoice
 from allocator.rescheduling.faults import FaultKind, PodFault
 from allocator.rescheduling.memory import Memory, Recovery
-from allocator.rescheduling.record_writer import PERIOD_S, RecordWriter
-from allocator.rescheduling.records import MAX_BYTES, REASONS_KEY, RETRIES_KEY, job_id, stated_retries, with_record
+from allocator.rescheduling.records import (
+    MAX_BYTES,
+    PERIOD_S,
+    REASONS_KEY,
+    RETRIES_KEY,
+    RecordWriter,
+    job_id,
+    stated_retries,
+    with_record,
+)
 from ascend.annotations import RANK
 from ascend.errors import NotFound
 from ascend.jobs.kind import JobFacts

@@ -100,7 +100,7 @@ async def test_a_job_in_grace_ends_in_its_own_time_and_by_force_after_the_limit(
 
 @of_area("resched.grace")
 async def test_the_time_for_a_graceful_end_is_a_setting(case: dict[str, Any]) -> None:
-    stage = scene(job(1, fault_scheduling="grace"), grace_s=60.0)
+    stage = scene(job(1, fault_scheduling="grace"), reschedule_grace_s=60.0)
     stage.stuck = {"train-0"}
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
@@ -159,7 +159,7 @@ async def test_pods_of_a_job_that_would_fail_stay(spec: BatchJobSpec, *, goes: b
 
 
 async def test_a_dry_run_says_once_what_would_go() -> None:
-    stage = scene(job(2), dry_run=True)
+    stage = scene(job(2), reschedule="dry-run")
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == []
     assert await stage.look(1.0) == []
@@ -310,7 +310,7 @@ async def test_a_job_keeps_its_counts_whichever_of_its_controllers_is_seen() -> 
     one, two = job(2)
     (owner,) = two.metadata.owner_references
     two = replace(two, metadata=replace(two.metadata, owner_references=(replace(owner, uid="v", name="other"),)))
-    stage = scene([one, two], per_hour=1)
+    stage = scene([one, two], reschedules_per_hour=1)
     stage.world.add(report("n2", unhealthy=[0]))
     assert await stage.settle() == ["train-0", "train-1"]
     stage.world.add(anew(two))
@@ -326,7 +326,7 @@ async def test_pods_that_another_program_deletes_are_only_marked() -> None:
 
 
 async def test_a_dry_run_says_once_which_pods_would_be_marked() -> None:
-    stage = scene(job(2, fault_scheduling="external-force"), dry_run=True)
+    stage = scene(job(2, fault_scheduling="external-force"), reschedule="dry-run")
     stage.world.add(report("n2", unhealthy=[0]))
     assert await stage.settle() == []
     assert await stage.look(1.0) == []

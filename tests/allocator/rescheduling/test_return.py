@@ -82,7 +82,7 @@ async def test_a_block_in_which_a_pod_failed_gets_another_node_of_its_super_pod(
     said = {"fault-scheduling": "force", "fault-retry-times": "5"} | (
         {"pod-rescheduling": "on"} if reach == "pod" else {}
     )
-    stage = Scene(faulty_share=1.0)
+    stage = Scene(reschedule_faulty_share=1.0)
     stage.world.add(*(blocks.server(number, index) for number in range(2) for index in range(2 + has_other)))
     created = [owned_by(each, "StatefulSet", "apps/v1") for each in blocks.job(4, labels=said)]
     stage.world.add(*created)

@@ -124,7 +124,7 @@ async def test_a_block_stays_whose_successor_is_bound_although_the_watch_does_no
 
 @OUTAGES
 async def test_time_without_contact_is_no_time_for_a_graceful_end(how: str) -> None:
-    stage = scene(job(1, fault_scheduling="grace"), grace_s=100.0)
+    stage = scene(job(1, fault_scheduling="grace"), reschedule_grace_s=100.0)
     stage.stuck = {"train-0"}
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]

@@ -19,8 +19,8 @@ from tests.allocator.rescheduling.scene import Crashed, Scene, anew, job, scene,
 class Interrupted(Scene):
     """A scene in which some pods can't be deleted, or the process ends after so many deletions."""
 
-    def __init__(self, pods: list[Pod], **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, pods: list[Pod], **settings: Any) -> None:
+        super().__init__(**settings)
         self.kept: set[str] = set()
         self.dies_after: int | None = None
         self.world.add(*(node(f"n{number}") for number in range(1, 41)), *pods)
@@ -38,7 +38,7 @@ class Interrupted(Scene):
 
 
 async def test_the_others_of_a_job_follow_when_they_could_not_be_deleted_with_the_faulty_pod() -> None:
-    stage = Interrupted(job(3), per_hour=1)
+    stage = Interrupted(job(3), reschedules_per_hour=1)
     stage.kept = {"train-1", "train-2"}
     stage.world.add(report("n1", unhealthy=[0]))
     assert await stage.settle() == ["train-0"]
@@ -127,7 +127,7 @@ async def test_the_last_retry_is_made_by_the_next_leader() -> None:
 
 async def test_what_could_not_be_stored_uses_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [failed(each) for each in job(15, fault_retry_times="1")]
-    stage = Interrupted(pods, per_hour=1)
+    stage = Interrupted(pods, reschedules_per_hour=1)
     saves, save = list[Memory](), stage.save
 
     async def refuse(memory: Memory) -> None:
@@ -176,7 +176,7 @@ async def test_the_end_of_a_recovery_is_stored_once_that_is_possible(monkeypatch
 
 async def test_a_limit_above_ten_times_an_hour_holds() -> None:
     (one,) = job(1)
-    stage = scene([one], per_hour=12)
+    stage = scene([one], reschedules_per_hour=12)
     stage.world.add(report("n1", unhealthy=[0]))
     await stage.look()
     gone = 0

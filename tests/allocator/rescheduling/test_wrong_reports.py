@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.rescheduling.budget import too_many_faults, why_dark
-from allocator.rescheduling.fault_watch import CONFIRM_S, REGION_LABEL, ZONE_LABEL
+from allocator.rescheduling.fault_watch import CONFIRM_S, REGION_LABEL, ZONE_LABEL, too_many_faults, why_dark
 from ascend.kube.objects import Node
 from tests.allocator.builders import node, report
 from tests.allocator.rescheduling.scene import Scene, job, lost, scene, sub_healthy
@@ -66,7 +65,7 @@ def test_never_more_than_half_of_the_nodes_are_believed_to_have_faults(faulty: i
 def singles(count: int, mode: str = "force") -> Scene:
     """So many nodes, each with a job of one pod."""
     pods = [each for n in range(1, count + 1) for each in job(1, name=f"j{n}", first_node=n, fault_scheduling=mode)]
-    return scene(pods, nodes=count, faulty_share=1.0)
+    return scene(pods, nodes=count, reschedule_faulty_share=1.0)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ async def test_pods_in_a_zone_that_went_dark_stay_and_others_go() -> None:
 
 
 async def test_a_job_with_a_pod_in_a_dark_zone_is_not_ended_by_a_fault_elsewhere() -> None:
-    stage = scene(job(3), faulty_share=1.0)
+    stage = scene(job(3), reschedule_faulty_share=1.0)
     stage.world.add(*(in_zone(f"n{n}", "dark", ready=False) for n in (1, 2)), report("n3", unhealthy=[0]))
     await stage.look()
     assert await stage.look(30.0) == []

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from allocator.rules.asked import SuperPodLimits
 from allocator.settings import Settings
-from allocator.superpods.shares import Share
-from allocator.superpods.stages import place_blocks, place_parts
+from allocator.superpods.stages import Share, place_blocks, place_parts
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue
 from tests.allocator.superpods.cases import of_area, of_id

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.switches.rooms import NoFit, Room, Schema, ServerSet, SwitchState, Use
-from allocator.switches.single_layer import place_single_layer
-from allocator.switches.v1 import place_v1, usable_room
+from allocator.switches.v1 import place_single_layer, place_v1, usable_room
 from allocator.switches.v2 import place_v2
 from ascend.leaf_switches import Spot
 from tests.allocator.reference import reference_cases

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from allocator.binding.annotations import Stamper
 from allocator.state.reservation import Stage
-from allocator.switches.replacing import Staying, replace_v1, replace_v2
-from allocator.switches.returning import return_single_layer, return_v1, return_v2
+from allocator.switches.replacing import Staying, replace_v1, replace_v2, return_single_layer, return_v1, return_v2
 from allocator.switches.rooms import NoFit, Room, Schema, ServerSet, SwitchState, Use
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
