@@ -79,7 +79,7 @@ class CoreAdoption:
         """
         ids = tuple(sorted(_ids(held)))
         allocations = self.ledger.allocations
-        known = allocations.answers.get(frozenset(ids))
+        known = allocations.answers_to(pod.uid).get(frozenset(ids))
         if known is None or self._is_given_again(known):
             known = {allocation.uid: allocation for allocation in self._certain}.get(pod.uid)
         if known is not None:

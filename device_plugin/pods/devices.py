@@ -254,7 +254,7 @@ class ChipDevices:
 
     def adopt(self, pod: NodePod, held: Held, *, admitted: bool) -> Allocation:
         """Return the allocation that explains an entry of the kubelet's ledger."""
-        return adopt(pod, held, self.ledger.allocations.answers, admitted=admitted)
+        return adopt(pod, held, self.ledger.allocations.answers_to(pod.uid), admitted=admitted)
 
     def believe(self, pod: NodePod) -> Allocation | None:
         """Return the allocation that a pod's claim describes; None if the claim has another number of devices."""

@@ -244,7 +244,8 @@ class Reconciler:
         # Pods whose claim tells what they have come first: the others have what is left.
         for pod, held in sorted(found.values(), key=lambda entry: (not entry[0].claimed, entry[0].order)):
             if (truth := self._devices.adopt(pod, held, admitted=pod.uid in admitted)) is not None:
-                calls = [answers.get(frozenset(part.kubelet_ids)) for part in truth.parts]
+                answered = self._allocations.answers_to(pod.uid)
+                calls = [answered.get(frozenset(part.kubelet_ids)) for part in truth.parts]
                 self._enter(pod, truth, mistaken=any(call is not None and call.uid != pod.uid for call in calls))
         self._enter_claims(ledger, admitted)
         entries = ((key, {number for ids in held.values() for number in ids}) for key, held in ledger.pods.items())
@@ -327,10 +328,11 @@ class Reconciler:
         if held is None or not is_judged or not newer.isdisjoint(number for ids in held.values() for number in ids):
             return None
         if allocation is not None and not (admitted and held and not explains(allocation, held)):
-            if admitted:
-                self._allocations.unconfirmed.discard(pod.uid)
             if admitted and held:
+                self._allocations.confirm(allocation)
                 self._allocations.believed.discard(pod.uid)
+            elif admitted:
+                self._allocations.unconfirmed.discard(pod.uid)
             return None
         # Of a pod that is not seen admitted yet, the entry may be that of an earlier pod whose deletion has been seen.
         others = [*self._ledger.holding, *(() if admitted else self._allocations.answers.values())]

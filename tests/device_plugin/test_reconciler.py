@@ -80,6 +80,19 @@ async def test_if_the_kubelets_ids_differ_the_claim_has_both(folder: Path) -> No
             assert (entry.chips, entry.kubelet_ids, entry.matches_kubelet) == ((0, 1), (6, 7), False)
 
 
+async def test_ids_that_another_plugin_gives_again_say_nothing_of_the_chips_given_for_them_before(folder: Path) -> None:
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        await whole.bind("earlier", 6, 7)
+        await whole.claimed("earlier")
+        await until(lambda: not plugin.allocations.unconfirmed)
+        await whole.client.delete(PODS, "earlier", "default", grace_s=0)
+        await until(lambda: not [*plugin.allocations])
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        one = await whole.claimed("one")
+        assert one.metadata.annotations[REAL] == "Ascend910-0,Ascend910-1"
+        assert one.metadata.annotations[KUBELET_IDS] == "Ascend910-6,Ascend910-7"
+
+
 async def test_a_pod_without_a_grant_is_claimed_with_the_kubelets_chips(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (6, 7))
