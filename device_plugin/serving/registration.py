@@ -107,7 +107,7 @@ class Registration:
     def problem(self) -> str | None:
         """Why the kubelet does not see our devices; None while it does."""
         watched = self._servicer is not None and self._servicer.watched.is_set()
-        return (self.others.unknown.problem or self.others.uncertain) if watched else self._problem
+        return (self.others.problem or self.others.uncertain) if watched else self._problem
 
     async def run(self) -> None:
         """Stay registered until cancelled. The instance lock is held.
@@ -201,10 +201,7 @@ class Registration:
                 self._succession.keep_lock()
                 if _identity(path) != own and present is not None:
                     return "our socket is gone"
-                if await self.others.mindcluster.serves():
-                    # Without a plugin that takes over, the kubelet has to notice the end of the devices.
-                    if self.others.mindcluster.takes_over and not await self._succession.distinguishes():
-                        await self._succession.detach(servicer, self._register_failing)
+                if await self.others.mindcluster.serves() and await self._lets_go(servicer):
                     return "another plugin serves the resource"
                 if servicer.broken.is_set():
                     return "the stream to the kubelet has ended"
@@ -219,6 +216,18 @@ class Registration:
                 else:
                     wait_s = min(POLL_S, left_s)
                 await _first_of(folder.changed, servicer.broken, wait_s=wait_s)
+
+    async def _lets_go(self, servicer: DevicePluginServicer) -> bool:
+        """Return whether the kubelet needs this plugin no longer, as MindCluster's serves."""
+        # Without a plugin that takes over, the kubelet has to notice the end of the devices.
+        if not self.others.mindcluster.takes_over:
+            return True
+        # A plugin serves before it registers; until then the kubelet has this one alone.
+        if not self.others.unknown.may_let_go:
+            return False
+        if not await self._succession.distinguishes():
+            await self._succession.detach(servicer, self._register_failing)
+        return True
 
     async def _was_replaced(self, servicer: DevicePluginServicer) -> bool:
         """Return whether another plugin has ended with which the kubelet has lost the devices."""

@@ -78,8 +78,14 @@ class UnknownPlugin:
         self._looked_s = self._read_s = self._asked_s = float("-inf")
         self._failed = 0
         self._was_empty = False
+        self._mindcluster_registered = False
         self.unknown: str | None = None
         """Why it is not known at present whether there is another plugin, a sentence; None if it is."""
+
+    @property
+    def may_let_go(self) -> bool:
+        """Whether the kubelet has the plugin of MindCluster that serves, or can't tell: then this plugin may go."""
+        return self._mindcluster_registered or self._failed > 0
 
     def count_own(self) -> None:
         """Note that this plugin has made a registration that the kubelet has received."""
@@ -88,6 +94,7 @@ class UnknownPlugin:
     def forget(self) -> None:
         """Forget what is known of another plugin: its registrations so far don't count any more."""
         self.problem, self._others, self._was_empty = None, None, False
+        self._mindcluster_registered = False
         self._seen, self._failed = self, 0
         self._looked_s = self._read_s = float("-inf")
         self._kubelet_is_new = False
@@ -148,12 +155,16 @@ class UnknownPlugin:
                 log.warning("can't read how often the kubelet's plugins have registered", error=error.message)
             return
         self._seen, self._failed = checkpoint, 0
-        if not self._has_another(found):
+        # What others registered before the first reading may have been just now.
+        is_first = self._others is None
+        has_another = self._has_another(found)
+        if not has_another and not is_first:
             return
         sockets = await self._sockets()
         if any(served_on(socket) is not None for socket in sockets):
-            return  # OtherPlugin sees it
-        self._say(f"{_named(sockets)} in {self._directory}")
+            self._mindcluster_registered = found.total > self._made
+        elif has_another:
+            self._say(f"{_named(sockets)} in {self._directory}")
 
     def _say(self, where: str) -> None:
         resource = self._device_type.resource

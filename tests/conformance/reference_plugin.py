@@ -6,7 +6,7 @@ arbitrary; here it is made to differ from the chips, which is the usual case.
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +93,15 @@ class OtherPlugin(pb_grpc.DevicePluginServicer):
     @contextmanager
     def serving(self, folder: Path) -> Iterator[None]:
         """Serve in the kubelet's folder, registered with it."""
-        with self._served(folder / self._endpoint):
+        with self.unregistered(folder) as register:
+            register()
+            yield
+
+    @contextmanager
+    def unregistered(self, folder: Path) -> Iterator[Callable[[], None]]:
+        """Serve in the kubelet's folder; what is yielded registers the plugin."""
+
+        def register() -> None:
             options = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
             with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}", options=options) as channel:
                 pb_grpc.RegistrationStub(channel).Register(
@@ -105,7 +113,9 @@ class OtherPlugin(pb_grpc.DevicePluginServicer):
                     ),
                     timeout=10,
                 )
-            yield
+
+        with self._served(folder / self._endpoint):
+            yield register
 
 
 class _Info(registration_grpc.RegistrationServicer):

@@ -15,8 +15,14 @@ def test_it_gives_way_to_mindclusters_plugin_and_comes_back(node: PluginNode) ->
     node.check("ours", 0, 1)
     lapses_before = node.lapses()
     reference = ReferencePlugin(node)
-    with reference.serving(node.node.device_plugin_dir):
+    with reference.unregistered(node.node.device_plugin_dir) as register:
         node.wait_until(lambda: "MindCluster's device plugin serves" in node.plugin.problems(), "it says so")
+        # The kubelet calls this plugin until the other one has registered.
+        node.place("between", 4, 5)
+        node.check("between", 4, 5)
+        node.delete("between")
+        assert node.lapses() == lapses_before
+        register()
         node.wait_until(lambda: node.plugin_sockets() == [], "it has given way")
         reference.place("theirs", (2, 3), (4, 5))
         has(node, "ours", (0, 1), (0, 1))

@@ -29,6 +29,7 @@ from device_plugin.serving.succession import Succession
 from device_plugin.serving.unknown_plugin import OtherPlugins
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
+from sandbox.kubelet import Kubelet
 from tests.device_plugin.builders import snapshot
 
 if TYPE_CHECKING:
@@ -188,3 +189,18 @@ async def first_list(stub: "DevicePluginAsyncStub") -> dict[str, str]:
         async for message in stub.ListAndWatch(pb.Empty()):
             return {each.ID: each.health for each in message.devices}
     raise AssertionError("the stream ended without a message")
+
+
+class Lapses:
+    """Watches the kubelet's devices all the time."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+        self.seen: list[dict[str, str]] = []
+
+    async def run(self) -> None:
+        """Record the devices whenever they are not all healthy."""
+        while True:
+            if (devices := self._kubelet.devices(RESOURCE)) != HEALTHY:
+                self.seen.append(devices)
+            await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Another device plugin registers the same resource: this one gives way, says so, and comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,18 +34,31 @@ async def kubelet(client: RecordingClient, folder: Path) -> AsyncIterator[Kubele
 @asynccontextmanager
 async def another(kubelet: Kubelet, socket: str = SOCKET) -> AsyncIterator[Face]:
     """Another plugin of the resource, by default MindCluster's, as far as the kubelet and this one see it."""
+    async with unregistered(kubelet, socket) as (face, register):
+        await register()
+        yield face
+
+
+@asynccontextmanager
+async def unregistered(
+    kubelet: Kubelet, socket: str = SOCKET
+) -> AsyncIterator[tuple[Face, Callable[[], Awaitable[None]]]]:
+    """Another plugin that serves, and what registers it with the kubelet."""
     face = Face(kubelet.socket_dir)
     server, servicer = grpc.aio.server(), face.servicer()
     services.add_DevicePluginServicer_to_server(servicer, server)
     path = kubelet.socket_dir / socket
     server.add_insecure_port(f"unix:{path}")
     await server.start()
-    try:
+
+    async def register() -> None:
         async with grpc.aio.insecure_channel(f"unix:{kubelet.plugin_socket}", options=CHANNEL) as channel:
             request = pb.RegisterRequest(version="v1beta1", endpoint=socket, resource_name=RESOURCE)
             await services.RegistrationStub(channel).Register(request)
         await until(servicer.watched.is_set)
-        yield face
+
+    try:
+        yield face, register
     finally:
         servicer.end_streams()
         await server.stop(None)

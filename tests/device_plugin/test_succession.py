@@ -18,26 +18,11 @@ from device_plugin.serving import succession
 from device_plugin.serving.instance_lock import NAME
 from device_plugin.serving.succession import distinguishes_plugins
 from tests.device_plugin.api import running, until
-from tests.device_plugin.node import HEALTHY
+from tests.device_plugin.node import Lapses
 from tests.device_plugin.test_probes import answers, ask
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node
 
 KUBELETS = pytest.mark.parametrize("race", [True, False], ids=["kubelet before 1.37", "kubelet from 1.37"])
-
-
-class Lapses:
-    """Watches the kubelet's devices all the time."""
-
-    def __init__(self, whole: Whole) -> None:
-        self._kubelet = whole.node.kubelet
-        self.seen: list[dict[str, str]] = []
-
-    async def run(self) -> None:
-        """Record the devices whenever they are not all healthy."""
-        while True:
-            if (devices := self._kubelet.devices(RESOURCE)) != HEALTHY:
-                self.seen.append(devices)
-            await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -72,7 +57,7 @@ async def test_an_instance_that_stands_by_is_started_but_not_ready(folder: Path)
 @KUBELETS
 async def test_the_devices_are_healthy_at_every_moment_of_an_upgrade(folder: Path, *, race: bool) -> None:
     async with two(folder, race=race) as (whole, old, new):
-        lapses = Lapses(whole)
+        lapses = Lapses(whole.node.kubelet)
         async with running(lapses.run()):
             await ended(old)
             assert is_registered(new)
@@ -89,7 +74,7 @@ async def test_a_lock_file_that_is_deleted_before_an_upgrade_lets_no_two_instanc
         lock.unlink()
         await until(lock.exists)
         new = Plugin(whole.settings())
-        lapses = Lapses(whole)
+        lapses = Lapses(whole.node.kubelet)
         async with running(new.run()), running(lapses.run()):
             await until(lambda: new.http_address)
             await answers(new, "/standbyz", 200, "")
@@ -154,7 +139,7 @@ async def test_an_upgrade_of_an_upgrade_leaves_no_lapse_either(folder: Path, *, 
             await until(lambda: third.http_address)
             # Only one instance stands by at a time; a DaemonSet would keep the old one meanwhile.
             await answers(third, "/standbyz", 503, "[-] lock: waiting for the lock")
-            lapses = Lapses(whole)
+            lapses = Lapses(whole.node.kubelet)
             async with running(lapses.run()):
                 began_s = asyncio.get_running_loop().time()
                 await ended(old)
@@ -273,7 +258,7 @@ async def test_an_unknown_version_of_the_kubelet_leaves_no_lapse(folder: Path, m
     monkeypatch.setattr("device_plugin.app.kubelet_version", unknown)
     monkeypatch.setattr(succession, "VERSION_LIMIT_S", 0.05)
     async with two(folder, race=True) as (whole, old, new):
-        lapses = Lapses(whole)
+        lapses = Lapses(whole.node.kubelet)
         async with running(lapses.run()):
             await ended(old)
             await answers(new, "/readyz", 200, "")
@@ -325,7 +310,7 @@ async def test_the_old_instance_answers_until_the_successor_of_one_that_died_is_
         again = Plugin(whole.settings())
         async with running(again.run()):
             await begun.wait()
-            lapses = Lapses(whole)
+            lapses = Lapses(whole.node.kubelet)
             async with running(lapses.run()):
                 # It has the lock, and has rebuilt its ledger.
                 await whole.bind("from-the-old", 0, 1)

@@ -25,8 +25,8 @@ from protos.k8s.pluginregistration.v1 import pluginregistration_pb2_grpc as regi
 from sandbox.kubelet import Kubelet
 from tests.device_plugin.api import NODE, RecordingClient, running, until
 from tests.device_plugin.builders import snapshot
-from tests.device_plugin.node import CHANNEL, HEALTHY, Face
-from tests.device_plugin.test_other_plugin import another
+from tests.device_plugin.node import CHANNEL, HEALTHY, Face, Lapses
+from tests.device_plugin.test_other_plugin import another, gives_way, unregistered
 
 NAME = "vendor.sock"
 UNHEALTHY = dict.fromkeys(HEALTHY, "Unhealthy")
@@ -114,6 +114,24 @@ async def test_another_plugin_is_noticed_by_the_count_of_registrations(kubelet: 
         await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE) == HEALTHY)
         assert kubelet.registrations == registrations + has_race(kubelet)
         assert len(face.on_event) == 1
+
+
+async def test_the_kubelet_keeps_this_plugin_until_mindclusters_has_registered(kubelet: Kubelet) -> None:
+    async with counted(kubelet) as (face, _), unregistered(kubelet) as (_, register):
+        await until(lambda: gives_way(face))
+        assert [reason for reason, _ in face.on_event] == [EVENT]
+        for _ in range(50):
+            assert kubelet.devices(RESOURCE) == HEALTHY
+            await asyncio.sleep(0.005)
+        assert len(face.sockets) == 1
+        lapses = Lapses(kubelet)
+        async with running(lapses.run()):
+            await register()
+            await until(lambda: face.sockets == [])
+            for _ in range(50):
+                await asyncio.sleep(0.005)
+        assert lapses.seen == []
+        assert gives_way(face)
 
 
 async def test_after_its_end_the_kubelet_has_this_plugins_list_again(kubelet: Kubelet) -> None:
