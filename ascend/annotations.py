@@ -53,6 +53,9 @@ INDEPENDENT = "ascend-affinity.io/independent"
 """On a pod, its PodGroup or the object of its operator, by their author: with ``true`` the pods of the job don't
 communicate collectively, whatever created them."""
 
+MIXED_MODELS = "ascend-affinity.io/mixed-models"
+"""On the same: with ``true`` a gang may be on chips of several models."""
+
 NOMINATED = "ascend-affinity.io/nominated"
 """On a pending pod, by the allocator: the node that it wrote as ``status.nominatedNodeName``, in the same request."""
 

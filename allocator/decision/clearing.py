@@ -17,6 +17,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from allocator.decision.trial import Trial, Unit
+from allocator.gangs.one_model import place
 from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import capacity
@@ -44,7 +45,7 @@ class Fitting:
         if isinstance(gang.switches, SwitchView):  # jobs that have ended span no switches
             uses = self._trial.switch_uses(gang.job)
             gang = replace(gang, switches=replace(gang.switches, others=uses))
-        return await self._trial.turn.share_between(gang.policy.place(gang, self._trial.index))
+        return await self._trial.turn.share_between(place(gang, self._trial.index))
 
     async def check(self) -> bool:
         """Whether it fits."""

@@ -332,10 +332,10 @@ class Earmarks:
             if not number % _STEP:
                 yield
             more, chips = self._empty(name, need) if name not in chosen else (0, 0)
-            most -= chips.bit_count()
-            if most < 0:
-                break
             if more:
+                most -= chips.bit_count()
+                if most < 0:
+                    break
                 chosen[name] = chips
                 seats += more
                 is_used = is_used or self._is_in_use(name, chips)

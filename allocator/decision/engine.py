@@ -18,6 +18,7 @@ from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.decision.scaling import against_scaling
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import GradualPlans
+from allocator.gangs.one_model import models_of
 from allocator.gangs.resuming import resume_gangs
 from allocator.gangs.super_pods import SuperPods
 from allocator.rules.asked import NO_DEFAULTS, JobDefaults
@@ -247,7 +248,9 @@ class DecisionEngine:
         if resolved.gang is not None:
             record = self._cluster.nodes.get(node := self.gangs.preview(pod, request, resolved.gang, None))
             if record is not None and record.product is not None:
+                (model,) = models_of((node,), self._cluster) or ("",)
                 request = replace(request, products=frozenset({record.product.name}))
+                request = request if request.model is None else replace(request, model=model)
             if (level := resolved.policy.level) is not None:
                 place = level, location(node).place(level)
         index, allowed = self._cluster.view(Without.of(pod, (), own)), self._choice.without_peers(pod, resolved, None)

@@ -46,6 +46,7 @@ from ascend.jobs.core import SINGLE
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
+from ascend.rules.identity import CHIP_NAME
 
 _OF_NO_JOB: Final = (
     f"it has no owner and names no pod group, so no other pod can be placed together with it, as {MIN_AVAILABLE} "
@@ -198,8 +199,10 @@ class RequestReader:
         """
         products = self._one_product(pod, job, request.products, candidates)
         is_spread = not job.is_independent(pod) and self._is_spread(products)
-        if products != request.products or is_spread:
-            return replace(request, products=products, is_spread=is_spread)
+        # Pods of one gang that name different models are placed on what each of them names.
+        model = None if not job.is_gang or CHIP_NAME in pod.spec.node_selector or job.mixes_models(pod) else ""
+        if (products, is_spread, model) != (request.products, request.is_spread, request.model):
+            return replace(request, products=products, is_spread=is_spread, model=model)
         return request
 
     def policy(self, pod: Pod) -> Policy:

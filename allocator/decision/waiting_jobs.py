@@ -18,9 +18,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from allocator.decision.setbacks import Setbacks
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
+from allocator.gangs.one_model import known_models
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.scheduled import verdict_on
@@ -245,6 +248,10 @@ class WaitingJobs:
         if not request.is_for_chips or gang.policy.level is not None:
             return None  # whole nodes would drain for parts of chips, or nodes of any SuperPods for blocks
         request = max((member.request for member in gang.members[:needed]), key=lambda asked: asked.chips)
+        models = known_models(gang, self._cluster.index)
+        if request.model is not None and len(models.keys() | gang.models) > 1:  # nodes of one drain
+            among = gang.models or models
+            request = replace(request, model=max(among, key=lambda model: (models[model], model)))
         priority = min(pod.priority for pod in waiting)
         since = max(pod.metadata.creation_timestamp or "" for pod in waiting)
         owner, what = job.key.plan, f"job {job.key}"

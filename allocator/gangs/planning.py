@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from allocator.gangs.one_model import models_of, stays_on_one
 from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.gangs.record import count_neighbours, ending_nodes, read_record
@@ -309,6 +310,7 @@ class Planner:
         spread = any(member.request.is_spread for member in placed)
         peers = job.nodes_beside(uids) if spread else ()
         record = read_record(job, uids, self._ledger, self._cluster.blocks) if policy.level is not None else {}
+        models = models_of(job.nodes_beside(uids), self._cluster) if any(map(stays_on_one, placed)) else frozenset()
         near = count_neighbours(job, policy.near, self._cluster) if policy.near else {}
         return GangRequest(
             job.key,
@@ -321,6 +323,7 @@ class Planner:
             faulty=self._cluster.faulty_nodes.of(job.key),
             minimum=job.needed,  # without those that request no chips
             switches=self._cluster.switches.seen_by(job) if policy.level is Level.SWITCH else "",
+            models=models,
         )
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: Scope) -> list[Seat]:

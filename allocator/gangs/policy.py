@@ -71,6 +71,7 @@ class GangRequest(msgspec.Struct, frozen=True):
         faulty: names of nodes to be used last, since pods of the job have failed there.
         minimum: how many pods of the job must have a seat, those included that have one.
         switches: what is known of the leaf switches, or why they are unknown; only for policies of their level.
+        models: the models of the chips of its placed pods, if it stays on one.
     """
 
     job: JobKey
@@ -84,6 +85,7 @@ class GangRequest(msgspec.Struct, frozen=True):
     faulty: frozenset[str] = frozenset()
     minimum: int = 1
     switches: SwitchView | str = ""
+    models: frozenset[str] = frozenset()
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""

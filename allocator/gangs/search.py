@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from allocator.gangs.one_model import place
 from allocator.gangs.policy import GangRequest
 from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
@@ -48,7 +49,7 @@ class Search:
     def _with_previous_nodes(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
         if gang.policy.level is not None or self._cluster.previous is None:
-            return (yield from gang.policy.place(gang, index))
+            return (yield from place(gang, index))
         previous = self._cluster.previous.of(gang.job)
         kept = tuple(
             replace(member, candidates=(node,))
@@ -60,10 +61,10 @@ class Search:
             for member in gang.members
         )
         if kept != gang.members:
-            found = yield from gang.policy.place(replace(gang, members=kept), index)
+            found = yield from place(replace(gang, members=kept), index)
             if not isinstance(found, Refusal):
                 return found
-        return (yield from gang.policy.place(gang, index))
+        return (yield from place(gang, index))
 
 
 def _fewer(gang: GangRequest, needed: int) -> GangRequest | None:

@@ -18,7 +18,7 @@ from allocator.rules.job_products import (
     SUPER_POD_FIT,
     TOR_AFFINITY,
 )
-from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, MIXED_MODELS
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
 from ascend.kube.kept import GROUP_TOPOLOGY, NETWORK_TOPOLOGY, SOFT_SHARES, TOPOLOGY_MODE
@@ -28,7 +28,7 @@ from ascend.rules.identity import ACCELERATOR_TYPE
 
 DECIDING: Final = frozenset({
     SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, SUPER_POD_AFFINITY, SUPER_POD_FIT, NETWORK_TOPOLOGY,
-    GROUP_TOPOLOGY, TOPOLOGY_MODE, TOR_AFFINITY, INDEPENDENT, *SOFT_SHARES,
+    GROUP_TOPOLOGY, TOPOLOGY_MODE, TOR_AFFINITY, INDEPENDENT, MIXED_MODELS, *SOFT_SHARES,
 })  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 

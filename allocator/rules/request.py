@@ -33,6 +33,7 @@ class ChipRequest(msgspec.Struct, frozen=True, gc=False):
         cores: the number of AI cores that it requests instead: a vNPU that is cut for it, or whole chips; 0 for chips.
         media: how much of the media units that vNPU has.
         with_labels: labels of the pod ask for more than the number of AI cores says.
+        model: the model of the chips; empty for one that is chosen for the whole gang, None for any.
     """
 
     chips: int
@@ -45,6 +46,7 @@ class ChipRequest(msgspec.Struct, frozen=True, gc=False):
     cores: int = 0
     media: Media = Media.SHARED
     with_labels: bool = False
+    model: str | None = None
 
     @property
     def is_for_chips(self) -> bool:

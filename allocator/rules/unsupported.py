@@ -23,7 +23,7 @@ from allocator.rules.job_products import (
 )
 from allocator.rules.request import counted_chips
 from allocator.rules.rescheduling_labels import KNOWN_VALUES, RETRY_TIMES, STRICT, unknown_value
-from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, MIXED_MODELS
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.jobs.kind import JobFacts
@@ -423,21 +423,21 @@ UNSUPPORTED: Final = (
         Outcome.TOLD, "the value is unknown, so it is as if there were no such label",
         _unknown_values(*(key for key in KNOWN_VALUES if key not in STRICT), RETRY_TIMES), if_rescheduling=True),
     Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}`, `sp-block`, `sp-fit`, `{INDEPENDENT}`, "
-        "`huawei.com/recover_policy_path` and `ProcessRecoverStrategy`; annotations `super-pod-affinity`, "
-        "`subHealthyStrategy`, `tor-affinity`, `inferserviceid`, `fault-scheduling`, `pod-rescheduling`, "
-        "`process-recover-enable`, `elastic-scheduling` and `fault-retry-times`",
+        f"`{MIXED_MODELS}`, `huawei.com/recover_policy_path` and `ProcessRecoverStrategy`; annotations "
+        "`super-pod-affinity`, `subHealthyStrategy`, `tor-affinity`, `inferserviceid`, `fault-scheduling`, "
+        "`pod-rescheduling`, `process-recover-enable`, `elastic-scheduling` and `fault-retry-times`",
         "[settings](jobs.md#settings-of-jobs), written as the other kind of mark",
         Outcome.TOLD, "these labels count as annotations only, and these annotations as labels only: write "
         "it as the other one",
         _any_of(*map(_label, ("huawei.com/schedule_policy", MIN_AVAILABLE, SUPER_POD_BLOCK, SUPER_POD_FIT, INDEPENDENT,
-                              "huawei.com/recover_policy_path", "ProcessRecoverStrategy")),
+                              MIXED_MODELS, "huawei.com/recover_policy_path", "ProcessRecoverStrategy")),
                 *map(_annotation, (SUPER_POD_AFFINITY, "subHealthyStrategy", TOR_AFFINITY, SERVICE, "fault-scheduling",
                                    "pod-rescheduling", "process-recover-enable", "elastic-scheduling", RETRY_TIMES)))),
-    Unsupported(f"annotation `{INDEPENDENT}`, other than `true`",
-        "whether the pods work alone ([distributed jobs](jobs.md#distributed-jobs))",
-        Outcome.TOLD, "only the value true says that the pods don't communicate collectively; with another one it is "
-        "as if there were no such annotation",
-        _annotation(INDEPENDENT, but=frozenset({"true"}))),
+    Unsupported(f"annotation `{INDEPENDENT}` or `{MIXED_MODELS}`, other than `true`",
+        "whether the pods work alone ([distributed jobs](jobs.md#distributed-jobs)), or may have several "
+        "[models](jobs.md#products) of chips",
+        Outcome.TOLD, "only the value true counts; with another one it is as if there were no such annotation",
+        _any_of(*(_annotation(key, but=frozenset({"true"})) for key in (INDEPENDENT, MIXED_MODELS)))),
     Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "
         "`minAvailable` of its operator's object",
         "how many pods start together ([gangs](gangs.md))",

@@ -41,6 +41,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         cores: what is left of its AI cores, if its chips are cut while pods run; it takes no requests for chips then.
         doubtful: the free chips that are in use by the node's report, if they are cut while pods run; they come last.
         unkept: what would be left if nothing were kept for others; None if nothing is.
+        model: the model of its chips; empty if it is unknown.
     """
 
     product: Product
@@ -56,6 +57,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     cores: CoresLeft | None = None
     doubtful: ChipSet = 0
     unkept: "Vacancy | None" = None
+    model: str = ""
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
@@ -290,6 +292,8 @@ def _unsuitable(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
     if vacancy.cores is not None and request.is_for_chips:
         sentence = f"the node offers its chips as {RESOURCE_CORES} only, {vacancy.cores.kind.cores} for each chip"
         return Refusal(Reason.RESOURCE_NOT_OFFERED, sentence)
+    if request.model and vacancy.model and vacancy.model != request.model:
+        return Refusal(Reason.WRONG_PRODUCT, f"the gang is on {request.model} chips; these are {vacancy.model}")
     return _invalid_for(vacancy.product, request)
 
 

@@ -13,7 +13,6 @@ import msgspec
 
 from allocator.rules.job import (
     JobKey,
-    is_independent,
     is_later,
     job_of_owner,
     own_rank,
@@ -25,6 +24,7 @@ from allocator.rules.validity import requested_vnpus
 from allocator.state.owned import Owned
 from allocator.state.pod_ranks import PodRanks
 from allocator.state.statements import Statements, annotated_minimum
+from ascend.annotations import INDEPENDENT, MIXED_MODELS
 from ascend.jobs.kind import JobFacts
 from ascend.jobs.table import BY_NAME
 from ascend.kube.objects import Pod
@@ -226,9 +226,16 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def is_independent(self, pod: Pod) -> bool:
         """Whether pods, group or object say that the pods don't communicate collectively."""
-        if is_independent(pod.metadata.annotations):
+        return self._is_marked(pod, INDEPENDENT)
+
+    def mixes_models(self, pod: Pod) -> bool:
+        """Whether pods, group or object say that the pods may be on chips of several models."""
+        return self._is_marked(pod, MIXED_MODELS)
+
+    def _is_marked(self, pod: Pod, key: str) -> bool:
+        if pod.metadata.annotations.get(key) == "true":
             return True
-        return bool(self.settings) and any(is_independent(place.annotations) for place in self.settings)
+        return bool(self.settings) and any(place.annotations.get(key) == "true" for place in self.settings)
 
     def never_starts(self, pod: Pod) -> str | None:
         """Why its pods can never be placed together, given the owner of a pod; None if they can."""

@@ -28,7 +28,7 @@ from ascend.grammar import count
 from ascend.kube.objects import Node
 from ascend.products import Product
 from ascend.reasons import Reason
-from ascend.rules.identity import identify
+from ascend.rules.identity import chip_model, identify
 from ascend.templates import RESOURCE_CORES, Divisible
 from ascend.vnpus import Vnpu, suffix_of
 
@@ -51,6 +51,7 @@ class Server(msgspec.Struct, frozen=True, gc=False):
         allocatable_vnpus: by size, the number of allocatable ones.
         kind: the kind of its chips, if they are cut while pods run; else None.
         allocatable_cores: the number of allocatable AI cores then.
+        model: the model of its chips; empty if it is unknown.
     """
 
     product: Product
@@ -61,6 +62,7 @@ class Server(msgspec.Struct, frozen=True, gc=False):
     allocatable_vnpus: dict[str, int] = {}
     kind: Divisible | None = None
     allocatable_cores: int = 0
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -175,7 +177,8 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         cores = node.allocatable_cores or 0
         kind = _read_kind(node) if cores else None
         chips = _read_allocatable(node, has_vnpus=bool(sizes) or kind is not None)
-        return Server(product, reported, chips, health, vnpus, sizes, kind, cores)
+        model = chip_model(node.metadata.labels)
+        return Server(product, reported, chips, health, vnpus, sizes, kind, cores, model)
     except Refusal as refusal:
         return refusal.without_frames()  # the refusal is stored
 

@@ -61,6 +61,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, Take], promises: Sequence[
             vnpus=idle.vnpus.without(vnpus, whole) if idle.vnpus is not None else None,
             cores=cores,
             doubtful=idle.doubtful & ~taken,
+            model=idle.model,
         )
     if not promises:
         return idle
@@ -114,6 +115,7 @@ def _read_idle(record: NodeRecord) -> tuple[Offer, int]:
         vnpus=_vnpus_left(record, server, unhealthy | report.pre_separate) if server.vnpus else None,
         cores=_cores_left(record, server, unhealthy | report.pre_separate | closed),
         doubtful=free & record.unexplained,
+        model=server.model,
     )
     return vacancy, room
 

@@ -16,6 +16,7 @@ from ascend.annotations import (
     INDEPENDENT,
     KUBELET_IDS,
     MIN_AVAILABLE,
+    MIXED_MODELS,
     NOMINATED,
     OURS,
     PREDICATE_TIME,
@@ -57,7 +58,7 @@ SETTINGS: Final = frozenset({
     "process-recover-enable", "elastic-scheduling", "ProcessRecoverStrategy", "ome.io/inferenceservice",
     "inferserviceid", "app", "jobID", "podgroup-sched-enable", "huawei.com/schedule_policy", MIN_AVAILABLE,
     "huawei.com/recover_policy_path", "huawei.com/infer_service_schedule", "huawei.com/affinity-config",
-    *SOFT_SHARES, TOPOLOGY_MODE, INDEPENDENT,
+    *SOFT_SHARES, TOPOLOGY_MODE, INDEPENDENT, MIXED_MODELS,
 })  # fmt: skip
 """Labels and annotations that decide how a job is placed, or would where that is supported."""
 

@@ -74,6 +74,11 @@ def identify(name: str, labels: Mapping[str, str], annotations: Mapping[str, str
     return product
 
 
+def chip_model(labels: Mapping[str, str]) -> str:
+    """The model of a node's chips, as ``910B3``; empty if it is unknown."""
+    return labels.get(CHIP_NAME, "").removeprefix("Ascend")
+
+
 def _servers(labels: Mapping[str, str], chip: str) -> list[Product]:
     """The servers with this kind of chip, the smaller first."""
     if chip:

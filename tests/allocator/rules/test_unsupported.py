@@ -18,7 +18,7 @@ from allocator.rules.unsupported import (
     requests_other_devices,
     without_effect,
 )
-from ascend.annotations import INDEPENDENT, MIN_AVAILABLE
+from ascend.annotations import INDEPENDENT, MIN_AVAILABLE, MIXED_MODELS
 from ascend.chips import RESOURCE
 from ascend.jobs.kind import JobFacts
 from ascend.jobs.pod_groups import KUBERNETES, VOLCANO
@@ -66,6 +66,8 @@ TOLD = (
     pod("a", 8, labels={"huawei.com/recover_policy_path": "pod"}),
     pod("a", 8, labels={"ProcessRecoverStrategy": "x"}),
     pod("a", 8, labels={INDEPENDENT: "true"}),
+    pod("a", 8, labels={MIXED_MODELS: "true"}),
+    pod("a", 8, annotations={MIXED_MODELS: "yes"}),
     *(pod("a", 8, annotations={INDEPENDENT: value}) for value in ("false", "True", "ture", "")),
     pod("a", 8, labels={"app": "mindie-ms-server", "jobID": "mindie"}),
     pod("a", 8, labels={"inferserviceid": "s"}),
