@@ -210,7 +210,13 @@ class DecisionEngine:
         return (yield from self._filter_gang(pod, resolved, resolved.gang, None if candidates is None else names, seat))
 
     def rank(self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None) -> list[Tier]:
-        """The nodes on which a pod fits, best first; reserves nothing; arguments as those of ``filter``.
+        """The nodes on which a pod fits, best first. Arguments and exceptions are those of ``ranking``."""
+        return at_once(self.ranking(pod, candidates, seat))
+
+    def ranking(
+        self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None
+    ) -> Steps[list[Tier]]:
+        """The nodes on which a pod fits, best first; reserves nothing; pauses and arguments are those of ``filtering``.
 
         Raises:
             Refusal: the pod's request is invalid on every node.
@@ -226,11 +232,20 @@ class DecisionEngine:
             return []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         allowed = self._choice.without_peers(pod, resolved, candidates)
-        for name, verdict in self._cluster.view(Without.of(pod)).verdicts(resolved.chips, allowed).items():
-            if not isinstance(verdict, Refusal):
-                tiers.setdefault((verdict.key, verdict.score), []).append(name)
-        ranked = enumerate(sorted(tiers.items()), start=1)
-        return [Tier(rank, score, sorted(names)) for rank, ((_, score), names) in ranked]
+        names = list(dict.fromkeys(self._cluster.index.entries if allowed is None else allowed))
+        for first in range(0, len(names), _STEP):
+            index = self._cluster.view(Without.of(pod))
+            for name, verdict in index.verdicts(resolved.chips, names[first : first + _STEP]).items():
+                if not isinstance(verdict, Refusal):
+                    tiers.setdefault((verdict.key, verdict.score), []).append(name)
+            if len(names) > _STEP:
+                yield
+        ranked = list[Tier]()
+        for (_, score), fitting in sorted(tiers.items()):
+            ranked.append(Tier(len(ranked) + 1, score, sorted(fitting)))
+            if len(names) > _STEP:
+                yield
+        return ranked
 
     def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
         """Every node on which a pod fits, and how: best first, by name among equals; reserves nothing.

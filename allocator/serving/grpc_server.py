@@ -58,6 +58,7 @@ async def serve_grpc(
     """
     server = grpc.aio.server(interceptors=interceptors, options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
     pb_grpc.add_AllocatorServicer_to_server(service, server)
+    server.add_registered_method_handlers(SERVICE, _serializing_calls(service))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -77,6 +78,14 @@ async def serve_grpc(
     finally:
         await running.set_serving(serving=False)
         await server.stop(STOP_S)
+
+
+def _serializing_calls(service: pb_grpc.AllocatorServicer) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+    """The calls whose answers may be for each node: the service serializes them itself, piece by piece."""
+    return {
+        "Filter": grpc.unary_unary_rpc_method_handler(service.Filter, pb.FilterRequest.FromString),
+        "Score": grpc.unary_unary_rpc_method_handler(service.Score, pb.ScoreRequest.FromString),
+    }
 
 
 class GrpcServer:

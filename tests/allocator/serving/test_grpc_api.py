@@ -1,6 +1,7 @@
 """``ascend.allocator.v1`` over a real channel and on an API server."""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from allocator.serving import grpc_api
 from allocator.serving.grpc_server import SERVICE
 from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PREDICATE_TIME
@@ -60,23 +62,33 @@ async def test_a_pod_is_filtered_scored_reserved_and_bound(allocator: Allocator)
     assert bound == await allocator.stub.Allocate(pb.AllocateRequest(pod=pod))
 
 
-async def test_filtering_many_nodes_yields_to_the_event_loop(
+async def test_answers_for_many_nodes_are_serialized_in_pieces_between_turns(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared: list[None] = []
+    pieces: list[int] = []
 
-    async def share(turn: Turn) -> None:
-        shared.append(None)
-        await original(turn)
+    async def serialize(parts: Iterable[pb.FilterResponse | pb.ScoreResponse], turn: Turn) -> bytes:
+        made = list(parts)
+        pieces.extend(len(part.nodes) + len(getattr(part, "refused", ())) for part in made)
+        return await serialized(made, turn)
 
-    pod, original = ref(await allocator.pod("a", 4)), Turn.share
+    pod, serialized = ref(await allocator.pod("a", 4)), grpc_api._serialized
     names = [f"unknown-{number}" for number in range(200)]
-    monkeypatch.setattr("allocator.serving.grpc_api.Turn.share", share)
+    monkeypatch.setattr(grpc_api, "_STEP", 8)
+    monkeypatch.setattr(grpc_api, "_serialized", serialize)
+    monkeypatch.setattr("allocator.decision.engine._STEP", 8)
     filtered = await allocator.stub.Filter(pb.FilterRequest(pod=pod, nodes=["n1", *names]))
     assert list(filtered.nodes) == ["n1"]
     assert {each.reason for each in filtered.refused.values()} == {Reason.UNKNOWN_NODE}
     assert filtered.refused.keys() == set(names)
-    assert len(shared) >= 200  # tasks beside the call count their turns too
+    assert (max(pieces), sum(pieces)) == (8, 201)
+    for number in range(20):
+        await allocator.node(f"more-{number:02}")
+    pieces.clear()
+    scored = await allocator.stub.Score(pb.ScoreRequest(pod=pod))
+    assert [each.node for each in scored.nodes] == [*(f"more-{number:02}" for number in range(20)), "n1", "n2"]
+    assert (max(pieces), sum(pieces)) == (8, 22)
+    assert (await allocator.stub.Explain(pb.ExplainRequest(pod=pod))).node == "more-00"
 
 
 async def test_reserved_chips_can_be_released_but_not_bound_ones(allocator: Allocator) -> None:
