@@ -81,11 +81,14 @@ class DecisionEngine:
             cluster, ledger, self.gangs, self.request_of, share=earmark_share, loans=loans, now_s=now_s
         )
 
-    async def prepare(self, pod: Pod, candidates: Collection[str] | None = None) -> None:
-        """Plan the gang of a pod piece by piece if that takes long; a decision right after it finds the pod's seat."""
+    async def prepare(self, pod: Pod, candidates: Collection[str] | None = None) -> Collection[str] | None:
+        """Plan the gang of a pod piece by piece if that takes long; a decision right after it finds the pod's seat.
+
+        Returns:
+            The candidates for this decision, in no order if they were made a set.
+        """
         gang = self.gang_of(pod)
-        if gang is not None:
-            await self.plans.make(pod, gang, candidates)
+        return await self.plans.make(pod, gang, candidates) if gang is not None else candidates
 
     async def resume(self) -> list[Job]:
         """Plan what is left of gangs that have started; returns those for which it does not fit."""
@@ -309,7 +312,9 @@ class DecisionEngine:
             raise _finished(pod)
         return self.gangs.place_on(pod, resolved.chips, gang, node)
 
-    def place_or_explain(self, pod: Pod, candidates: Collection[str]) -> Steps[Reservation | Filtered]:
+    def place_or_explain(
+        self, pod: Pod, candidates: Collection[str], prepared: Collection[str] | None = None
+    ) -> Steps[Reservation | Filtered]:
         """Choose node and chips for a pod and reserve them; or, if it fits nowhere, why not, node by node.
 
         It pauses only after the pod was found to fit nowhere, and places the pod if it fits when all nodes were judged.
@@ -317,6 +322,7 @@ class DecisionEngine:
         Args:
             pod: the pod.
             candidates: names of nodes.
+            prepared: the same as ``prepare`` has returned them, if it was called.
 
         Returns:
             The reservation. Without one: where the pod is bound already, or the refusal of every node.
@@ -325,7 +331,7 @@ class DecisionEngine:
             Refusal: the pod's request is invalid on every node.
         """
         while True:
-            resolved, placed = self._place(pod, candidates)
+            resolved, placed = self._place(pod, candidates if prepared is None else prepared)
             if isinstance(placed, Reservation):
                 return placed
             if placed is not None and (settled := self.settled_node(pod)) is not None:

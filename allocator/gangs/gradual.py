@@ -20,6 +20,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
+from weakref import ReferenceType, ref
 
 from msgspec.structs import replace
 
@@ -60,8 +61,9 @@ class GradualPlans:
         self._ledger = ledger
         self._gangs = gangs
         self._lock = asyncio.Lock()
+        self._named: ReferenceType[frozenset[str]] | None = None  # as long as anything was found for them
 
-    async def make(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
+    async def make(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> Collection[str] | None:
         """Plan the gang of a pod if it is large and has no plan; then ``Gangs.place`` finds the pod's seat.
 
         Without a plan ``Gangs.place`` makes one, or says why there is none.
@@ -70,16 +72,20 @@ class GradualPlans:
             pod: the pod being scheduled.
             job: its job, a gang.
             candidates: names of the only nodes it may be on; None for every node.
+
+        Returns:
+            The candidates for ``Gangs.place``, as a set if they were made one: for thousands that takes milliseconds.
         """
         if not self._is_wanted(pod, job, candidates):
-            return
+            return candidates
         async with self._lock:
             turn = Turn()
-            several = await _as_set(candidates, turn)
+            several = await self._as_set(candidates, turn)
             for _ in range(TRIES):
                 if not self._is_wanted(pod, job, several) or await self._try(pod, job, several, turn):
                     break
         await asyncio.sleep(0)  # the decision has a turn of its own
+        return several
 
     async def may_fit(self, pod: Pod, job: Job) -> bool:
         """Whether a large gang could be planned now, on any node; reserves nothing."""
@@ -100,10 +106,24 @@ class GradualPlans:
             return None
         async with self._lock:
             turn = Turn()
-            found = await self._search(pod, job, await _as_set(candidates, turn), turn)
+            found = await self._search(pod, job, await self._as_set(candidates, turn), turn)
         await asyncio.sleep(0)  # the answer has a turn of its own
         seats = () if found is None or isinstance(found, Refusal) else found[0]
         return next((seat.node for seat in seats if seat.uid == pod.uid), None)
+
+    async def _as_set(self, candidates: Collection[str] | None, turn: Turn) -> frozenset[str] | None:
+        """The names as a set, the same object as the last time if they are the same: it is compared again and again."""
+        if candidates is None:
+            return None
+        names = list(candidates)  # many are decoded only now
+        await turn.share()
+        several = frozenset(names)
+        await turn.share()
+        known = self._named() if self._named is not None else None
+        if known != several:
+            known, self._named = several, ref(several)
+        await turn.share()
+        return known
 
     def _is_wanted(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> bool:
         if self._ledger.get(pod.uid) is not None:
@@ -198,13 +218,3 @@ class GradualPlans:
                     return False
                 left = left.without(seat.take)
         return True
-
-
-async def _as_set(candidates: Collection[str] | None, turn: Turn) -> frozenset[str] | None:
-    if candidates is None:
-        return None
-    names = list(candidates)  # many are decoded only now
-    await turn.share()
-    several = frozenset(names)
-    await turn.share()
-    return several

@@ -9,7 +9,7 @@ its preferences have no effect. Of the pod in a call only its name and uid are b
 (``allocator/binding/known_pods.py``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Final
 
@@ -132,13 +132,13 @@ class Extender:
                 if pod is None or not self._engine.handles(pod):
                     # It requests the resource with 0, or managedResources is not configured.
                     return FilterResult(node_names=list(names))
-                await self._engine.prepare(pod, names)
+                prepared = await self._engine.prepare(pod, names)
                 self._require_open()
-                return await self._choose(pod, names)
+                return await self._choose(pod, names, prepared)
         except AscendError as error:
             return FilterResult(error=text(error))
 
-    async def _choose(self, pod: Pod, names: NodeNames) -> FilterResult:
+    async def _choose(self, pod: Pod, names: NodeNames, prepared: Collection[str] | None) -> FilterResult:
         """Choose one of the nodes.
 
         Raises:
@@ -152,9 +152,9 @@ class Extender:
             self._engine.gangs.obstacles.asked(pod)
             try:
                 turn = Turn()
-                found = await turn.share_between(self._engine.place_or_explain(pod, names))
+                found = await turn.share_between(self._engine.place_or_explain(pod, names, prepared))
                 if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):
-                    found = await turn.share_between(self._engine.place_or_explain(pod, names))
+                    found = await turn.share_between(self._engine.place_or_explain(pod, names, prepared))
             finally:
                 self._nominator.on_filter(pod, names)  # no longer one that waits for a nomination of its new seat
         except Refusal as refusal:

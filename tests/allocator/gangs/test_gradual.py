@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import pytest
 from hypothesis import event, given
@@ -247,6 +247,33 @@ async def test_that_there_is_no_plan_is_found_once(monkeypatch: pytest.MonkeyPat
     await prepare(world, pods[0], names)
     assert refused(world, pods[0], names) is not None
     assert refused(world, pods[1], names) is not None  # an equal pod
+
+
+async def test_names_are_made_a_set_once_for_all_pods_of_a_gang() -> None:
+    class Names(Collection[str]):
+        """The names in a call, and how often they were read."""
+
+        read = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.read += 1
+            return iter(["n0", "n1", "n2"])
+
+        def __len__(self) -> int:
+            return 3
+
+        def __contains__(self, name: object) -> bool:
+            return name in {"n0", "n1", "n2"}
+
+    world = world_of(3)
+    world.add(*(pods := gang("train", 4)))
+    prepared = []
+    for each in pods:
+        prepared.append(await world.engine.prepare(each, names := Names()))
+        with pytest.raises(Refusal):
+            world.engine.place(each, prepared[-1])
+        assert names.read == 1
+    assert len({id(names) for names in prepared}) == 1  # so that sets of thousands are not compared
 
 
 def _take(number: int) -> Interference:
