@@ -25,7 +25,6 @@ from allocator.leadership.handover import HandOver
 from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.nominations import Nominations
-from allocator.nomination.options import NominationOptions
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.expiry import Expiry
 from allocator.observe.journal import Journal
@@ -97,6 +96,7 @@ class AllocatorApp:
         self._client = client
         self._monotonic = monotonic
         self._now_ns = now_ns
+        self._now_s = now_s = lambda: now_ns() / 1e9
         self._boot_s = boot_s
         self._stack = AsyncExitStack()
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
@@ -117,16 +117,13 @@ class AllocatorApp:
             gang_ttl_s=settings.gang_ttl_s,
             defaults=settings.job_defaults,
             earmark_share=settings.earmark_share,
-            now_s=lambda: now_ns() / 1e9,
+            now_s=now_s,
         )
-        self.bypasses = Bypasses(monotonic, lambda: now_ns() / 1e9)
+        self.bypasses = Bypasses(monotonic, now_s)
         self.cluster.followers.add(self.bypasses.pod_applied, self.bypasses.pod_deleted)
-        now_s, sharing = lambda: now_ns() / 1e9, settings.sharing_products
-        self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, now_s, monotonic, sharing_products=sharing)
+        self.gauges = ClusterGauges(self.engine, now_s, monotonic, sharing_products=settings.sharing_products)
         self._barrier = Barrier(
-            self.cluster,
-            self.ledger,
-            self.engine.gangs,
+            self.engine,
             monotonic=monotonic,
             hold_s=settings.gang_hold_s,
             most_calls=most_calls(settings),
@@ -216,14 +213,14 @@ class AllocatorApp:
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
             posts = (
                 notices(self.cluster, events.publish, leadership.leads).post,
-                advice(self.cluster, self.engine, events.publish, leadership.leads).post,
-                scaling(self.cluster, self.engine, events.publish, leadership.leads).post,
+                advice(self.engine, events.publish, leadership.leads).post,
+                scaling(self.engine, events.publish, leadership.leads).post,
                 Expiry(
                     ports.validities,
                     partial(events.publish, once=True),
                     leadership.leads,
                     leadership.regarding,
-                    now_s=lambda: self._now_ns() / 1e9,
+                    now_s=self._now_s,
                     monotonic=self._monotonic,
                 ).post,
             )
@@ -237,8 +234,6 @@ class AllocatorApp:
                 monotonic=self._monotonic,
             )
             unasked = UnaskedPods(
-                self.cluster,
-                self.ledger,
                 self.engine,
                 journal.on_unasked_pod,
                 schedulers=self._settings.scheduler_names,
@@ -249,8 +244,6 @@ class AllocatorApp:
             binder = Binder(
                 client=client,
                 pods=pods,
-                cluster=self.cluster,
-                ledger=self.ledger,
                 engine=self.engine,
                 barrier=self._barrier,
                 stamper=stamper,
@@ -266,20 +259,17 @@ class AllocatorApp:
                 standby={"informers": informers.missing},
             )
             nominations = Nominations(
-                client=client,
-                cluster=self.cluster,
-                ledger=self.ledger,
-                engine=self.engine,
-                journal=journal,
-                metrics=metrics,
-                lapsed=self._barrier.lapsed,
-                options=NominationOptions.of(self._settings),
+                client,
+                self.engine,
+                journal,
+                metrics,
+                self._barrier.lapsed,
+                settings=self._settings,
                 monotonic=self._monotonic,
-                now_ns=self._now_ns,
+                now_s=self._now_s,
             )
             requeuer = Requeuer(
                 client,
-                self.cluster,
                 self.engine,
                 metrics,
                 monotonic=self._monotonic,
@@ -288,7 +278,6 @@ class AllocatorApp:
             )
             injector = Injector(
                 pods=self._known_pods(client, FOR_ANYONE),
-                cluster=self.cluster,
                 engine=self.engine,
                 barrier=self._barrier,
                 stamper=stamper,
@@ -305,7 +294,7 @@ class AllocatorApp:
                 warnings=self.engine.warnings,
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
-                explanations=Explanations(self.cluster, self.engine, client, self._monotonic),
+                explanations=Explanations(self.engine, client, self._monotonic),
             ).add_routes(ports.webhooks, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=self._settings.preemption_keep_s)
             self.extender = Extender(
@@ -322,11 +311,9 @@ class AllocatorApp:
             self.extender.add_routes(ports.calls)
             service = AllocatorService(
                 pods=pods,
-                cluster=self.cluster,
-                ledger=self.ledger,
                 engine=self.engine,
                 binder=binder,
-                reserver=Reserver(self.cluster, self.ledger, self.engine, stamper),
+                reserver=Reserver(self.engine, stamper),
                 preemption=preemption,
                 journal=journal,
                 closed=leadership.why_closed,
@@ -403,8 +390,6 @@ class AllocatorApp:
             return
         volcano = VolcanoExtender(
             pods=pods,
-            cluster=self.cluster,
-            ledger=self.ledger,
             engine=self.engine,
             tentative=Tentative(self.cluster, self.ledger, self.engine),
             preemption=preemption,

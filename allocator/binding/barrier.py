@@ -26,12 +26,10 @@ import structlog
 
 from allocator.binding.lapsed import LapsedHolds
 from allocator.binding.verdicts import Verdicts
-from allocator.gangs.gangs import Gangs
+from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import JobKey
 from allocator.rules.scheduled import Refused, is_refusal, keys_of, refused, refused_by_filters
-from allocator.state.cluster import Cluster
 from allocator.state.job import Job
-from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.grammar import count
@@ -113,9 +111,7 @@ class Barrier:
     """Holds Bindings of gangs.
 
     Args:
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
-        gangs: says when a gang may start.
+        engine: its gangs say when one may start.
         monotonic: the clock.
         hold_s: how long the caller of one Binding waits at most.
         most_calls: the most callers that wait; half as many if the gangs of which some wait have more pods, as long as
@@ -128,17 +124,15 @@ class Barrier:
 
     def __init__(
         self,
-        cluster: Cluster,
-        ledger: Ledger,
-        gangs: Gangs,
+        engine: DecisionEngine,
         *,
         monotonic: Callable[[], float],
         hold_s: float,
         most_calls: int = sys.maxsize,
     ) -> None:
-        self._cluster = cluster
-        self._ledger = ledger
-        self._gangs = gangs
+        self._cluster = engine.cluster
+        self._ledger = engine.ledger
+        self._gangs = engine.gangs
         self._monotonic = monotonic
         self._hold_s = hold_s
         self._most_calls = most_calls
@@ -147,10 +141,10 @@ class Barrier:
         self._closed: Refusal | None = None
         self._left = -math.inf, -math.inf
         self._excused: Callable[[], Iterable[str]] = tuple
-        self._verdicts = Verdicts(cluster)
-        self.lapsed = LapsedHolds(cluster, ledger, monotonic)
+        self._verdicts = Verdicts(engine.cluster)
+        self.lapsed = LapsedHolds(engine.cluster, engine.ledger, monotonic)
         self.post: Callable[[Reservation], None] = lambda _reservation: None
-        ledger.on_let_go(self._let_go)
+        engine.ledger.on_let_go(self._let_go)
 
     def expect(self, job: Job) -> _Assembly:
         """Judge from now on whether a gang still may start; its first pod has a seat."""

@@ -26,8 +26,6 @@ from allocator.binding.binding import (
 )
 from allocator.binding.known_pods import KnownPods, unknown
 from allocator.decision.engine import DecisionEngine
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import Grant
 from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Unreachable
@@ -57,8 +55,6 @@ class Binder:
     Args:
         client: the API server.
         pods: finds the pods that are bound.
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: chooses node and chips if nothing is reserved.
         barrier: holds the Bindings of gangs.
         stamper: makes predicate times and annotations.
@@ -72,8 +68,6 @@ class Binder:
         *,
         client: KubeClient,
         pods: KnownPods,
-        cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         barrier: Barrier,
         stamper: Stamper,
@@ -83,8 +77,8 @@ class Binder:
     ) -> None:
         self._client = client
         self._pods = pods
-        self._cluster = cluster
-        self._ledger = ledger
+        self._cluster = engine.cluster
+        self._ledger = engine.ledger
         self._engine = engine
         self._barrier = barrier
         self._stamper = stamper

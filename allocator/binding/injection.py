@@ -28,7 +28,6 @@ from allocator.binding.known_pods import KnownPods
 from allocator.decision.engine import DecisionEngine
 from allocator.gangs.start_queue import StartQueue
 from allocator.rules.job import JobKey
-from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
@@ -53,7 +52,6 @@ class Injector:
 
     Args:
         pods: finds the pods that are bound.
-        cluster: nodes, pods and jobs.
         engine: chooses the chips.
         barrier: holds the Bindings of gangs.
         stamper: makes predicate times and annotations.
@@ -66,7 +64,6 @@ class Injector:
         self,
         *,
         pods: KnownPods,
-        cluster: Cluster,
         engine: DecisionEngine,
         barrier: Barrier,
         stamper: Stamper,
@@ -75,14 +72,14 @@ class Injector:
         reserved: Callable[[Pod, Assignment], None] = lambda _pod, _assignment: None,
     ) -> None:
         self._pods = pods
-        self._cluster = cluster
+        self._cluster = engine.cluster
         self._engine = engine
         self._barrier = barrier
         self._stamper = stamper
         self._monotonic = monotonic
         self._refused_s: dict[JobKey, float] = {}
         self._one_by_one: set[JobKey] = set()
-        self._queue = StartQueue(cluster.jobs.by_key, monotonic, self._has_started, engine.gangs.holds)
+        self._queue = StartQueue(engine.cluster.jobs.by_key, monotonic, self._has_started, engine.gangs.holds)
         self._examined_s = 0.0
         self._lease = lease
         self._reserved = reserved

@@ -5,8 +5,6 @@ from dataclasses import replace
 from allocator.binding.annotations import Stamper
 from allocator.binding.binding import Assignment, read_assignment
 from allocator.decision.engine import DecisionEngine
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -17,15 +15,13 @@ class Reserver:
     """Reserves chips, and keeps them until the pods of such callers are seen bound.
 
     Args:
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: chooses node and chips.
         stamper: makes predicate times and annotations.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, engine: DecisionEngine, stamper: Stamper) -> None:
-        self._cluster = cluster
-        self._ledger = ledger
+    def __init__(self, engine: DecisionEngine, stamper: Stamper) -> None:
+        self._cluster = engine.cluster
+        self._ledger = engine.ledger
         self._engine = engine
         self._stamper = stamper
 

@@ -67,8 +67,8 @@ class DecisionEngine:
         loans: int = LOANS,
         now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._cluster = cluster
-        self._ledger = ledger
+        self.cluster = cluster
+        self.ledger = ledger
         self._choice = Choice(cluster)
         self.defaults = defaults
         cluster.switches.limits = defaults.switches
@@ -92,7 +92,7 @@ class DecisionEngine:
 
     async def resume(self) -> list[Job]:
         """Plan what is left of gangs that have started; returns those for which it does not fit."""
-        return await resume_gangs(self._cluster, self._ledger, self.gangs, self.plans)
+        return await resume_gangs(self.cluster, self.ledger, self.gangs, self.plans)
 
     def handles(self, pod: Pod) -> bool:
         """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""
@@ -116,7 +116,7 @@ class DecisionEngine:
         if not self.handles(pod):
             return
         request = self.request_of(pod)
-        there = self._cluster.labels.products()
+        there = self.cluster.labels.products()
         suited = there if request.products is None else there & request.products
         if suited and request.is_for_chips:
             shape = JobShape(f"pod {pod.key}", frozenset({request.chips}), 1 + request.distributed, suited)
@@ -125,11 +125,11 @@ class DecisionEngine:
 
     def without_effect(self, pod: Pod) -> tuple[str, ...]:
         """What a pod or its job asks for without effect, one sentence for each."""
-        return self._cluster.jobs.without_effect(pod)
+        return self.cluster.jobs.without_effect(pod)
 
     def advice(self, pod: Pod) -> tuple[str, ...]:
         """What the makers of the hardware advise against in the job of a pod, one sentence for each."""
-        super_pods = len(self._cluster.index.topology.places(Level.SUPER_POD))
+        super_pods = len(self.cluster.index.topology.places(Level.SUPER_POD))
         if not super_pods:
             return ()
         try:
@@ -145,7 +145,7 @@ class DecisionEngine:
         for nodes of its product, and whether its job can't be scaled up.
         """
         by_hand = (*named_devices(pod), *filter(None, [named_node(pod)]))
-        scaling = against_scaling(pod, self._cluster, self.request_of)
+        scaling = against_scaling(pod, self.cluster, self.request_of)
         judged = (*self.advice(pod), *self._absent_product(pod), *scaling) if self.handles(pod) else ()
         return (*self.without_effect(pod), *judged, *by_hand)
 
@@ -154,7 +154,7 @@ class DecisionEngine:
             wanted = self.request_of(pod).products
         except Refusal:
             return ()
-        there = self._cluster.labels.products()
+        there = self.cluster.labels.products()
         if wanted is None or not there or there & wanted:
             return ()
         names = " or ".join(sorted(wanted))
@@ -204,7 +204,7 @@ class DecisionEngine:
         """
         self._prune()
         resolved = self._reader.read(pod, candidates)
-        names = list(self._cluster.index.entries if candidates is None else candidates)
+        names = list(self.cluster.index.entries if candidates is None else candidates)
         settled = self.settled_node(pod)
         if settled is not None:
             return on_settled(pod, settled, names)
@@ -235,9 +235,9 @@ class DecisionEngine:
             return []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         allowed = self._choice.without_peers(pod, resolved, candidates)
-        names = list(dict.fromkeys(self._cluster.index.entries if allowed is None else allowed))
+        names = list(dict.fromkeys(self.cluster.index.entries if allowed is None else allowed))
         for first in range(0, len(names), _STEP):
-            index = self._cluster.view(Without.of(pod))
+            index = self.cluster.view(Without.of(pod))
             for name, verdict in index.verdicts(resolved.chips, names[first : first + _STEP]).items():
                 if not isinstance(verdict, Refusal):
                     tiers.setdefault((verdict.key, verdict.score), []).append(name)
@@ -262,16 +262,16 @@ class DecisionEngine:
         self._prune()
         resolved = self._reader.read(pod)
         request, own = resolved.chips, [resolved.gang.key.plan] if resolved.gang is not None else []
-        location, place = self._cluster.index.topology.location, None
+        location, place = self.cluster.index.topology.location, None
         if resolved.gang is not None:
-            record = self._cluster.nodes.get(node := self.gangs.preview(pod, request, resolved.gang, None))
+            record = self.cluster.nodes.get(node := self.gangs.preview(pod, request, resolved.gang, None))
             if record is not None and record.product is not None:
-                (model,) = models_of((node,), self._cluster) or ("",)
+                (model,) = models_of((node,), self.cluster) or ("",)
                 request = replace(request, products=frozenset({record.product.name}))
                 request = request if request.model is None else replace(request, model=model)
             if (level := resolved.policy.level) is not None:
                 place = level, location(node).place(level)
-        index, allowed = self._cluster.view(Without.of(pod, (), own)), self._choice.without_peers(pod, resolved, None)
+        index, allowed = self.cluster.view(Without.of(pod, (), own)), self._choice.without_peers(pod, resolved, None)
         found = [
             (name, fit)
             for name, fit in index.verdicts(request, allowed).items()
@@ -336,9 +336,9 @@ class DecisionEngine:
                 return placed
             if placed is not None and (settled := self.settled_node(pod)) is not None:
                 return on_settled(pod, settled, candidates)
-            revision = self._cluster.changes.revision
+            revision = self.cluster.changes.revision
             filtered = yield from self._explain(pod, resolved, list(candidates), placed)
-            if not filtered.fitting or self._cluster.changes.revision == revision:
+            if not filtered.fitting or self.cluster.changes.revision == revision:
                 return filtered
 
     def _explain(
@@ -353,7 +353,7 @@ class DecisionEngine:
             if refusal is None:
                 part = self._choice.partition(pod, resolved, some)
             else:
-                part = gang_refused(self._cluster.index, resolved.chips, some, refusal)
+                part = gang_refused(self.cluster.index, resolved.chips, some, refusal)
             found.fitting.extend(part.fitting)
             found.refused.update(part.refused)
         if len(names) > _STEP:
@@ -368,7 +368,7 @@ class DecisionEngine:
         """
         resolved = self._reader.read(pod, candidates)
         if resolved.gang is None:
-            fitting, _ = self._cluster.view(Without.of(pod, others)).partition(resolved.chips, candidates)
+            fitting, _ = self.cluster.view(Without.of(pod, others)).partition(resolved.chips, candidates)
             return self._choice.without_peers(pod, resolved, fitting) or ()
         return (self.gangs.preview(pod, resolved.chips, resolved.gang, candidates, Without(others)),)
 
@@ -377,20 +377,20 @@ class DecisionEngine:
 
         The seat of a pod of a gang stays reserved: its plan has its own time to live.
         """
-        held = self._ledger.get(uid)
+        held = self.ledger.get(uid)
         if held is None or held.stage is not Stage.RESERVED:
             return False
-        self._ledger.withdraw(uid)
+        self.ledger.withdraw(uid)
         return True
 
     def settled_node(self, pod: Pod) -> str | None:
         """The node to which a pod is bound as far as the informers know, or that its Binding in flight names."""
-        return self._settled_node(pod, self._ledger.get(pod.uid))
+        return self._settled_node(pod, self.ledger.get(pod.uid))
 
     def _settled_node(self, pod: Pod, held: Reservation | None) -> str | None:
         if held is not None and held.stage not in (Stage.RESERVED, Stage.PLANNED):
             return held.node
-        return self._cluster.pods.get(pod.uid, pod).spec.node_name or None
+        return self.cluster.pods.get(pod.uid, pod).spec.node_name or None
 
     def may_fit(self, pod: Pod) -> bool:
         """Whether a pod that was refused could be placed now, on any node."""
@@ -401,7 +401,7 @@ class DecisionEngine:
         try:
             resolved = self._reader.read(pod)
             allowed = self._choice.without_peers(pod, resolved, None)
-            best = self._cluster.view(Without.of(pod)).best(resolved.chips, allowed)
+            best = self.cluster.view(Without.of(pod)).best(resolved.chips, allowed)
             return best is not None or self.earmarks.lent(pod, resolved.chips, allowed) is not None
         except Refusal:
             return False
@@ -409,7 +409,7 @@ class DecisionEngine:
     @property
     def keeps_chips(self) -> bool:
         """Whether any chips are promised, so that pods with equal requests may use different ones."""
-        return bool(self._ledger.promises)
+        return bool(self.ledger.promises)
 
     def is_of_gang(self, pod: Pod) -> bool:
         """Whether the pod is placed together with others, or not at all."""
@@ -425,7 +425,7 @@ class DecisionEngine:
             raise Refusal(Reason.POD_GATED, f"pod {pod.key} has scheduling gates, so it can't be bound")
         if not pod.is_live:
             raise _finished(pod)
-        held = self._ledger.get(pod.uid)
+        held = self.ledger.get(pod.uid)
         settled = self._settled_node(pod, held)
         if settled is not None:
             if held is None or (candidates is not None and settled not in candidates):
@@ -448,28 +448,28 @@ class DecisionEngine:
         if held is not None:
             # The seat of a pod whose group was deleted is PLANNED: it is placed alone now.
             is_possible = held.stage is not Stage.PLANNED and (candidates is None or held.node in candidates)
-            if is_possible and self._cluster.suits(held, request):
-                return self._ledger.advance(pod.uid, Stage.RESERVED) or held
-            self._ledger.release(pod.uid)
-        index, promises = self._cluster.index, self._ledger.promises
+            if is_possible and self.cluster.suits(held, request):
+                return self.ledger.advance(pod.uid, Stage.RESERVED) or held
+            self.ledger.release(pod.uid)
+        index, promises = self.cluster.index, self.ledger.promises
         if promises.get(pod.uid) is not None:
-            index = self._cluster.view(Without(owners=(pod.uid,)))
+            index = self.cluster.view(Without(owners=(pod.uid,)))
         best = self._choice.best(pod, resolved, candidates, index)
         if best is None and promises:
             without = Without.of(pod, (), self.earmarks.open_to(pod))
-            best = self._cluster.view(without).best(request, candidates)
+            best = self.cluster.view(without).best(request, candidates)
             best = best or self.earmarks.borrow(pod, request, candidates)
         if best is None:
-            if self.gangs.make_room(pod, request, self._cluster.jobs.job_of(pod), candidates):
+            if self.gangs.make_room(pod, request, self.cluster.jobs.job_of(pod), candidates):
                 return self._place_alone(pod, resolved, None, candidates)
             self.earmarks.note(pod)
             return None
         node, fit = best
-        return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, take=fit.take)
+        return self.ledger.reserve(uid=pod.uid, pod=pod.key, node=node, take=fit.take)
 
     def _prune(self) -> None:
         """Release what will not be used any more."""
-        self._ledger.expire()
+        self.ledger.expire()
         self.gangs.prune()
         self.earmarks.update()
 
@@ -485,12 +485,12 @@ class DecisionEngine:
 
     def gang_of(self, pod: Pod) -> Job | None:
         """The job of a pod, if its pods are placed together or not at all; else None."""
-        return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
+        return self.cluster.jobs.gang(self.cluster.jobs.job_of(pod))
 
     def _filter_gang(
         self, pod: Pod, resolved: ResolvedRequest, gang: Job, candidates: list[str] | None, seat: str | None
     ) -> Steps[Filtered]:
-        names = list(self._cluster.index.entries) if candidates is None else candidates
+        names = list(self.cluster.index.entries) if candidates is None else candidates
         try:
             node = seat or self.gangs.preview(pod, resolved.chips, gang, candidates)
         except Refusal as refusal:

@@ -1,10 +1,12 @@
-"""The nodes that may be nominated, as the scheduler has not turned them down; no I/O."""
+"""The nodes that may be nominated, and the nominations that give way to a pod of higher priority; no I/O."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 from allocator.decision.engine import DecisionEngine
-from allocator.state.cluster import Cluster
+from allocator.state.reservation import Reservation, Stage
+from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
 AVOID_S: Final = 30.0
@@ -18,13 +20,12 @@ class Candidates:
     on all nodes after all.
 
     Args:
-        cluster: nodes, pods and jobs.
-        engine: tells the pods of gangs.
+        engine: tells the pods of gangs, and where pods fit.
         monotonic: the clock.
     """
 
-    def __init__(self, cluster: Cluster, engine: DecisionEngine, monotonic: Callable[[], float]) -> None:
-        self._cluster = cluster
+    def __init__(self, engine: DecisionEngine, monotonic: Callable[[], float]) -> None:
+        self._cluster = engine.cluster
         self._engine = engine
         self._monotonic = monotonic
         self._until_s: dict[str, float] = {}
@@ -45,6 +46,38 @@ class Candidates:
         if not self._until_s:
             return selected
         return _Except(self._cluster.index.entries if selected is None else selected, self._until_s)
+
+    def in_the_way(self, pod: Pod, names: Collection[str] | None, nominated: Iterable[str]) -> list[str]:
+        """The nominated pods of lower priority without whose reservations a pod fits that was refused.
+
+        Args:
+            pod: the pod.
+            names: names of the nodes it may be placed on; None for every node.
+            nominated: the uids of nominated pods that the scheduler has not filtered yet.
+
+        Returns:
+            Their uids; empty if the pod would not fit without them either.
+        """
+        nodes = {uid: held.node for uid in nominated if (held := self._lower(uid, pod.priority)) is not None}
+        try:
+            fitting = self._engine.fitting_without(pod, names, nodes) if nodes else ()
+        except Refusal:
+            return []
+        if not fitting:
+            return []
+        if self._engine.is_of_gang(pod):
+            return list(nodes)
+        # The node on which the fewest of them give way.
+        numbers = Counter(nodes.values())
+        best = min(fitting, key=lambda name: (numbers[name], name))
+        return [uid for uid, node in nodes.items() if node == best]
+
+    def _lower(self, uid: str, priority: int) -> Reservation | None:
+        """What is reserved for a pod, if that is of lower priority, and no seat of a gang."""
+        seen, held = self._cluster.pods.get(uid), self._engine.ledger.get(uid)
+        if seen is None or seen.priority >= priority or held is None:
+            return None
+        return held if held.stage is Stage.RESERVED and not held.plan else None
 
 
 class _Except(Collection[str]):

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from allocator.settings import Settings
 from ascend.annotations import NOMINATED
 from ascend.kube.objects import Pod
 
@@ -78,3 +79,8 @@ def failure_of(pod: Pod) -> str:
     messages = (condition.message for condition in pod.status.conditions if condition.type == "PodScheduled")
     message = next(messages, "")
     return "" if message == _GATED else message
+
+
+def is_served(pod: Pod, settings: Settings) -> bool:
+    """Whether a pod waits for chips, for a scheduler that is served, and for nothing else but our own gate."""
+    return pod.waits_for_chips and not pod.is_terminating and pod.spec.scheduler_name in settings.scheduler_names

@@ -19,13 +19,13 @@ import structlog
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.victim_set import NEVER
 from allocator.metrics import AllocatorMetrics
+from allocator.nomination.entry import is_served
 from allocator.nomination.line import Line
 from allocator.nomination.nominator import Nominator
-from allocator.nomination.options import NominationOptions
 from allocator.nomination.writes import Writes
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
-from allocator.state.cluster import Cluster
+from allocator.settings import Settings
 from ascend.errors import Refusal
 from ascend.fair import in_turn
 from ascend.kube.objects import Pod
@@ -70,37 +70,35 @@ class Gates:
     """Lifts gates.
 
     Args:
-        cluster: nodes, pods and jobs.
         engine: decides.
         nominator: nominates.
         writes: writes gates.
         metrics: counts lifted gates.
         waits: called with a gated pod that has to wait, and why; returns whether that was recorded.
-        options: what is gated.
+        settings: what is gated.
         monotonic: the clock.
         now_s: the wall clock, Unix seconds.
     """
 
     def __init__(
         self,
-        *,
-        cluster: Cluster,
         engine: DecisionEngine,
         nominator: Nominator,
         writes: Writes,
         metrics: AllocatorMetrics,
+        *,
         waits: Callable[[Pod, Refusal], bool],
-        options: NominationOptions,
+        settings: Settings,
         monotonic: Callable[[], float],
         now_s: Callable[[], float],
     ) -> None:
-        self._cluster = cluster
+        self._cluster = engine.cluster
         self._engine = engine
         self._nominator = nominator
         self._writes = writes
         self._metrics = metrics
         self._waits = waits
-        self._options = options
+        self._settings = settings
         self._monotonic = monotonic
         self._now_s = now_s
         self._groups: dict[_Key, _Group] = {}
@@ -117,10 +115,12 @@ class Gates:
         A single pod that fits at once does not on a small cluster: filtering all nodes takes less time than the
         requests that nominate it and lift the gate.
         """
-        waits = pod.requests_chips and not pod.spec.node_name and self._options.names(pod)
-        if self._options.mode != "gated" or not waits:
+        waits = (
+            pod.requests_chips and not pod.spec.node_name and pod.spec.scheduler_name in self._settings.scheduler_names
+        )
+        if self._settings.nominate != "gated" or not waits:
             return False
-        if len(self._cluster.nodes) >= self._options.gate_from_nodes or self._engine.is_of_gang(pod):
+        if len(self._cluster.nodes) >= self._settings.gate_from_nodes or self._engine.is_of_gang(pod):
             return True
         return not self._engine.may_fit(pod)
 
@@ -165,7 +165,7 @@ class Gates:
                     await self._wake.wait()
 
     def _add(self, pod: Pod) -> None:
-        if self._options.mode != "gated" or not self._options.serves(pod):
+        if self._settings.nominate != "gated" or not is_served(pod, self._settings):
             self._lift(pod, "off")
             return
         try:
@@ -305,7 +305,7 @@ class Gates:
 
     def _has_waited(self, pod: Pod) -> bool:
         created = pod.metadata.creation_timestamp
-        limit_s = self._options.gate_limit_s
+        limit_s = self._settings.gate_limit_s
         return limit_s > 0 and created is not None and self._now_s() - _seconds(created) >= limit_s
 
     def _lift(self, pod: Pod, why: str, written: "asyncio.Task[bool] | None" = None) -> None:

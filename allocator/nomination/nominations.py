@@ -8,11 +8,9 @@ from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.gates import Gates
 from allocator.nomination.nominator import Nominator
-from allocator.nomination.options import NominationOptions
 from allocator.nomination.writes import Writes
 from allocator.observe.journal import Journal
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
+from allocator.settings import Settings
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -23,15 +21,13 @@ class Nominations:
 
     Args:
         client: the API server.
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: decides.
         journal: records why gated pods wait.
         metrics: counts nominations and lifted gates.
         lapsed: as for ``Nominator``.
-        options: what is nominated and gated.
+        settings: what is nominated and gated.
         monotonic: the clock.
-        now_ns: the wall clock, Unix nanoseconds.
+        now_s: the wall clock, Unix seconds.
 
     Attributes:
         nominator: nominates pods.
@@ -40,41 +36,28 @@ class Nominations:
 
     def __init__(
         self,
-        *,
         client: KubeClient,
-        cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         journal: Journal,
         metrics: AllocatorMetrics,
         lapsed: LapsedHolds,
-        options: NominationOptions,
+        *,
+        settings: Settings,
         monotonic: Callable[[], float],
-        now_ns: Callable[[], int],
+        now_s: Callable[[], float],
     ) -> None:
-        self._cluster = cluster
-        self._options = options
-        self._writes = Writes(client, per_s=options.per_s, monotonic=monotonic)
-        self.nominator = Nominator(
-            cluster=cluster,
-            ledger=ledger,
-            engine=engine,
-            writes=self._writes,
-            metrics=metrics,
-            lapsed=lapsed,
-            options=options,
-            monotonic=monotonic,
-        )
+        self._cluster = engine.cluster
+        self._writes = writes = Writes(client, per_s=settings.nominate_per_s, monotonic=monotonic)
+        self.nominator = Nominator(engine, writes, metrics, lapsed, settings, monotonic=monotonic)
         self.gates = Gates(
-            cluster=cluster,
-            engine=engine,
-            nominator=self.nominator,
-            writes=self._writes,
-            metrics=metrics,
+            engine,
+            self.nominator,
+            writes,
+            metrics,
             waits=journal.on_gated_refusal,
-            options=options,
+            settings=settings,
             monotonic=monotonic,
-            now_s=lambda: now_ns() / 1e9,
+            now_s=now_s,
         )
 
     async def run(self) -> None:

@@ -29,16 +29,12 @@ import structlog
 from allocator.binding.lapsed import LapsedHolds
 from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
+from allocator.nomination.ahead import Pace, Window
 from allocator.nomination.candidates import Candidates
-from allocator.nomination.entry import NOMINATED_STATES, Entry, State, failure_of, is_ours
+from allocator.nomination.entry import NOMINATED_STATES, Entry, State, failure_of, is_ours, is_served
 from allocator.nomination.line import SEATED, Lines
-from allocator.nomination.options import NominationOptions
-from allocator.nomination.pace import Pace
-from allocator.nomination.precedence import in_the_way
-from allocator.nomination.window import Window
 from allocator.nomination.writes import Writes
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
+from allocator.settings import Settings
 from allocator.state.reservation import Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -56,42 +52,39 @@ class Nominator:
     """Nominates nodes for the pods of the schedulers that are served.
 
     Args:
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: decides.
         writes: writes nominations.
         metrics: counts them.
         lapsed: the pods that their schedulers have accepted on a node and count there only while they are nominated.
-        options: what is nominated.
+        settings: what is nominated.
         monotonic: the clock.
     """
 
     def __init__(
         self,
-        *,
-        cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         writes: Writes,
         metrics: AllocatorMetrics,
         lapsed: LapsedHolds,
-        options: NominationOptions,
+        settings: Settings,
+        *,
         monotonic: Callable[[], float],
     ) -> None:
-        self._cluster = cluster
-        self._ledger = ledger
+        self._cluster = engine.cluster
+        self._ledger = engine.ledger
         self._engine = engine
         self._writes = writes
         self._metrics = metrics
         self._lapsed = lapsed
-        self._options = options
+        self._settings = settings
+        self._nominates = settings.nominate != "off"
         self._monotonic = monotonic
         self._entries: dict[str, Entry] = {}
         # The entries of some states, in order.
         self._line = Lines()
         self._next = ""
-        self._unfiltered = Window(options.window)
-        self._candidates = Candidates(cluster, engine, monotonic)
+        self._unfiltered = Window(settings.nominate_window)
+        self._candidates = Candidates(engine, monotonic)
         self._pace = Pace(monotonic)
         self.freed: Callable[[], None] = lambda: None
         """Called when the window has room again."""
@@ -113,11 +106,11 @@ class Nominator:
         if (node := self._lapsed.node_of(pod.uid)) is not None:
             self._keep(pod, node, entry)
             return
-        if entry is None and not self._options.nominates:
+        if entry is None and not self._nominates:
             return
         if entry is not None and entry.state is State.STALE and pod.status.nominated_node_name == entry.node:
             self._post_clearing(entry)  # the last request came too late for the version it named
-        elif not self._options.serves(pod):
+        elif not is_served(pod, self._settings):
             self._end(pod, entry)
         elif entry is not None and entry.state is State.STALE:
             self._enter(pod, State.LEFT)
@@ -137,7 +130,7 @@ class Nominator:
 
     def on_filter(self, pod: Pod, names: Collection[str]) -> None:
         """The scheduler has called ``filter`` for a pod, with these nodes; the answer is decided."""
-        if not self._options.nominates:
+        if not self._nominates:
             return
         self._pace.on_filter(all_nodes=len(names) > 1)
         entry = self._entries.get(pod.uid)
@@ -152,7 +145,7 @@ class Nominator:
 
     async def stay_ahead(self) -> None:
         """Wait until the pods that the scheduler filters next are nominated. Call it before answering ``filter``."""
-        if self._options.nominates:
+        if self._nominates:
             self._metrics.nomination_waits.inc(await self._pace.wait(self._is_behind))
             self._pace.on_filter_answered(has_next=bool(self._unfiltered or self._next or self._line))
 
@@ -176,9 +169,7 @@ class Nominator:
             Whether it fits now.
         """
         names = self._candidates.of(pod) if names is None and self._unfiltered else names
-        given_up = in_the_way(
-            pod, names, self._unfiltered, cluster=self._cluster, ledger=self._ledger, engine=self._engine
-        )
+        given_up = self._candidates.in_the_way(pod, names, self._unfiltered)
         for uid in given_up:
             self._withdraw(self._entries[uid])
         return bool(given_up)
@@ -186,9 +177,9 @@ class Nominator:
     async def renominate(self, uid: str) -> None:
         """Nominate a node for a pod that was refused before, if it fits now; the window does not apply."""
         pod = self._cluster.pods.get(uid)
-        if pod is None or not self._options.serves(pod) or pod.status.nominated_node_name:
+        if pod is None or not is_served(pod, self._settings) or pod.status.nominated_node_name:
             return
-        if not self._options.nominates or self._is_small():
+        if not self._nominates or self._is_small():
             return
         await self.prepare(pod)
         with suppress(Refusal):
@@ -235,7 +226,7 @@ class Nominator:
 
     async def _decide(self, uid: str) -> None:
         pod, entry = self._cluster.pods.get(uid), self._entries.get(uid)
-        if pod is None or entry is None or not self._options.serves(pod) or pod.status.nominated_node_name:
+        if pod is None or entry is None or not is_served(pod, self._settings) or pod.status.nominated_node_name:
             self._forget(uid)
             return
         if not (entry.has_seat or self._unfiltered or self._next):
@@ -434,4 +425,4 @@ class Nominator:
 
     def _is_small(self) -> bool:
         """Whether filtering all nodes takes less time than a nomination."""
-        return len(self._cluster.nodes) < self._options.from_nodes
+        return len(self._cluster.nodes) < self._settings.nominate_from_nodes

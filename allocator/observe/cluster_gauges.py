@@ -17,8 +17,6 @@ from prometheus_client.registry import Collector
 
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
 from allocator.decision.engine import DecisionEngine
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
 from allocator.state.supply import Supply, SupplyReader
 from ascend.kube.objects import kept_length
 from ascend.turn import Turn
@@ -34,8 +32,6 @@ class ClusterGauges(Collector):
     """Measures, and yields the last measurement.
 
     Args:
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: reads what pods request.
         now_s: wall clock, Unix seconds.
         monotonic: the clock for pauses.
@@ -44,21 +40,19 @@ class ClusterGauges(Collector):
 
     def __init__(
         self,
-        cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         now_s: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         *,
         sharing_products: Container[str] = (),
     ) -> None:
-        self._backlog_reader = BacklogReader(cluster, ledger, engine)
-        self._supply_reader = SupplyReader(cluster.index, sharing_products)
+        self._backlog_reader = BacklogReader(engine.cluster, engine.ledger, engine)
+        self._supply_reader = SupplyReader(engine.cluster.index, sharing_products)
         self._now_s = now_s
         self._monotonic = monotonic
         self._backlog = Backlog()
         self._supply = Supply()
-        self._cluster = cluster
+        self._cluster = engine.cluster
         self._earmarks = engine.earmarks
         self._disputed = 0
         self._kept_bytes: Mapping[str, int] = {}

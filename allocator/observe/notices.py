@@ -48,8 +48,9 @@ def notices(cluster: Cluster, publish: Publish, leads: Callable[[], bool]) -> Jo
     return JobEvents(cluster, publish, leads, reason=REASON, topic=topic, sentences=sentences)
 
 
-def advice(cluster: Cluster, engine: DecisionEngine, publish: Publish, leads: Callable[[], bool]) -> JobEvents:
+def advice(engine: DecisionEngine, publish: Publish, leads: Callable[[], bool]) -> JobEvents:
     """Events for jobs with more blocks than advised; the arguments are as for ``notices``."""
+    cluster = engine.cluster
 
     def topic(pod: Pod) -> str:
         return "blocks" if wants_super_pod(with_settings(pod, cluster.jobs.job_of(pod).settings)) else ""
@@ -57,8 +58,9 @@ def advice(cluster: Cluster, engine: DecisionEngine, publish: Publish, leads: Ca
     return JobEvents(cluster, publish, leads, reason=FEW_SUPER_PODS, topic=topic, sentences=engine.advice)
 
 
-def scaling(cluster: Cluster, engine: DecisionEngine, publish: Publish, leads: Callable[[], bool]) -> JobEvents:
+def scaling(engine: DecisionEngine, publish: Publish, leads: Callable[[], bool]) -> JobEvents:
     """Events for jobs of one pod that can't be scaled up; the arguments are as for ``notices``."""
+    cluster = engine.cluster
 
     def topic(pod: Pod) -> str:
         return "scaling" if pod.requests_chips and cluster.jobs.job_of(pod).is_only_so_far(pod) else ""

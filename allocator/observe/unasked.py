@@ -20,8 +20,6 @@ from allocator.gangs.obstacles import UNTRIED_S
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.scheduled import verdict_on, was_asked
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.fair import in_turn
 from ascend.kube.objects import Pod
@@ -49,8 +47,6 @@ class UnaskedPods:
     """Looks at the pods that no scheduler asks for.
 
     Args:
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: judges pods.
         told: called with a pod and why it waits; returns whether that was recorded, or was before.
         schedulers: the names of the schedulers that are served.
@@ -59,16 +55,14 @@ class UnaskedPods:
 
     def __init__(
         self,
-        cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         told: Callable[[Pod, Refusal], bool],
         *,
         schedulers: Collection[str],
         monotonic: Callable[[], float],
     ) -> None:
-        self._cluster = cluster
-        self._ledger = ledger
+        self._cluster = engine.cluster
+        self._ledger = engine.ledger
         self._engine = engine
         self._told = told
         self._schedulers = frozenset(schedulers)

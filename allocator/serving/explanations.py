@@ -19,7 +19,6 @@ import msgspec
 from allocator.binding.binding import PodRef
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.explained import Explained, explain
-from allocator.state.cluster import Cluster
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
@@ -47,16 +46,13 @@ class Explanations:
     """Answers tenants.
 
     Args:
-        cluster: nodes, pods and jobs.
         engine: judges pods.
         client: the API server, which knows who may get a pod.
         monotonic: the clock.
     """
 
-    def __init__(
-        self, cluster: Cluster, engine: DecisionEngine, client: KubeClient, monotonic: Callable[[], float]
-    ) -> None:
-        self._cluster = cluster
+    def __init__(self, engine: DecisionEngine, client: KubeClient, monotonic: Callable[[], float]) -> None:
+        self._cluster = engine.cluster
         self._engine = engine
         self._client = client
         self._monotonic = monotonic

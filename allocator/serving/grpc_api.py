@@ -21,8 +21,6 @@ from allocator.rules.unsupported import without_effect
 from allocator.rules.validity import invalidity, job_shape
 from allocator.serving.grpc_server import Context, abort
 from allocator.serving.node_states import NodeStates, refusal_message
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
@@ -51,8 +49,6 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     Args:
         pods: finds the pods that calls name.
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: chooses node and chips.
         binder: binds pods.
         reserver: reserves chips for callers that bind pods themselves.
@@ -65,8 +61,6 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         self,
         *,
         pods: KnownPods,
-        cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         binder: Binder,
         reserver: Reserver,
@@ -75,13 +69,13 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         closed: Callable[[], Refusal | None],
     ) -> None:
         self._pods = pods
-        self._cluster = cluster
-        self._ledger = ledger
+        self._cluster = engine.cluster
+        self._ledger = engine.ledger
         self._engine = engine
         self._binder = binder
         self._reserver = reserver
         self._preemption = preemption
-        self._states = NodeStates(cluster, ledger)
+        self._states = NodeStates(engine.cluster, engine.ledger)
         self._journal = journal
         self._closed = closed
 

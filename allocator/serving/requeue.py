@@ -29,7 +29,6 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.serving.retries import NOWHERE, Retries, first_of
-from allocator.state.cluster import Cluster
 from ascend.annotations import REQUEUED
 from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
 from ascend.fair import in_turn
@@ -88,7 +87,6 @@ class Requeuer:
 
     Args:
         client: the API server.
-        cluster: nodes, pods and jobs.
         engine: reads what pods request.
         metrics: counts requeued pods.
         monotonic: the clock for waits.
@@ -99,7 +97,6 @@ class Requeuer:
     def __init__(
         self,
         client: KubeClient,
-        cluster: Cluster,
         engine: DecisionEngine,
         metrics: AllocatorMetrics,
         *,
@@ -109,7 +106,7 @@ class Requeuer:
     ) -> None:
         self._nominate = nominate
         self._client = client
-        self._cluster = cluster
+        self._cluster = engine.cluster
         self._engine = engine
         self._metrics = metrics
         self._monotonic = monotonic

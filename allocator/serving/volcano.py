@@ -49,8 +49,6 @@ from allocator.serving.volcano_wire import (
     VictimsAnswer,
     decode,
 )
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
@@ -87,8 +85,6 @@ class VolcanoExtender:
 
     Args:
         pods: finds the pods that calls name.
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
         engine: chooses chips.
         tentative: judges pods beside those that a session has placed.
         preemption: knows for which pods others end.
@@ -100,8 +96,6 @@ class VolcanoExtender:
         self,
         *,
         pods: KnownPods,
-        cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         tentative: Tentative,
         preemption: Preemption,
@@ -109,8 +103,8 @@ class VolcanoExtender:
         closed: Callable[[], Refusal | None],
     ) -> None:
         self._pods = pods
-        self._cluster = cluster
-        self._ledger = ledger
+        self._cluster = engine.cluster
+        self._ledger = engine.ledger
         self._engine = engine
         self._tentative = tentative
         self._preemption = preemption

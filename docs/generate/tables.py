@@ -114,7 +114,7 @@ def allocator_registry() -> CollectorRegistry:
     """Return the registry of an allocator without any objects."""
     empty = OfflineAllocator(ClusterObjects(), fixed_settings(AllocatorSettings, None, {}), 0)
     registry = AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
-    registry.register(ClusterGauges(empty.cluster, empty.ledger, empty.engine))
+    registry.register(ClusterGauges(empty.engine))
     return registry
 
 

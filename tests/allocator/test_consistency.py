@@ -309,12 +309,10 @@ class Consistency(RuleBasedStateMachine):
 
     def _new_binder(self) -> Binder:
         world = self.world
-        self.barrier = Barrier(
-            world.cluster, world.ledger, world.engine.gangs, monotonic=lambda: world.now_s, hold_s=TTL_S
-        )
+        self.barrier = Barrier(world.engine, monotonic=lambda: world.now_s, hold_s=TTL_S)
         stamper = Stamper(world.cluster, world.ledger, lambda: 1)
         at_once(stamper.resume())
-        self.reserver = Reserver(world.cluster, world.ledger, world.engine, stamper)
+        self.reserver = Reserver(world.engine, stamper)
         pods = KnownPods(
             cast("KubeClient", self),
             world.cluster,
@@ -325,8 +323,6 @@ class Consistency(RuleBasedStateMachine):
         return Binder(
             client=cast("KubeClient", self),
             pods=pods,
-            cluster=world.cluster,
-            ledger=world.ledger,
             engine=world.engine,
             barrier=self.barrier,
             stamper=stamper,

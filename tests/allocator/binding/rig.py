@@ -81,14 +81,12 @@ class BinderWorld:
         self.server = server or Server(*pods)
         self.outcomes: list[Assignment | AscendError] = []
         self.barrier = Barrier(
-            self.world.cluster,
-            self.world.ledger,
-            self.world.engine.gangs,
+            self.world.engine,
             monotonic=lambda: self.world.now_s,
             hold_s=hold_s,
         )
         stamper = Stamper(self.world.cluster, self.world.ledger, lambda: NOW_NS)
-        self.reserver = Reserver(self.world.cluster, self.world.ledger, self.world.engine, stamper)
+        self.reserver = Reserver(self.world.engine, stamper)
         self.pods = KnownPods(
             cast("KubeClient", self.server),
             self.world.cluster,
@@ -99,8 +97,6 @@ class BinderWorld:
         self.binder = Binder(
             client=cast("KubeClient", self.server),
             pods=self.pods,
-            cluster=self.world.cluster,
-            ledger=self.world.ledger,
             engine=self.world.engine,
             barrier=self.barrier,
             stamper=stamper,

@@ -317,9 +317,7 @@ async def test_a_pod_that_is_refused_while_its_binding_is_held_is_not_counted_on
 
 def barrier_of(rig: BinderWorld, most_calls: int) -> Barrier:
     return Barrier(
-        rig.world.cluster,
-        rig.world.ledger,
-        rig.world.engine.gangs,
+        rig.world.engine,
         monotonic=lambda: rig.world.now_s,
         hold_s=HOLD_S,
         most_calls=most_calls,

@@ -30,7 +30,6 @@ class Webhook:
         self.rig.world.add(node("n3"), node("n4"))
         self.injector = Injector(
             pods=self.rig.pods,
-            cluster=self.rig.world.cluster,
             engine=self.rig.world.engine,
             barrier=self.rig.barrier,
             stamper=Stamper(self.rig.world.cluster, self.rig.world.ledger, lambda: NOW_NS),

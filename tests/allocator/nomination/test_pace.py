@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from allocator.nomination.pace import LONGEST_S, Pace
+from allocator.nomination.ahead import LONGEST_S, Pace
 
 
 class _Scheduler:

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.metrics import AllocatorMetrics
+from allocator.nomination.ahead import AHEAD, Window
 from allocator.nomination.entry import Entry, State
 from allocator.nomination.gates import Gates
 from allocator.nomination.nominator import Nominator
-from allocator.nomination.options import NominationOptions
-from allocator.nomination.window import AHEAD, Window
 from allocator.nomination.writes import Writes
+from allocator.settings import Settings
 from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod, SchedulingGate
@@ -76,13 +76,12 @@ def test_gated_pods_of_one_namespace_leave_events_for_those_of_another() -> None
         return each.metadata.namespace != "busy"  # its Events are used up
 
     gates = Gates(
-        cluster=world.cluster,
         engine=world.engine,
         nominator=cast("Nominator", None),
         writes=cast("Writes", None),
         metrics=AllocatorMetrics(world.ledger, lambda: None, world.cluster.index),
         waits=waits,
-        options=NominationOptions(mode="gated", schedulers=frozenset({pod("p").spec.scheduler_name})),
+        settings=Settings(nominate="gated", scheduler_names=[pod("p").spec.scheduler_name]),
         monotonic=lambda: 0.0,
         now_s=lambda: 0.0,
     )

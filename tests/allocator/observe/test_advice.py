@@ -33,7 +33,7 @@ class Scene:
         self.world = world
         self.leads = self.has_room = True
         self.posted: list[tuple[str, str]] = []
-        self.advice = advice(world.cluster, world.engine, self._publish, lambda: self.leads)
+        self.advice = advice(world.engine, self._publish, lambda: self.leads)
         self.advice.post()
 
     def _publish(self, regarding: Regarding, reason: str, note: str, **_more: Any) -> bool:

@@ -243,7 +243,7 @@ async def test_the_gauges_show_pods_that_no_scheduler_has_called_for(tmp_path: P
 def test_the_age_of_a_gang_grows_with_the_clock() -> None:
     world = World()
     world.add(node("n1"), *gang(2))
-    gauges = ClusterGauges(world.cluster, world.ledger, world.engine, lambda: NOW_S)
+    gauges = ClusterGauges(world.engine, lambda: NOW_S)
     asyncio.run(gauges.measure())
     (age,) = (each for each in gauges.collect() if each.name == "ascend_allocator_oldest_waiting_gang_seconds")
     assert age.samples[0].value == 100.0
@@ -253,7 +253,7 @@ async def test_measuring_many_nodes_yields_to_the_event_loop(monkeypatch: pytest
     monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each node takes a turn
     world = World()
     world.add(*(node(f"n{number}") for number in range(100)))
-    measuring = asyncio.create_task(ClusterGauges(world.cluster, world.ledger, world.engine, lambda: NOW_S).measure())
+    measuring = asyncio.create_task(ClusterGauges(world.engine, lambda: NOW_S).measure())
     turns = 0
     while not measuring.done():
         await asyncio.sleep(0)
@@ -268,7 +268,7 @@ def test_kept_text_is_measured_of_the_namespaces_with_the_most() -> None:
         own = replace(long.metadata, namespace=f"tenant-{number % 20}", uid=f"u{number}")
         for copy in range(600 if number % 20 < 12 else 1):
             world.add(replace(long, metadata=replace(own, name=f"p{number}-{copy}", uid=f"u{number}-{copy}")))
-    gauges = ClusterGauges(world.cluster, world.ledger, world.engine)
+    gauges = ClusterGauges(world.engine)
     asyncio.run(gauges.measure())
     families = {family.name: family for family in gauges.collect()}
     kept = {sample.labels["namespace"]: sample.value for sample in families["ascend_allocator_kept_bytes"].samples}
@@ -280,7 +280,7 @@ def test_free_chips_that_are_kept_for_gangs_are_counted_by_namespace() -> None:
     world = World()
     world.engine = DecisionEngine(world.cluster, world.ledger, earmark_share=1.0)
     world.add(*(node(f"n{number}") for number in range(2)), pod("held", 8, node="n1", chips=range(8)), *gang(2))
-    gauges = ClusterGauges(world.cluster, world.ledger, world.engine)
+    gauges = ClusterGauges(world.engine)
     world.engine.earmarks.choose()
     world.now_s += 30
     asyncio.run(gauges.measure())

@@ -30,8 +30,6 @@ class Scene:
         self.told: list[tuple[str, Reason, str]] = []
         self.most = self.left = most
         self.unasked = UnaskedPods(
-            self.world.cluster,
-            self.world.ledger,
             self.world.engine,
             self._tell,
             schedulers=["default-scheduler"],

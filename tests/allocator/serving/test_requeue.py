@@ -60,7 +60,6 @@ async def requeuing(
     loop = asyncio.get_running_loop()
     requeuer = Requeuer(
         cast("KubeClient", api),
-        world.cluster,
         world.engine,
         AllocatorMetrics(world.ledger, lambda: None, world.cluster.index),
         monotonic=clock or loop.time,

@@ -67,8 +67,6 @@ class Rig:
         preemption.resume()
         self.volcano = VolcanoExtender(
             pods=pods,
-            cluster=self.world.cluster,
-            ledger=self.world.ledger,
             engine=self.world.engine,
             tentative=Tentative(self.world.cluster, self.world.ledger, self.world.engine),
             preemption=preemption,

@@ -124,7 +124,7 @@ def test_what_is_known_of_pods_without_an_answer_is_not_tracked() -> None:
     world.add(node("n1"), report("n1"))
     schedulers = {pod("any").spec.scheduler_name}
     look = UnaskedPods(
-        world.cluster, world.ledger, world.engine, lambda _pod, _why: True,
+        world.engine, lambda _pod, _why: True,
         schedulers=schedulers, monotonic=lambda: 0.0,
     )  # fmt: skip
 
