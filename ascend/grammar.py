@@ -25,6 +25,11 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def several(noun: str, names: Sequence[str]) -> str:
+    """Return named objects with their noun: ``node a``, or ``4 nodes (a, b, c and 1 more)``."""
+    return f"{noun} {names[0]}" if len(names) == 1 else f"{count(len(names), noun)} ({some(names)})"
+
+
 def a(name: str) -> str:
     """Return a name after its indefinite article: ``an A3-16 server``, ``a 910B-8 server``.
 

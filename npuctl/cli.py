@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import functools
 import gc
-import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 from typer.core import TyperGroup
@@ -20,9 +18,12 @@ from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.extra import programs_extra
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
-from npuctl.help import Verb
-from npuctl.output import Output, use_ascii, use_locale, written_out
+from npuctl.options import Verb, connecting, names_of, reading
+from npuctl.output import Output, use_locale, written_out
 from npuctl.topo.choice import By, Sort, TopologyOptions, View
+
+if TYPE_CHECKING:
+    from npuctl.reading.source import Source
 
 _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
 
@@ -75,126 +76,16 @@ they are read, and finds no garbage."""
 _COMPLETE: Final = "_NPUCTL_COMPLETE"
 
 
-def _names_of(what: str) -> Callable[[typer.Context, str], list[str]]:
-    """What completes an option or argument: the names of this kind, given the options typed so far."""
-
-    def complete(context: typer.Context, incomplete: str) -> list[str]:
-        from npuctl.completion import names
-        from npuctl.reading.source import Source
-
-        typed = context.params
-        given = {option: typed.get(option) for option in ("files", "kubeconfig", "context", "server")}
-        try:
-            return names(what, incomplete, typed.get("namespace"), Source.of(**given))
-        except InvalidValue:
-            return []
-
-    return complete
-
-
 _OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="The output format.")]
 _Namespace: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "-n", "--namespace", metavar="NAME", help="Only this namespace.", autocompletion=_names_of("namespaces")
+        "-n", "--namespace", metavar="NAME", help="Only this namespace.", autocompletion=names_of("namespaces")
     ),
 ]
 _AllNamespaces: TypeAlias = Annotated[
     bool, typer.Option("-A", "--all-namespaces", help="All namespaces, as without -n.")
 ]
-
-
-def _source_options(
-    *,
-    files: Annotated[
-        list[str] | None,
-        typer.Option("-f", "--filename", metavar="FILE", help="Read objects from this YAML or JSON file; -: stdin."),
-    ] = None,
-    kubeconfig: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The kubeconfig file.", show_default="$KUBECONFIG")
-    ] = None,
-    context: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The kubeconfig's context.",
-            show_default="current",
-            autocompletion=_names_of("contexts"),
-        ),
-    ] = None,
-    kubeconfig_cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME",
-            help="The kubeconfig's cluster.",
-            show_default="the context's",
-            autocompletion=_names_of("clusters"),
-        ),
-    ] = None,
-    kubeconfig_user: Annotated[
-        str | None,
-        typer.Option(
-            "--user",
-            metavar="NAME",
-            help="The kubeconfig's user.",
-            show_default="the context's",
-            autocompletion=_names_of("users"),
-        ),
-    ] = None,
-    server: Annotated[str | None, typer.Option("-s", "--server", metavar="URL", help="The API server.")] = None,
-    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The bearer token for it.")] = None,
-    user: Annotated[str | None, typer.Option("--as", metavar="USER", help="The user to act as.")] = None,
-    group: Annotated[str | None, typer.Option("--as-group", metavar="GROUP", help="The group to act as.")] = None,
-    request_timeout: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="How long a request may take, as in 30s; 0: no limit.", show_default="15s"),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The allocator's settings file.", show_default=False)
-    ] = None,
-    values: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the allocator.")
-    ] = None,
-    now: Annotated[
-        str | None, typer.Option(metavar="RFC3339", help="The time of the objects.", show_default="the clock")
-    ] = None,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="Print tables in ASCII.")] = False,
-) -> None:
-    """The options that say where the objects of a verb come from; those of kubectl have kubectl's names."""
-
-
-_OF_OBJECTS: Final = frozenset({"files", "now", "config", "values"})
-"""The options of verbs that read objects, from files too, and decide on them."""
-
-
-def _reading(verb: Callable[..., int], without: Collection[str] = ()) -> Callable[..., int]:
-    """Give a verb the options of ``_source_options``: its argument ``options`` has what ``Source.of`` takes.
-
-    A verb with a ``--cluster`` of its own has not that of kubectl.
-    """
-    own = inspect.signature(verb)
-    parameters = inspect.signature(_source_options).parameters
-    added = {name: parameter for name, parameter in parameters.items() if name not in without}
-    if "cluster" in own.parameters:
-        del added["kubeconfig_cluster"]
-
-    @functools.wraps(verb)
-    def run(*arguments: Any, **given: Any) -> int:
-        options = {name: given.pop(name) for name in added}
-        if options.pop("ascii_only"):
-            use_ascii()
-        return verb(*arguments, options=options, **given)
-
-    kept = [parameter for parameter in own.parameters.values() if parameter.name != "options"]
-    run.__signature__ = own.replace(parameters=[*kept, *added.values()])  # type: ignore[attr-defined]  # typer reads it
-    hints = {**verb.__annotations__, **{name: parameter.annotation for name, parameter in added.items()}, "return": int}
-    run.__annotations__ = {name: hint for name, hint in hints.items() if name != "options"}
-    return run
-
-
-_connecting = functools.partial(_reading, without=_OF_OBJECTS)
-"""The same for a verb that reads a cluster, and decides on nothing."""
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
@@ -214,10 +105,10 @@ def _npuctl(
 
 
 @app.command(cls=Verb)
-@_reading
+@reading
 def plan(
     *,
-    options: dict[str, Any],
+    source: "Source",
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Plan the objects of the files into the cluster as it is.")
     ] = False,
@@ -233,22 +124,21 @@ def plan(
     has a place; 3: a pod has none; 2: the input is invalid, or something that requests chips was not planned.
     """
     from npuctl.plan.command import run_plan
-    from npuctl.reading.source import Source
 
-    return asyncio.run(run_plan(Source.of(**options), cluster=cluster, candidates=candidates, pods=pods, output=output))
+    return asyncio.run(run_plan(source, cluster=cluster, candidates=candidates, pods=pods, output=output))
 
 
 @app.command(cls=Verb)
-@_reading
+@reading
 def explain(
     *,
-    options: dict[str, Any],
+    source: "Source",
     pod: Annotated[
         str,
         typer.Argument(
             metavar="POD",
             help="The pod: NAME, NAMESPACE/NAME or pod/NAME; or job/NAME.",
-            autocompletion=_names_of("pods"),
+            autocompletion=names_of("pods"),
         ),
     ],
     namespace: Annotated[
@@ -259,7 +149,7 @@ def explain(
             metavar="NAME",
             help="The pod's namespace.",
             show_default="the context's",
-            autocompletion=_names_of("namespaces"),
+            autocompletion=names_of("namespaces"),
         ),
     ] = None,
     output: _OutputOption = Output.TABLE,
@@ -271,23 +161,22 @@ def explain(
     node; 2: there is no such pod.
     """
     from npuctl.explain.command import run_explain
-    from npuctl.reading.source import Source
 
-    return asyncio.run(run_explain(pod, namespace, Source.of(**options), output))
+    return asyncio.run(run_explain(pod, namespace, source, output))
 
 
 @app.command(cls=Verb)
-@_reading
+@reading
 def topo(
     *,
-    options: dict[str, Any],
+    source: "Source",
     nodes: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="NODE",
             help="Only these nodes; all if none is named.",
             show_default=False,
-            autocompletion=_names_of("nodes"),
+            autocompletion=names_of("nodes"),
         ),
     ] = None,
     selector: Annotated[
@@ -298,7 +187,7 @@ def topo(
         typer.Option(
             metavar="JOB",
             help="Only nodes with chips of this job: NAME or NAMESPACE/NAME.",
-            autocompletion=_names_of("jobs"),
+            autocompletion=names_of("jobs"),
         ),
     ] = "",
     namespace: Annotated[
@@ -308,7 +197,7 @@ def topo(
             "--namespace",
             metavar="NAME",
             help="Only nodes with chips of pods in it.",
-            autocompletion=_names_of("namespaces"),
+            autocompletion=names_of("namespaces"),
         ),
     ] = None,
     all_namespaces: _AllNamespaces = False,
@@ -325,10 +214,8 @@ def topo(
     output: _OutputOption = Output.TABLE,
 ) -> int:
     """Show nodes, their chips, and who holds them."""
-    from npuctl.reading.source import Source
     from npuctl.topo.command import run_topo, watch_topo
 
-    source = Source.of(**options)
     choice = TopologyOptions(
         nodes or (),
         selector,
@@ -352,26 +239,25 @@ def topo(
 
 
 @app.command(cls=Verb)
-@_reading
+@reading
 def capacity(
     *,
-    options: dict[str, Any],
+    source: "Source",
     product: Annotated[str, typer.Option(metavar="NAME", help="Only servers of this product, as in 910B-8.")] = "",
     chips: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only pods with so many chips.")] = None,
     output: _OutputOption = Output.TABLE,
 ) -> int:
     """Show how many pods, gangs and blocks fit now."""
     from npuctl.capacity.command import run_capacity
-    from npuctl.reading.source import Source
 
-    return asyncio.run(run_capacity(Source.of(**options), product, chips, output))
+    return asyncio.run(run_capacity(source, product, chips, output))
 
 
 @app.command(cls=Verb)
-@_reading
+@reading
 def usage(
     *,
-    options: dict[str, Any],
+    source: "Source",
     by: Annotated[
         Literal["namespace", "job", "product"], typer.Option(help="By what chips are counted.")
     ] = "namespace",
@@ -380,30 +266,28 @@ def usage(
     output: _OutputOption = Output.TABLE,
 ) -> int:
     """Show who holds and who waits for how many chips."""
-    from npuctl.reading.source import Source
     from npuctl.usage.command import run_usage
 
-    return asyncio.run(run_usage(Source.of(**options), by, None if all_namespaces else namespace, output))
+    return asyncio.run(run_usage(source, by, None if all_namespaces else namespace, output))
 
 
 @app.command(cls=Verb)
-@_reading
+@reading
 def queue(
     *,
-    options: dict[str, Any],
+    source: "Source",
     namespace: _Namespace = None,
     all_namespaces: _AllNamespaces = False,
     output: _OutputOption = Output.TABLE,
 ) -> int:
     """Show the queue of waiting jobs and pods, with reasons."""
     from npuctl.queue.command import run_queue
-    from npuctl.reading.source import Source
 
-    return asyncio.run(run_queue(Source.of(**options), None if all_namespaces else namespace, output))
+    return asyncio.run(run_queue(source, None if all_namespaces else namespace, output))
 
 
 @app.command(cls=Verb, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@_reading
+@reading
 def doctor(
     arguments: typer.Context,
     *,
@@ -479,14 +363,14 @@ def _plugin_flags(
 
 
 @app.command(cls=Verb, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@_connecting
+@connecting
 def selftest(
     arguments: typer.Context,
     *,
     options: dict[str, Any],
     node: Annotated[
         str | None,
-        typer.Option(metavar="NODE", help="Examine this node of the cluster.", autocompletion=_names_of("nodes")),
+        typer.Option(metavar="NODE", help="Examine this node of the cluster.", autocompletion=names_of("nodes")),
     ] = None,
     pods: Annotated[
         bool, typer.Option("--pods", help="With --node: also start pods with 1, 2, 4 and 8 chips there.")
@@ -544,20 +428,20 @@ def selftest(
 
 
 @app.command(cls=Verb)
-@_reading
+@reading
 def whatif(
     *,
-    options: dict[str, Any],
+    source: "Source",
     drain: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE", help="This node is drained.", autocompletion=_names_of("nodes")),
+        typer.Option(metavar="NODE", help="This node is drained.", autocompletion=names_of("nodes")),
     ] = None,
     lose: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NODE[:CHIPS]",
             help="This node is lost, or chips of it, as in node-a:0-3.",
-            autocompletion=_names_of("nodes"),
+            autocompletion=names_of("nodes"),
         ),
     ] = None,
     add: Annotated[
@@ -565,12 +449,12 @@ def whatif(
         typer.Option(
             metavar="NODE[=N]",
             help="N nodes like this one are added, as in node-a=10.",
-            autocompletion=_names_of("nodes"),
+            autocompletion=names_of("nodes"),
         ),
     ] = None,
     end: Annotated[
         list[str] | None,
-        typer.Option(metavar="JOB", help="This job ends: NAME or NAMESPACE/NAME.", autocompletion=_names_of("jobs")),
+        typer.Option(metavar="JOB", help="This job ends: NAME or NAMESPACE/NAME.", autocompletion=names_of("jobs")),
     ] = None,
     priority: Annotated[
         list[str] | None, typer.Option(metavar="JOB=N", help="This job has another priority, as in train=1000.")
@@ -585,12 +469,11 @@ def whatif(
     Nodes that are drained, lost or added, jobs that end or get another priority: options can be combined and repeated,
     and nothing is changed.
     """
-    from npuctl.reading.source import Source
     from npuctl.whatif.changes import WhatIfChanges
     from npuctl.whatif.command import run_whatif
 
     changes = WhatIfChanges(drain or (), lose or (), add or (), end or (), priority or ())
-    return asyncio.run(run_whatif(Source.of(**options), changes, output))
+    return asyncio.run(run_whatif(source, changes, output))
 
 
 chip = typer.Typer(
@@ -602,16 +485,16 @@ chip = typer.Typer(
 app.add_typer(chip, name="chip")
 
 _CordonedNode: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NODE", help="The node.", autocompletion=_names_of("nodes"))
+    str, typer.Argument(metavar="NODE", help="The node.", autocompletion=names_of("nodes"))
 ]
 _Chips: TypeAlias = Annotated[list[str], typer.Argument(metavar="CHIP", help="The chips, as in 2, 0-3 or Ascend910-2.")]
 
 
 @chip.command(cls=Verb)
-@_connecting
+@connecting
 def cordon(
     *,
-    options: dict[str, Any],
+    source: "Source",
     node: _CordonedNode,
     chips: _Chips,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for whoever finds the chips out of use.")],
@@ -622,16 +505,15 @@ def cordon(
     doctor and explain, and an Event of the Node says it.
     """
     from npuctl.chip.command import run_cordon
-    from npuctl.reading.source import Source
 
-    return asyncio.run(run_cordon(Source.of(**options), node, chips, reason, cordons=True))
+    return asyncio.run(run_cordon(source, node, chips, reason, cordons=True))
 
 
 @chip.command(cls=Verb)
-@_connecting
+@connecting
 def uncordon(
     *,
-    options: dict[str, Any],
+    source: "Source",
     node: _CordonedNode,
     chips: _Chips,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the Event of the Node.")] = "",
@@ -641,9 +523,8 @@ def uncordon(
     Also those that a rule of frequent faults has taken out of use. A chip that has a fault stays unhealthy.
     """
     from npuctl.chip.command import run_cordon
-    from npuctl.reading.source import Source
 
-    return asyncio.run(run_cordon(Source.of(**options), node, chips, reason, cordons=False))
+    return asyncio.run(run_cordon(source, node, chips, reason, cordons=False))
 
 
 @app.command(cls=Verb)

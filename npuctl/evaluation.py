@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -28,14 +29,14 @@ from allocator.rules.request import counted_chips, counted_cores, counted_vnpus
 from allocator.rules.vacancy import Vacancy
 from allocator.settings import Settings
 from allocator.state.job import Job
-from allocator.state.node import NodeRecord, Server
+from allocator.state.node import Server
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import ALLOCATED
 from ascend.errors import Refusal
 from ascend.grammar import some
 from ascend.kube.objects import Pod
 from ascend.printable import printable
-from ascend.reasons import Category, Reason
+from ascend.reasons import Category
 from ascend.turn import at_once
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
@@ -127,7 +128,7 @@ class Evaluation:
         return [sorted(members, key=position) for _, members in ordered]
 
     def warnings(self, pod: Pod) -> tuple[str, ...]:
-        """Sentences that no refusal has: chips by hand, a scheduler that nobody serves, a job that can't scale."""
+        """Sentences beside refusals: chips taken by hand, a scheduler that nobody serves, a job that can't scale."""
         if not pod.waits_for_chips:
             return tuple(named_devices(pod))
         unserved = _unserved_scheduler(pod, self._schedulers)
@@ -145,19 +146,14 @@ class Evaluation:
         """Decide on a pod without a Binding: its devices are reserved, and its victims are deleted."""
         job = self.allocator.job_of(pod)
         try:
-            _require_equal_limits(pod)
-            held = self.allocator.place(pod)
+            return self._place(pod, job)
         except Refusal as refusal:
             refused = refusal.without_frames()
-        else:
-            return PodVerdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
-        gone = await self._preempt(pod, job)
-        if gone:
+        if gone := await self._preempt(pod, job):
             with suppress(Refusal):
-                held = self.allocator.place(pod)
-                return PodVerdict(pod, job.key, held, victims=self._victims_on(held.node, pod, job))
-            for each in gone:
-                self.apply(each)
+                return self._place(pod, job)
+            for victim in gone:
+                self.apply(victim)
             self.allocator.ledger.promises.drop(_owner(pod, job))
         self.allocator.engine.earmarks.choose()  # now, whether a verb asks for more of this pod or not
         return PodVerdict(pod, job.key, refusal=refused, waits_for=self._waits_for(pod, job, refused))
@@ -183,6 +179,11 @@ class Evaluation:
         del self._pods[pod.uid]
         self.allocator.cluster.pod_deleted(pod)
 
+    def _place(self, pod: Pod, job: Job) -> PodVerdict:
+        held = self.allocator.place(pod)
+        victims = self._ended.get(_owner(pod, job), {}).pop(held.node, ())
+        return PodVerdict(pod, job.key, held, victims=tuple(victims))
+
     def _waits_for(self, pod: Pod, job: Job, refusal: Refusal) -> WaitingFor:
         engine, index = self.allocator.engine, self.allocator.cluster.index
         if refusal.reason.category is Category.REQUEST:
@@ -198,10 +199,6 @@ class Evaluation:
             return WaitingFor.CHANGE
         nodes = self.allocator.selected_nodes(pod) if pod.spec.restricts_nodes else None
         return waiting_for(index.reasons(request, nodes) if gang is None else index.reasons_when_full(request, nodes))
-
-    def _victims_on(self, node: str, pod: Pod, job: Job) -> tuple[str, ...]:
-        ended = self._ended.get(_owner(pod, job))
-        return tuple(ended.pop(node, ())) if ended is not None else ()
 
     async def _preempt(self, pod: Pod, job: Job) -> list[Pod]:
         """Delete the pods that kube-scheduler would preempt for a pod or its gang; return the victims."""
@@ -230,8 +227,8 @@ class Evaluation:
                     ended[chosen.node] |= dict.fromkeys(victim.uid for victim in chosen.victims)
         self._in_vain = None if ended else state
         gone = {node: [self._pods[uid] for uid in uids if uid in self._pods] for node, uids in ended.items()}
-        for each in (each for pods in gone.values() for each in pods):
-            self.delete(each)
+        for victim in chain.from_iterable(gone.values()):
+            self.delete(victim)
         self._ended[_owner(pod, job)] = {node: [victim.key for victim in pods] for node, pods in gone.items()}
         return [victim for pods in gone.values() for victim in pods]
 
@@ -243,9 +240,9 @@ class Evaluation:
             record = self.allocator.cluster.nodes[name]
             if not isinstance(record.offer, Vacancy) or not isinstance(record.server, Server):
                 continue
-            there = [each for uid in record.holdings if (each := self._pods.get(uid)) is not None]
+            there = [self._pods[uid] for uid in record.holdings if uid in self._pods]
             lower = [other for other in there if other.priority < pod.priority]
-            free = _allocatable(record)
+            free = _allocatable(record.server)
             for other in there:
                 free.subtract(_resources(other))
             if all(free[resource] >= number for resource, number in wanted.items()):
@@ -268,24 +265,6 @@ def _unserved_scheduler(pod: Pod, serving: frozenset[str]) -> str | None:
         "scheduler_names): name one of these in spec.schedulerName, or connect that scheduler (docs/kube-scheduler.md, "
         "docs/volcano.md)"
     )
-
-
-def _require_equal_limits(pod: Pod) -> None:
-    """Accept a pod that the API server accepts: of devices, requests and limits are equal, and limits are given.
-
-    Raises:
-        Refusal: it would refuse the pod.
-    """
-    for container in (*pod.spec.init_containers, *pod.spec.containers):
-        limits, requests = container.resources.limits, container.resources.requests
-        for device, number in requests.items():
-            if limits.get(device, "") != number:
-                limit = f"its limit is {printable(limits[device])}" if device in limits else "it has no limit"
-                raise Refusal(
-                    Reason.INVALID_REQUEST,
-                    f"pod {pod.key}: container {printable(container.name)} requests {printable(number)} {device}, and "
-                    f"{limit}: the API server accepts a device only with equal limits; write it under limits alone",
-                )
 
 
 def position(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:
@@ -316,7 +295,5 @@ def _resources(pod: Pod) -> Counter[str]:
     return +found
 
 
-def _allocatable(record: NodeRecord) -> Counter[str]:
-    server = record.server
-    assert isinstance(server, Server)  # noqa: S101 - the caller has looked
+def _allocatable(server: Server) -> Counter[str]:
     return Counter({"chips": server.allocatable, "cores": server.allocatable_cores, **server.allocatable_vnpus})

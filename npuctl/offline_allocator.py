@@ -30,6 +30,8 @@ from allocator.superpods.demand import Demand
 from allocator.switches.publication import describe_switches
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.printable import printable
+from ascend.reasons import Reason
 from ascend.turn import at_once
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 
@@ -128,8 +130,9 @@ class OfflineAllocator:
         """Choose node and chips for a pod, and reserve them.
 
         Raises:
-            Refusal: it fits on no node.
+            Refusal: it fits on no node, or the API server would refuse it.
         """
+        _require_equal_limits(pod)
         self.engine.earmarks.choose()
         if not pod.spec.restricts_nodes or self.engine.is_of_gang(pod):
             return self.engine.place(pod)
@@ -189,3 +192,21 @@ class OfflineAllocator:
         if known is None or known[0] != version:
             known = self._selected[key] = version, frozenset(self.cluster.labels.admitting(pod.spec))
         return known[1]
+
+
+def _require_equal_limits(pod: Pod) -> None:
+    """Accept a pod that the API server accepts: of devices, requests and limits are equal, and limits are given.
+
+    Raises:
+        Refusal: it would refuse the pod.
+    """
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        limits, requests = container.resources.limits, container.resources.requests
+        for device, number in requests.items():
+            if limits.get(device, "") != number:
+                limit = f"its limit is {printable(limits[device])}" if device in limits else "it has no limit"
+                raise Refusal(
+                    Reason.INVALID_REQUEST,
+                    f"pod {pod.key}: container {printable(container.name)} requests {printable(number)} {device}, and "
+                    f"{limit}: the API server accepts a device only with equal limits; write it under limits alone",
+                )

@@ -58,7 +58,7 @@ def test_every_row_of_the_failure_table_names_a_test() -> None:
 
 
 def test_every_row_of_the_failure_table_has_doctors_line_or_says_why_there_is_none() -> None:
-    sources = [*(ROOT / "npuctl" / "doctor").glob("*.py"), ROOT / "npuctl" / "chip_faults.py"]
+    sources = [*(ROOT / "npuctl" / "doctor").glob("*.py"), ROOT / "npuctl" / "chips.py"]
     text = "\n".join(path.read_text() for path in sources)
     checks = set(re.findall(r'named\("([\w ]+)"', text))
     words = {*map(str, Reason), *map(str, Lack), *ADVICE, *re.findall(r'= "(\w+)"', text)}

@@ -107,12 +107,12 @@ class KubeClient:
         outlive the event loop.
         """
         await self._session.close()
-        for each in self._sockets:
+        for opened in self._sockets:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                opened.shutdown(socket.SHUT_RDWR)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while any(each.fileno() >= 0 for each in self._sockets):  # noqa: ASYNC110 - a socket has no event
+                while any(opened.fileno() >= 0 for opened in self._sockets):  # noqa: ASYNC110 - a socket has no event
                     await asyncio.sleep(0.005)
 
     def _open(self, address: tuple[Any, ...]) -> socket.socket:

@@ -434,7 +434,9 @@ class Pod(KubeObject, frozen=True, kw_only=True):
             InvalidValue: a quantity is not a whole number.
         """
         return tuple(
-            ContainerRequest(each.name, kind, chips) for each, kind in self.ordered_containers if (chips := each.chips)
+            ContainerRequest(container.name, kind, chips)
+            for container, kind in self.ordered_containers
+            if (chips := container.chips)
         )
 
     @property

@@ -1,4 +1,4 @@
-"""A connection over HTTP that knows what it waits for, and ends if its client takes too long."""
+"""A connection over HTTP: the phase of its request, and an end if its client takes too long."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ import msgspec
 from device_plugin.pods.topology import NodeTopology
 from npuctl.capacity.command import CapacityAnswer
 from npuctl.doctor.command import Diagnosis
+from npuctl.explain.answer import Explanation
 from npuctl.explain.command import JobExplanation
-from npuctl.explain.explanation import Explanation
 from npuctl.plan.placement import PlacementPlan
 from npuctl.queue.command import QueueAnswer
-from npuctl.selftest.report import Selftest
+from npuctl.selftest.node import Selftest
 from npuctl.topo.command import TopologyAnswer
 from npuctl.topo.switches import SwitchViews
 from npuctl.usage.command import UsageAnswer

@@ -21,7 +21,7 @@ from device_plugin.driver import ChipFacts, ChipType, Inventory
 from device_plugin.driver.reset_groups import one_by_one, reset_groups
 from device_plugin.driver.simulated_resets import partners
 from device_plugin.driver.telemetry import HBM, NOT_ON, Quantity, Reading
-from npuctl.selftest.report import Selftest
+from npuctl.selftest.node import Selftest
 from tests.cluster.binaries import VERSIONS
 
 ROOT: Final = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from ascend.printable import printable
-from npuctl.chip_numbers import numbers, read_numbers
+from npuctl.chips import numbers, read_numbers
 from npuctl.output import make_console, print_table
 from npuctl.reading.source import Source, rfc3339
 

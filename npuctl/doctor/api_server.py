@@ -18,9 +18,9 @@ from device_plugin.kubelet.identity import Unverified
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.publish.rights import KUBELET_PODS, is_granted, rights
 from device_plugin.settings import Settings
+from npuctl.doctor.faults import UnhealthyDevices
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
-from npuctl.doctor.kept import UnhealthyDevices
-from npuctl.doctor.plugins import OLD_S
+from npuctl.doctor.told import OLD_S
 
 AHEAD_S: Final = 60
 """The clocks of a cluster differ by less."""

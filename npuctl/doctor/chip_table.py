@@ -10,9 +10,7 @@ from rich.text import Text
 
 from ascend.annotations import UNKNOWN
 from ascend.chips import count_chips
-from ascend.daemon.exits import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
-from ascend.errors import DriverError, InvalidValue
 from ascend.observe.logs import configure_logs
 from ascend.templates import RESOURCE_CORES
 from device_plugin.driver import NO_CARD
@@ -34,20 +32,13 @@ class ChipsSettings(DriverSettings):
 async def show_chips(arguments: Sequence[str], output: Output) -> int:
     """Print the chips of this node, read with these flags of ascend-device-plugin.
 
-    Returns:
-        The exit status: 0, 1 if the driver can't be read, 2 if a flag is wrong.
+    Raises:
+        InvalidValue: a flag is wrong.
+        DriverError: the driver can't be read.
     """
-    try:
-        settings = SettingsSource(ChipsSettings, PROGRAM, arguments).read()
-    except InvalidValue as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return EXIT_USAGE
+    settings = SettingsSource(ChipsSettings, PROGRAM, arguments).read()
     configure_logs(PROGRAM, level="WARNING", stream=sys.stderr)
-    try:
-        entry = scan_entry(await scan(settings.make_driver()), dynamic_vnpus=settings.dynamic_vnpus)
-    except DriverError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return EXIT_FAILURE
+    entry = scan_entry(await scan(settings.make_driver()), dynamic_vnpus=settings.dynamic_vnpus)
     if output is Output.TABLE:
         print_scan(entry, make_console(), dynamic_vnpus=settings.dynamic_vnpus)
     else:

@@ -1,43 +1,32 @@
 """The checks of a cluster: unusable nodes, device reports that are not renewed, pods with other chips than recorded."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
 from typing import Final
 
-from msgspec import structs
-
-from allocator.binding.binding import grant_of
 from allocator.decision.backlog import WaitingFor
-from allocator.rules.own_devices import named_devices, named_node
-from allocator.rules.request import counted_vnpus
 from allocator.settings import Settings
-from allocator.state.holding import Holding
 from allocator.state.location import malformed_ids, read_location
 from allocator.state.node import NodeRecord, Server
 from allocator.superpods.demand import PRODUCTS
-from ascend.annotations import DISTRIBUTED, REAL, SUPER_POD_ID
+from ascend.annotations import SUPER_POD_ID
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import NAMESPACE, config_map_name, read_manually_separated
-from ascend.errors import InvalidValue, Refusal
+from ascend.errors import Refusal
 from ascend.grammar import count, some
 from ascend.kube.objects import Pod
-from ascend.pod_devices import Held, read_held
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
 from ascend.rules.identity import ACCELERATOR_TYPE
-from ascend.templates import VnpuTemplate
 from ascend.vnpus import device_type
 from npuctl.doctor.details import Details
-from npuctl.doctor.faults import check_faults
+from npuctl.doctor.faults import UnhealthyDevices, check_faults, spread
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
-from npuctl.doctor.kept import UnhealthyDevices
-from npuctl.doctor.plugins import OLD_S, check_plugins
-from npuctl.doctor.programs import PAGE, check_programs, nodes_of_mindclusters_plugin
+from npuctl.doctor.pods import check_holders, check_pods, check_taken
+from npuctl.doctor.programs import check_programs
 from npuctl.doctor.rights import check_rights
 from npuctl.doctor.schedulers import check_schedulers
-from npuctl.doctor.told import check_told
-from npuctl.doctor.variables import check_taken
+from npuctl.doctor.told import OLD_S, check_certificates, check_plugins, check_told
 from npuctl.evaluation import Evaluation, PodVerdict
 from npuctl.output import as_values, group
 from npuctl.reading.objects import ClusterObjects
@@ -82,14 +71,14 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
         *named("plugins", check_plugins(objects.nodes, details.heartbeats, unoffered, now_ns / 1e9)),
         *schedulers,
         *named("rights", check_rights(details.denied)),
-        *named("certificates", _check_certificates(details.expiring, now_ns / 1e9)),
+        *named("certificates", check_certificates(details.expiring, now_ns / 1e9)),
         *named("SuperPods", _check_super_pods(nodes)),
         *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
         *named("kubelets", _check_kubelets(nodes)),
-        *named("chips", _check_holders(nodes)),
-        *named("faults", check_faults(nodes, objects.valid_reports, objects.cordons, _spread(objects.pods))),
+        *named("chips", check_holders(nodes)),
+        *named("faults", check_faults(nodes, objects.valid_reports, objects.cordons, spread(objects.pods))),
         *named("faults", _check_orders(nodes, objects, details.refused_rules)),
-        *named("pods", _check_pods(objects.pods)),
+        *named("pods", check_pods(objects.pods)),
         *named("pods", check_taken(details.taken)),
         *named("events", check_told(details.told, objects.pods)),
     ]
@@ -126,15 +115,6 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
             names = some(record.ignored)
             sentence = f"node {record.name} names devices that are neither chips nor vNPUs, and are ignored: {names}"
             yield warning(sentence, "nothing to do if they are devices of another kind", nodes=(record.name,))
-
-
-def _check_certificates(expiring: Iterable[tuple[str, float]], now_s: float) -> Iterator[Finding]:
-    """What the Events of the allocator say of certificates: they are repeated until a certificate is renewed."""
-    for note, seen_s in expiring:
-        certificate, _, advice = note.partition(": ")
-        found = problem if " expired at " in certificate else warning
-        if now_s - seen_s <= OLD_S:
-            yield found(certificate, f"{advice} (docs/allocator.md#certificates)")
 
 
 def _check_orders(
@@ -233,128 +213,6 @@ def _offered(server: Server, unhealthy: ChipSet, kept: UnhealthyDevices) -> Iter
     for suffix in sorted({vnpu.suffix for vnpu in server.vnpus}):
         name, offered = device_type(suffix), server.allocatable_vnpus.get(suffix, 0)
         yield f"vNPU {name}", f"vNPUs {name}", offered, healthy[suffix], kept.vnpus.get(suffix, 0)
-
-
-def _spread(pods: Iterable[Pod]) -> frozenset[str]:
-    """The pods whose controller has pods on several nodes: they need the network ports of their chips.
-
-    Those that work alone don't, as the replicas of a Deployment: the allocator says so on each.
-    """
-    nodes = defaultdict[str, dict[str, str]](dict)
-    for pod in pods:
-        works_alone = pod.metadata.annotations.get(DISTRIBUTED) == "false"
-        if pod.spec.node_name and pod.is_live and not works_alone and (controller := pod.metadata.controller):
-            nodes[controller.uid][pod.key] = pod.spec.node_name
-    return frozenset(key for found in nodes.values() if len(set(found.values())) > 1 for key in found)
-
-
-def _names(held: Held) -> tuple[str, ...]:
-    return (*map(chip_name, chip_ids(held.chips)), *(part.name for part in held.parts))
-
-
-def _conflicts(first: Holding, second: Holding) -> tuple[str, ...]:
-    """The devices that two pods share, whole or in part."""
-    whole = chip_set(
-        chip for chip in chip_ids(first.occupied & second.occupied) if (first.chips | second.chips) >> chip & 1
-    )
-    ids = {vnpu.vdev_id for vnpu in first.vnpus} & {vnpu.vdev_id for vnpu in second.vnpus}
-    names: dict[str, None] = {}
-    for held in first, second:
-        vnpus = tuple(vnpu for vnpu in held.vnpus if vnpu.vdev_id in ids or whole >> vnpu.chip & 1)
-        names |= dict.fromkeys(_names(Held(held.chips & whole, vnpus)))
-    return tuple(names)
-
-
-def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
-    twice = []
-    for record in npu_nodes:
-        holdings = sorted(record.holdings.values(), key=lambda holding: holding.pod)
-        for first, second in combinations(holdings, 2):
-            if both := _conflicts(first, second):
-                sentence = f"{','.join(both)} of node {record.name}: held by {first.pod} and {second.pod}"
-                both_pods = (first.pod, second.pod)
-                twice.append(problem(sentence, "delete one of these pods", nodes=(record.name,), pods=both_pods))
-        twice += _check_cuts(record)
-    return twice or [ok("none is held by two pods")]
-
-
-def _check_cuts(record: NodeRecord) -> Iterator[Finding]:
-    """Whether pods have more of a chip than it has."""
-    if not isinstance(record.server, Server) or record.server.kind is None:
-        return
-    kind, cuts = record.server.kind, defaultdict[int, list[tuple[str, VnpuTemplate]]](list)
-    for holding in record.holdings.values():
-        for cut in holding.cuts:
-            cuts[cut.chip].append((holding.pod, cut.size))
-    for chip, held in sorted(cuts.items()):
-        cores, cpus = sum(size.cores for _, size in held), sum(size.cpus for _, size in held)
-        if cores > kind.cores or cpus > kind.cpus:
-            has = f"{chip_name(chip)} of node {record.name} has {kind.cores} AI cores and {kind.cpus} AI CPUs"
-            pods = tuple(sorted(pod for pod, _ in held))
-            sentence = f"{has}, but {cores} and {cpus} are held: by {some(pods)}"
-            yield problem(sentence, "delete one of these pods", nodes=(record.name,), pods=pods)
-
-
-def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
-    right = 0
-    theirs = nodes_of_mindclusters_plugin(pods)
-    for pod in pods:
-        for sentence in named_devices(pod) if pod.is_live else ():
-            yield warning(f"pod {pod.key}: {sentence}", "docs/security.md#isolation", pods=(pod.key,))
-        if pod.spec.node_name and pod.is_live and pod.requests_chips:
-            found = _check_pod(pod, is_theirs=pod.spec.node_name in theirs)
-            if found is None:
-                right += 1
-            else:
-                yield structs.replace(found, nodes=(pod.spec.node_name,), pods=(pod.key,))
-    hold = "holds its" if right == 1 else "hold their"
-    yield ok(f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
-
-
-def _check_pod(pod: Pod, *, is_theirs: bool) -> Finding | None:
-    where = f"pod {pod.key} on node {pod.spec.node_name}"
-    try:
-        grant = grant_of(pod)
-        real = _names(read_held({REAL: pod.metadata.annotations.get(REAL, "")}))
-    except InvalidValue as error:
-        return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)
-    if grant is None and not real:
-        return _without_chips(pod, where, is_theirs=is_theirs)
-    if pod.status.phase != "Running":
-        return None
-    if not real:
-        return _unclaimed(pod, where, is_theirs=is_theirs)
-    if grant is not None and set(real) != set(grant.take.names):
-        sentence = f"{where} was given {','.join(real)} instead of {','.join(grant.take.names)}"
-        advice = "all of them count as held until the pod ends; with MindCluster's device plugin this happens"
-        return warning(sentence, advice)
-    return None
-
-
-def _without_chips(pod: Pod, where: str, *, is_theirs: bool) -> Finding:
-    if is_theirs and counted_vnpus(pod):
-        advice = f"until this project's device plugin runs there, no other pod gets a vNPU of that size ({PAGE})"
-        return warning(f"{where}: MindCluster's device plugin does not say which vNPU it has", advice)
-    if (sentence := named_node(pod)) is not None:
-        return problem(f"{where} has no chips: {sentence}", "docs/security.md#a-node-by-name")
-    advice = (
-        "its scheduler neither asked the allocator nor chose them itself; use one that asks, and list the resource "
-        "in managedResources (deploy/charts/ascend-affinity/kube-scheduler.yaml)"
-    )
-    return problem(f"{where} was bound without chips", advice)
-
-
-def _unclaimed(pod: Pod, where: str, *, is_theirs: bool) -> Finding | None:
-    if is_theirs and counted_vnpus(pod):
-        return None  # that plugin never writes which one it was given
-    if is_theirs:
-        advice = (
-            "check again in a few seconds; if MindCluster's device plugin has restarted it stays so, and the pod may "
-            f"have other chips than those that are written on it: delete it ({PAGE})"
-        )
-        return warning(f"{where} runs, but has no annotation {REAL} yet", advice)
-    advice = "the device plugin of that node did not claim it; the plugin's log says why"
-    return problem(f"{where} runs, but has no annotation {REAL}", advice)
 
 
 _WAITS_FOR: Final = {

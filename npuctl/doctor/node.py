@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ascend.daemon.exits import EXIT_USAGE
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import SettingsSource
-from ascend.errors import InvalidValue
 from ascend.observe.console import SafeConsole
 from ascend.observe.logs import configure_logs
 from device_plugin.settings import Settings
@@ -40,13 +38,12 @@ async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
     """Check this node with these flags of ascend-device-plugin, and print the findings.
 
     Returns:
-        The exit status: 0, 1 if there are problems, 2 if a flag is wrong.
+        The exit status: 0, 1 if there are problems.
+
+    Raises:
+        InvalidValue: a flag is wrong.
     """
-    try:
-        settings = SettingsSource(DoctorSettings, PROGRAM, arguments).read()
-    except InvalidValue as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return EXIT_USAGE
+    settings = SettingsSource(DoctorSettings, PROGRAM, arguments).read()
     configure_logs(PROGRAM, level="ERROR", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     with SafeConsole(stderr=True).status("checking", spinner="line") as status:  # a spinner that ASCII has

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ascend.annotations import ALLOCATED, FENCE
-from ascend.grammar import count, some
+from ascend.grammar import several
 from ascend.kube.objects import Pod
-from npuctl.doctor.details import ALLOCATOR, COMPONENT, OURS, PLUGIN, THEIR_PLUGIN, VOLCANO, Details
+from npuctl.doctor.details import Details
 from npuctl.doctor.finding import Finding, ok, problem, warning
+from npuctl.doctor.program_objects import ALLOCATOR, COMPONENT, OURS, PLUGIN, THEIR_PLUGIN, VOLCANO
 from npuctl.reading.objects import ClusterObjects
 
 PAGE: Final = "docs/mindcluster.md"
@@ -72,7 +73,7 @@ def check_programs(
         yield from _check_their_plugin(theirs, details)
     if volcano and ours and not allocates and details.chooses_by_volcano:
         works = "whole chips, faults and rescheduling work, vNPUs that are cut beforehand only with chooseChips"
-        yield ok(f"MindCluster's scheduler over this device plugin, on {_nodes(ours)}", f"{works} ({PAGE})")
+        yield ok(f"MindCluster's scheduler over this device plugin, on {several('node', ours)}", f"{works} ({PAGE})")
     if allocates and details.chooses_by_volcano is False and any(_has(pod, VOLCANO) for pod in pods):
         yield from _check_volcano(details.extender)
     if allocates:
@@ -89,25 +90,25 @@ def _check_plugins(
     unserved: Collection[str],
 ) -> Iterator[Finding]:
     whose = {"this project's": ours, "MindCluster's": theirs}
-    runs = [f"{maker} device plugin on {_nodes(nodes)}" for maker, nodes in whose.items() if nodes]
+    runs = [f"{maker} device plugin on {several('node', nodes)}" for maker, nodes in whose.items() if nodes]
     if runs:
         yield ok(", ".join(runs))
     if unready:
         advice = "pods that are bound there meanwhile can fail; its log, and npuctl doctor on the node, say why"
-        yield problem(f"the device plugin is not ready on {_nodes(unready)}", advice, nodes=tuple(unready))
+        yield problem(f"the device plugin is not ready on {several('node', unready)}", advice, nodes=tuple(unready))
     if both := sorted(set(ours) & set(theirs)):
         advice = f"this project's gives way; keep one of the two DaemonSets off the node ({PAGE})"
-        yield problem(f"both device plugins on {_nodes(both)}", advice, nodes=tuple(both))
+        yield problem(f"both device plugins on {several('node', both)}", advice, nodes=tuple(both))
     without = set(npu_nodes) - set(ours) - set(theirs)
     if gone := sorted(without.intersection(unserved)):
         advice = "install it there (docs/install.md); pods that run keep their chips, no new pod gets any"
-        yield problem(f"no device plugin on {_nodes(gone)}", advice, nodes=tuple(gone))
+        yield problem(f"no device plugin on {several('node', gone)}", advice, nodes=tuple(gone))
     if none := sorted(without.difference(unserved)):
         advice = (
             "no new pod gets chips there, unless a plugin runs that is no pod, or has other labels; while a node "
             f"changes from one plugin to the other, this is so for a moment ({PAGE})"
         )
-        yield warning(f"no pod of a known device plugin on {_nodes(none)}", advice, nodes=tuple(none))
+        yield warning(f"no pod of a known device plugin on {several('node', none)}", advice, nodes=tuple(none))
 
 
 def _check_versions(versions: Mapping[str, frozenset[str]]) -> Iterator[Finding]:
@@ -168,7 +169,9 @@ def _placed_by_both(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
 def _check_their_plugin(theirs: Sequence[str], details: Details) -> Iterator[Finding]:
     ignoring = sorted(node for node, line in details.plugins.items() if node in theirs and _follows(line) is False)
     if ignoring:
-        sentence = f"MindCluster's device plugin ignores the chips that the allocator writes, on {_nodes(ignoring)}"
+        sentence = (
+            f"MindCluster's device plugin ignores the chips that the allocator writes, on {several('node', ignoring)}"
+        )
         yield problem(sentence, f"run it with -volcanoType=true ({PAGE})", nodes=tuple(ignoring))
     if following := sorted(set(theirs) - set(ignoring)):
         known = all(_follows(details.plugins.get(node, "")) for node in following)
@@ -176,7 +179,7 @@ def _check_their_plugin(theirs: Sequence[str], details: Details) -> Iterator[Fin
             "whole chips work" if known else "whole chips work if it runs with -volcanoType=true, which is not known"
         )
         limits = f"{works}; vNPUs and pods with chips in several containers need this project's device plugin"
-        sentence = f"this allocator over MindCluster's device plugin, on {_nodes(following)}"
+        sentence = f"this allocator over MindCluster's device plugin, on {several('node', following)}"
         yield ok(sentence, f"{limits}; chips of pods that start together may be swapped ({PAGE})")
 
 
@@ -275,7 +278,3 @@ def nodes_of_mindclusters_plugin(pods: Iterable[Pod]) -> frozenset[str]:
 
 def _has(pod: Pod, labels: Mapping[str, str]) -> bool:
     return labels.items() <= pod.metadata.labels.items()
-
-
-def _nodes(names: Sequence[str]) -> str:
-    return f"node {names[0]}" if len(names) == 1 else f"{count(len(names), 'node')} ({some(names)})"

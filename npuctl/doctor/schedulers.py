@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ascend.annotations import ALLOCATED, PREDICATE_TIME
-from ascend.grammar import count, some
+from ascend.grammar import several
 from ascend.kube.objects import Pod
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
@@ -65,19 +65,20 @@ def _check_failed(pods: Iterable[Pod], served: Collection[str]) -> Iterator[Find
             placed_s[scheduler] = max(placed_s[scheduler], _placed_s(pod))
     for (reason, scheduler), refused in sorted(failed.items()):
         keys = tuple(pod.key for pod in refused)
+        failed_there = f"{several('pod', keys)} failed at {'its node' if len(keys) == 1 else 'their nodes'}"
         delete = "delete them (kubectl delete pods -A --field-selector status.phase=Failed)"
         if reason != Reason.NOT_PLACED:
-            sentence = f"{reason}: {_pods(keys)} failed at {_their(keys)} when the device plugin was asked for chips"
+            sentence = f"{reason}: {failed_there} when the device plugin was asked for chips"
             known = next((member for member in Reason if member == reason), None)
             advice = known.cure.replace("`", "") if known is not None else delete
             yield warning(sentence, advice, reason=reason, pods=keys)
             continue
         who = f"scheduler {printable(scheduler) or '(unnamed)'}"
         if placed_s[scheduler] > max(map(_created_s, refused)):
-            sentence = f"{reason}: {_pods(keys)} failed before {who} asked the allocator, which it does now"
+            sentence = f"{reason}: {several('pod', keys)} failed before {who} asked the allocator, which it does now"
             yield warning(sentence, delete, reason=reason, pods=keys)
             continue
-        sentence = f"{reason}: {_pods(keys)} failed at {_their(keys)}, because {who} did not ask the allocator"
+        sentence = f"{reason}: {failed_there}, because {who} did not ask the allocator"
         yield problem(sentence, f"{_advice(scheduler, served)}; then {delete}", reason=reason, pods=keys)
 
 
@@ -93,7 +94,7 @@ def _check_errors(pods: Iterable[Pod]) -> Iterator[Finding]:
             if condition.reason == "SchedulerError":
                 errors[pod.spec.scheduler_name, printable(condition.message)].append(pod.key)
     for (scheduler, message), keys in sorted(errors.items()):
-        sentence = f"scheduler {printable(scheduler)} can't schedule {_pods(keys)}: {message}"
+        sentence = f"scheduler {printable(scheduler)} can't schedule {several('pod', keys)}: {message}"
         advice = "check that an allocator leads (kubectl get lease), and the address and certificates of the extender"
         yield problem(sentence, advice, pods=tuple(keys))
 
@@ -111,7 +112,7 @@ def _check_untried(pods: Iterable[Pod], now_s: float) -> Iterator[Finding]:
             untried[scheduler].append(pod)
     for scheduler, waiting in sorted(untried.items()):
         keys = tuple(pod.key for pod in waiting)
-        sentence = f"scheduler {printable(scheduler)} has not tried {_pods(keys)}, for {_SLOW_S:.0f} s or more"
+        sentence = f"scheduler {printable(scheduler)} has not tried {several('pod', keys)}, for {_SLOW_S:.0f} s or more"
         if last_s[scheduler] > min(map(_created_s, waiting)):
             yield warning(f"{sentence}; it tries others", "its log says more", pods=keys)
         else:
@@ -153,11 +154,3 @@ def _placed_s(pod: Pod) -> float:
 def _created_s(pod: Pod) -> float:
     stamp = pod.metadata.creation_timestamp
     return msgspec.convert(stamp, datetime).timestamp() if stamp is not None else 0.0
-
-
-def _pods(keys: Sequence[str]) -> str:
-    return f"pod {keys[0]}" if len(keys) == 1 else f"{count(len(keys), 'pod')} ({some(keys)})"
-
-
-def _their(keys: Sequence[str]) -> str:
-    return "its node" if len(keys) == 1 else "their nodes"

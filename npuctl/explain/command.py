@@ -16,8 +16,9 @@ from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import ApiError, InvalidValue
 from ascend.grammar import count, some
 from ascend.printable import printable
-from npuctl.chip_numbers import numbers
-from npuctl.explain.explanation import Explanation, explain
+from npuctl.chips import numbers
+from npuctl.explain.answer import Explanation
+from npuctl.explain.explanation import explain
 from npuctl.explain.target import ExplainTarget, find_target, is_known, require_name
 from npuctl.output import EXIT_NO_PLACE, Output, show, warn
 from npuctl.plan.placement import Candidate

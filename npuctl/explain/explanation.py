@@ -2,35 +2,32 @@
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
-import msgspec
 from msgspec import structs
 
-from allocator.decision.explained import Explained
 from allocator.rules.job import JobKey, find_job
 from allocator.rules.own_devices import NODE_CURE, named_node
 from allocator.rules.request import ChipRequest, counted_chips, counted_cores, counted_vnpus, requested_what
 from allocator.settings import Settings
-from allocator.state.job import Job
 from allocator.state.reservation import InBlock
-from ascend.annotations import ALLOCATED, INDEPENDENT, REAL
+from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
-from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.pod_devices import read_held
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
-from npuctl.chip_faults import chip_faults
+from npuctl.chips import chip_faults
 from npuctl.evaluation import Evaluation, PodVerdict
-from npuctl.explain.blocks import describe_blocks
-from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
+from npuctl.explain.advice import advice_of_peers, advice_of_several, advice_or_kept, describe_blocks
+from npuctl.explain.answer import Ahead, BrokenChip, Explanation
+from npuctl.explain.remedies import Remedy, find_remedies
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import Group, NodeRefusal, as_values, group
-from npuctl.plan.placement import Candidate, devices, find_candidates
+from npuctl.output import as_values, group
+from npuctl.plan.placement import devices, find_candidates
 from npuctl.reading.objects import ClusterObjects
 
 MOST_NODES: Final = 200
@@ -40,121 +37,6 @@ _HOPELESS: Final = {Category.REQUEST, Category.INCOMPLETE, Category.MISMATCH, Ca
 """Categories of reasons that no change on the node resolves."""
 
 _INVALID: Final = "change the pod or its job: nothing on any node helps"
-
-
-class Explanation(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/explain/v1"):
-    """The state of a pod, why, and what would help.
-
-    Attributes:
-        namespace: the pod's.
-        name: the pod's.
-        job: ``namespace/name`` of its job.
-        request: the number of chips it requests.
-        vnpu: the size of the vNPU that it requests instead, as in the name of the resource.
-        cores: the number of AI cores that it requests instead.
-        requests: all of this for people: ``2 chips``, ``1 vNPU Ascend910-2c``, ``5 AI cores``.
-        state: ``none`` (it requests neither chips nor a vNPU), ``finished``, ``placed``, ``terminating`` (it is being
-            deleted, so no scheduler binds it), ``fits`` (it is not bound, but fits on a node behind those before it in
-            the queue), ``preempts`` (it fits once pods of lower priority have ended) or ``waits``.
-        node: its node, if it is placed or preempts.
-        chips: its chips.
-        vnpus: its vNPU.
-        reason: why it waits.
-        message: the same as a sentence.
-        gang: it is placed together with other pods of its job, or not at all.
-        scheduler: the message of its scheduler.
-        holdups: which pods keep its gang from starting, and why, as far as their schedulers say; a sentence for each.
-        gates: its scheduling gates; schedulers ignore it while it has any.
-        groups: the nodes that refuse it by reason, the most frequent reason first.
-        nodes: every node that refuses it.
-        candidates: every node it fits on, best first.
-        remedies: the changes that would make it fit, the smallest first.
-        examined: the number of nodes on which remedies were searched.
-        advice: what to do if there is no remedy, and for what chips are kept that it could use: sentences for people.
-        without_effect: what it requests without effect, a sentence for each.
-        warnings: by what its containers get chips of others, and that nobody asks for the pod, a sentence for each.
-        block: the id of its block, if it fits and its job has blocks.
-        blocks: the SuperPods of the blocks of its job, or what room there is for them; a sentence for each.
-        switches: which pods of its job are below which leaf switch, a sentence for each; none without switch affinity.
-        broken: its chips that must not be used any more.
-        ahead: the jobs before it in the queue, in their order; also other pods of its job, unless they are a gang.
-        fits_alone: the number of nodes on which it would fit if none of these was before it.
-        preempts: the pods (``namespace/name``) of lower priority that end for it.
-        said_at: when the allocator posted the Event with this reason, RFC 3339, if nodes can't be listed; else empty:
-            the pod was judged now.
-        told: what the allocator says, if nodes can't be listed.
-    """
-
-    namespace: str
-    name: str
-    job: str
-    request: int
-    state: str
-    vnpu: str = ""
-    cores: int = 0
-    requests: str = ""
-    node: str = ""
-    chips: tuple[str, ...] = ()
-    vnpus: tuple[str, ...] = ()
-    reason: str = ""
-    message: str = ""
-    gang: bool = False
-    scheduler: str = ""
-    holdups: tuple[str, ...] = ()
-    gates: tuple[str, ...] = ()
-    groups: tuple[Group, ...] = ()
-    nodes: dict[str, NodeRefusal] = {}
-    candidates: tuple[Candidate, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
-    examined: int = 0
-    advice: tuple[str, ...] = ()
-    without_effect: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    block: int | None = None
-    blocks: tuple[str, ...] = ()
-    switches: tuple[str, ...] = ()
-    broken: tuple["BrokenChip", ...] = ()
-    ahead: tuple["Ahead", ...] = ()
-    fits_alone: int = 0
-    preempts: tuple[str, ...] = ()
-    said_at: str = ""
-    told: Explained | None = None
-
-
-class BrokenChip(msgspec.Struct, frozen=True):
-    """A chip of a pod that must not be used any more.
-
-    Attributes:
-        chip: its name.
-        codes: its fault codes.
-        level: the level of these codes; empty without codes.
-        what: the codes with their meaning, for people.
-        advice: what to do.
-    """
-
-    chip: str
-    codes: tuple[str, ...]
-    level: str
-    what: str
-    advice: str
-
-
-class Ahead(msgspec.Struct, frozen=True):
-    """A job that comes before a pod in the queue.
-
-    Attributes:
-        job: ``namespace/name``.
-        priority: its highest.
-        pods: how many of its pods come before.
-        placed: how many of them get chips, vNPUs or AI cores.
-        chips: the whole chips that these get.
-    """
-
-    job: str
-    priority: int
-    pods: int
-    placed: int
-    chips: int
 
 
 async def explain(
@@ -167,7 +49,7 @@ async def explain(
     gates = {pod.uid: tuple(gate.name for gate in pod.spec.scheduling_gates) for pod in pods}
     gated = {find_job(pod) for pod in pods if pod.is_gated}
     if gated:
-        objects = objects.without_gates(lambda each: find_job(each) in gated)
+        objects = objects.without_gates(lambda peer: find_job(peer) in gated)
     judging = _Judging(objects, settings, now_ns)
     asked = [pod for pod in objects.pods if pod.uid in gates]
     found = await judging.explain(asked)
@@ -333,10 +215,10 @@ class _Judging:
             found, examined, fits_alone = self._searched[alike]
             waiting = structs.replace(waiting, remedies=found, examined=examined, fits_alone=fits_alone)
             if not found:
-                invalid = _of_several(pod, request, allocator)
+                invalid = advice_of_several(pod, request, allocator)
         else:
-            invalid = _of_peers(pod, self._given, self._settings, self._now_ns, allocator) or _INVALID
-        return structs.replace(waiting, advice=_advice_or_kept(waiting, pod, allocator, invalid))
+            invalid = advice_of_peers(pod, self._given, self._settings, self._now_ns, allocator) or _INVALID
+        return structs.replace(waiting, advice=advice_or_kept(waiting, pod, allocator, invalid))
 
     def _search(self, waiting: Explanation, pod: Pod, request: ChipRequest) -> tuple[tuple[Remedy, ...], int, int]:
         """The remedies, the number of nodes tried, and the number of nodes that fit but for the queue."""
@@ -345,7 +227,7 @@ class _Judging:
         examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
         peers, objects = frozenset(self._allocator.job_of(pod).pods), self._evaluation.objects
         tried = {node: refused[node] for node in examined}
-        found = tuple(_search(objects, self._settings, self._now_ns, request, tried, peers=peers))
+        found = tuple(find_remedies(objects, self._settings, self._now_ns, request, tried, peers=peers))
         return found, len(examined), self._fits_alone(pod) if any(ahead.placed for ahead in waiting.ahead) else 0
 
     def _fits_alone(self, pod: Pod) -> int:
@@ -367,43 +249,6 @@ class _Judging:
         return OfflineAllocator(self._given, self._settings, self._now_ns)
 
 
-def _advice_or_kept(waiting: Explanation, pod: Pod, allocator: OfflineAllocator, invalid: str) -> tuple[str, ...]:
-    kept = _kept(pod, allocator)
-    advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
-    return advice or ((invalid,) if invalid else ())
-
-
-def _of_several(pod: Pod, request: ChipRequest, allocator: OfflineAllocator) -> str:
-    """The advice for a pod that would fit as the only pod of its job; else empty."""
-    index, nodes, job = allocator.cluster.index, allocator.selected_nodes(pod), allocator.job_of(pod)
-    needs_network = request.needs_network and job.is_gang
-    alone = structs.replace(request, distributed=False, needs_network=needs_network, is_spread=False)
-    if alone == request or index.best(alone, nodes) is None:
-        return ""
-    shares = index.best(structs.replace(request, is_spread=False), nodes) is not None
-    return (
-        f"it would fit if the pods of job {job.key} did not work together: if they don't, give them the annotation "
-        f'{INDEPENDENT}: "true"{"; or name the product in the setting sharing_products" if shares else ""}'
-    )
-
-
-def _of_peers(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int, allocator: OfflineAllocator) -> str:
-    """For which pods of its job a pod waits whose request is invalid only beside their vNPUs; empty if for none."""
-    if allocator.engine.is_of_gang(pod):
-        return ""  # they start together
-    job = allocator.job_of(pod)
-    before = {uid: job.pods[uid].key for uid in job.vnpus_beside(pod)}
-    if not before:
-        return ""
-    try:
-        OfflineAllocator(objects.without(lambda each: each.uid in before), settings, now_ns).engine.request_of(pod)
-    except Refusal:
-        return ""
-    names = some(sorted(before.values()))
-    it = "it comes" if len(before) == 1 else "they come"
-    return f"wait for the end of {names}: {it} first, unless the allocator's setting vnpus_per_job allows more"
-
-
 def _placed(explanation: Explanation, pod: Pod) -> Explanation:
     if (by_hand := named_node(pod)) is not None:
         reason, advice = Reason.NOT_PLACED, (NODE_CURE,)
@@ -423,75 +268,3 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
         message = printable(f"pod {pod.key} has {REAL} {real}, but {written} written on it; both count until it ends")
         placed = structs.replace(placed, message=message)
     return structs.replace(placed, chips=chips, vnpus=vnpus)
-
-
-def _search(
-    objects: ClusterObjects,
-    settings: Settings,
-    now_ns: int,
-    request: ChipRequest,
-    nodes: Mapping[str, NodeRefusal],
-    *,
-    peers: frozenset[str],
-) -> list[Remedy]:
-    """Try changes on single nodes; return the remedies, the smallest changes first. Peers of the pod must not end.
-
-    ``nodes`` has why each of them refuses the pod.
-    """
-    pods: dict[str, list[Pod]] = {}
-    for pod in objects.pods:
-        if pod.spec.node_name and pod.is_live:
-            pods.setdefault(pod.spec.node_name, []).append(pod)
-    known, reports = {node.name: node for node in objects.nodes}, objects.reports
-
-    def fits(scene: Scene) -> bool:
-        alone = OfflineAllocator(scene.objects(), settings, now_ns)
-        return alone.cluster.index.best(request) is not None
-
-    scenes = [
-        Scene(known[name], reports.get(name), tuple(pods.get(name, ())), peers, refusal.reason.category)
-        for name, refusal in nodes.items()
-        if name in known
-    ]
-    # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
-    scenes = [scene for scene in scenes if not fits(scene)]
-    found = [remedy for scene in scenes for remedy in remedies(scene, fits, now_ns // 10**9)]
-    if not found:
-        found = [each for scene in scenes if (each := pods_to_end(scene, fits)) is not None]
-    return sorted(found, key=lambda each: (len(each.targets), each.node, each.kind, each.targets))
-
-
-def _kept(pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
-    """For what chips are kept that the pod could use."""
-    found = []
-    for promise in allocator.kept_for(pod):
-        waits = "which waits for these nodes to drain" if promise.drains else "which has preempted other pods for them"
-        found.append(
-            f"chips on {count(len(promise.chips), 'node')} are kept for {promise.what}, {waits}: it comes first"
-        )
-    return tuple(found)
-
-
-def _missing(job: Job) -> str:
-    """What completes a gang: its pods with scheduling gates exist, and nobody should create more for them."""
-    missing = job.min_available - job.present
-    gated = min(job.gated, missing)
-    create = f"create {count(missing - gated, 'missing pod')}" if missing > gated else ""
-    ungate = f"wait until the scheduling gates of {count(gated, 'pod')} are removed" if gated else ""
-    return f"{' and '.join(filter(None, (create, ungate)))} (job {job.key})" if gated else f"{create} of job {job.key}"
-
-
-def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
-    """What to do if the obstacle is not a node, as in docs/reasons.md, for this pod."""
-    job = allocator.job_of(pod)
-    labels = printable(",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items())))
-    cures = {
-        Reason.GANG_INCOMPLETE: _missing(job),
-        Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
-        Reason.PRODUCT_NOT_NAMED: (
-            f"set the node selector accelerator-type in the pods of job {job.key}, or default_product"
-        ),
-        Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
-    }
-    found = {waiting.reason, *(group.reason for group in waiting.groups)}
-    return tuple(cure for reason, cure in cures.items() if reason in found)

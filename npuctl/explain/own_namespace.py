@@ -20,7 +20,8 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import CORE_EVENTS, EXPLANATIONS, Pod
 from ascend.printable import printable
 from ascend.reasons import Category, Reason
-from npuctl.explain.explanation import Explanation, explain
+from npuctl.explain.answer import Explanation
+from npuctl.explain.explanation import explain
 from npuctl.output import warn
 from npuctl.reading.objects import ClusterObjects
 

@@ -4,18 +4,22 @@ No placement rule is repeated here.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from allocator.rules.request import ChipRequest
+from allocator.settings import Settings
 from ascend.chips import ChipSet, chip_ids, chip_name
 from ascend.deviceinfo import decode_report
 from ascend.errors import InvalidReport
 from ascend.faults import read_pre_separate
 from ascend.kube.objects import ConfigMap, Node, Pod
 from ascend.reasons import Category
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.output import NodeRefusal
 from npuctl.reading.changed import ALL_CHIPS, cordoned, offering, ready, recovered, rewritten
 from npuctl.reading.objects import ClusterObjects
 
@@ -86,6 +90,42 @@ class Scene:
     def objects(self) -> ClusterObjects:
         """Return the objects."""
         return ClusterObjects.of([self.node, *self.pods, *([self.report] if self.report is not None else [])])
+
+
+def find_remedies(
+    objects: ClusterObjects,
+    settings: Settings,
+    now_ns: int,
+    request: ChipRequest,
+    nodes: Mapping[str, NodeRefusal],
+    *,
+    peers: frozenset[str],
+) -> list[Remedy]:
+    """Try changes on single nodes; return the remedies, the smallest changes first. Peers of the pod must not end.
+
+    ``nodes`` has why each of them refuses the pod.
+    """
+    pods: dict[str, list[Pod]] = {}
+    for pod in objects.pods:
+        if pod.spec.node_name and pod.is_live:
+            pods.setdefault(pod.spec.node_name, []).append(pod)
+    known, reports = {node.name: node for node in objects.nodes}, objects.reports
+
+    def fits(scene: Scene) -> bool:
+        alone = OfflineAllocator(scene.objects(), settings, now_ns)
+        return alone.cluster.index.best(request) is not None
+
+    scenes = [
+        Scene(known[name], reports.get(name), tuple(pods.get(name, ())), peers, refusal.reason.category)
+        for name, refusal in nodes.items()
+        if name in known
+    ]
+    # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
+    scenes = [scene for scene in scenes if not fits(scene)]
+    found = [remedy for scene in scenes for remedy in remedies(scene, fits, now_ns // 10**9)]
+    if not found:
+        found = [remedy for scene in scenes if (remedy := pods_to_end(scene, fits)) is not None]
+    return sorted(found, key=lambda remedy: (len(remedy.targets), remedy.node, remedy.kind, remedy.targets))
 
 
 def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Remedy]:

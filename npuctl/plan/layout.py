@@ -12,7 +12,7 @@ from rich.text import Text
 from ascend.annotations import BLOCK, BLOCK_SUPER_POD
 from ascend.grammar import count, some
 from ascend.reasons import Category
-from npuctl.chip_numbers import numbers
+from npuctl.chips import numbers
 from npuctl.output import FittingTable, Group, NodeRefusal, group_alike
 from npuctl.plan.placement import PendingPod, Placement, PlacementPlan, PlannedJob, Rescheduled
 

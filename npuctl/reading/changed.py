@@ -35,9 +35,8 @@ def offering(node: Node, chips: ChipSet) -> Node:
     there = _devices(node, ALL_CHIPS)
     more = _devices(node, chips)
     offered = {resource: _offered(node, resource) for resource in more}
-    return _allocatable(
-        node, {each: max(min(offered[each] + number, there[each]), offered[each]) for each, number in more.items()}
-    )
+    now = {resource: min(offered[resource] + number, there[resource]) for resource, number in more.items()}
+    return _allocatable(node, {resource: max(number, offered[resource]) for resource, number in now.items()})
 
 
 def withdrawing(node: Node, chips: ChipSet) -> Node:

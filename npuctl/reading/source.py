@@ -97,37 +97,26 @@ class Source:
         files: Sequence[str] | None = None,
         kubeconfig: str | None = None,
         context: str | None = None,
-        server: str | None = None,
-        token: str | None = None,
-        user: str | None = None,
-        group: str | None = None,
-        kubeconfig_cluster: str | None = None,
-        kubeconfig_user: str | None = None,
         request_timeout: str | None = None,
         config: Path | None = None,
         values: Sequence[str] | None = None,
         now: str | None = None,
+        **overrides: str | None,
     ) -> Self:
         """From the options of a command: the allocator's settings as ``key=value`` win over their file ``config``.
 
-        ``user`` and ``group`` are those to act as, the kubeconfig's are beside them.
+        The others are those of ``Overrides``.
 
         Raises:
             InvalidValue: an option is invalid.
         """
         settings = fixed_settings(Settings, config, dict(map(_setting, values or ())))
-        if group and not user:
-            raise InvalidValue("--as-group needs --as")
-        overrides = Overrides(
-            server or "",
-            token or "",
-            user or "",
-            group or "",
-            kubeconfig_cluster or "",
-            kubeconfig_user or "",
-            read_timeout(request_timeout),
+        given = Overrides(
+            **{name: text for name, text in overrides.items() if text}, timeout_s=read_timeout(request_timeout)
         )
-        return cls(settings, read_time(now), now is not None, tuple(files or ()), kubeconfig, context, overrides)
+        if given.group and not given.user:
+            raise InvalidValue("--as-group needs --as")
+        return cls(settings, read_time(now), now is not None, tuple(files or ()), kubeconfig, context, given)
 
     def at_present(self) -> Self:
         """Return the source with the clock's present time, unless a time was given."""

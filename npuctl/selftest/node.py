@@ -1,4 +1,7 @@
-"""Examines the driver of this node, and changes nothing; needs the libraries of the device plugin."""
+"""Examines the driver of this node, and changes nothing; needs the libraries of the device plugin.
+
+No names, addresses, serial numbers or processes are in the report.
+"""
 
 import asyncio
 import itertools
@@ -17,10 +20,9 @@ from typing import Any, Final
 import msgspec
 
 from ascend.chips import chip_name
-from ascend.daemon.exits import EXIT_USAGE
 from ascend.daemon.setting import setting
 from ascend.daemon.settings import DISTRIBUTION, SettingsSource
-from ascend.errors import AscendError, DriverError, InvalidValue
+from ascend.errors import AscendError, DriverError
 from ascend.observe.logs import configure_logs
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import ChipFacts
@@ -29,12 +31,12 @@ from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.driver.dcmi.recording import Call, RecordingCalls, RecordingLingqu
 from device_plugin.driver.telemetry import Label, Reading, plausible
-from device_plugin.inventory import Scan, scan, scan_entry
+from device_plugin.inventory import Scan, ScanEntry, scan, scan_entry
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.settings import DriverSettings
 from npuctl.output import Output, show
 from npuctl.selftest.command import render
-from npuctl.selftest.report import Examination, Selftest, Timing
+from npuctl.selftest.pods import PodBooks
 from npuctl.selftest.surprises import surprises
 
 PROGRAM: Final = "npuctl selftest"
@@ -42,6 +44,52 @@ CHIP_S: Final = 30.0
 """For all questions about a chip together."""
 _ODD: Final = "odd"
 """Begins the name of a reading whose values no chip can have."""
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """How long the calls of a function took, in milliseconds."""
+
+    calls: int
+    median_ms: float
+    longest_ms: float
+
+
+class Examination(msgspec.Struct, frozen=True):
+    """What the driver of a node answers.
+
+    Attributes:
+        driver: the setting ``driver``: ``dcmi`` or ``simulated``.
+        versions: of this program, Python, the kernel, the architecture, and the node's Kubernetes programs if known.
+        problem: why the driver can't be read; empty if it can.
+        server: the chips as the device plugin sees them, without addresses; None if there is a problem.
+        values: what was measured, by chip and quantity.
+        missing: what could not be asked, by chip and question: why.
+        surprises: sentences about answers that docs/spec/dcmi.md does not expect of such a server.
+        timings: by function.
+        calls: every call of the driver's libraries, in the order in which they began.
+    """
+
+    driver: str
+    versions: Mapping[str, str]
+    problem: str
+    server: ScanEntry | None
+    values: Mapping[str, Mapping[str, float]]
+    missing: Mapping[str, Mapping[str, str]]
+    surprises: Sequence[str]
+    timings: Mapping[str, Timing]
+    calls: Sequence[Call]
+
+
+class Selftest(msgspec.Struct, frozen=True, tag_field="schema", tag="npuctl/selftest/v1"):
+    """The answer.
+
+    Attributes:
+        node: what its driver answers.
+        pods: the pods that were tried; empty without ``--pods``.
+    """
+
+    node: Examination
+    pods: Sequence[PodBooks] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +107,13 @@ async def examine_node(arguments: Sequence[str], output: Output, devices_of: str
     With ``devices_of``, a pod as NAMESPACE/NAME, only print what the kubelet has given it.
 
     Returns:
-        The exit status: 0, 1 if the driver can't be read, 2 if a flag is wrong.
+        The exit status: 0, 1 if the driver can't be read.
 
     Raises:
+        InvalidValue: a flag is wrong.
         Unreachable: the kubelet does not answer.
     """
-    try:
-        settings = SettingsSource(SelftestSettings, PROGRAM, arguments).read()
-    except InvalidValue as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return EXIT_USAGE
+    settings = SettingsSource(SelftestSettings, PROGRAM, arguments).read()
     configure_logs(PROGRAM, level="CRITICAL", stream=sys.stderr)
     if devices_of:
         containers = (await read_ledger(settings.pod_resources_socket)).pods.get(devices_of, {})
@@ -108,7 +153,9 @@ async def examine(settings: DriverSettings) -> Examination:
     made = list(calls)  # a call that hangs may return at any time
     of_server = scanned.server if scanned is not None else None
     found = surprises(made, of_server.chip_type if of_server else None, len(of_server.chips) if of_server else 0)
-    odd = (f"{name}: {why}" for name, each in sorted(missing.items()) for what, why in each.items() if _ODD in what)
+    odd = (
+        f"{name}: {why}" for name, reasons in sorted(missing.items()) for what, why in reasons.items() if _ODD in what
+    )
     return Examination(
         driver=settings.driver,
         versions=_versions(),

@@ -16,9 +16,8 @@ from ascend.grammar import count
 from npuctl.output import Output, filled, make_console, print_table, show, warn
 from npuctl.reading.source import Source, rfc3339
 from npuctl.topo.chip_map import node_map
-from npuctl.topo.choice import Sort, TopologyOptions, View
+from npuctl.topo.choice import Sort, TopologyOptions, View, parse_selector
 from npuctl.topo.nodes import NodeView, node_views
-from npuctl.topo.selector import parse_selector
 from npuctl.topo.summary import Totals, by_product, node_table, product_table
 from npuctl.topo.switches import switch_table, switch_views
 from npuctl.topo.wall import Wall

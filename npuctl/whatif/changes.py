@@ -19,7 +19,7 @@ from ascend.errors import InvalidReport, InvalidValue
 from ascend.grammar import count, some
 from ascend.kube.objects import ConfigMap, Metadata, Node, Pod
 from ascend.printable import shown
-from npuctl.chip_numbers import numbers, read_numbers
+from npuctl.chips import numbers, read_numbers
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.plan.rescheduling import anew
 from npuctl.reading.changed import ALL_CHIPS, cordoned, offering, ready, recovered, rewritten, withdrawing

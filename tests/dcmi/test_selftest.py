@@ -15,8 +15,7 @@ from device_plugin.driver.dcmi.lingqu import LingquEvent
 from device_plugin.driver.dcmi.recording import LEFT_OUT, Call
 from device_plugin.settings import DriverSettings
 from npuctl.selftest import node
-from npuctl.selftest.node import examine
-from npuctl.selftest.report import Examination, Selftest
+from npuctl.selftest.node import Examination, Selftest, examine
 from sandbox.simulated_chips import full_server, save_server
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake

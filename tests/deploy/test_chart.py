@@ -22,7 +22,7 @@ from device_plugin.health.levels import FaultLevel
 from device_plugin.publish.node_conditions import TAINT, TaintRule
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
-from npuctl.doctor.details import ALLOCATOR, PLUGIN, WRITERS_CONDITION
+from npuctl.doctor.program_objects import ALLOCATOR, PLUGIN, WRITERS_CONDITION
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm

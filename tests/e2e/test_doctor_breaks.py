@@ -12,7 +12,7 @@ from ascend.deviceinfo import MANUALLY_SEPARATED, NAMESPACE, config_map_name
 from ascend.kube.client import STRATEGIC_MERGE_PATCH
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
-from npuctl.doctor.details import ALLOCATOR, OURS, PLUGIN, THEIR_PLUGIN, WRITERS_CONDITION
+from npuctl.doctor.program_objects import ALLOCATOR, OURS, PLUGIN, THEIR_PLUGIN, WRITERS_CONDITION
 from tests.cluster.cluster import Cluster
 from tests.e2e import breaks_of_nodes, breaks_of_pods, breaks_of_rescheduling, breaks_of_vnpus
 from tests.e2e.lab import Break, Lab

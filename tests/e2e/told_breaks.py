@@ -7,7 +7,7 @@ from typing import Final
 
 from ascend.kube.objects import EVENTS
 from npuctl.doctor.finding import Finding
-from npuctl.doctor.plugins import OLD_S
+from npuctl.doctor.told import OLD_S
 from tests.e2e.lab import Break, Lab
 from tests.e2e.test_doctor import diagnose
 from tests.e2e.world import TIMEOUT_S

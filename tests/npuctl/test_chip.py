@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ascend.chips import chip_name, chip_set
 from ascend.cordons import CORDONED
 from ascend.deviceinfo import MANUALLY_SEPARATED, OUR_PLUGIN, WRITTEN_BY
-from npuctl.chip_numbers import numbers, read_numbers
+from npuctl.chips import numbers, read_numbers
 from npuctl.cli import app
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, cut_node, node, pod, report

@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from npuctl.cli import app
-from npuctl.help import EXAMPLES
+from npuctl.options import EXAMPLES
 
 CLUSTER = str(Path(__file__).parents[2] / "deploy" / "examples" / "cluster.yaml")
 OBJECTS = ("-f", CLUSTER, "--now", "2026-01-01T00:05:00Z")

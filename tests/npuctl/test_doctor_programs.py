@@ -312,7 +312,11 @@ async def test_pods_that_have_ended_count_for_nothing(phase: str, tmp_path: Path
 
 @pytest.mark.parametrize("status", [403, 500, 503, 504])
 async def test_odd_objects_and_failed_requests_cost_only_themselves(status: int, tmp_path: Path) -> None:
-    odd = {"metadata": {"name": "p", "namespace": "kube-system"}, "spec": {"nodeName": "n1", "containers": None}}
+    labels = {"name": "ascend-device-plugin-ds"}
+    odd = {
+        "metadata": {"name": "p", "namespace": "kube-system", "labels": labels},
+        "spec": {"nodeName": "n1", "containers": None},
+    }
     answers = {
         "/api/v1/pods": {"items": [odd]},
         "/api/v1/namespaces/volcano-system/configmaps/volcano-scheduler-configmap": {"data": 1},

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, PODS
 from npuctl.cli import app
-from npuctl.doctor.details import read_details
-from npuctl.doctor.variables import VariableSource
+from npuctl.doctor.details import VariableSource, read_details
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 
