@@ -262,6 +262,6 @@ class NodeIndex:
         self._journal.append(bucket)
 
     def _drop_ranking(self, request: ChipRequest) -> None:
-        ranking = self._rankings.pop(request)
+        number = self._rankings.pop(request).number
         for bucket in self._buckets.values():
-            bucket.verdicts.pop(ranking, None)
+            bucket.verdicts.pop(number, None)

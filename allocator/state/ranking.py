@@ -8,10 +8,14 @@ the first by name of the first tier. Outdated heap entries are dropped when they
 import heapq
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator
+from itertools import count
+from typing import Final
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
 from ascend.rules.placement import OrderKey
+
+_NUMBERS: Final = count()
 
 
 class Bucket:
@@ -21,14 +25,14 @@ class Bucket:
         vacancy: what each of them has left.
         names: their names; the garbage collector does not walk a dict of texts.
         first: the first of them; empty if there is none.
-        verdicts: the verdicts of rankings on them.
+        verdicts: the verdicts of rankings on them, by number: with the rankings, copies of an index would be cycles.
     """
 
     __slots__ = ("_heap", "first", "names", "vacancy", "verdicts")
 
     def __init__(self, vacancy: Vacancy) -> None:
         self.vacancy = vacancy
-        self.verdicts: dict[Ranking, Verdict] = {}
+        self.verdicts: dict[int, Verdict] = {}
         self.names: dict[str, None] = {}
         self.first = ""
         self._heap: list[str] = []
@@ -71,10 +75,16 @@ class Bucket:
 
 
 class Ranking:
-    """The buckets ranked for one request."""
+    """The buckets ranked for one request.
+
+    Attributes:
+        request: what is requested.
+        number: distinguishes it from all other rankings.
+    """
 
     def __init__(self, request: ChipRequest) -> None:
         self.request = request
+        self.number = next(_NUMBERS)
         self.read_to = -1
         """The position up to which the index's journal was read; negative if all buckets must be added again."""
         # The buckets of each tier, a heap by the first node each had when it was added; a serial number breaks ties.
@@ -86,9 +96,9 @@ class Ranking:
 
     def verdict(self, bucket: Bucket) -> Verdict:
         """The verdict on the request, the same for every node of a bucket."""
-        verdict = bucket.verdicts.get(self)
+        verdict = bucket.verdicts.get(self.number)
         if verdict is None:
-            verdict = bucket.verdicts[self] = judge(bucket.vacancy, self.request)
+            verdict = bucket.verdicts[self.number] = judge(bucket.vacancy, self.request)
         return verdict
 
     def clear(self) -> None:
@@ -103,7 +113,7 @@ class Ranking:
             first = bucket.first
             if not first or self._added.get(bucket) == first:
                 continue
-            verdict = bucket.verdicts.get(self) or self.verdict(bucket)
+            verdict = bucket.verdicts.get(self.number) or self.verdict(bucket)
             if isinstance(verdict, Fit):
                 tier = self._tiers.get(verdict.key)
                 if tier is None:
@@ -118,7 +128,7 @@ class Ranking:
             while tier:
                 first, _, bucket = tier[0]
                 if bucket.first == first:
-                    fit = bucket.verdicts[self]
+                    fit = bucket.verdicts[self.number]
                     assert isinstance(fit, Fit)  # noqa: S101 - else it would not be in a tier
                     return first, fit
                 self._drop_first(tier)

@@ -1,5 +1,6 @@
 """The index finds the same best node as a full scan."""
 
+import gc
 from collections import Counter
 
 import pytest
@@ -14,6 +15,7 @@ from allocator.state.node import Offer, unknown_node
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910A, ASCEND_910B_8, ASCEND_A3_8, MESH_8
 from ascend.reasons import Reason
+from ascend.turn import at_once
 
 NAMES = [f"n{number}" for number in range(6)]
 vacancies = st.builds(
@@ -170,3 +172,17 @@ def test_a_ranking_sees_the_new_first_node_of_a_bucket() -> None:
     assert index.best(ChipRequest(1)) == ("n1", judge(right, ChipRequest(1)))
     index.drop("n1")
     assert index.best(ChipRequest(1)) == ("n2", judge(right, ChipRequest(1)))
+
+
+def test_copies_of_an_index_leave_nothing_to_the_garbage_collector() -> None:
+    index = NodeIndex()
+    for name in NAMES:
+        index.put(name, Vacancy(ASCEND_910A, 8, 0xFF, 8))
+    gc.collect()
+    for _ in range(3):
+        copy = at_once(index.copied(NAMES))
+        assert copy.best(ChipRequest(2)) is not None
+        copy.put("n0", Vacancy(ASCEND_910A, 8, 0xF, 8))
+        assert copy.best(ChipRequest(2)) is not None
+    del copy
+    assert gc.collect() == 0
