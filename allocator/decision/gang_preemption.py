@@ -108,6 +108,8 @@ class GangPreemption:
     ) -> Place | None:
         """The node of a pod on which others have to end first; None if the pod has to wait for its peers.
 
+        Other tasks may run before it returns, so these may have ended.
+
         Args:
             pod: the pod.
             request: what it requests of a node.
@@ -120,9 +122,12 @@ class GangPreemption:
         """
         self._offered.on_suggestion(pod, job, suggested)
         async with self._lock:  # so that the pods of a gang share one plan
-            place = await self._place(pod, request, job, suggested)
-        if place is not None:
-            self._ledger.promises.renew(job.key.plan, self._due_s(place.victims))
+            try:
+                place = await self._place(pod, request, job, suggested)
+                if place is not None:
+                    self._ledger.promises.renew(job.key.plan, self._due_s(place.victims))
+            finally:
+                await self._victims.end_trials()
         return place
 
     async def _place(

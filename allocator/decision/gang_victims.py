@@ -104,6 +104,7 @@ class GangVictims:
         self._occupants = occupants
         self._offered = offered
         self._due_s = due_s
+        self._trials: list[Trial] = []
 
     async def choose(
         self,
@@ -154,6 +155,11 @@ class GangVictims:
             if place is not None and (not job.is_mixed or place.member == uid):
                 place.uid = uid
         return plan
+
+    async def end_trials(self) -> None:
+        """Free the trials of the last choice piece by piece; other tasks run meanwhile."""
+        while self._trials:
+            await self._trials.pop().free()
 
     def missing(self, job: Job) -> int:
         """How many more pods of a gang have to be bound, or their Bindings held, until it may start."""
@@ -209,6 +215,7 @@ class GangVictims:
         job: Job,
         disrupted: frozenset[str] = frozenset(),
     ) -> VictimPlan:
+        await self.end_trials()
         waiting = [pod, *(peer for peer in job.pods.values() if peer.waits_for_chips)]
         priority = min(peer.priority for peer in waiting)
         never = any(peer.spec.preemption_policy == NEVER for peer in waiting)
@@ -220,6 +227,7 @@ class GangVictims:
             priority=priority,
             terminating_only=never,
         )
+        self._trials.append(trial)
         version, held = job.version, self._offered.held_uids(job)
         steps = self._gang(nodes, pod, request, job, is_disrupting=bool(disrupted))
         gang, names = (await trial.turn.share_between(steps)).by_nodes()

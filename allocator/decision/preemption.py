@@ -247,9 +247,10 @@ class Preemption:
             sentence = f"job {gang.key}: pods with vNPUs that start together preempt no others"
             raise Refusal(Reason.GANG_DOES_NOT_FIT, sentence)
         place = await self._gangs.place(pod, request, gang, suggested)
-        if place is None:
+        left = self._gangs.remaining(place) if place is not None else ()
+        if place is None or not left:
             return None
-        victims = tuple(reversed(least_important_first(self._gangs.remaining(place))))
+        victims = tuple(reversed(least_important_first(left)))
         return self._completed(VictimSet(place.node, victims), suggested, request)
 
     async def _each(self, pod: Pod, nodes: Iterable[str], request: ChipRequest) -> AsyncIterator[VictimSet]:

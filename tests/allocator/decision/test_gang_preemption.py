@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
-from allocator.decision.trial import Trial
+from allocator.decision.trial import Trial, Unit
 from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.state.node import Offer
 from ascend.annotations import MIN_AVAILABLE
@@ -113,6 +113,46 @@ async def test_one_node_is_examined_in_each_turn_for_a_gang(monkeypatch: pytest.
         longest = max(longest, len(set(examined)))
     assert await improving is not None
     assert longest == 1
+
+
+@pytest.mark.parametrize(("size", "fits"), [(2, True), (30, False)])
+async def test_what_was_read_for_a_gang_is_freed_piece_by_piece(
+    size: int,
+    fits: bool,  # noqa: FBT001 - a parameter
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    freed, longest = 0, 0
+
+    class Freed(Unit, eq=False):
+        """Pods that end together, which say when they are no longer needed."""
+
+        def __del__(self) -> None:
+            nonlocal freed
+            freed += 1
+
+    monkeypatch.setattr("allocator.decision.trial.Unit", Freed)
+    pods = gang(size)
+    world, preemption = world_of(20, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(20)), *pods)
+    improving = asyncio.create_task(preemption.improve(pods[0], everywhere(world)))
+    while not improving.done():
+        before = freed
+        await asyncio.sleep(0)
+        longest = max(longest, freed - before)
+    assert (improving.exception() is None) is fits
+    assert (freed, longest) == (20, 1)
+
+
+async def test_victims_that_have_ended_before_the_answer_are_not_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    pods = gang(2)
+    world, preemption = world_of(3, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(3)), *pods)
+    improving = asyncio.create_task(preemption.improve(pods[0], everywhere(world)))
+    while not world.ledger.promises:  # noqa: ASYNC110 - whatever turn that is
+        await asyncio.sleep(0)
+    end(world, ["low-0", "low-1", "low-2"])
+    world.ledger.promises.drop(world.cluster.jobs.job_of(pods[0]).key.plan)
+    assert await improving is None
 
 
 async def test_victims_are_those_of_the_nodes_as_they_are_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
