@@ -34,6 +34,7 @@ _BY_OWNERS_KIND = {
 }
 _ALONE = (BY_NAME[SINGLE],)
 _STATED = frozenset(key for kind in JOB_KINDS for key in kind.stated)
+_STATING = _STATED | {MIN_AVAILABLE}
 _BY_OWNER = tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB, STATEFUL_SET, ""))
 
 
@@ -192,6 +193,12 @@ def stated_minimum(pod: Pod) -> int | None:
         if (text := values.get(key)) is not None:
             return minimum_from(text, f"pod {pod.key}: {key}")
     return None
+
+
+def states_number(pod: Pod) -> bool:
+    """Whether a pod states anything about the number of pods of its job that start together."""
+    metadata = pod.metadata
+    return not _STATING.isdisjoint(metadata.annotations) or _OLD_MINIMUM in metadata.labels
 
 
 def stated_whole(pod: Pod) -> int | None:

@@ -32,6 +32,7 @@ DECIDING: Final = frozenset({
 })  # fmt: skip
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 
+_NONE: Final[frozenset[tuple[str, str]]] = frozenset()
 _EMPTY: Final = "''"
 """What sentences show for an empty value."""
 
@@ -63,6 +64,8 @@ class SettingsPlace(NamedTuple):
 
 def deciding(values: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     """The deciding ones of labels or annotations, with their values."""
+    if DECIDING.isdisjoint(values):  # most labels
+        return _NONE
     return frozenset((name, values[name]) for name in DECIDING & values.keys())
 
 

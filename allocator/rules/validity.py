@@ -113,6 +113,8 @@ def requested_vnpus(pod: Pod) -> int:
 
     Each resource is counted as whole chips are: what a regular init container had goes on to the containers after it.
     """
+    if not pod.names_parts:  # most pods
+        return 0
     requests: dict[str, list[ContainerRequest]] = {}
     for container, kind in pod.ordered_containers:
         resources = {**container.resources.requests, **container.resources.limits}

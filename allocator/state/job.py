@@ -17,6 +17,7 @@ from allocator.rules.job import (
     job_of_owner,
     own_rank,
     stated_replicas,
+    states_number,
     works_alone,
 )
 from allocator.rules.job_settings import SettingsPlace, deciding, places
@@ -99,14 +100,14 @@ class Job(msgspec.Struct, eq=False, gc=False):
     source: JobFacts | None = None
     settings: tuple[SettingsPlace, ...] = ()
     requirements: int = 0
-    _statements: Statements = msgspec.field(default_factory=Statements)
+    _statements: Statements | None = None  # of most jobs no pod states anything
     _minimum: int | None = None  # min_available, which every decision asks for several times
     _pods: dict[str, Pod] = {}
     _placed: dict[str, str] = {}  # the nodes, in the order of placement
     _on: dict[str, int] = {}
     _vnpus: dict[str, int] = {}
     _gated: dict[str, None] = {}
-    _ranks: PodRanks = msgspec.field(default_factory=PodRanks)
+    _ranks: PodRanks | None = None  # of most jobs with one pod nobody asks for its rank
 
     def __post_init__(self) -> None:
         self.first_version = self.version
@@ -134,7 +135,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     @property
     def stated_minimum(self) -> int | None:
         """The minimum stated by its pods; None if none states one."""
-        return self._statements.minimum
+        return self._statements.minimum if self._statements is not None else None
 
     @property
     def group_minimum(self) -> int | None:
@@ -150,7 +151,8 @@ class Job(msgspec.Struct, eq=False, gc=False):
         """Set the facts of the pod group and the object, after one of them was created, changed or deleted."""
         self.group, self.source, self._minimum = group, source, None
         self.settings = places(((self.key, group), (self.source_key, source)))
-        self._ranks.know(source.parts if source is not None else ())
+        if self._ranks is not None:
+            self._ranks.know(source.parts if source is not None else ())
         self.version = VERSIONS.take()
 
     @property
@@ -174,12 +176,12 @@ class Job(msgspec.Struct, eq=False, gc=False):
                 return stated
         if self.source is not None and self.source.minimum is not None:
             return 1
-        if (by_pods := self._statements.minimum) is not None:
+        if (by_pods := self.stated_minimum) is not None:
             return by_pods
         if self.group is not None:
             return 1
-        whole = self.source.whole if self.source is not None else self._statements.whole
-        return max(1, whole or 1)
+        said = self.source if self.source is not None else self._statements
+        return max(1, (said.whole if said is not None else None) or 1)
 
     @property
     def needed(self) -> int:
@@ -299,7 +301,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
         Only the backup of a pod that runs has that pod's rank.
         """
-        return self._ranks.rank_of(pod)
+        return self._known_ranks.rank_of(pod)
 
     def ranked(self) -> list[tuple[int, Pod]]:
         """The present pods in the order of their ranks; a pod without a rank gets one."""
@@ -309,7 +311,18 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def assign_ranks(self) -> Steps[None]:
         """Assign a rank to every present pod with chips that has none."""
-        yield from self._ranks.assign()
+        yield from self._known_ranks.assign()
+
+    @property
+    def _known_ranks(self) -> PodRanks:
+        """The ranks of its pods, once there are several pods with chips, or somebody asks."""
+        if self._ranks is None:
+            self._ranks = PodRanks()
+            self._ranks.know(self.source.parts if self.source is not None else ())
+            for pod in self._pods.values():
+                if pod.requests_chips:
+                    self._ranks.put(pod)
+        return self._ranks
 
     @property
     def gated(self) -> int:
@@ -368,7 +381,9 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def note_minimum(self, pod: Pod) -> None:
         """Record what a pod states about the number of pods to place together."""
-        self._statements.note(pod)
+        if self._statements is not None or states_number(pod):
+            self._statements = self._statements or Statements()
+            self._statements.note(pod)
         self._minimum = None
 
     def put(self, pod: Pod) -> None:
@@ -381,20 +396,23 @@ class Job(msgspec.Struct, eq=False, gc=False):
             self.version = VERSIONS.take()
         self.present += 1
         self.requirements += _requirements_of(pod)
-        self.size += pod.requests_chips
-        self.ended += pod.requests_chips and not pod.is_live
-        vnpus = requested_vnpus(pod) if pod.is_live else 0
-        if vnpus:
+        if pod.is_live and (vnpus := requested_vnpus(pod)):
             self._vnpus[pod.uid] = vnpus
-        if pod.requests_chips:  # the others have no place in a block, and nobody reads their ranks
-            self._ranks.put(pod)
+        if not pod.requests_chips:  # it has no place in a block, and nobody reads its rank
+            return
+        self.size += 1
+        self.ended += not pod.is_live
+        if self._ranks is not None or self.size > 1:
+            self._known_ranks.put(pod)
 
     def remove(self, uid: str) -> None:
         """Remove a pod that is no longer present."""
-        self._statements.forget(uid)
+        if self._statements is not None:
+            self._statements.forget(uid)
         self._minimum = None
         self._leave(uid)
-        self._ranks.remove(uid)
+        if self._ranks is not None:
+            self._ranks.remove(uid)
         if self._remove(uid) is not None:
             self.version = VERSIONS.take()
 
@@ -415,7 +433,11 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return owned.size if owned is not None else None
 
     def _requesting_with(self, pod: Pod) -> int:
-        return self.size + (pod.uid not in self._pods and pod.requests_chips) - self._ranks.backups
+        return (
+            self.size
+            + (pod.uid not in self._pods and pod.requests_chips)
+            - (self._ranks.backups if self._ranks is not None else 0)
+        )
 
 
 def _turn(pod: Pod) -> tuple[bool, int, bool, str, str]:

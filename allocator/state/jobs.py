@@ -65,7 +65,10 @@ class Jobs:
         member = self._members.get(pod.uid)
         key = member.key if member is not None else find_job(pod)
         job = self._jobs.get(key)
-        return job if job is not None else self._new(key, pod)
+        if job is None:
+            job = self._new(key, pod)
+            job.note_minimum(pod)
+        return job
 
     def lacks_group(self, job: Job) -> bool:
         """Whether the job's pods name a group, or an owner, that does not exist, so that the minimum is unknown.
@@ -293,8 +296,8 @@ class Jobs:
 
     def _new(self, key: JobKey, pod: Pod) -> Job:
         job = Job(key, self._owners, find_object(pod))
-        self._inform(job)
-        job.note_minimum(pod)
+        if key in self._groups or job.source_key in self._sources:
+            self._inform(job)
         return job
 
 

@@ -150,7 +150,7 @@ def test_no_two_pods_of_a_job_ever_have_the_same_rank(
     for step, each, rank in steps:
         apply(jobs, present, step, in_group(each, rank) if grouped else each)
         for job in jobs:
-            given = job._ranks._ranks._given
+            given = job._ranks._ranks._given if job._ranks is not None else {}
             read = [given[uid] for uid in job.pods if uid in given]
             assert len(set(read)) == len(read)
     for job in jobs:
