@@ -45,6 +45,8 @@ _KEPT: Final = 1000
 _REJECTED: Final = "UnexpectedAdmissionError"
 """The reason in the status of a pod that a device plugin has refused, which the sentence of the refusal follows."""
 
+_COUNTED: Final = frozenset({RESOURCE, RESOURCE_CORES, *RESOURCES})
+
 _Key: TypeAlias = tuple[str, str]
 """A scheduler, and the resource of its pods: it may call for some resources only (``managedResources``)."""
 
@@ -93,10 +95,10 @@ class Bypasses:
         """A pod was added or has changed."""
         if not pod.spec.node_name or not pod.requests_chips:
             return
-        annotations = pod.metadata.annotations
-        if REAL in annotations or any(resource in annotations for _, resource in _keys(pod)):
+        annotations, keys = pod.metadata.annotations, _keys(pod)
+        if REAL in annotations or any(resource in annotations for _, resource in keys):
             self._settle(pod)
-            self._had_chips(pod)
+            self._had_chips(pod, keys)
         elif _is_refused(pod):
             self._was_refused(pod)
             self._settle(pod)
@@ -158,10 +160,10 @@ class Bypasses:
             return True
         return controller not in self._unsettled and all(key in self._worked_s for key in keys)
 
-    def _had_chips(self, pod: Pod) -> None:
+    def _had_chips(self, pod: Pod, keys: Collection[_Key]) -> None:
         decided = read_predicate_time(pod.metadata.annotations)
         since_s = _seconds(pod.metadata.creation_timestamp) if decided in {None, CLAIMED} else (decided or 0) / 1e9
-        for key in _keys(pod):
+        for key in keys:
             self._on_work(key, since_s)
             bypass = self._bypasses.get(key)
             if bypass is not None and since_s > bypass.refused_s:
@@ -222,17 +224,11 @@ class Bypasses:
 
 def _keys(pod: Pod) -> set[_Key]:
     """The scheduler of a pod with each requested resource; the annotation with the chips has the resource's name."""
-    quantities = (
-        quantity
-        for container, _ in pod.ordered_containers
-        for resources in (container.resources.limits, container.resources.requests)
-        for quantity in resources.items()
-    )
-    return {(pod.spec.scheduler_name, name) for name, number in quantities if number != "0" and _is_counted(name)}
-
-
-def _is_counted(resource: str) -> bool:
-    return resource in {RESOURCE, RESOURCE_CORES} or resource in RESOURCES
+    scheduler, keys = pod.spec.scheduler_name, set()
+    for container, _ in pod.ordered_containers:
+        for quantities in (container.resources.limits, container.resources.requests):
+            keys |= {(scheduler, name) for name, number in quantities.items() if number != "0" and name in _COUNTED}
+    return keys
 
 
 def _controller(pod: Pod) -> str:

@@ -34,7 +34,7 @@ from ascend.kube.requirements import requirements_of
 from ascend.kube.volumes import Volume
 from ascend.slices import ContainerKind, ContainerRequest
 from ascend.templates import RESOURCE_CORES
-from ascend.visible_devices import is_granted, is_reserved, may_begin_reserved
+from ascend.visible_devices import RESERVED, is_granted, is_reserved, may_begin_reserved
 from ascend.vnpus import suffix_of
 
 T = TypeVar("T", bound="KubeObject")
@@ -126,21 +126,66 @@ class KubeObject(msgspec.Struct, rename="camel", frozen=True, gc=False, kw_only=
 
 
 class Resources(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """A container's resources of the maker; quantities as the API server formats them."""
+    """A container's resources of the maker; quantities as the API server formats them.
+
+    Containers with the same resources have one object, so that memory and time depend on the kinds of pods.
+
+    Attributes:
+        limits: as in the manifest.
+        requests: likewise.
+        chips: the number of chips; None if the quantity is not a whole number.
+        vnpus: by size, the number of vNPUs; an invalid quantity counts as one.
+        cores: the number of AI cores; an invalid quantity counts as one.
+        requests_chips: whether chips, vNPUs or AI cores are requested; an invalid quantity counts as well, and is
+            refused later.
+    """
 
     limits: dict[str, str] = {}
     requests: dict[str, str] = {}
+    # Read of both in ``of_maker``: no manifest has fields of these names.
+    chips: int | None = msgspec.field(default=0, name="#chips")
+    vnpus: dict[str, int] = msgspec.field(default_factory=dict, name="#vnpus")
+    cores: int = msgspec.field(default=0, name="#cores")
+    requests_chips: bool = msgspec.field(default=False, name="#requestsChips")
 
-    def __post_init__(self) -> None:
-        if self.limits:
-            _keep(self, "limits", kept_quantities(self.limits))
-        if self.requests:
-            kept = kept_quantities(self.requests)
-            _keep(self, "requests", self.limits if kept == self.limits else kept)
+    @property
+    def of_maker(self) -> "Resources":
+        """The resources of the maker among these, read."""
+        limits = kept_quantities(self.limits)
+        requests = limits if self.requests == self.limits else kept_quantities(self.requests)
+        if not limits and not requests:
+            return _NO_RESOURCES
+        read = _read_shared if len(limits) + len(requests) <= _MOST_SHARED else _read_resources
+        return read(tuple(limits.items()), tuple(requests.items()))
+
+
+_NO_RESOURCES = Resources()
+_MOST_SHARED = 8
+"""Containers with more quantities have an object each: 1,024 others take a few MiB, whatever authors of pods write."""
+
+
+def _read_resources(limited: tuple[tuple[str, str], ...], requested: tuple[tuple[str, str], ...]) -> Resources:
+    limits, requests = dict(limited), dict(requested)
+    chips = whole_number(quantity := limits.get(RESOURCE) or requests.get(RESOURCE) or "0")
+    vnpus: dict[str, int] = {}
+    for quantities in (requests, limits):
+        for name, text in quantities.items():
+            if name.startswith(_VNPUS) and (suffix := suffix_of(name)) is not None:
+                number = whole_number(text)
+                vnpus[suffix] = 1 if number is None else number
+    vnpus = {suffix: number for suffix, number in vnpus.items() if number}
+    asked = limits.get(RESOURCE_CORES) or requests.get(RESOURCE_CORES)
+    cores = 0 if asked is None else 1 if (number := whole_number(asked)) is None else number
+    requests_chips = (quantity != "0" and chips != 0) or bool(vnpus) or bool(cores)
+    return Resources(limits, limits if requests == limits else requests, chips, vnpus, cores, requests_chips)
+
+
+_read_shared = lru_cache(maxsize=1024)(_read_resources)
 
 
 INDEX_VARIABLES = ("VC_TASK_INDEX", "JOB_COMPLETION_INDEX")
 """The environment variables with the index of a pod in its job: Volcano's and that of an Indexed Job."""
+_READ_VARIABLES = frozenset({*INDEX_VARIABLES, *RESERVED})
 
 
 class FieldRef(msgspec.Struct, rename="camel", frozen=True, gc=False):
@@ -191,14 +236,15 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
     own_devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "resources", self.resources.of_maker)
         if self.env or self.env_from:
-            named = [env.name.strip() for env in self.env if env.names_devices]
+            read = [env for env in self.env if env.name.strip() in _READ_VARIABLES]  # of dozens
+            named = [env.name.strip() for env in read if env.names_devices]
             named += [f"{source.prefix.strip()}…" for source in self.env_from if may_begin_reserved(source.prefix)]
             # An object that was read keeps what was found, although its variables are gone.
             msgspec.structs.force_setattr(self, "own_devices", tuple(dict.fromkeys(named)) or self.own_devices)
             msgspec.structs.force_setattr(self, "env_from", ())
-        if self.env:
-            indexes = [EnvVar(env.name, short(env.value)) for env in self.env if env.name in INDEX_VARIABLES]
+            indexes = [EnvVar(env.name, short(env.value)) for env in read if env.name in INDEX_VARIABLES]
             msgspec.structs.force_setattr(self, "env", tuple(indexes[:MOST_ENTRIES]))
 
     @property
@@ -208,51 +254,36 @@ class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
         Raises:
             InvalidValue: the quantity is not a whole number.
         """
-        text = self._quantity
-        number = whole_number(text)
+        number = self.resources.chips
         if number is None:
+            text = self.resources.limits.get(RESOURCE) or self.resources.requests[RESOURCE]
             raise InvalidValue(f"container {self.name}: {RESOURCE}: {text[:40]!r} is not a whole number of chips")
         return number
 
     @property
     def vnpus(self) -> dict[str, int]:
         """By size, the number of vNPUs that the container requests; an invalid quantity counts as one."""
-        found: dict[str, int] = {}
-        for quantities in (self.resources.requests, self.resources.limits):
-            for name, quantity in quantities.items():
-                if name.startswith(_VNPUS) and (suffix := suffix_of(name)) is not None:
-                    number = whole_number(quantity)
-                    found[suffix] = 1 if number is None else number
-        return {suffix: number for suffix, number in found.items() if number} if found else found
+        return self.resources.vnpus
 
     @property
     def requests_devices(self) -> bool:
         """Whether it requests devices of the maker, of whatever kind."""
-        return bool(self.resources.limits or self.resources.requests)
+        return self.resources is not _NO_RESOURCES
 
     @property
     def cores(self) -> int:
         """The number of AI cores that the container requests; an invalid quantity counts as one."""
-        text = self.resources.limits.get(RESOURCE_CORES) or self.resources.requests.get(RESOURCE_CORES)
-        if text is None:
-            return 0
-        number = whole_number(text)
-        return 1 if number is None else number
+        return self.resources.cores
 
     @property
     def requests_chips(self) -> bool:
         """Whether it requests chips, vNPUs or AI cores; an invalid quantity counts as well, and is refused later."""
-        quantity = self._quantity
-        return (quantity != "0" and whole_number(quantity) != 0) or bool(self.vnpus) or bool(self.cores)
+        return self.resources.requests_chips
 
     @property
     def weight(self) -> tuple[bool, int]:
         """The weight in the pod's need of chips: later containers reuse the chips of a regular init container."""
-        return self.restart_policy == "Always", whole_number(self._quantity) or 0
-
-    @property
-    def _quantity(self) -> str:
-        return self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
+        return self.restart_policy == "Always", self.resources.chips or 0
 
 
 class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
