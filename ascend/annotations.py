@@ -7,6 +7,7 @@ docs/spec/scheduling.md#pod-annotations).
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 
 import msgspec
@@ -282,7 +283,7 @@ class BaseDeviceInfos(msgspec.Struct, frozen=True):
         vnpus: the vNPUs, in order.
     """
 
-    addresses: dict[int, ChipAddress]
+    addresses: Mapping[int, ChipAddress]
     withheld: ChipSet = 0
     ignored: tuple[str, ...] = ()
     vnpus: tuple[Vnpu, ...] = ()
@@ -307,6 +308,7 @@ def write_base_device_infos(chips: Mapping[int, ChipAddress], vnpus: Iterable[st
     return msgspec.json.encode(dict(sorted(infos.items()))).decode()
 
 
+@lru_cache(maxsize=1)  # of each change of a Node it is read several times, in turn
 def read_base_device_infos(text: str) -> BaseDeviceInfos:
     """The chips of a node from its annotation. An invalid entry loses at most its chip, never the node.
 

@@ -7,7 +7,7 @@ Volcano's plugin and ClusterD read it; ClusterD drops it if the CheckCode does n
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -142,12 +142,13 @@ def check_code(device_list: Mapping[str, str], update_time_s: int) -> str:
 
     See docs/spec/node-report.md#checkcode.
     """
-    inner = _go_json(_DeviceInfo(dict(sorted(device_list.items())), update_time_s))
+    inner = _go_json(_DeviceInfo(dict(device_list), update_time_s), order="sorted")
     return hashlib.sha256(inner.encode()).hexdigest()
 
 
-def _go_json(value: object) -> str:
-    return msgspec.json.encode(value).decode().translate(_GO_ESCAPE_TABLE)
+def _go_json(value: object, order: Literal["sorted"] | None = None) -> str:
+    text = msgspec.json.encode(value, order=order).decode()
+    return text.translate(_GO_ESCAPE_TABLE) if any(map(text.__contains__, _GO_ESCAPES)) else text
 
 
 def encode_report(report: DeviceReport) -> dict[str, str]:

@@ -73,15 +73,20 @@ class _FaultRead(msgspec.Struct, frozen=True):
     fault_time_and_level_map: msgspec.Raw = msgspec.Raw()
 
 
+_NO_FAULTS: Final = frozenset({"", "[]", "null"})
+"""What most reports say. Go encodes a nil slice as null."""
+
+
 def read_faults(text: str) -> tuple[Fault, ...]:
     """Decode the JSON of ``-Fault``; codes and times that are invalid are left out.
 
     Raises:
         InvalidValue: it is not a list of faults, or chip or level of a fault are invalid.
     """
+    if text in _NO_FAULTS:
+        return ()
     try:
-        # Go encodes a nil slice as null.
-        return tuple(map(_fault, msgspec.json.decode(text or "[]", type=list[_FaultRead] | None) or ()))
+        return tuple(map(_fault, msgspec.json.decode(text, type=list[_FaultRead] | None) or ()))
     except UNREADABLE as error:
         raise InvalidValue(f"{FAULT_LIST}: {error}") from error
 

@@ -46,7 +46,7 @@ class UnexplainedChips:
             since = {chip: at_s for chip, at_s in since.items() if (taken & ~got) >> chip & 1}
             since = dict.fromkeys(chip_ids(new), self._clock()) | since
             self._keep(record, since)
-        self._judge(record, since)
+            self._judge(record, since)
 
     def forget(self, name: str) -> None:
         """A node is gone."""

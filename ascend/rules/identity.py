@@ -35,6 +35,14 @@ _A3 = re.compile(r"(Ascend)?910(_93|C)")
 _A = re.compile(r"(Ascend)?910")
 _BY_NODE_TYPE: Final = {node_type: product for product in PRODUCTS.values() for node_type in product.node_types}
 
+_SMALLER: Final = {
+    product.name: frozenset(
+        other.all_chips for other in PRODUCTS.values() if other.chip == product.chip and other.chips < product.chips
+    )
+    for product in PRODUCTS.values()
+    if product.chip
+}
+"""Some chips of a server may be missing; but exactly the chips of a smaller server mean that the label is wrong."""
 
 KNOWN_TYPES: Final = ", ".join(_BY_NODE_TYPE)
 """The known values of ``accelerator-type``, for sentences."""
@@ -117,24 +125,16 @@ def _of_size(name: str, labels: Mapping[str, str], servers: list[Product], repor
 
 
 def _require_agreement(name: str, node_type: str, product: Product, chip: str, reported: ChipSet) -> None:
-    meaning = f"node {name}: label {ACCELERATOR_TYPE}={node_type} means {a(f'{product.name} server')}"
+    problem = None
     if product.chip and chip and product.chip != chip:
-        raise Refusal(Reason.PRODUCT_MISMATCH, f"{meaning}, but its chips are {chip}")
-    foreign = reported & ~product.all_chips
-    if foreign:
-        raise Refusal(
-            Reason.PRODUCT_MISMATCH, f"{meaning}, which does not have the reported {join_names(chip_ids(foreign))}"
-        )
-    # Some chips may be missing; but exactly the chips of a smaller server mean that the label is wrong.
-    smaller = [
-        candidate
-        for candidate in PRODUCTS.values()
-        if candidate.chip == product.chip and candidate.chips < product.chips
-    ]
-    if product.chip and any(reported == candidate.all_chips for candidate in smaller):
-        raise Refusal(
-            Reason.PRODUCT_MISMATCH, f"{meaning} with {product.chips} chips, but it reports {reported.bit_count()}"
-        )
+        problem = f", but its chips are {chip}"
+    elif foreign := reported & ~product.all_chips:
+        problem = f", which does not have the reported {join_names(chip_ids(foreign))}"
+    elif reported in _SMALLER.get(product.name, ()):
+        problem = f" with {product.chips} chips, but it reports {reported.bit_count()}"
+    if problem is not None:
+        meaning = f"node {name}: label {ACCELERATOR_TYPE}={node_type} means {a(f'{product.name} server')}"
+        raise Refusal(Reason.PRODUCT_MISMATCH, f"{meaning}{problem}")
 
 
 def _unknown(name: str, label: str, value: str, known: str) -> Refusal:

@@ -90,7 +90,7 @@ def read_known(node: Node) -> tuple[dict[int, ChipAddress], dict[int, tuple[Virt
     if text is None:
         return {}, {}
     try:
-        addresses = read_base_device_infos(text).addresses
+        addresses = dict(read_base_device_infos(text).addresses)
         names = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except InvalidValue as error:
         log.warning("the chips that an earlier plugin advertised are unknown", error=str(error))
