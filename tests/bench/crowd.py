@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ascend.annotations import Grant
+from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
 from ascend.chips import chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
 from sandbox.apiserver import ApiServer
@@ -35,6 +35,8 @@ async def settle(server: ApiServer, nodes: int, seed: int) -> None:
 def large_node(name: str, *, chips: int = 8) -> dict[str, Any]:
     """A server."""
     manifest = node_manifest(name, chips=chips)
+    addresses = {chip: ChipAddress(f"10.{chip}.{name}") for chip in range(chips)}  # no two nodes have the same
+    manifest["metadata"]["annotations"] = {BASE_DEVICE_INFOS: write_base_device_infos(addresses)}
     manifest["metadata"]["labels"] = dict(_labels(name))
     manifest["status"]["images"] = [
         {
