@@ -302,15 +302,17 @@ class Reflector(Generic[T]):
             self._version = obj.metadata.resource_version
 
     def _apply(self, obj: T) -> None:
-        if self._has(obj):
-            return
-        old = self._objects.get(obj.key)
-        if old is not None and old.uid != obj.uid:
-            self._delete(old)
+        key = obj.key
+        if (old := self._objects.get(key)) is not None:
+            # A version is unique among all objects of a kind.
+            if old.metadata.resource_version == obj.metadata.resource_version:
+                return
+            if old.uid != obj.uid:
+                self._delete(old)
         if self._is_unkept(obj):
-            self._objects.pop(obj.key, None)
+            self._objects.pop(key, None)
         else:
-            self._objects[obj.key] = obj
+            self._objects[key] = obj
         if self._handler is not None:
             self._handler.on_apply(obj)
 
@@ -322,11 +324,6 @@ class Reflector(Generic[T]):
             return
         if self._handler is not None:
             self._handler.on_delete(obj)
-
-    def _has(self, obj: T) -> bool:
-        """Whether the copy has an object in the same version; a version is unique among all objects of a kind."""
-        old = self._objects.get(obj.key)
-        return old is not None and old.metadata.resource_version == obj.metadata.resource_version
 
     def _key_of_unchanged(self, raw: msgspec.Raw) -> str | None:
         """The key of an object that the copy has in the same version; None for any other object."""
