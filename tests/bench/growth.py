@@ -37,6 +37,8 @@ Template = tuple[dict[str, Any], int]
 
 _PATIENCE_S: Final = 180.0
 _POLL_S: Final = 0.02
+_PROBE_S: Final = 0.2
+"""A probe takes a third of a millisecond of the allocator's CPU time, and a kubelet sends one every few seconds."""
 _SUGGESTED: Final = 6_500
 """kube-scheduler looks for victims on a tenth of the nodes, at least 100."""
 _QUIET_S: Final = 2.0
@@ -379,7 +381,7 @@ async def _started(server: CannedServer, program: Sequence[str], *, probed: bool
         async with asyncio.timeout(_PATIENCE_S):
             while not await is_ready(url):
                 assert process.runs, (folder / "allocator.log").read_text()
-                await asyncio.sleep(_POLL_S)
+                await asyncio.sleep(_PROBE_S)
         yield _Allocator(process.pid, url, grpc_address, f"http://127.0.0.1:{probe}")
 
 
