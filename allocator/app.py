@@ -301,6 +301,7 @@ class AllocatorApp:
                 pods=pods,
                 engine=self.engine,
                 binder=binder,
+                barrier=self._barrier,
                 preemption=preemption,
                 journal=journal,
                 requeuer=requeuer,
@@ -412,7 +413,7 @@ class AllocatorApp:
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
         # Probes are of each pod, not of the Service.
-        await self._leadership.keep({name: each for name, each in self.addresses.items() if name != PROBES})
+        await self._leadership.keep({name: address for name, address in self.addresses.items() if name != PROBES})
 
     async def _when_open(self, run: Callable[[], Awaitable[None]]) -> None:
         await self._leadership.wait_until_open()

@@ -33,6 +33,7 @@ from allocator.state.job import Job
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.grammar import count
+from ascend.jobs.pod_groups import KUBERNETES
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 from ascend.turn import Turn
@@ -130,6 +131,7 @@ class Barrier:
         hold_s: float,
         most_calls: int = sys.maxsize,
     ) -> None:
+        self._engine = engine
         self._cluster = engine.cluster
         self._ledger = engine.ledger
         self._gangs = engine.gangs
@@ -189,13 +191,20 @@ class Barrier:
             self.withdraw(pod.uid)
             raise
 
-    def require_room(self, job: Job) -> None:
-        """Refuse a gang with more pods than may be held, whose pods would be asked for and given up for ever.
+    def on_acceptance(self, pod: Pod) -> None:
+        """Note a filtered pod: of its own groups kube-scheduler binds no pod before the last one was filtered."""
+        job = self._engine.gang_of(pod)
+        if job is not None and job.kind == KUBERNETES:
+            self.expect(job)
+
+    def require_room(self, pod: Pod) -> None:
+        """Accept a pod alone, or of a gang whose Bindings can be held: others would be asked for in vain for ever.
 
         Raises:
-            Refusal: it has more, and has not started.
+            Refusal: its gang has more pods than may be held, and has not started.
         """
-        if job.needed > self._most_calls and self._gangs.find_started(job) is None:
+        job = self._engine.gang_of(pod)
+        if job is not None and job.needed > self._most_calls and self._gangs.find_started(job) is None:
             most = count(self._most_calls, "Binding")
             sentence = f"job {job.key}: {count(job.needed, 'pod')} must be placed together, and {most} may be held"
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, sentence)
@@ -210,7 +219,7 @@ class Barrier:
         self._excused = excused
 
     def on_filter(self, uid: str, names: Collection[str]) -> None:
-        """Note that a scheduler filters a pod again, on these nodes, and waits for no Binding of the pod."""
+        """Note that a scheduler filters a pod on these nodes, and waits for no Binding of the pod; the seat stays."""
         node = self.lapsed.node_of(uid)
         if node is None or node not in names:
             self.withdraw(uid)

@@ -9,7 +9,7 @@ chips stay reserved for a while.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -29,7 +29,6 @@ from allocator.decision.engine import DecisionEngine
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import Grant
 from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Unreachable
-from ascend.jobs.pod_groups import KUBERNETES
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 from ascend.reasons import Reason
@@ -142,25 +141,6 @@ class Binder:
         if bound.node != node:
             raise bound_elsewhere(ref.key, bound.node)
         return bound
-
-    def give_up(self, uid: str, names: Collection[str] = ()) -> None:
-        """End the held Binding of a pod that a scheduler filters again on the named nodes; the seat stays."""
-        self._barrier.on_filter(uid, names)
-
-    def expect(self, pod: Pod) -> None:
-        """Note a filtered pod: of its own groups kube-scheduler binds no pod before the last one was filtered."""
-        job = self._engine.gang_of(pod)
-        if job is not None and job.kind == KUBERNETES:
-            self._barrier.expect(job)
-
-    def require_room(self, pod: Pod) -> None:
-        """Accept a pod alone, and one of a gang whose Bindings can be held.
-
-        Raises:
-            Refusal: its gang has too many pods.
-        """
-        if (gang := self._engine.gang_of(pod)) is not None:
-            self._barrier.require_room(gang)
 
     async def drain(self) -> None:
         """Wait for the Bindings in flight."""

@@ -63,12 +63,12 @@ class OpenBinding(msgspec.Struct, frozen=True, array_like=True):
         return Take.part(parse_vnpu(self.vnpu)) if self.vnpu else Take.whole(self.chips, cores=self.cores)
 
     @classmethod
-    def of(cls, each: Reservation) -> "OpenBinding":
+    def of(cls, held: Reservation) -> "OpenBinding":
         """The Binding that a reservation stands for."""
-        take = each.take
+        take = held.take
         vnpu = take.vnpu.name if take.vnpu is not None else ""
         cut = take.cut.name if take.cut is not None else ""
-        return cls(each.uid, each.pod, each.node, take.chips, each.predicate_time, vnpu, cut, take.cores)
+        return cls(held.uid, held.pod, held.node, take.chips, held.predicate_time, vnpu, cut, take.cores)
 
 
 class HandOver:
@@ -116,13 +116,13 @@ class HandOver:
             if self._may_be_made(binding)
         ]
 
-    def _may_be_made(self, each: OpenBinding) -> bool:
-        pod, record = self._cluster.pods.get(each.uid), self._cluster.nodes.get(each.node)
+    def _may_be_made(self, binding: OpenBinding) -> bool:
+        pod, record = self._cluster.pods.get(binding.uid), self._cluster.nodes.get(binding.node)
         if pod is None or not pod.waits_for_chips or record is None:
             return False
         # The note of an earlier leader: other pods have the chips by now, since it has become too late for this one.
-        others = [take for uid, take in self._ledger.on(each.node).items() if uid != each.uid]
-        take = each.take
+        others = [take for uid, take in self._ledger.on(binding.node).items() if uid != binding.uid]
+        take = binding.take
         if take.vnpu is not None:
             held = {vnpu.vdev_id for holding in record.holdings.values() for vnpu in holding.vnpus}
             held |= {other.vnpu.vdev_id for other in others if other.vnpu is not None}
@@ -136,6 +136,6 @@ class HandOver:
         return not take.chip_set & functools.reduce(operator.or_, parts, whole)
 
 
-def _is_promised(each: Reservation) -> bool:
+def _is_promised(held: Reservation) -> bool:
     """Whether chips are reserved for a Binding that may be posted already, or that a caller posts."""
-    return each.stage in _PROMISED or (each.stage is Stage.RESERVED and each.predicate_time is not None)
+    return held.stage in _PROMISED or (held.stage is Stage.RESERVED and held.predicate_time is not None)

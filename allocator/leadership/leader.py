@@ -34,7 +34,6 @@ from collections.abc import Awaitable, Callable
 from allocator.binding.binding import BindingLease
 from ascend.annotations import FENCE
 from ascend.errors import Refusal
-from ascend.kube.events import Regarding
 from ascend.kube.lease import Election
 from ascend.reasons import Reason
 
@@ -47,7 +46,7 @@ class Leader:
     """One of several allocators in the election.
 
     Args:
-        election: its part in the election.
+        election: its part in the election, an attribute too.
         close_fence: makes the API server deny the Bindings of all others.
         settle_s: after the lease was not released, how long the former leader's Bindings may still be made.
     """
@@ -56,19 +55,9 @@ class Leader:
         self, election: Election, close_fence: Callable[[], Awaitable[None]], settle_s: float = SETTLE_S
     ) -> None:
         self._settle_s = settle_s
-        self._election = election
+        self.election = election
         self._close_fence = close_fence
         self._settled = asyncio.Event()
-
-    @property
-    def leads(self) -> bool:
-        """Whether it holds the lease, as far as it can know."""
-        return self._election.leads
-
-    @property
-    def regarding(self) -> Regarding | None:
-        """The lease, for Events on it; None before it was read."""
-        return self._election.regarding
 
     def lease(self, wanted_s: float) -> BindingLease:
         """Permission to post a Binding; request it right before posting.
@@ -79,41 +68,28 @@ class Leader:
         Raises:
             Refusal: ``NotLeader``; nothing was posted.
         """
-        if not self._election.leads:
+        if not self.election.leads:
             raise Refusal(Reason.NOT_LEADER, self.missing() or "this allocator has just lost the lease")
-        return BindingLease(min(wanted_s, self._election.remaining_s), {FENCE: self._election.identity})
+        return BindingLease(min(wanted_s, self.election.remaining_s), {FENCE: self.election.identity})
 
     def missing(self) -> str | None:
         """Why it does not lead, a sentence; None while it leads."""
-        if self._election.leads and self._settled.is_set():
+        if self.election.leads and self._settled.is_set():
             return None
-        if self._election.leads:
+        if self.election.leads:
             return "this allocator holds the lease and waits for the Bindings of the former leader to end"
-        if self._election.term is not None or self._election.holder == self._election.identity:
+        if self.election.term is not None or self.election.holder == self.election.identity:
             return "this allocator no longer leads: it could not renew its lease"
-        holder = self._election.holder
+        holder = self.election.holder
         return f"this allocator is a standby: {holder} leads" if holder else "this allocator waits for the lease"
-
-    async def run(self) -> None:
-        """Take part in the election until cancelled.
-
-        Raises:
-            LeadershipLost: it led, and no longer does.
-        """
-        await self._election.run()
 
     async def won(self) -> None:
         """Wait until it leads and the former leader can do nothing any more; the pods are listed after that."""
-        await self._election.won()
+        await self.election.won()
         await self._close_fence()
-        if self._election.inherited:
+        if self.election.inherited:
             await asyncio.sleep(self._settle_s)
         self._settled.set()
-
-    @property
-    def note(self) -> str:
-        """What the last leader that ended in peace has handed over."""
-        return self._election.note
 
     async def release(self, note: str) -> None:
         """Release the lease; no Binding of its own may be in flight.
@@ -124,5 +100,5 @@ class Leader:
         Args:
             note: what it hands over.
         """
-        if self._settled.is_set() or not self._election.inherited:
-            await self._election.release(note)
+        if self._settled.is_set() or not self.election.inherited:
+            await self.election.release(note)

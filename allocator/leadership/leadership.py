@@ -71,11 +71,11 @@ class Leadership:
 
     def leads(self) -> bool:
         """Whether it is the only allocator that binds."""
-        return self._leader is None or self._leader.leads
+        return self._leader is None or self._leader.election.leads
 
     def regarding(self) -> Regarding | None:
         """The lease, for Events on it; None without leader election, or before it was read."""
-        return self._leader.regarding if self._leader is not None else None
+        return self._leader.election.regarding if self._leader is not None else None
 
     def why_closed(self) -> Refusal | None:
         """Why it answers no calls: ``NotLeader`` or ``ViewIncomplete``; None if it does."""
@@ -99,7 +99,7 @@ class Leadership:
             LeadershipLost: it led, and no longer does.
         """
         if self._leader is not None:
-            await self._leader.run()
+            await self._leader.election.run()
 
     async def enter(self) -> None:
         """Wait until no other allocator binds and every Binding made before that is seen."""
@@ -108,7 +108,7 @@ class Leadership:
             await self._leader.won()
             await self._informers.refresh_pods()
             try:
-                taken = self._handover.read(self._leader.note)
+                taken = self._handover.read(self._leader.election.note)
             except ValueError as error:
                 log.warning("the note of the former leader can't be read", error=str(error))
                 await asyncio.sleep(DOUBT_S)

@@ -1,4 +1,4 @@
-"""How far nominations are ahead of the scheduler: the pods that it has not filtered yet, and its pace.
+"""How far nominations are ahead of the scheduler: the nominated pods to be filtered, and the scheduler's pace.
 
 Answers to ``filter`` wait for nominations, no longer than is saved.
 """

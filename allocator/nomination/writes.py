@@ -6,8 +6,7 @@ distinguishes the allocator's nominations from the scheduler's, for the next lea
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 import structlog
@@ -106,7 +105,9 @@ class Writes:
         subresource: str = "",
     ) -> bool:
         try:
-            async with self._turn():
+            async with self._slots:
+                if (wait_s := self._rate.spend()) > 0:
+                    await asyncio.sleep(wait_s)
                 pod = current()
                 if pod is None:
                     return False
@@ -125,10 +126,3 @@ class Writes:
             log.debug("could not nominate a pod or lift its gate", error=str(error))
             return False
         return True
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        async with self._slots:
-            if (wait_s := self._rate.spend()) > 0:
-                await asyncio.sleep(wait_s)
-            yield

@@ -7,7 +7,7 @@ and nodes. A measurement lets other tasks run, and the pause after it grows with
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -108,32 +108,25 @@ class ClusterGauges(Collector):
         yield _by_product("healthy_chips", "Healthy chips on usable nodes, free or not, by product", supply.healthy)
         yield _by_product("free_servers", "Servers all of whose chips are free, by product", supply.servers)
         yield _by_product("free_rings", "Rings, meshes or cards all of whose chips are free, by product", supply.rings)
-        vnpus = GaugeMetricFamily("ascend_allocator_free_vnpus", "Free vNPUs on usable nodes, by size", labels=["size"])
-        for size, number in sorted(supply.vnpus.items()):
-            vnpus.add_metric([size], number)
-        yield vnpus
+        yield _gauge("free_vnpus", "Free vNPUs on usable nodes, by size", ["size"], supply.vnpus)
         yield _by_product("free_cores", "Free AI cores on usable nodes that offer them, by product", supply.cores)
         yield GaugeMetricFamily(
             "ascend_allocator_disputed_chips",
             "Chips that count as held beyond what pods request, since AscendReal and the chips written on a pod differ",
             value=self._disputed,
         )
-        gang = GaugeMetricFamily(
-            "ascend_allocator_largest_gang",
+        yield _gauge(
+            "largest_gang",
             "The most pods of a job of several pods that would fit at once, by product and chips of each pod",
-            labels=["product", "chips"],
+            ["product", "chips"],
+            supply.largest_gang,
         )
-        for (product, chips), number in sorted(supply.largest_gang.items()):
-            gang.add_metric([product, str(chips)], number)
-        yield gang
-        kept = GaugeMetricFamily(
-            "ascend_allocator_kept_bytes",
+        yield _gauge(
+            "kept_bytes",
             "Text that is kept of the pods of a namespace, of the 10 namespaces with the most, and above 1 MiB",
-            labels=["namespace"],
+            ["namespace"],
+            self._kept_bytes,
         )
-        for namespace, length in self._kept_bytes.items():
-            kept.add_metric([namespace], length)
-        yield kept
         earmarked = CounterMetricFamily(
             "ascend_allocator_earmarked_chip_seconds_total",
             "For how long free chips were kept for waiting jobs of a namespace, in chip-seconds",
@@ -165,7 +158,13 @@ def _waiting(what: str, meaning: str, counted: Mapping[tuple[str, WaitingFor], i
 
 
 def _by_product(name: str, meaning: str, numbers: Mapping[str, int]) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(f"ascend_allocator_{name}", meaning, labels=["product"])
-    for product, number in sorted(numbers.items()):
-        gauge.add_metric([product], number)
+    return _gauge(name, meaning, ["product"], numbers)
+
+
+def _gauge(
+    name: str, meaning: str, labels: Sequence[str], numbers: Mapping[str, int] | Mapping[tuple[str, int], int]
+) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(f"ascend_allocator_{name}", meaning, labels=labels)
+    for key, number in sorted(numbers.items()):
+        gauge.add_metric([key] if isinstance(key, str) else [*map(str, key)], number)
     return gauge

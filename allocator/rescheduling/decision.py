@@ -131,6 +131,15 @@ def may_restart(reason: FaultKind | None, switches: FaultLabels, retries_used: i
     return reason is not FaultKind.POD or retries_used < switches.retries
 
 
+def leaves_gracefully(choice: PodChoice, switches: FaultLabels) -> bool:
+    """Return whether the processes of a job save their state and end, because its node is sub-healthy."""
+    return (
+        choice.reason is FaultKind.SUB_HEALTH
+        and switches.strategy is Strategy.GRACE_EXIT
+        and switches.reach is not Reach.PROCESSES
+    )
+
+
 def unfinished(members: Sequence[JobPod], chosen: Collection[str], *, goes_together: bool) -> frozenset[str]:
     """Return the uids of a decision's pods that have to follow the pods already gone.
 

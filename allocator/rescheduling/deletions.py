@@ -16,6 +16,7 @@ from allocator.rescheduling.decision import JobPod, PodChoice
 from allocator.rescheduling.evidence import Proof
 from allocator.rescheduling.lookout import Lookout
 from allocator.rescheduling.memory import Deleted, Memory
+from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from ascend.chips import chip_ids
@@ -53,8 +54,7 @@ class Deletions:
         announcer: says what was deleted.
         metrics: counts it.
         leads: whether this allocator leads still: it may have been suspended.
-        grace_s: after so many seconds a deleted pod that is still there is deleted by force.
-        dry_run: whether no pod is deleted, and nothing is stored.
+        settings: when pods are deleted by force; in a dry run no pod is deleted, and nothing is stored.
         now_s: the wall clock, Unix seconds.
     """
 
@@ -67,8 +67,7 @@ class Deletions:
         announcer: Announcer,
         metrics: AllocatorMetrics,
         leads: Callable[[], bool],
-        grace_s: float,
-        dry_run: bool,
+        settings: Settings,
         now_s: Callable[[], float],
     ) -> None:
         self._cluster = cluster
@@ -79,8 +78,8 @@ class Deletions:
         self._announcer = announcer
         self._metrics = metrics
         self._leads = leads
-        self._grace_s = grace_s
-        self._dry_run = dry_run
+        self._grace_s = settings.reschedule_grace_s
+        self._is_dry = not settings.reschedules
         self._now_s = now_s
         self._lost_s: dict[str, float] = {}
         self._anew_s = now_s()
@@ -188,7 +187,7 @@ class Deletions:
         if not self._leads():
             return
         is_released = await self._release(memory)
-        if self._dry_run:
+        if self._is_dry:
             return
         now_s, is_changed, late, followed_s = self._now_s(), False, list[Pod](), dict[str, float]()
         has_heard = self._anew_s + min(self._grace_s, RELEASE_AFTER_S) <= now_s
@@ -238,9 +237,11 @@ class Deletions:
             self._lost_s.pop(uid, None)
         return is_changed
 
-    def _never_ends(self, each: Deleted) -> bool:
+    def _never_ends(self, deleted: Deleted) -> bool:
         """Whether the kubelet that had to end a pod is lost, and the pod was not to be waited for."""
-        return self._evidence.is_gone(each.node) or (each.at_once and self._evidence.is_lost_for_long(each.node))
+        return self._evidence.is_gone(deleted.node) or (
+            deleted.at_once and self._evidence.is_lost_for_long(deleted.node)
+        )
 
     def _is_due(self, pod: Pod, memory: Memory) -> bool:
         forced = memory.force_deleted.get(pod.uid)
@@ -272,8 +273,8 @@ class Deletions:
         """Let a pod hold its chips after its deletion; return whether this is new and has to be stored."""
         if pod.uid in memory.force_deleted:
             return False
-        each = memory.force_deleted[pod.uid] = self.note(pod, at_once=True)
-        self._cluster.hold_deleted(pod.uid, each.node, each.holding)
+        held = memory.force_deleted[pod.uid] = self.note(pod, at_once=True)
+        self._cluster.hold_deleted(pod.uid, held.node, held.holding)
         return True
 
 

@@ -20,11 +20,6 @@ UNKNOWN: Final = 1 << 40
 """So many pods were deleted, if the number can't be read."""
 
 
-def is_again(choice: PodChoice, recovery: Recovery) -> bool:
-    """Return whether these pods were to be deleted before, and could not be: that counts only once."""
-    return {member.pod.uid for member in choice.pods} <= set(recovery.chosen)
-
-
 def spend(pods: int, recent: Iterable[Spent], now_s: float) -> list[Spent]:
     """Return what was deleted within the last minute after pods are deleted now."""
     return [*(entry for entry in recent if entry[0] > now_s - WINDOW_S), (now_s, pods)]
@@ -64,7 +59,7 @@ class DeletionLimits:
             recent: what was deleted before, of all jobs.
             now_s: the present, Unix seconds.
         """
-        was_allowed = is_again(choice, recovery)
+        was_allowed = recovery.is_again(choice)
         if choice.reason is not None and not (was_allowed or may_restart(choice.reason, switches, recovery.retries)):
             return f"a pod has failed, and fault-retry-times is {switches.retries}: it has been replaced so often"
         if (why_not := self._why_nobody(choice, recovery) or stopped) is not None:

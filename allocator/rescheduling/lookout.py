@@ -6,14 +6,16 @@ from msgspec.structs import replace
 
 from allocator.metrics import AllocatorMetrics
 from allocator.rescheduling.announcer import Announcer
-from allocator.rescheduling.decision import switches_of
+from allocator.rescheduling.decision import JobPod, member_of, switches_of, why_it_stays
 from allocator.rescheduling.evidence import Evidence
 from allocator.rescheduling.fault_watch import Extent, FaultWatch
 from allocator.rescheduling.memory import Memory
 from allocator.rescheduling.reading import Reader
-from allocator.rules.rescheduling_labels import Mode
+from allocator.rules.job import JobKey
+from allocator.rules.rescheduling_labels import FaultLabels, Mode
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
+from allocator.state.job import Job
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -84,6 +86,40 @@ class Lookout:
         await self.evidence.see([name async for name in self._suspects(memory)])
         return is_continued
 
+    async def jobs(self, memory: Memory) -> dict[Job, list[Pod]]:
+        """The jobs to look at, with their bound pods that are not being deleted."""
+        found: dict[JobKey, Job] = {}
+        failed: dict[JobKey, list[Pod]] = {}
+        turn = Turn()
+        for pod in self.watch.pods():
+            job = self._cluster.jobs.job_of(pod)
+            found[job.key] = job
+            if pod.uid not in job.pods and not pod.is_terminating:
+                failed.setdefault(job.key, []).append(pod)
+            await turn.share()
+        for plan, recovery in memory.jobs.items():
+            if not recovery.is_open:
+                continue
+            known = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
+            if known is not None:
+                found[known.key] = known
+            if known is None or not any(_is_running(pod) for pod in known.pods.values()):
+                recovery.has_left()
+        return {
+            job: [*failed.get(key, ()), *(pod for pod in job.pods.values() if _is_running(pod))]
+            for key, job in sorted(found.items())
+        }
+
+    def judge(self, job: Job, pod: Pod, switches: FaultLabels) -> JobPod:
+        """Judge a bound pod of a job; say why a faulty pod stays nevertheless."""
+        node = pod.spec.node_name
+        member = member_of(pod, self._cluster.nodes.get(node), self.watch.of(node), switches)
+        why = why_it_stays(member, self.watch, self.extent)
+        if why is None:
+            return member
+        self._announcer.hold(job, pod, why)
+        return replace(member, fault=None)
+
     def why_stopped(self, nodes: Iterable[str]) -> str | None:
         """Return why no pod on one of the nodes is deleted now, a sentence; None if that is not so."""
         dark = (self.watch.why_dark(node, self.extent) for node in nodes)
@@ -108,3 +144,7 @@ class Lookout:
             return switches_of(self._cluster.jobs.job_of(pod), [pod]).mode is not Mode.OFF
         except InvalidValue:
             return False
+
+
+def _is_running(pod: Pod) -> bool:
+    return bool(pod.spec.node_name) and pod.is_live

@@ -1,4 +1,4 @@
-"""Marks the faulty pods of jobs whose pods another program deletes."""
+"""Marks the faulty pods of jobs whose pods another program deletes, once what they lack is proved."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,6 +8,8 @@ from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.announcer import Announcer
 from allocator.rescheduling.decision import JobPod
 from allocator.rescheduling.faults import PodFault
+from allocator.rescheduling.lookout import Lookout
+from allocator.rules.rescheduling_labels import FaultLabels
 from allocator.state.job import Job
 from ascend.errors import ApiError, Unreachable
 
@@ -19,23 +21,43 @@ class Marker:
 
     Args:
         actions: the requests.
+        lookout: knows whether faults reach too far, and what is proved.
         announcer: says what would be done.
+        leads: whether this allocator leads still: it may have been suspended.
         dry_run: whether it is only said which pods would be marked.
     """
 
-    def __init__(self, actions: Actions, announcer: Announcer, *, dry_run: bool) -> None:
+    def __init__(
+        self, actions: Actions, lookout: Lookout, announcer: Announcer, leads: Callable[[], bool], *, dry_run: bool
+    ) -> None:
         self._actions = actions
+        self._lookout = lookout
+        self._leads = leads
         self._announcer = announcer
         self._dry_run = dry_run
         self._marked: dict[str, str] = {}
 
-    def unmarked(self, members: Iterable[JobPod]) -> list[JobPod]:
-        """Return the faulty ones that are not marked with their fault."""
-        return [peer for peer in members if peer.fault and self._marked.get(peer.pod.uid) != _status(peer.fault)]
+    async def mark(self, job: Job, members: Iterable[JobPod], switches: FaultLabels) -> None:
+        """Annotate the faulty pods that are not marked with their fault.
 
-    async def mark(self, job: Job, members: Iterable[JobPod]) -> None:
-        """Annotate faulty pods; what can't be annotated is logged, and tried again with the next call."""
-        for member in members:
+        What can't be annotated is logged, and tried again with the next call.
+
+        Raises:
+            ApiError: the API server refuses to prove a fault.
+            Unreachable: it does not answer.
+        """
+        faulty = [peer for peer in members if peer.fault and self._marked.get(peer.pod.uid) != _status(peer.fault)]
+        stopped, evidence = self._lookout.extent.stopped, self._lookout.evidence
+        if not faulty or (stopped is None and not evidence.is_due(faulty)):
+            return
+        why_not = stopped or await evidence.why_not(job, faulty, switches)
+        if why_not is not None:
+            self._announcer.hold(job, faulty[0].pod, f"nothing is marked: {why_not}")
+        elif self._leads():
+            await self._annotate(job, faulty)
+
+    async def _annotate(self, job: Job, faulty: Iterable[JobPod]) -> None:
+        for member in faulty:
             if member.fault is None:
                 continue
             status = _status(member.fault)

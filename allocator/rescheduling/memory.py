@@ -1,18 +1,22 @@
 """What is remembered of jobs with faults, also by the next leader."""
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Collection
+from typing import Annotated, Final
 
 import msgspec
 
-from allocator.rescheduling.decision import Depth
+from allocator.rescheduling.decision import Depth, PodChoice, failing_nodes, leaves_gracefully
+from allocator.rescheduling.faults import FaultKind
+from allocator.rules.rescheduling_labels import FaultLabels, Reach
 from allocator.state.block_record import RankSpot
 from allocator.state.holding import Holding
 from ascend.chips import MAX_CHIP_ID, chip_set
 from ascend.cores import CUT_PATTERN, parse_cut
 from ascend.errors import UNREADABLE
 from ascend.vnpus import VNPU_PATTERN, parse_vnpu
+
+_KEPT_OWNERS: Final = 100
 
 
 class Deleted(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,6 +104,40 @@ class Recovery(msgspec.Struct, omit_defaults=True):
     is_leaving: bool = False
     is_switch: bool = False
 
+    def is_again(self, choice: PodChoice) -> bool:
+        """Whether these pods were to be deleted before, and could not be: that counts only once."""
+        return {member.pod.uid for member in choice.pods} <= set(self.chosen)
+
+    def on_choice(self, choice: PodChoice, switches: FaultLabels, now_s: float, per_hour: int) -> None:
+        """Note a decision that is carried out next.
+
+        Args:
+            choice: the pods that go.
+            switches: what the job says.
+            now_s: the present, Unix seconds.
+            per_hour: how often pods of a job may be deleted in an hour.
+        """
+        self.is_switch = choice.is_switch and (self.is_switch or not self.is_open)
+        self.is_open, self.changed_s = True, now_s
+        if choice.stage > self.stage:
+            self.stage, self.waits_since_s = choice.stage, None
+        if not self.is_again(choice):
+            self.times_s = [*self.times_s, now_s][-per_hour:]
+            self.retries += choice.reason is FaultKind.POD
+            self.chosen = [member.pod.uid for member in choice.pods]
+            takes_others = any(member.fault is None for member in choice.pods)
+            self.goes_together = takes_others or (switches.reach is Reach.JOB and not choice.is_switch)
+        self.damaged = sorted({*self.damaged, *choice.damaged})
+        self.faulty_nodes = sorted({*self.faulty_nodes, *failing_nodes(choice)})
+        self.restarts = switches.restarts
+        self.is_leaving |= leaves_gracefully(choice, switches)
+
+    def on_whole(self, now_s: float) -> None:
+        """Note that all pods of the job are placed again, at a time in Unix seconds."""
+        self.is_open, self.waits_since_s, self.stage, self.damaged = False, None, Depth.PODS, []
+        self.spots, self.changed_s = {}, now_s
+        self.is_leaving, self.is_switch, self.faulty_nodes = False, False, []
+
     def has_left(self) -> None:
         """Note that no pod of the job is left: new pods are not deleted because others of them wait."""
         self.stage, self.waits_since_s = Depth.JOB, None
@@ -150,6 +188,28 @@ class Memory(msgspec.Struct):
     unread_pods: dict[str, Unread] = {}
     broken: str = ""
     doubtful: dict[str, Deleted] = {}
+
+    def recovery_of(self, plan: str, owners: Collection[str], now_s: float) -> tuple[Recovery, bool]:
+        """The recovery of a job, and whether that of another job of its name has ended.
+
+        Args:
+            plan: the name of the job's plan.
+            owners: the uids of the controllers of its pods.
+            now_s: the present, Unix seconds.
+        """
+        known = self.jobs.get(plan)
+        if known is None:
+            return Recovery(sorted(owners), is_open=False), False
+        if set(owners).isdisjoint(known.owners):
+            self.jobs[plan] = Recovery(sorted(owners), now_s, is_open=False, deleted=known.deleted)
+            return self.jobs[plan], True
+        known.owners = sorted({*owners, *known.owners})[:_KEPT_OWNERS]
+        return known, False
+
+    def begin_anew(self) -> None:
+        """Count from now for how long successors wait: what was in between is not known."""
+        for recovery in self.jobs.values():
+            recovery.waits_since_s = None
 
     @property
     def is_followed(self) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
-from msgspec.structs import replace
 
 from allocator.gangs.record import ENDS_S
 from allocator.metrics import AllocatorMetrics
@@ -20,27 +19,23 @@ from allocator.rescheduling.decision import (
     JobPod,
     PodChoice,
     choose,
-    failing_nodes,
-    member_of,
     stage_after,
     switches_of,
     unfinished,
-    why_it_stays,
 )
 from allocator.rescheduling.deletions import Deletions
 from allocator.rescheduling.evidence import Proof
-from allocator.rescheduling.faults import FaultKind
-from allocator.rescheduling.limits import DeletionLimits, is_again, spend
+from allocator.rescheduling.limits import DeletionLimits, spend
 from allocator.rescheduling.lookout import Lookout
 from allocator.rescheduling.marker import Marker
 from allocator.rescheduling.memory import Memory, Recovery
 from allocator.rescheduling.owners import owner_uid, wanted
 from allocator.rescheduling.reading import Reader
 from allocator.rescheduling.records import RecordWriter
-from allocator.rescheduling.reset_config import ResetConfigs, leaves_gracefully
+from allocator.rescheduling.reset_config import ResetConfigs
 from allocator.rescheduling.restoring import restore
 from allocator.rules.job import JobKey
-from allocator.rules.rescheduling_labels import FaultLabels, Mode, Reach
+from allocator.rules.rescheduling_labels import FaultLabels, Mode
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -54,7 +49,6 @@ PERIOD_S: Final = 1.0
 LOAD_AGAIN_S: Final = 30.0
 FORGET_S: Final = 24 * 3600.0
 """How long the counts of a job without pods are kept."""
-_KEPT_OWNERS: Final = 100
 
 
 class Rescheduler:
@@ -103,7 +97,7 @@ class Rescheduler:
         self._evidence = self._lookout.evidence
         self._per_hour = settings.reschedules_per_hour
         self._limits = DeletionLimits(cluster, settings.reschedule_pods_per_minute, self._per_hour)
-        self._marker = Marker(actions, announcer, dry_run=self._is_dry)
+        self._marker = Marker(actions, self._lookout, announcer, leads, dry_run=self._is_dry)
         self._is_loaded = False
         self._loaded_s = 0.0
         self._is_stored = True
@@ -115,8 +109,7 @@ class Rescheduler:
             announcer=announcer,
             metrics=metrics,
             leads=leads,
-            grace_s=settings.reschedule_grace_s,
-            dry_run=self._is_dry,
+            settings=settings,
             now_s=now_s,
         )
 
@@ -142,9 +135,10 @@ class Rescheduler:
         await self._lookout.look(self.memory)
         try:
             if not await self._lookout.see(self.memory):
-                self._begin_anew()
+                self._deletions.begin_anew()
+                self.memory.begin_anew()
             await self._deletions.follow(self.memory)
-            for job, pods in (await self._jobs()).items():
+            for job, pods in (await self._lookout.jobs(self.memory)).items():
                 await self._try(job, pods)
             self._forget()
             if not self._leads():  # it was suspended meanwhile: another one has stored more
@@ -170,37 +164,6 @@ class Rescheduler:
             self.memory, self._is_loaded = memory, True
             self._metrics.rescheduling_unread.set(memory.unread)
 
-    def _begin_anew(self) -> None:
-        self._deletions.begin_anew()
-        for recovery in self.memory.jobs.values():
-            recovery.waits_since_s = None
-
-    # Which jobs.
-
-    async def _jobs(self) -> dict[Job, list[Pod]]:
-        """The jobs to look at, with their bound pods that are not being deleted."""
-        found: dict[JobKey, Job] = {}
-        failed: dict[JobKey, list[Pod]] = {}
-        turn = Turn()
-        for pod in self._lookout.watch.pods():
-            job = self._cluster.jobs.job_of(pod)
-            found[job.key] = job
-            if pod.uid not in job.pods and not pod.is_terminating:
-                failed.setdefault(job.key, []).append(pod)
-            await turn.share()
-        for plan, recovery in self.memory.jobs.items():
-            if not recovery.is_open:
-                continue
-            known = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
-            if known is not None:
-                found[known.key] = known
-            if known is None or not any(_is_running(pod) for pod in known.pods.values()):
-                recovery.has_left()
-        return {
-            job: [*failed.get(key, ()), *(pod for pod in job.pods.values() if _is_running(pod))]
-            for key, job in sorted(found.items())
-        }
-
     async def _try(self, job: Job, pods: list[Pod]) -> None:
         try:
             await self._judge(job, pods)
@@ -220,41 +183,23 @@ class Rescheduler:
             return
         if switches.mode is Mode.OFF:
             return
-        members = [self._member(job, pod, switches) for pod in pods]
+        members = [self._lookout.judge(job, pod, switches) for pod in pods]
         if (unread := self.memory.unread_jobs.get(job.key.plan)) is not None:
             if any(member.fault is not None for member in members):
                 self._announcer.hold(job, pods[0], f"what is remembered of job {job.key} can't be read: {unread.why}")
             return
         if switches.mode.is_external:
-            await self._mark(job, self._marker.unmarked(members), switches)
+            await self._marker.mark(job, members, switches)
         else:
             await self._decide(job, members, switches)
 
-    async def _mark(self, job: Job, faulty: list[JobPod], switches: FaultLabels) -> None:
-        """Mark faulty pods for the program that deletes them."""
-        stopped = self._lookout.extent.stopped
-        if not faulty or (stopped is None and not self._evidence.is_due(faulty)):
-            return
-        why_not = stopped or await self._evidence.why_not(job, faulty, switches)
-        if why_not is not None:
-            self._announcer.hold(job, faulty[0].pod, f"nothing is marked: {why_not}")
-        elif self._leads():
-            await self._marker.mark(job, faulty)
-
-    def _member(self, job: Job, pod: Pod, switches: FaultLabels) -> JobPod:
-        node = pod.spec.node_name
-        member = member_of(pod, self._cluster.nodes.get(node), self._lookout.watch.of(node), switches)
-        why = why_it_stays(member, self._lookout.watch, self._lookout.extent)
-        if why is None:
-            return member
-        self._announcer.hold(job, pod, why)
-        return replace(member, fault=None)
-
-    # What is done about a job.
-
     async def _decide(self, job: Job, members: list[JobPod], switches: FaultLabels) -> None:
         now_s = self._now_s()
-        recovery = self._recovery(job, members)
+        owners = {owner_uid(member.pod) for member in members}
+        recovery, is_another = self.memory.recovery_of(job.key.plan, owners, now_s)
+        if is_another:
+            self._cluster.faulty_nodes.note(job.key, ())
+            self._is_stored = self._is_dry
         members = [member for member in members if member.pod.uid not in recovery.deleted]  # the watch may be late
         self._note_waiting(job, recovery, now_s)
         stage = Depth.PODS
@@ -281,22 +226,9 @@ class Rescheduler:
         if why_not is not None:
             self._announcer.hold(job, choice.pods[0].pod, why_not)
             return
-        if not is_again(choice, recovery):
+        if not recovery.is_again(choice):
             recovery.some_stayed = len(choice.pods) < len(members)
         await self._carry_out(job, choice, recovery, switches, proof)
-
-    def _recovery(self, job: Job, members: list[JobPod]) -> Recovery:
-        owners = sorted({owner_uid(member.pod) for member in members})
-        if (recovery := self.memory.jobs.get(job.key.plan)) is None:
-            return Recovery(owners, is_open=False)
-        if set(owners).isdisjoint(recovery.owners):  # another job of the same name
-            recovery = Recovery(owners, self._now_s(), is_open=False, deleted=recovery.deleted)
-            self.memory.jobs[job.key.plan] = recovery
-            self._cluster.faulty_nodes.note(job.key, ())
-            self._is_stored = self._is_dry
-            return recovery
-        recovery.owners = sorted({*owners, *recovery.owners})[:_KEPT_OWNERS]
-        return recovery
 
     async def _carry_out(
         self, job: Job, choice: PodChoice, recovery: Recovery, switches: FaultLabels, proof: Proof
@@ -308,23 +240,9 @@ class Rescheduler:
         if not self._leads():
             return
         now_s, uids = self._now_s(), [member.pod.uid for member in choice.pods]
-        recovery.is_switch = choice.is_switch and (recovery.is_switch or not recovery.is_open)
-        recovery.is_open, recovery.changed_s = True, now_s
-        if choice.stage > recovery.stage:
-            recovery.stage, recovery.waits_since_s = choice.stage, None
-        if not is_again(choice, recovery):
-            recovery.times_s = [*recovery.times_s, now_s][-self._per_hour :]
-            recovery.retries += choice.reason is FaultKind.POD
-            recovery.chosen = uids
-            takes_others = any(member.fault is None for member in choice.pods)
-            recovery.goes_together = takes_others or (switches.reach is Reach.JOB and not choice.is_switch)
-        recovery.damaged = sorted({*recovery.damaged, *choice.damaged})
-        record = self._cluster.blocks.of(job.key)
-        recovery.spots = dict(record)
-        recovery.faulty_nodes = sorted({*recovery.faulty_nodes, *failing_nodes(choice)})
+        recovery.on_choice(choice, switches, now_s, self._per_hour)
+        recovery.spots = dict(self._cluster.blocks.of(job.key))
         self._cluster.faulty_nodes.note(job.key, recovery.faulty_nodes)
-        recovery.restarts = switches.restarts
-        recovery.is_leaving |= leaves_gracefully(choice, switches)
         for member in choice.pods:
             recovery.deleted[member.pod.uid] = self._deletions.note(member.pod, at_once=choice.at_once)
         self.memory.jobs[job.key.plan] = recovery
@@ -345,8 +263,6 @@ class Rescheduler:
         if deleted.pods and self._records is not None:
             await self._records.record(job, deleted, now_s)
 
-    # The end of a recovery.
-
     def _note_waiting(self, job: Job, recovery: Recovery, now_s: float) -> None:
         """Note since when a pod waits for chips; waiting for other pods of the job does not count."""
         are_there = job.size >= wanted(job, self._cluster.jobs.owned_by)
@@ -364,9 +280,7 @@ class Rescheduler:
             return
         if self._reset_configs is not None and not self._is_dry:
             await self._reset_configs.tell_whole(recovery, job.pods.values(), self._now_s())
-        recovery.is_open, recovery.waits_since_s, recovery.stage, recovery.damaged = False, None, Depth.PODS, []
-        recovery.spots, recovery.changed_s = {}, self._now_s()
-        recovery.is_leaving, recovery.is_switch, recovery.faulty_nodes = False, False, []
+        recovery.on_whole(self._now_s())
         self._cluster.faulty_nodes.note(job.key, ())
         self._is_stored = self._is_dry
         log.info("a job is whole again", job=str(job.key))
@@ -383,7 +297,3 @@ class Rescheduler:
             self._metrics.rescheduling_unread.set(self.memory.unread)
         for part in (self._announcer, self._marker):
             part.forget(lambda uid: uid not in self._cluster.pods)
-
-
-def _is_running(pod: Pod) -> bool:
-    return bool(pod.spec.node_name) and pod.is_live

@@ -11,10 +11,9 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from allocator.rescheduling.decision import PodChoice
-from allocator.rescheduling.faults import FaultKind
+from allocator.rescheduling.decision import PodChoice, leaves_gracefully
 from allocator.rescheduling.memory import Recovery
-from allocator.rules.rescheduling_labels import FaultLabels, Reach, Strategy
+from allocator.rules.rescheduling_labels import FaultLabels
 from ascend.errors import UNREADABLE, ApiError, InvalidValue, NotFound, Unreachable
 from ascend.job_files import RESET, RESET_CONFIG, RESTART_TYPE, job_name
 from ascend.kube.client import KubeClient
@@ -64,15 +63,6 @@ def written(reset: Reset) -> dict[str, str]:
     """Return the ConfigMap's keys for a reset, with the hash that MindCluster's writers add."""
     text = msgspec.json.encode(reset)
     return {RESET: text.decode(), _CHECK_CODE: hashlib.sha256(text).hexdigest()}
-
-
-def leaves_gracefully(choice: PodChoice, switches: FaultLabels) -> bool:
-    """Return whether the processes of a job save their state and end, because its node is sub-healthy."""
-    return (
-        choice.reason is FaultKind.SUB_HEALTH
-        and switches.strategy is Strategy.GRACE_EXIT
-        and switches.reach is not Reach.PROCESSES
-    )
 
 
 def whole(reset: Reset, recovery: Recovery, now_s: float) -> dict[str, str]:

@@ -88,15 +88,6 @@ class MemoryPacking:
                 shortened[name] = None
 
 
-def encode(memory: Memory) -> dict[str, str]:
-    """Return a memory as the data of a ConfigMap.
-
-    Raises:
-        TooLarge: the pods deleted without their kubelets are too many.
-    """
-    return MemoryPacking(memory).pack()
-
-
 def _counts(recovery: Recovery) -> Recovery:
     return replace(recovery, deleted={}, chosen=[], spots={}, faulty_nodes=[], owners=recovery.owners[:_LARGE])
 

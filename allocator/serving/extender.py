@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.binding import PodRef
 from allocator.binding.known_pods import KnownPods
@@ -74,6 +75,7 @@ class Extender:
         pods: finds the pods that calls name.
         engine: chooses node and chips.
         binder: binds pods.
+        barrier: holds the Bindings of gangs.
         preemption: selects victims.
         journal: records decisions.
         requeuer: requeues refused pods.
@@ -88,6 +90,7 @@ class Extender:
         pods: KnownPods,
         engine: DecisionEngine,
         binder: Binder,
+        barrier: Barrier,
         preemption: Preemption,
         journal: Journal,
         requeuer: Requeuer,
@@ -99,6 +102,7 @@ class Extender:
         self._pods = pods
         self._engine = engine
         self._binder = binder
+        self._barrier = barrier
         self._preemption = preemption
         self._journal = journal
         self._requeuer = requeuer
@@ -146,9 +150,9 @@ class Extender:
         """
         try:
             self._pods.require_served(pod)
-            self._binder.require_room(pod)
+            self._barrier.require_room(pod)
             # kube-scheduler filters a pod again only after it has given up its Binding.
-            self._binder.give_up(pod.uid, names)
+            self._barrier.on_filter(pod.uid, names)
             self._engine.gangs.obstacles.asked(pod)
             try:
                 turn = Turn()
@@ -164,7 +168,7 @@ class Extender:
         if fitting:
             self._journal.on_filter(pod, Filtered(fitting, {}))
             self._requeuer.on_acceptance(pod.uid)
-            self._binder.expect(pod)
+            self._barrier.on_acceptance(pod)
             return FilterResult(node_names=fitting)
         assert isinstance(found, Filtered)  # noqa: S101 - a reservation has a node
         self._journal.on_filter(pod, found)

@@ -2,17 +2,18 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from typing import Final
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection
+from typing import Final, TypeAlias
 
 from allocator.state.cluster import Cluster
-from allocator.state.holding import Holding
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Server, unknown_node
 from ascend.chips import chip_ids, chip_name
+from ascend.cores import Cut
 from ascend.errors import Refusal
-from ascend.takes import Take
 from ascend.turn import Turn
+from ascend.vnpus import Vnpu
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 
 PERIOD_S: Final = 0.2
@@ -20,6 +21,9 @@ PERIOD_S: Final = 0.2
 
 AT_ONCE: Final = 500
 """The most nodes in one message: gRPC clients accept 4 MiB by default, and a node with 16 chips takes about 2 KiB."""
+
+_Part: TypeAlias = int | Vnpu | Cut
+"""A chip, or a part of one."""
 
 
 class NodeStates:
@@ -39,9 +43,14 @@ class NodeStates:
             state.refusal.CopyFrom(refusal_message(record.offer))
         if isinstance(record.server, Server):
             state.product = record.server.product.name
-            state.chips.extend(self._chips(record, record.server))
-            state.vnpus.extend(self._vnpus(record, record.server))
-            state.vnpus.extend(self._cuts(record))
+            holders, unhealthy = self._holders(record), record.unhealthy if isinstance(record.unhealthy, int) else -1
+            # The vNPUs that were cut for pods: of equal ones of a chip, one state with all pods.
+            parts: list[Vnpu | Cut] = [*record.server.vnpus]
+            parts += sorted(part for part in holders if isinstance(part, Cut))
+            for chip in chip_ids(record.server.reported):
+                state.chips.add(name=chip_name(chip), healthy=not unhealthy >> chip & 1, holders=holders[chip])
+            for vnpu in parts:
+                state.vnpus.add(name=vnpu.name, healthy=not unhealthy >> vnpu.chip & 1, holders=holders[vnpu])
         return state
 
     async def page(self, only: Collection[str], size: int, after: str) -> pb.GetStateResponse:
@@ -92,47 +101,19 @@ class NodeStates:
             await turn.share()
         return response
 
-    def _chips(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
-        healthy = server.reported & ~record.unhealthy if isinstance(record.unhealthy, int) else 0
-        for chip in chip_ids(server.reported):
-            holders = self._holders(
-                record,
-                lambda holding, chip=chip: holding.chips >> chip & 1,  # type: ignore[misc]  # bound
-                lambda take, chip=chip: take.chip_set >> chip & 1,  # type: ignore[misc]  # bound
-            )
-            yield pb.ChipState(name=chip_name(chip), healthy=bool(healthy >> chip & 1), holders=holders)
-
-    def _vnpus(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
-        unhealthy = record.unhealthy if isinstance(record.unhealthy, int) else -1
-        for vnpu in server.vnpus:
-            holders = self._holders(
-                record,
-                lambda holding, vnpu=vnpu: vnpu in holding.vnpus,  # type: ignore[misc]  # bound
-                lambda take, vnpu=vnpu: take.vnpu == vnpu,  # type: ignore[misc]  # bound
-            )
-            yield pb.ChipState(name=vnpu.name, healthy=not unhealthy >> vnpu.chip & 1, holders=holders)
-
-    def _cuts(self, record: NodeRecord) -> Iterator[pb.ChipState]:
-        """The vNPUs that were cut for pods: of equal ones of a chip, one state with all pods."""
-        unhealthy = record.unhealthy if isinstance(record.unhealthy, int) else -1
-        held = {cut for holding in record.holdings.values() for cut in holding.cuts}
-        reserved = {take.cut for take in self._ledger.on(record.name).values() if take.cut is not None}
-        for cut in sorted(held | reserved):
-            holders = self._holders(
-                record,
-                lambda holding, cut=cut: cut in holding.cuts,  # type: ignore[misc]  # bound
-                lambda take, cut=cut: take.cut == cut,  # type: ignore[misc]  # bound
-            )
-            yield pb.ChipState(name=cut.name, healthy=not unhealthy >> cut.chip & 1, holders=holders)
-
-    def _holders(
-        self, record: NodeRecord, holds: Callable[[Holding], object], takes: Callable[[Take], object]
-    ) -> list[pb.Holder]:
-        found = [pb.Holder(uid=uid, pod=holding.pod) for uid, holding in record.holdings.items() if holds(holding)]
+    def _holders(self, record: NodeRecord) -> defaultdict[_Part, list[pb.Holder]]:
+        """Who holds each chip, or part of a chip, of a node, and for whom it is reserved."""
+        found: defaultdict[_Part, list[pb.Holder]] = defaultdict(list)
+        for uid, holding in record.holdings.items():
+            held: list[_Part] = [*chip_ids(holding.chips), *holding.vnpus, *holding.cuts]
+            for part in dict.fromkeys(held):
+                found[part].append(pb.Holder(uid=uid, pod=holding.pod))
         for uid, take in self._ledger.on(record.name).items():
             reservation = self._ledger.get(uid)
-            if uid not in record.holdings and reservation is not None and takes(take):
-                found.append(pb.Holder(uid=uid, pod=reservation.pod, reserved=True))
+            if uid not in record.holdings and reservation is not None:
+                for taken in (*chip_ids(take.chip_set), take.vnpu, take.cut):
+                    if taken is not None:
+                        found[taken].append(pb.Holder(uid=uid, pod=reservation.pod, reserved=True))
         return found
 
 

@@ -206,20 +206,20 @@ class Requeuer:
         for entry in due:
             entry.on_requeue(self._monotonic())
 
-    async def _may_fit(self, each: _Refused, seen: Pod | None, fits: dict[ChipRequest | JobKey, bool]) -> bool:
+    async def _may_fit(self, entry: _Refused, seen: Pod | None, fits: dict[ChipRequest | JobKey, bool]) -> bool:
         """Whether a pod may fit now; ``fits`` has the answers of this pass for equal requests and large gangs."""
-        if seen is not None and each.may_preempt:
+        if seen is not None and entry.may_preempt:
             return self._is_complete(seen)
-        gang = self._engine.gang_of(seen) if seen is not None and each.is_of_gang else None
+        gang = self._engine.gang_of(seen) if seen is not None and entry.is_of_gang else None
         if seen is not None and gang is not None and gang.size > MANY:
             if gang.key not in fits:
                 fits[gang.key] = await self._engine.plans.may_fit(seen, gang)
-            return fits[gang.key] and self._refused.get(each.ref.uid) is each  # not accepted meanwhile
-        if seen is not None and (each.depends_on_peers or self._engine.keeps_chips or each.request.is_spread):
+            return fits[gang.key] and self._refused.get(entry.ref.uid) is entry  # not accepted meanwhile
+        if seen is not None and (entry.depends_on_peers or self._engine.keeps_chips or entry.request.is_spread):
             return self._engine.may_fit(seen)
-        if each.request not in fits:
-            fits[each.request] = self._cluster.index.best(each.request) is not None
-        return fits[each.request]
+        if entry.request not in fits:
+            fits[entry.request] = self._cluster.index.best(entry.request) is not None
+        return fits[entry.request]
 
     async def _annotate(self, pod: _Refused) -> None:
         pod.on_requeue(self._monotonic())

@@ -13,7 +13,7 @@ chips reserved.
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -60,6 +60,8 @@ _QUOTES: Final = 4
 
 PREFIX: Final = "/webhook/"
 """Of the paths of all webhooks; a name follows."""
+
+_T = TypeVar("_T")
 
 WebhookName: TypeAlias = Literal["bindings", "pods", "gates", "schedulers", "explanations"]
 
@@ -177,14 +179,9 @@ class Webhook:
     async def _bindings(self, request: web.Request) -> web.Response:
         if (closed := self._closed()) is not None:  # a standby reads no body, so it has no uid to answer to
             return _not_read(_UNAVAILABLE, text(closed))
-        try:
-            review = _request_of(await read_body(request, BINDING_BYTES, at_once=AT_ONCE_BYTES))
-            binding = msgspec.json.decode(review.object, type=_Binding)
-            ref = _pod_of(binding.metadata or _Metadata(), review)
-        except BodyRefused as error:
-            return _not_read(error.status, text(error))
-        except UNREADABLE as error:
-            return _unreadable(error)
+        if isinstance(read := await _read(request, BINDING_BYTES, _binding_of), web.Response):
+            return read
+        review, (binding, ref) = read
         with self._journal.measure("webhook"):
             closed = self._closed()
             if closed is not None:
@@ -198,7 +195,7 @@ class Webhook:
         return _answer(review, {"allowed": True, **_patch(binding.metadata, wanted)})
 
     async def _pods(self, request: web.Request) -> web.Response:
-        if isinstance(read := await _read_pod(request), web.Response):
+        if isinstance(read := await _read(request, POD_BYTES, _pod_of), web.Response):
             return read
         review, pod = read
         try:
@@ -221,7 +218,7 @@ class Webhook:
         if (closed := self._closed()) is not None:
             # Without a leader nobody would lift the gate for a while; with this the API server leaves it out.
             return _not_read(_UNAVAILABLE, text(closed))
-        if isinstance(read := await _read_pod(request), web.Response):
+        if isinstance(read := await _read(request, POD_BYTES, _pod_of), web.Response):
             return read
         review, pod = read
         if not self._wants_gate(pod):
@@ -233,7 +230,7 @@ class Webhook:
         return _answer(review, {"allowed": True, **_json_patch(steps)})
 
     async def _schedulers(self, request: web.Request) -> web.Response:
-        if isinstance(read := await _read_pod(request), web.Response):
+        if isinstance(read := await _read(request, POD_BYTES, _pod_of), web.Response):
             return read
         review, pod = read
         if not pod.requests_chips or pod.spec.node_name or pod.spec.scheduler_name not in {"", _DEFAULT_SCHEDULER}:
@@ -244,13 +241,9 @@ class Webhook:
     async def _explain(self, request: web.Request) -> web.Response:
         if (closed := self._closed()) is not None:
             return _not_read(_UNAVAILABLE, text(closed))
-        try:
-            review = _request_of(await read_body(request, BINDING_BYTES, at_once=AT_ONCE_BYTES))
-            asked = msgspec.json.decode(review.object, type=_Asked)
-        except BodyRefused as error:
-            return _not_read(error.status, text(error))
-        except UNREADABLE as error:
-            return _unreadable(error)
+        if isinstance(read := await _read(request, BINDING_BYTES, _asked_of), web.Response):
+            return read
+        review, asked = read
         if not review.dry_run:
             stored = "a PodExplanation is not stored; ask by a dry run (dryRun=All, kubectl create --dry-run=server)"
             return _refused(review, InvalidValue(stored))
@@ -263,26 +256,26 @@ class Webhook:
         return _answer(review, {"allowed": True, **_json_patch([{"op": "add", "path": "/status", "value": explained}])})
 
 
-async def _read_pod(request: web.Request) -> tuple[_Request, Pod] | web.Response:
-    """The pod that is created; or the answer, if it can't be read."""
+async def _read(
+    request: web.Request, most: int, decoded: Callable[[_Request], _T]
+) -> tuple[_Request, _T] | web.Response:
+    """The request of an AdmissionReview, and its object; or the answer, if they can't be read.
+
+    Args:
+        request: the call.
+        most: the most bytes of its body.
+        decoded: decodes the object.
+    """
     try:
-        review = await _read(request)
-        return review, _with_name(msgspec.json.decode(review.object, type=Pod), review)
+        body = await read_body(request, most, at_once=AT_ONCE_BYTES)
+        if most == POD_BYTES and _is_too_much(body):
+            raise refuse_body(request, Cause.BODY_VALUES, MOST_VALUES)
+        review = msgspec.json.decode(body, type=_Review).request
+        return review, decoded(review)
     except BodyRefused as error:
         return _not_read(error.status, text(error))
     except UNREADABLE as error:
-        return _unreadable(error)
-
-
-async def _read(request: web.Request) -> _Request:
-    body = await read_body(request, POD_BYTES, at_once=AT_ONCE_BYTES)
-    if _is_too_much(body):
-        raise refuse_body(request, Cause.BODY_VALUES, MOST_VALUES)
-    return _request_of(body)
-
-
-def _request_of(body: bytes) -> _Request:
-    return msgspec.json.decode(body, type=_Review).request
+        return web.Response(status=400, text=f"the AdmissionReview can't be decoded: {error}\n")
 
 
 def _is_too_much(body: bytes) -> bool:
@@ -301,26 +294,33 @@ def _without_strings(text: bytes) -> bytes:
     return b"".join(text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
 
 
-def _pod_of(binding: _Metadata, review: _Request) -> PodRef:
-    """The pod of a Binding.
+def _binding_of(review: _Request) -> tuple[_Binding, PodRef]:
+    """A Binding and its pod.
 
     Raises:
         ValueError: Binding and request name different ones, which the API server does not accept from a scheduler.
     """
-    ref = PodRef(review.namespace or binding.namespace, review.name or binding.name, binding.uid)
-    if binding.name not in {"", ref.name} or binding.namespace not in {"", ref.namespace}:
+    binding = msgspec.json.decode(review.object, type=_Binding)
+    named = binding.metadata or _Metadata()
+    ref = PodRef(review.namespace or named.namespace, review.name or named.name, named.uid)
+    if named.name not in {"", ref.name} or named.namespace not in {"", ref.namespace}:
         raise ValueError(f"the Binding for pod {ref.key} names another one")
-    return ref
+    return binding, ref
 
 
-def _with_name(pod: Pod, review: _Request) -> Pod:
+def _pod_of(review: _Request) -> Pod:
     """The pod with a name for messages: a pod of a controller has no name yet, only ``generateName``."""
+    pod = msgspec.json.decode(review.object, type=Pod)
     name = pod.name
     if not name:
         written = msgspec.json.decode(review.object, type=_Object).metadata or _Metadata()
         name = f"{written.generate_name}…"
     metadata = msgspec.structs.replace(pod.metadata, name=name, namespace=review.namespace)
     return msgspec.structs.replace(pod, metadata=metadata)
+
+
+def _asked_of(review: _Request) -> _Asked:
+    return msgspec.json.decode(review.object, type=_Asked)
 
 
 def _patch(binding: _Metadata | None, wanted: Mapping[str, str]) -> dict[str, str]:
@@ -361,10 +361,6 @@ def _code(error: AscendError) -> int:
 def _answer(review: _Request, response: Mapping[str, object]) -> web.Response:
     body = {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": {"uid": review.uid, **response}}
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
-
-
-def _unreadable(error: Exception) -> web.Response:
-    return web.Response(status=400, text=f"the AdmissionReview can't be decoded: {error}\n")
 
 
 def _not_read(status: int, sentence: str) -> web.Response:

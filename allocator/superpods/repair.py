@@ -142,7 +142,9 @@ class _Repair:
         pins = self._pins((*running, *ended))
         # Those that can't move come first, and may use what others would only like to keep.
         for number in running:
-            if not self._complete(number, pins) and not self._complete(number, {each: pins[each] for each in running}):
+            if not self._complete(number, pins) and not self._complete(
+                number, {block: pins[block] for block in running}
+            ):
                 if not may_split:
                     return self._lack(number)
                 self._anew.append(number)

@@ -130,11 +130,11 @@ def admission_review(data: bytes) -> None:
     try:
         review = msgspec.json.decode(data, type=webhook._Review).request
         with suppress(*UNREADABLE):
-            binding = msgspec.json.decode(review.object, type=webhook._Binding)
+            binding, _ = webhook._binding_of(review)
             webhook._patch(binding.metadata, {annotations.ALLOCATED: "Ascend910-0", "target": binding.target.name})
         with suppress(*UNREADABLE):
-            msgspec.json.decode(review.object, type=webhook._Asked)
-        pod = webhook._with_name(msgspec.json.decode(review.object, type=Pod), review)
+            webhook._asked_of(review)
+        pod = webhook._pod_of(review)
     except UNREADABLE:
         return
     with _fresh() as allocator, suppress(AscendError):
@@ -185,7 +185,7 @@ def switch_table(data: bytes) -> None:
 def rescheduling_memory(data: bytes) -> None:
     """What another leader has written of rescheduling."""
     kept, _ = storage.decode(_object(data, ConfigMap).data, NOW_NS / 1e9)
-    storage.encode(kept)
+    storage.MemoryPacking(kept).pack()
 
 
 def _in_a_file(data: bytes) -> Path:

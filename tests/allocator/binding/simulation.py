@@ -216,7 +216,7 @@ class Simulation:
             self.assumed[each.uid] = feasible[0]
             self._bound_thieves.append((now_s + BOUND_S, each.uid))
             return
-        self.rig.binder.give_up(each.uid, feasible)
+        self.rig.barrier.on_filter(each.uid, feasible)
         self.rig.world.engine.gangs.obstacles.asked(each)
         try:
             chosen = self.rig.world.engine.place(each, feasible).node

@@ -56,7 +56,7 @@ class Scheduler:
 
     async def try_(self, each: Pod, nodes: Iterable[str] = NODES) -> str:
         """Filter a pod and ask to bind it; the node, or the reason of the refusal."""
-        self.rig.binder.give_up(each.uid, tuple(nodes))
+        self.rig.barrier.on_filter(each.uid, tuple(nodes))
         self.rig.world.engine.gangs.obstacles.asked(each)
         await asyncio.sleep(0.001)
         try:

@@ -130,7 +130,7 @@ async def test_a_pod_that_is_refused_after_it_has_lapsed_counts_as_refused() -> 
 async def test_a_pod_whose_node_its_scheduler_turns_down_counts_no_more() -> None:
     pods = gang("a", 4)
     rig, _ = await late(*pods)
-    rig.binder.give_up(pods[0].uid, [name for name in NAMES if name != node_of(rig, pods[0])])
+    rig.barrier.on_filter(pods[0].uid, [name for name in NAMES if name != node_of(rig, pods[0])])
     assert rig.stage(pods[0].uid) is Stage.PLANNED
 
 
@@ -364,13 +364,11 @@ async def test_all_bindings_of_a_gang_are_held_that_is_as_large_as_may_be() -> N
 async def test_a_gang_with_more_pods_than_may_be_held_is_refused_unless_it_has_started() -> None:
     pods = gang("a", 4)
     rig = rig_of(*pods)
-    job = rig.world.engine.gang_of(pods[0])
-    assert job is not None
-    barrier_of(rig, 4).require_room(job)
+    barrier_of(rig, 4).require_room(pods[0])
     with pytest.raises(Refusal, match=r"4 pods must be placed together, and 3 Bindings may be held"):
-        barrier_of(rig, 3).require_room(job)
+        barrier_of(rig, 3).require_room(pods[0])
     rig.world.add(replace(pods[0], spec=replace(pods[0].spec, node_name="n1")))
-    barrier_of(rig, 3).require_room(job)
+    barrier_of(rig, 3).require_room(pods[0])
 
 
 def test_fewer_bindings_are_held_than_a_port_has_connections_for() -> None:

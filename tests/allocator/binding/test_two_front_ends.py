@@ -40,7 +40,7 @@ async def by_extender(webhook: Webhook, each: Pod, begin_s: float, retry_s: floa
     world = webhook.rig.world
     await asyncio.sleep(begin_s)
     while True:
-        webhook.rig.binder.give_up(each.uid, list(world.cluster.nodes))
+        webhook.rig.barrier.on_filter(each.uid, list(world.cluster.nodes))
         world.engine.gangs.obstacles.asked(each)
         try:
             node = world.engine.place(each).node

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ async def test_a_note_that_cannot_be_read_is_waited_out() -> None:
             listed.append(loop.time())
 
     class Leader:
-        note = "[1"
+        election = SimpleNamespace(note="[1")
 
         async def won(self) -> None:
             """At once."""

@@ -16,7 +16,7 @@ from allocator.rescheduling.reading import READ_S, Reader
 from allocator.rescheduling.records import RecordWriter
 from allocator.rescheduling.rescheduler import Rescheduler
 from allocator.rescheduling.reset_config import ResetConfigs
-from allocator.rescheduling.storage import decode, encode
+from allocator.rescheduling.storage import MemoryPacking, decode
 from allocator.settings import Settings
 from allocator.state.node import NodeRecord
 from allocator.state.report import read_report
@@ -29,6 +29,11 @@ from tests.allocator.builders import GROUP, World, node, owned_by, pod, report
 SETTINGS = Settings(reschedule="on", reschedule_pods_per_minute=20, reschedules_per_hour=3)
 STEP_S, LONG_S = 4.0, 3600.0
 """Looks come so closely, but for a while that is longer: then nothing is looked at."""
+
+
+def encode(memory: Memory) -> dict[str, str]:
+    """What is stored of a memory."""
+    return MemoryPacking(memory).pack()
 
 
 class Crashed(BaseException):

@@ -6,12 +6,12 @@ from uuid import uuid4
 
 from allocator.rescheduling.actions import Actions
 from allocator.rescheduling.memory import Deleted, Memory, Recovery
-from allocator.rescheduling.storage import encode
 from allocator.state.block_record import RankSpot
 from ascend.chips import chip_set
 from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer
 from tests.allocator.harness import node_manifest, running, write_kubeconfig
+from tests.allocator.rescheduling.scene import encode
 
 NAME = "ascend-allocator-faults"
 SETTINGS: dict[str, Any] = {"reschedule": "on", "lease_namespace": "default", "lease_name": "ascend-allocator"}

@@ -10,10 +10,10 @@ from allocator.rescheduling.announcer import HELD
 from allocator.rescheduling.deletions import RELEASE_AFTER_S
 from allocator.rescheduling.memory import Deleted, Memory, Recovery
 from allocator.rescheduling.rescheduler import LOAD_AGAIN_S
-from allocator.rescheduling.storage import KEY, encode
+from allocator.rescheduling.storage import KEY
 from ascend.errors import TooLarge
 from tests.allocator.builders import node, report
-from tests.allocator.rescheduling.scene import Scene, job, lost, scene
+from tests.allocator.rescheduling.scene import Scene, encode, job, lost, scene
 
 HELD_CHIPS = Memory(force_deleted={"u": Deleted("default/gone", "n9", 1.0, [0, 1])})
 

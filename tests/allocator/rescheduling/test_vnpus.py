@@ -4,7 +4,7 @@ import pytest
 
 from allocator.rescheduling.faults import FaultKind, NodeFaults, fault_of
 from allocator.rescheduling.memory import Deleted, Memory
-from allocator.rescheduling.storage import decode, encode
+from allocator.rescheduling.storage import decode
 from allocator.rules.rescheduling_labels import FaultLabels
 from allocator.rules.vacancy import Vacancy
 from allocator.state.holding import read_holding
@@ -12,6 +12,7 @@ from ascend.reasons import Reason
 from ascend.vnpus import Vnpu
 from tests.allocator.builders import World
 from tests.allocator.cores import core_node, core_pod
+from tests.allocator.rescheduling.scene import encode
 from tests.allocator.vnpus import cut, cut_node, vnpu_pod
 
 
