@@ -6,7 +6,7 @@ sentences, and the table in ``docs/unsupported.md`` is generated from this one.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -35,6 +35,7 @@ from ascend.kube.kept import (
     SOFT_SHARES,
     TASK_MINIMA,
     TOPOLOGY_MODE,
+    meant,
 )
 from ascend.kube.objects import Pod
 from ascend.printable import printable
@@ -132,8 +133,13 @@ def without_effect(
         reschedules: whether pods are rescheduled after faults.
     """
     (labels, annotations), resources = _marks(pod, job), _resources(pod)
-    if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
-        return ()
+    if (
+        not resources
+        and _KEYS.isdisjoint(labels)
+        and _KEYS.isdisjoint(annotations)
+        and not any(_wrong(labels, annotations))
+    ):
+        return ()  # called for every new pod
     has_blocks = names_blocks(annotations, pod.spec.node_selector)
     total = pods * counted_chips(pod) if pods is not None else None
     asked = Asking(labels, annotations, resources, minimum=_first_minimum(job), has_blocks=has_blocks, total=total)
@@ -319,6 +325,18 @@ def _topology(*, is_hard: bool) -> Finder:
     return find
 
 
+def _wrong(labels: Iterable[str], annotations: Iterable[str]) -> Iterator[str]:
+    """The misspelt ones of labels and annotations, with what is meant."""
+    for what, keys in (("label", labels), ("annotation", annotations)):
+        for key in keys:
+            if (setting := meant(key)) is not None:
+                yield f"{what} {key}" + (f" (meant: {setting})" if setting else "")
+
+
+def _misspelt(asked: Asking) -> str | None:
+    return ", ".join(_wrong(asked.labels, asked.annotations)) or None
+
+
 def _of_group(field: str) -> Finder:
     """A field of a pod group of Kubernetes."""
     _KEYS.add(field)
@@ -433,6 +451,11 @@ UNSUPPORTED: Final = (
                               MIXED_MODELS, "huawei.com/recover_policy_path", "ProcessRecoverStrategy")),
                 *map(_annotation, (SUPER_POD_AFFINITY, "subHealthyStrategy", TOR_AFFINITY, SERVICE, "fault-scheduling",
                                    "pod-rescheduling", "process-recover-enable", "elastic-scheduling", RETRY_TIMES)))),
+    Unsupported("labels and annotations that differ from a [setting](jobs.md#settings-of-jobs) in capitals, separators "
+        "or one letter, and unknown ones that begin with `ascend-affinity.io/`",
+        "what their author means by them",
+        Outcome.TOLD, "no program reads this key; the settings of jobs have other names",
+        _misspelt),
     Unsupported(f"annotation `{INDEPENDENT}` or `{MIXED_MODELS}`, other than `true`",
         "whether the pods work alone ([distributed jobs](jobs.md#distributed-jobs)), or may have several "
         "[models](jobs.md#products) of chips",

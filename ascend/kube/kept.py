@@ -5,6 +5,9 @@ is longer than its limit ends in ``…``, so it is no valid value of anything, a
 """
 
 import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from ascend.annotations import (
@@ -22,6 +25,7 @@ from ascend.annotations import (
     PREDICATE_TIME,
     RANK,
     REAL,
+    REQUEUED,
     SHARED_SWITCH,
     SHARED_SWITCH_IP,
     SWITCH_HEALTH,
@@ -40,6 +44,8 @@ LONGEST_JSON: Final = 16 * 1024
 """Characters of affinity and tolerations."""
 MOST_LABELS: Final = 64
 """Labels of a pod; beyond it only those that are read by their keys count."""
+MOST_WRONG: Final = 4
+"""Misspelt annotations of a pod or an object of its job, and misspelt labels of the latter: their author is told."""
 MOST_ENTRIES: Final = 64
 """Entries of node selectors, volumes, conditions, statuses, environments and resources of the maker."""
 MOST_CONTAINERS: Final = 64
@@ -102,8 +108,43 @@ GROUP_CLAIMS: Final = "spec.resourceClaims"
 FIELDS: Final = frozenset({NETWORK_TOPOLOGY, TASK_MINIMA, GROUP_TOPOLOGY, PARENT_GROUP, GROUP_CLAIMS})
 """What stands for fields of the objects of jobs."""
 
+_OUR_PREFIX: Final = "ascend-affinity.io/"
+_GENERIC: Final = frozenset({"app", "jobID"})
+"""Settings with names that many others resemble."""
+_LONG: Final = 8
+"""Letters from which on two names that differ in one are hardly both meant."""
+_SEPARATORS: Final = str.maketrans(dict.fromkeys("-_./ "))
+
 POD_KEYS: Final = SETTINGS | _MARKS | _WRITTEN | FIELDS | {*VNPUS}
 """The labels and annotations of pods that are read. A new reader needs a new key here: tests use the same pods."""
+
+
+def _variants(key: str) -> set[str]:
+    """Names by which keys with one wrong, missing or additional letter are found: without each of the letters."""
+    plain = key.casefold().translate(_SEPARATORS)
+    shorter = (plain[:at] + plain[at + 1 :] for at in range(len(plain) if len(plain) >= _LONG else 0))
+    return {plain, *shorter}
+
+
+_NEAR: Final = {variant: key for key in sorted(SETTINGS - _GENERIC) for variant in _variants(key)}
+
+
+@lru_cache(maxsize=256)
+def meant(key: str) -> str | None:
+    """The setting that the author of a misspelt label or annotation means.
+
+    Empty if that is unknown: no program reads such a key with our own prefix. None if the key is right, or of others.
+    """
+    if key in POD_KEYS or key == REQUEUED or len(key) > LONGEST_NAME:
+        return None
+    found = next((_NEAR[variant] for variant in sorted(_variants(key)) if variant in _NEAR), None)
+    return "" if found is None and key.startswith(_OUR_PREFIX) else found
+
+
+def _misspelt(values: Iterable[str]) -> list[str]:
+    """The misspelt ones of labels or annotations, among the first ones that no program reads."""
+    others = islice((key for key in values if key not in POD_KEYS), MOST_ENTRIES)
+    return [key for key in others if meant(key) is not None][:MOST_WRONG]
 
 
 def short(text: str, limit: int = LONGEST_NAME) -> str:
@@ -120,13 +161,15 @@ def short_json(text: str, *, is_list: bool) -> str:
 
 
 def kept_annotations(values: dict[str, str]) -> dict[str, str]:
-    """The annotations of a pod that are read; the same object if these are all."""
+    """The annotations of a pod that are read, or were meant to be; the same object if these are all."""
     if values.keys() <= POD_KEYS and max(map(len, values.values()), default=0) <= LONGEST:
         return values
     kept = {}
     for key, value in values.items():
         if key in POD_KEYS:
             kept[key] = value if len(value) <= LONGEST else _value(key, value)
+    for key in _misspelt(values):
+        kept[key] = short(values[key], _SHOWN)
     return kept
 
 
@@ -139,10 +182,8 @@ def kept_labels(values: dict[str, str]) -> dict[str, str]:
 
 
 def settings_among(values: dict[str, str]) -> dict[str, str]:
-    """The labels or annotations that may decide how a job is placed."""
-    if len(values) > len(SETTINGS):
-        return {key: short(values[key], LONGEST) for key in SETTINGS if key in values}
-    return {key: short(value, LONGEST) for key, value in values.items() if key in SETTINGS}
+    """The labels or annotations that may decide how a job is placed, or were meant to."""
+    return {key: short(values[key], LONGEST) for key in (*filter(SETTINGS.__contains__, values), *_misspelt(values))}
 
 
 def kept_quantities(values: dict[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from ascend.kube.kept import (
     FIELDS,
     GROUP_CLAIMS,
     GROUP_TOPOLOGY,
+    MOST_WRONG,
     NETWORK_TOPOLOGY,
     PARENT_GROUP,
     SOFT_SHARES,
@@ -35,7 +36,7 @@ from ascend.kube.kept import (
     settings_among,
 )
 from ascend.kube.objects import Container, OwnerReference, Pod, Resources, SchedulingGroup
-from ascend.kube.workloads import NetworkTopology, PodGroupSpec
+from ascend.kube.workloads import NetworkTopology, PodGroup, PodGroupSpec
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
 from tests.allocator.jobs.manifests import job_object
@@ -45,6 +46,23 @@ def requesting(resource: str, quantity: str = "1") -> Pod:
     return pod("a", containers=[Container("main", Resources(limits={resource: quantity}))])
 
 
+MISSPELT = {
+    "ascend-affinity.io/indepedent": INDEPENDENT,
+    "Ascend-Affinity.io/Independent": INDEPENDENT,
+    "ascend-afinity.io/independent": INDEPENDENT,
+    "ascend-affinity.io/independnet": INDEPENDENT,
+    "ascend-affinity.io/scheduler": "",
+    "huawei.com/schedule_minavailable": MIN_AVAILABLE,
+    "huawei.com/schedule-policy": "huawei.com/schedule_policy",
+    "huawei.com/schedule_polciy": "huawei.com/schedule_policy",
+    "huawei.com/scheduler.softShareDev.aicoreQuotas": "huawei.com/scheduler.softShareDev.aicoreQuota",
+    "sp_block": "sp-block",
+    "tor-afinity": "tor-affinity",
+    "subhealthystrategy": "subHealthyStrategy",
+}
+"""Keys, and what their author means."""
+RIGHT = ("ascend-affinity.io/requeued", "tp-block", "App", "maps", "huawei.com/schedule.filter.faultCode", "x" * 400)
+"""Keys of others, or that programs write."""
 TOLD = (
     pod("a", 8, labels={"fault-scheduling": "grace"}),
     pod("a", 8, labels={"fault-scheduling": "external-force", "fault-retry-times": "3"}),
@@ -67,6 +85,8 @@ TOLD = (
     pod("a", 8, labels={"ProcessRecoverStrategy": "x"}),
     pod("a", 8, labels={INDEPENDENT: "true"}),
     pod("a", 8, labels={MIXED_MODELS: "true"}),
+    *(pod("a", 8, annotations={key: "true"}) for key in MISSPELT),
+    *(pod("a", 8, labels={key: "true"}) for key in MISSPELT),
     pod("a", 8, annotations={MIXED_MODELS: "yes"}),
     *(pod("a", 8, annotations={INDEPENDENT: value}) for value in ("false", "True", "ture", "")),
     pod("a", 8, labels={"app": "mindie-ms-server", "jobID": "mindie"}),
@@ -125,6 +145,7 @@ FINE = (
     pod("a", 8, labels={"fault-retry-times": "0"}, annotations={"sp-block": "8"}),
     pod("a", 8, annotations={INDEPENDENT: "true", "podgroup-sched-enable": "false"}),
     pod("a", 8, labels={"super-pod-affinity": "hard"}, annotations={"sp-block": "8"}),
+    *(pod("a", 8, annotations={key: "x"}) for key in RIGHT),
     pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "huawei.com/npu": "0", "cpu": "1"}))]),
     pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "nvidia.com/gpu": "1"}))]),
 )
@@ -142,6 +163,30 @@ def test_a_demand_without_effect_has_one_sentence(each: Pod) -> None:
     assert sentence.startswith(("label", "annotation", "resource", "spec"))
     if each.requests_chips:
         assert accepted(each)
+
+
+@pytest.mark.parametrize("kind", ["labels", "annotations"])
+@pytest.mark.parametrize("place", ["pod", "group"])
+@pytest.mark.parametrize(("key", "setting"), MISSPELT.items())
+def test_misspelt_keys_are_kept_wherever_they_are_written_and_told(
+    key: str, setting: str, kind: str, place: str
+) -> None:
+    metadata = {"name": "a", kind: {key: "true", "app.kubernetes.io/name": "a"}}
+    if place == "pod":
+        sentences = without_effect(msgspec.convert({"metadata": metadata}, Pod))
+    else:
+        group = msgspec.convert({"metadata": metadata}, PodGroup)
+        sentences = without_effect(pod("a"), (JobFacts(**{kind: getattr(group.metadata, kind)}), None))
+    meant = f" (meant: {setting})" if setting else ""
+    assert sentences == (f"{kind[:-1]} {key}{meant}: no program reads this key; the settings of jobs have other names",)
+
+
+def test_few_misspelt_annotations_are_kept() -> None:
+    many = {f"ascend-affinity.io/{at}": "x" * 2000 for at in range(1000)}
+    kept = msgspec.convert({"metadata": {"name": "a", "annotations": many}}, Pod).metadata.annotations
+    assert len(kept) == MOST_WRONG
+    assert all(len(value) < 200 for value in kept.values())
+    assert len(settings_among(many)) == MOST_WRONG
 
 
 @pytest.mark.parametrize(("each", "reason"), REFUSED)
