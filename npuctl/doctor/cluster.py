@@ -27,7 +27,7 @@ from npuctl.doctor.programs import check_programs
 from npuctl.doctor.rights import check_rights
 from npuctl.doctor.schedulers import check_schedulers
 from npuctl.doctor.told import OLD_S, check_certificates, check_plugins, check_told
-from npuctl.evaluation import Evaluation, PodVerdict
+from npuctl.evaluation import VOLCANO, Evaluation, PodVerdict
 from npuctl.output import as_values, group
 from npuctl.reading.objects import ClusterObjects
 
@@ -54,7 +54,14 @@ async def check_cluster(objects: ClusterObjects, details: Details, settings: Set
         if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
     ]
     served = details.served or settings.scheduler_names
-    schedulers = named("schedulers", check_schedulers(objects.pods, served, details.kube_schedulers, now_ns / 1e9))
+    told = check_schedulers(
+        objects.pods,
+        served,
+        details.kube_schedulers,
+        now_ns / 1e9,
+        others=(VOLCANO,) if details.volcano_users else (),  # how Volcano asks is told of the programs
+    )
+    schedulers = named("schedulers", told)
     refused = {node.name: node.offer.reason for node in nodes if isinstance(node.offer, Refusal)}
     unserved = {name for name, reason in refused.items() if reason in _UNSERVED}
     unoffered = {

@@ -35,7 +35,11 @@ _CONNECT: Final = "connect it by the extender (docs/kube-scheduler.md)"
 
 
 def check_schedulers(
-    pods: Sequence[Pod], served: Collection[str], command_lines: Sequence[str] | None, now_s: float
+    pods: Sequence[Pod],
+    served: Collection[str],
+    command_lines: Sequence[str] | None,
+    now_s: float,
+    others: Iterable[str] = (),
 ) -> Iterator[Finding]:
     """Check schedulers.
 
@@ -44,11 +48,14 @@ def check_schedulers(
         served: the names of the schedulers that the allocator serves.
         command_lines: those of kube-scheduler's pods; None if they are not known.
         now_s: the time, Unix seconds.
+        others: the names of schedulers of which is told elsewhere how they ask the allocator.
     """
     asking = [pod for pod in pods if pod.requests_chips]
-    yield from _check_failed(asking, served)
-    yield from _check_errors(asking)
-    yield from _check_untried(asking, now_s)
+    found = [*_check_failed(asking, served), *_check_errors(asking), *_check_untried(asking, now_s)]
+    yield from found
+    told = {key for finding in found for key in finding.pods}
+    placed = (pod.spec.scheduler_name for pod in asking if ALLOCATED in pod.metadata.annotations or pod.key in told)
+    yield from _check_unserved(asking, served, {"", *served, *others, *placed})
     if command_lines and not any("--config" in line for line in command_lines):
         yield from _check_unconfigured(asking, served)
 
@@ -117,6 +124,17 @@ def _check_untried(pods: Iterable[Pod], now_s: float) -> Iterator[Finding]:
             yield warning(f"{sentence}; it tries others", "its log says more", pods=keys)
         else:
             yield problem(sentence, "check that a scheduler with this name runs, and its log", pods=keys)
+
+
+def _check_unserved(pods: Iterable[Pod], served: Collection[str], known: Collection[str]) -> Iterator[Finding]:
+    """Pods of schedulers that are not known to ask the allocator."""
+    waiting = defaultdict[str, list[str]](list)
+    for pod in pods:
+        if pod.waits_for_chips and not pod.is_terminating and pod.spec.scheduler_name not in known:
+            waiting[pod.spec.scheduler_name].append(pod.key)
+    for scheduler, keys in sorted(waiting.items()):
+        sentence = f"no scheduler {printable(scheduler)} is known to ask the allocator for {several('pod', keys)}"
+        yield warning(sentence, _advice(scheduler, served), pods=tuple(keys))
 
 
 def _check_unconfigured(pods: Iterable[Pod], served: Collection[str]) -> Iterator[Finding]:

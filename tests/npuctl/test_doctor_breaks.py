@@ -111,11 +111,31 @@ def test_a_scheduler_that_tries_other_pods_is_only_slow(tmp_path: Path) -> None:
     assert (found["severity"], found["pods"]) == ("warning", ["default/old"])
 
 
-def test_volcano_need_not_have_tried_the_pods_of_a_job(tmp_path: Path) -> None:
+VOLCANO_RUNS: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "v", "namespace": "volcano-system", "labels": {"app": "volcano-scheduler"}},
+    "spec": {"nodeName": "n1", "containers": [{"name": "v", "image": "v"}]},
+    "status": {"phase": "Running"},
+}
+
+
+@pytest.mark.parametrize("shown", ["program", "placed pod"])
+def test_volcano_need_not_have_tried_the_pods_of_a_job(shown: str, tmp_path: Path) -> None:
+    queued, placed = waiting("queued"), claimed("placed", [0], [0])
+    queued["spec"]["schedulerName"] = placed["spec"]["schedulerName"] = "volcano"
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1"), queued, VOLCANO_RUNS if shown == "program" else placed)
+    assert [each for each in diagnosis["findings"] if each["check"] == "schedulers"] == []
+
+
+def test_pods_that_wait_for_a_scheduler_that_nobody_serves_are_told(tmp_path: Path) -> None:
     queued = waiting("queued")
     queued["spec"]["schedulerName"] = "volcano"
     _, diagnosis = doctor(tmp_path, node("n1"), report("n1"), queued)
-    assert [each for each in diagnosis["findings"] if each["check"] == "schedulers"] == []
+    (found,) = [each for each in diagnosis["findings"] if each["check"] == "schedulers"]
+    assert (found["severity"], found["pods"]) == ("warning", ["default/queued"])
+    assert found["sentence"] == "no scheduler volcano is known to ask the allocator for pod default/queued"
+    assert "that the allocator serves (default-scheduler), or serve volcano" in found["advice"]
 
 
 def test_a_scheduler_that_gets_no_answer_is_a_problem(tmp_path: Path) -> None:
