@@ -11,6 +11,7 @@ import pytest_asyncio
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Conflict, NotFound
 from ascend.kube.objects import PODS, Pod
+from tests.cluster.binaries import MINOR
 from tests.cluster.cluster import Cluster
 from tests.e2e.real import real_world
 from tests.e2e.test_main_job import REAL, RIGHT, check_hand_over
@@ -172,9 +173,14 @@ async def test_the_first_pods_of_a_gang_preempt_once_its_last_one_exists(world: 
     await world.create("urgent-0", 8, **spec)
     assert "GangIncomplete" not in await world.pending_because("urgent-0")  # only `preempt` was called for it
     await world.create("urgent-1", 8, **spec)
+    remaining = set(names)
+    if MINOR < 33:  # there the end of a nomination makes kube-scheduler try no pod again, only that of a pod
+        (first,) = await terminating(world)
+        await end(world, first)
+        remaining.remove(first.spec.node_name)
 
     async def all_terminating() -> bool:
-        return {pod.spec.node_name for pod in await world.pods() if pod.is_terminating} == set(names)
+        return {pod.spec.node_name for pod in await world.pods() if pod.is_terminating} == remaining
 
     await world.eventually(all_terminating, "the victims of both pods are terminating, and none has ended")
 
