@@ -68,7 +68,7 @@ class SupplyReader:
         rings: Counter[str] = Counter()
         vnpus: Counter[str] = Counter()
         cores: Counter[str] = Counter()
-        gang: Counter[tuple[str, int]] = Counter()
+        gangs: Counter[tuple[str, int, str]] = Counter()
         for bucket in self._index.buckets:
             await turn.share()
             vacancy, nodes, product = bucket.vacancy, len(bucket), bucket.vacancy.product.name
@@ -83,8 +83,8 @@ class SupplyReader:
             if vacancy.cores is not None:
                 cores[product] += nodes * vacancy.cores.cores(vacancy.free)
             for size, pods in figures.pods:
-                gang[product, size] += nodes * pods
-        return Supply(chips, healthy, servers, rings, vnpus, gang, cores)
+                gangs[product, size, vacancy.model] += nodes * pods
+        return Supply(chips, healthy, servers, rings, vnpus, largest_gangs(gangs), cores)
 
     def _figures(self, vacancy: Vacancy) -> _Figures:
         product = vacancy.product
@@ -96,6 +96,19 @@ class SupplyReader:
             # Not from its cache, which is kept for decisions.
             tuple((size, capacity.__wrapped__(vacancy, asked)[0]) for size, asked in zip(sizes, requests, strict=True)),
         )
+
+
+def largest_gangs(pods: Mapping[tuple[str, int, str], int]) -> dict[tuple[str, int], int]:
+    """The most pods of a gang that would fit at once, by product and chips of each pod: on one model, or unknown ones.
+
+    Args:
+        pods: how many fit, by product, chips of each pod and model.
+    """
+    largest: dict[tuple[str, int], int] = {}
+    for (product, size, model), number in pods.items():
+        unknown = pods.get((product, size, ""), 0) if model else 0
+        largest[product, size] = max(largest.get((product, size), 0), number + unknown)
+    return largest
 
 
 def gang_request(vacancy: Vacancy, chips: int, sharing_products: Container[str]) -> ChipRequest:

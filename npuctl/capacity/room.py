@@ -8,7 +8,7 @@ import msgspec
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import capacity
 from allocator.state.location import Level
-from allocator.state.supply import gang_request
+from allocator.state.supply import gang_request, largest_gangs
 from allocator.superpods.demand import PRODUCTS
 from ascend.products import PRODUCTS as ORDER
 from npuctl.offline_allocator import OfflineAllocator
@@ -68,7 +68,7 @@ class ProductRoom(msgspec.Struct, frozen=True):
 def rooms(allocator: OfflineAllocator, sharing_products: Container[str]) -> tuple[ProductRoom, ...]:
     """Return the room by product; ``sharing_products`` name those whose servers may take several pods of one job."""
     found = defaultdict[str, Counter[str]](Counter)
-    pods, gangs = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    pods, gangs = Counter[tuple[str, int]](), Counter[tuple[str, int, str]]()
     for bucket in allocator.cluster.index.buckets:
         vacancy, number = bucket.vacancy, len(bucket)
         product = vacancy.product
@@ -84,8 +84,8 @@ def rooms(allocator: OfflineAllocator, sharing_products: Container[str]) -> tupl
             pods[product.name, size] += number * capacity(vacancy, alone)[0]
         for size in product.allowed(distributed=True):
             request = gang_request(vacancy, size, sharing_products)
-            gangs[product.name, size] += number * capacity(vacancy, request)[0]
-    blocks = _blocks(allocator)
+            gangs[product.name, size, vacancy.model] += number * capacity(vacancy, request)[0]
+    blocks, largest = _blocks(allocator), largest_gangs(gangs)
     return tuple(
         ProductRoom(
             name,
@@ -94,7 +94,7 @@ def rooms(allocator: OfflineAllocator, sharing_products: Container[str]) -> tupl
             rings=found[name]["rings"],
             chips=found[name]["chips"],
             sizes=tuple(
-                SizeCapacity(size, pods[name, size], gangs.get((name, size)))
+                SizeCapacity(size, pods[name, size], largest.get((name, size)))
                 for size in sorted({*product.requests, *product.allowed(distributed=True)})
             ),
             blocks=tuple(Blocks(size, blocks[name, size]) for size in BLOCKS if (name, size) in blocks),

@@ -43,6 +43,13 @@ def test_every_size_of_a_server_whose_chips_are_alike_is_there(tmp_path: Path) -
     assert {size: fit[0] for size, fit in sizes(found).items()} == {1: 7, 2: 3, 3: 2, 4: 1, 5: 1, 6: 1, 7: 1, 8: 0}
 
 
+def test_a_gang_has_room_on_one_model_of_chips_and_on_unknown_ones(tmp_path: Path) -> None:
+    nodes = [node(f"n{number}", kind="module-910b-8") for number in range(6)]
+    for made, model in zip(nodes, ("910B3", "910B3", "910B4", "910B4", "910B4"), strict=False):
+        made["metadata"]["labels"]["node.kubernetes.io/npu.chip.name"] = model
+    assert sizes(products(tmp_path, *nodes)["910B-8"])[8] == (6, 4)
+
+
 def test_nodes_that_can_not_be_used_have_no_room(tmp_path: Path) -> None:
     done = run(tmp_path, [node("n1", cordoned=True)])
     assert (done.exit_code, done.stdout) == (0, "no node with chips can be used\n")

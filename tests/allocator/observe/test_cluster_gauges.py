@@ -17,6 +17,7 @@ from ascend.annotations import MIN_AVAILABLE, PLACEMENT_GATE
 from ascend.jobs.pod_groups import VOLCANO
 from ascend.kube.objects import Pod, SchedulingGate
 from ascend.products import PRODUCTS
+from ascend.rules.identity import CHIP_NAME
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP, TYPE, World, node, pod, pod_group, selecting
 from tests.allocator.cores import core_node, core_pod
@@ -188,15 +189,18 @@ def test_the_supply_is_what_the_nodes_have_left(frees: Iterable[set[int]]) -> No
     assert measured.largest_gang == {("910A", 8): measured.servers["910A"]}
 
 
-@given(st.lists(st.sampled_from([each for each in SIZES if each <= 8]), min_size=1, max_size=8), st.sampled_from(SIZES))
-def test_a_gang_of_the_largest_size_fits_and_a_larger_one_does_not(held: list[int], chips: int) -> None:
+sizes_and_models = st.tuples(
+    st.sampled_from([size for size in SIZES if size <= 8]), st.sampled_from(["", "910B3", "910B4"])
+)
+
+
+@given(st.lists(sizes_and_models, min_size=1, max_size=8), st.sampled_from(SIZES))
+def test_a_gang_of_the_largest_size_fits_and_a_larger_one_does_not(held: list[tuple[int, str]], chips: int) -> None:
     world = World()
-    taken = 0
-    for number, size in enumerate(held):
+    for number, (size, model) in enumerate(held):
         name = f"n{number}"
-        world.add(node(name, labels={TYPE: "module-910b-8"}))
+        world.add(node(name, labels={TYPE: "module-910b-8"} | ({CHIP_NAME: model} if model else {})))
         world.fill(name, range(size))
-        taken += size
     largest = supply(world).largest_gang
     assert set(largest) == {("910B-8", size) for size in SIZES if size in PRODUCTS["910B-8"].requests}
     if (most := largest.get(("910B-8", chips), 0)) > 1:
