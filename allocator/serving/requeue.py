@@ -11,7 +11,11 @@ that gang.
 
 On a full cluster kube-scheduler does not call ``filter`` for a pod, only ``preempt``, and no annotation makes it retry
 the pod. So those that may not preempt before their gang is complete, and those for which victims were chosen together
-with a peer's, are retried in another way (``allocator/serving/retries.py``).
+with a peer's, are retried in another way: a pod for which all nodes have too few chips by number is retried if a pod
+ends or a node grows (k/k:pkg/scheduler/framework/plugins/noderesources/fit.go, EventsToRegister), and the end of a
+nomination counts like the end of a pod for all pods of the same or a lower priority, since kube-scheduler accounts for
+nominated pods on their nodes (k/k:pkg/scheduler/eventhandlers.go, hasNominatedNodeNameChanged). So one of the pods is
+nominated for a node that does not exist, which takes room from no other pod, and the nomination is cleared at once.
 """
 
 import asyncio
@@ -28,7 +32,6 @@ from allocator.gangs.gradual import MANY
 from allocator.metrics import AllocatorMetrics
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
-from allocator.serving.retries import NOWHERE, Retries, first_of
 from ascend.annotations import REQUEUED
 from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
 from ascend.fair import in_turn
@@ -46,6 +49,9 @@ AT_ONCE: Final = 16
 """The most pods requeued in one period, of namespaces in turn; each costs the scheduler a cycle."""
 FORGET_S: Final = 600.0
 """A pod that the informers never saw, and that was not retried for this time, is dropped."""
+
+NOWHERE: Final = "none.ascend-affinity.io"
+"""The name of a node that does not exist."""
 
 _REST: Final = 9
 """The pause after each pass over all pods, as a multiple of the duration of the pass."""
@@ -111,7 +117,6 @@ class Requeuer:
         self._metrics = metrics
         self._monotonic = monotonic
         self._now_ns = now_ns
-        self._retries = Retries(client)
         self._refused: dict[str, _Refused] = {}
 
     def on_refusal(self, pod: Pod) -> None:
@@ -193,9 +198,11 @@ class Requeuer:
         try:
             for pod in seen:
                 if pod.status.nominated_node_name == NOWHERE:  # of a former leader
-                    await self._retries.clear(pod)
-            if (first := first_of(seen)) is not None:
-                await self._retries.trigger(first)
+                    await _clear(self._client, pod)
+            waiting = [pod for pod in seen if not pod.status.nominated_node_name]
+            if waiting:  # the retry of the first one includes the others
+                first = max(waiting, key=lambda pod: (pod.priority, pod.key))
+                await trigger(self._client, first)
         except (NotFound, Conflict):
             return  # it is gone or has changed, which the informer sees soon
         except (ApiError, Unreachable) as error:
@@ -236,3 +243,36 @@ class Requeuer:
             return
         self._metrics.requeued.inc()
         log.info("requeued a pod", pod=ref.key, pod_uid=ref.uid, request=pod.request.chips)
+
+
+async def trigger(client: KubeClient, pod: Pod) -> None:
+    """Make kube-scheduler retry a pod, and all others of the same or a lower priority that it has refused.
+
+    Args:
+        client: the API server.
+        pod: a pending pod without a nominated node, as last seen.
+
+    Raises:
+        ApiError: it has changed since, is gone, or may not be written.
+        Unreachable: no answer.
+    """
+    await _clear(client, await _nominate(client, pod, NOWHERE))
+
+
+async def _clear(client: KubeClient, pod: Pod) -> None:
+    """Clear the nomination for the node that does not exist, if the pod still has it."""
+    while pod.status.nominated_node_name == NOWHERE:
+        try:
+            await _nominate(client, pod, None)
+        except Conflict:  # somebody else has changed it meanwhile, perhaps nominated a node
+            pod = await client.get(PODS, pod.name, pod.metadata.namespace)
+        else:
+            return
+
+
+async def _nominate(client: KubeClient, pod: Pod, node: str | None) -> Pod:
+    body = {
+        "metadata": {"uid": pod.uid, "resourceVersion": pod.metadata.resource_version},
+        "status": {"nominatedNodeName": node},
+    }
+    return await client.patch(PODS, pod.name, body, namespace=pod.metadata.namespace, subresource="status")

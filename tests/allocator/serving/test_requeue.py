@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from allocator.metrics import AllocatorMetrics
-from allocator.serving.requeue import AT_ONCE, FORGET_S, LONGEST_WAIT_S, PERIOD_S, Requeuer
-from allocator.serving.retries import NOWHERE
+from allocator.serving.requeue import AT_ONCE, FORGET_S, LONGEST_WAIT_S, NOWHERE, PERIOD_S, Requeuer
 from ascend import turn
 from ascend.annotations import MIN_AVAILABLE, REQUEUED
 from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from allocator.serving.retries import NOWHERE, Retries
+from allocator.serving.requeue import NOWHERE, trigger
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
@@ -112,7 +112,7 @@ async def test_a_nomination_of_the_scheduler_in_between_is_kept(allocator: Alloc
 
     allocator.server.admission.append(change)
     async with await KubeClient.connect(str(write_kubeconfig(tmp_path, allocator.server))) as client:
-        await Retries(client).trigger(await client.get(PODS, "a", "default"))
+        await trigger(client, await client.get(PODS, "a", "default"))
         after = await client.get(PODS, "a", "default")
     assert after.status.nominated_node_name == "n1"
     assert after.metadata.labels == {"changed": "1"}
