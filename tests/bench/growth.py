@@ -172,6 +172,7 @@ async def _turns(run: Run, size: _Size, nodes: int, outcome: Outcome) -> None:
             "state of all nodes by gRPC": (2, load.read_states),
             "scrape of the metrics": (size.calls, load.scrape),
             f"filter, gang of {size.idle + 1:,} that does not fit": (size.calls, load.refuse_gang(size.idle + 1)),
+            "Filter, Score and Explain by gRPC, a pod": (size.calls, load.preview),
             f"Filter, Score and Explain by gRPC, gang of {size.gangs[-1]:,}": (1, load.preview_gang(size.gangs[-1])),
             **{f"plan of a gang of {count:,}": (1, load.gang(count)) for count in size.gangs},
             f"preempt for a gang of {size.gangs[0]:,}, {min(nodes, _SUGGESTED) - 1:,} nodes": (
@@ -312,21 +313,35 @@ class _Load:
 
         return refuse
 
+    async def preview(self, number: int) -> None:
+        """Ask where a pod would be placed that fits on most nodes, without placing it."""
+        pod = _pending(f"asks-{number}", 1)
+        self._serve(pod)
+        filtered, scored, explained = await self._ask(pod)
+        assert len(filtered.nodes) + len(filtered.refused) == len(self._names)
+        assert scored.nodes[0].node == explained.node
+
     def preview_gang(self, count: int) -> Callable[[int], Awaitable[None]]:
         """Ask where the first pod of a gang would be placed, without placing it."""
 
         async def preview(_number: int) -> None:
-            meta = next(self._members(count))["metadata"]
-            pod = pb.PodRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
-            async with grpc.aio.insecure_channel(self._allocator.grpc_address, options=_ANY_SIZE) as channel:
-                stub: AllocatorAsyncStub = AllocatorStub(channel)
-                (node,) = (await stub.Filter(pb.FilterRequest(pod=pod))).nodes
-                (scored,) = (await stub.Score(pb.ScoreRequest(pod=pod))).nodes
-                explained = await stub.Explain(pb.ExplainRequest(pod=pod))
-            assert node == scored.node == explained.node
+            filtered, scored, explained = await self._ask(next(self._members(count)))
+            (node,), (best,) = filtered.nodes, scored.nodes
+            assert node == best.node == explained.node
             assert explained.standing in {"fits", "reserved"}  # on many nodes the allocator has nominated it
 
         return preview
+
+    async def _ask(self, pod: dict[str, Any]) -> tuple[pb.FilterResponse, pb.ScoreResponse, pb.ExplainResponse]:
+        meta = pod["metadata"]
+        named = pb.PodRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+        async with grpc.aio.insecure_channel(self._allocator.grpc_address, options=_ANY_SIZE) as channel:
+            stub: AllocatorAsyncStub = AllocatorStub(channel)
+            return (
+                await stub.Filter(pb.FilterRequest(pod=named)),
+                await stub.Score(pb.ScoreRequest(pod=named)),
+                await stub.Explain(pb.ExplainRequest(pod=named)),
+            )
 
     def preempt_for_gang(self, count: int) -> Callable[[int], Awaitable[None]]:
         """Create a gang of high priority, and select victims for its first pod on the nodes in use."""
@@ -348,13 +363,17 @@ class _Load:
         name = f"{_gang_name(count)}-"
         return (each for each in self._objects[_PODS] if each["metadata"]["name"].startswith(name))
 
+    def _serve(self, pod: dict[str, Any]) -> None:
+        """Let the API server have a pod: the allocator reads what it has not seen."""
+        meta = pod["metadata"]
+        self._server.single[PODS.path(namespace=meta["namespace"], name=meta["name"])] = pod
+
     async def _filter(self, pod: dict[str, Any]) -> Any:
         return await self._post("filter", {"Pod": pod, "Nodes": None, "NodeNames": self._names})
 
     async def _post(self, verb: str, body: dict[str, Any]) -> Any:
-        if "Pod" in body:  # the allocator reads what it has not seen
-            meta = body["Pod"]["metadata"]
-            self._server.single[PODS.path(namespace=meta["namespace"], name=meta["name"])] = body["Pod"]
+        if "Pod" in body:
+            self._serve(body["Pod"])
         async with (
             aiohttp.ClientSession() as http,
             http.post(f"{self._allocator.url}/scheduler/{verb}", json=body) as response,
