@@ -440,7 +440,8 @@ class AllocatorApp:
             turn = Turn()
             for promise in self.ledger.promises.expire():
                 log.warning("chips are no longer kept", promised_to=promise.what, nodes=sorted(promise.chips))
-            for reservation in self.ledger.expire():
+            expired = await turn.share_between(self.ledger.expire_plans())
+            for reservation in [*expired, *self.ledger.expire_reserved()]:
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
                 await turn.share()  # the plan of a large gang has thousands
             for node in self.cluster.reports.age():

@@ -469,7 +469,7 @@ class DecisionEngine:
 
     def _prune(self) -> None:
         """Release what will not be used any more."""
-        self.ledger.expire()
+        self.ledger.expire_reserved()  # plans of gangs expire between decisions: they may have thousands of seats
         self.gangs.prune()
         self.earmarks.update()
 

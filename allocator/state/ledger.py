@@ -10,6 +10,7 @@ unused rest of a plan is released as a whole when no seat of it was used within 
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,9 +18,11 @@ from allocator.state.plans import Plans
 from allocator.state.promises import Promises
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.takes import Take
+from ascend.turn import Steps, at_once
 
 DOUBT_S = 75.0
 """How long a Binding of unknown outcome may still be made: the API server's own limit for requests is 60 s."""
+_STEP: Final = 64  # so many seats of an expired plan are released before there may be a pause
 
 
 class Ledger:
@@ -196,8 +199,15 @@ class Ledger:
 
     def drop_plan(self, name: str) -> list[Reservation]:
         """Release the rest of a plan, unused seats and those whose Bindings are held, and return it."""
-        left = [*self.seats(name), *(self._by_uid[uid] for uid in sorted(self.plans.of(name).held))]
+        left = self._left(name)
         self.plans.pop(name, None)
+        return self._drop(left)
+
+    def _left(self, name: str) -> list[Reservation]:
+        """What is reserved by a plan and not used: first the seats whose Bindings nobody has asked for."""
+        return [*self.seats(name), *(self._by_uid[uid] for uid in sorted(self.plans.of(name).held))]
+
+    def _drop(self, left: list[Reservation]) -> list[Reservation]:
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for reservation in left:
             self._take_out(reservation.uid)
@@ -216,17 +226,34 @@ class Ledger:
         return reservation
 
     def expire(self) -> list[Reservation]:
-        """Release every RESERVED reservation and every plan that has expired; returns what was released.
+        """Release all that has expired; returns what was released."""
+        return [*at_once(self.expire_plans()), *self.expire_reserved()]
+
+    def expire_plans(self) -> Steps[list[Reservation]]:
+        """Release every plan that has expired, some seats in each step; returns what was released.
+
+        If a seat that is left is used in a pause, its plan lives on, and the pods without a seat are planned anew.
+        """
+        now_s, expired = self.monotonic(), list[Reservation]()
+        for name in self.plans.overdue(now_s) if self.plans else ():
+            plan = self.plans[name]
+            while self.plans.get(name) is plan and plan.due_s <= now_s:
+                if len(left := self._left(name)) <= _STEP:
+                    expired += self.drop_plan(name)
+                    break
+                expired += self._drop(left[:_STEP])
+                yield
+        self.expired_total += len(expired)
+        return expired
+
+    def expire_reserved(self) -> list[Reservation]:
+        """Release every RESERVED reservation and every promise that has expired; returns the former.
 
         The pod of a live plan keeps its seat.
         """
         if self.promises:
             self.promises.expire()
-        now_s = self.monotonic()
-        expired: list[Reservation] = []
-        for name in self.plans.overdue(now_s) if self.plans else ():
-            expired += self.drop_plan(name)
-        self.expired_total += len(expired)
+        now_s, expired = self.monotonic(), list[Reservation]()
         while self._due and self._due[0][0] <= now_s:
             _, uid = heapq.heappop(self._due)
             reservation = self._by_uid.get(uid)

@@ -98,7 +98,7 @@ class Plans(dict[str, Plan]):
             plan.empty -= reservation.is_empty
 
     def overdue(self, now_s: float) -> Iterator[str]:
-        """Yield the expired plans; the caller drops each of them."""
+        """Yield the expired plans; the caller drops each of them, unless it is used again meanwhile."""
         while self._queue and self._queue[0][0] <= now_s:
             queued_s, name = heapq.heappop(self._queue)
             plan = self.get(name)
@@ -106,6 +106,6 @@ class Plans(dict[str, Plan]):
                 continue  # the entry of an earlier plan of the same name
             if plan.due_s <= now_s:
                 yield name
-            else:
+            if self.get(name) is plan:
                 plan.queued_s = plan.due_s
                 heapq.heappush(self._queue, (plan.due_s, name))

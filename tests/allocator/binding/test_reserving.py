@@ -108,6 +108,7 @@ async def test_chips_that_a_caller_knows_outlive_a_dropped_plan() -> None:
     with pytest.raises(Refusal):
         rig.reserver.reserve(pod("other", 8), None)
     rig.world.now_s += 120
+    rig.world.ledger.expire()
     assert rig.reserver.reserve(pod("other", 8), None).node == reserved.node
 
 

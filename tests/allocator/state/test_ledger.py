@@ -10,6 +10,7 @@ from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.takes import Take
+from ascend.turn import at_once
 from tests.allocator.builders import World, node, pod, report
 
 NODES = ("n1", "n2")
@@ -232,3 +233,51 @@ def test_a_plan_that_is_made_again_has_one_deadline() -> None:
     assert len(ledger.plans._queue) < 20
     now_s += 10.0
     assert [each.uid for each in ledger.expire()] == ["a"]
+
+
+def _with_large_plan() -> tuple[World, list[str]]:
+    """A plan of 300 seats that has expired, and their uids."""
+    world = World(ttl_s=TTL_S)
+    seats = [Seat(f"uid-{number}", f"d/{number}", f"n{number}", Take.whole(range(8))) for number in range(300)]
+    world.add(*(node(seat.node) for seat in seats))
+    world.ledger.reserve_plan("plan", seats, ttl_s=120.0)
+    world.now_s += 121
+    return world, sorted(seat.uid for seat in seats)
+
+
+def _free(world: World) -> int:
+    offers = [record.offer for record in world.cluster.nodes.values()]
+    return sum(offer.free.bit_count() for offer in offers if isinstance(offer, Vacancy))
+
+
+def test_a_large_plan_that_has_expired_is_released_in_pieces_that_count_as_they_are() -> None:
+    world, uids = _with_large_plan()
+    dropping, pieces = world.ledger.expire_plans(), list[int]()
+    while world.ledger:
+        before = len(world.ledger)
+        next(dropping, None)
+        pieces.append(before - len(world.ledger))
+        left = len(world.ledger)
+        assert [seat.uid for seat in world.ledger.seats("plan")] == uids[300 - left :]
+        assert world.ledger.plans.of("plan").unused == left
+        assert _free(world) == 8 * (300 - left)
+    assert max(pieces) <= 64
+    assert "plan" not in world.ledger.plans
+    assert world.ledger.expired_total == 300
+
+
+def test_a_plan_that_is_used_while_it_is_released_lives_on() -> None:
+    world, uids = _with_large_plan()
+    dropping = world.ledger.expire_plans()
+    next(dropping)
+    world.engine.place(pod("another", 1))  # a decision releases no more of it
+    left = [seat.uid for seat in world.ledger.seats("plan")]
+    assert left == uids[64:]
+    world.ledger.advance(left[0], Stage.HELD)
+    assert [seat.uid for seat in at_once(dropping)] == uids[:64]
+    assert [seat.uid for seat in world.ledger.seats("plan")] == left[1:]
+    world.now_s += 119
+    assert not at_once(world.ledger.expire_plans())
+    world.now_s += 2
+    assert [seat.uid for seat in at_once(world.ledger.expire_plans())] == [*left[1:], left[0]]
+    assert "plan" not in world.ledger.plans
