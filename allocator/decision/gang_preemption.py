@@ -232,9 +232,9 @@ class GangPreemption:
         if plan is None or plan.announced:
             return []
         plan.announced = True
-        places = sum(not place.uid and bool(self.remaining(place)) for place in plan.places)
+        is_open = any(not place.uid and self.remaining(place) for place in plan.places)
         answered = {place.uid for place in plan.places}
-        return [pod for _, pod in job.ranked() if pod.waits_for_chips and pod.uid not in answered] if places else []
+        return [pod for _, pod in job.ranked() if pod.waits_for_chips and pod.uid not in answered] if is_open else []
 
     def remaining(self, place: Place) -> list[Occupant]:
         """The victims of a place that have not ended yet."""

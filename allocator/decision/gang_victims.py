@@ -274,6 +274,7 @@ class GangVictims:
                     raise ChangedError
                 victims[node] = found
                 await trial.turn.share()
+            await trial.turn.wait()  # thousands of chips are promised then
             since = changes.since(revision)
             changed = chips if since is None else chips.keys() & since
         return victims

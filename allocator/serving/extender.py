@@ -215,8 +215,10 @@ class Extender:
                 self._requeuer.on_judgement(pod.uid)
             return None
         self._requeuer.on_judgement(pod.uid)
-        for peer in self._preemption.unanswered(pod):
+        turn = Turn()
+        for peer in self._preemption.unanswered(pod):  # thousands of a large gang
             self._requeuer.retry(peer)
+            await turn.share()
         self._journal.preempts(pod, chosen)
         return chosen
 

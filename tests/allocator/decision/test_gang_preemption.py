@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from allocator.decision import gang_victims
 from allocator.decision.preemption import Preemption
 from allocator.decision.trial import Trial, Unit
 from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.state.node import Offer
+from allocator.state.promises import Promise, Promises
 from ascend.annotations import MIN_AVAILABLE
+from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
@@ -141,6 +144,32 @@ async def test_what_was_read_for_a_gang_is_freed_piece_by_piece(
         longest = max(longest, freed - before)
     assert (improving.exception() is None) is fits
     assert (freed, longest) == (20, 1)
+
+
+async def test_seats_are_promised_in_another_turn_than_their_victims_were_examined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turn, examined, promised = 0, list[int](), list[int]()
+    needed_victims_on, keep = gang_victims._needed_victims_on, Promises.keep
+
+    def examine(trial: Trial, name: str, taken: ChipSet) -> frozenset[str] | None:
+        examined.append(turn)
+        return needed_victims_on(trial, name, taken)
+
+    def promise(promises: Promises, kept: Promise) -> None:
+        promised.append(turn)
+        keep(promises, kept)
+
+    monkeypatch.setattr(gang_victims, "_needed_victims_on", examine)
+    monkeypatch.setattr(Promises, "keep", promise)
+    pods = gang(2)
+    world, preemption = world_of(2, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(2)), *pods)
+    improving = asyncio.create_task(preemption.improve(pods[0], everywhere(world)))
+    while not improving.done():
+        await asyncio.sleep(0)
+        turn += 1
+    assert await improving is not None
+    assert examined[-1] < min(promised)
 
 
 async def test_victims_that_have_ended_before_the_answer_are_not_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
