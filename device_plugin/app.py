@@ -7,6 +7,7 @@ on the kubelet can call.
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -14,10 +15,10 @@ from aiohttp import web
 
 from ascend.chips import chip_ids
 from ascend.daemon.lean import trim_heap_after
-from ascend.daemon.observable import Observable, wait_for_change
+from ascend.daemon.observable import Observable
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
-from ascend.errors import AscendError, InvalidValue, Refusal
+from ascend.errors import InvalidValue, Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.objects import PODS, Node
@@ -36,7 +37,6 @@ from device_plugin.health.health_book import HealthBook
 from device_plugin.health.running_time import RunningTime
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
-from device_plugin.kubelet.node_info import KubeletNodeStatus, read_node_status
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.allocations import Allocations
 from device_plugin.ledger.chip_choice import ChipChooser, VnpuChooser
@@ -53,7 +53,7 @@ from device_plugin.pods.topology import TopologyFile, TopologyUpdates
 from device_plugin.processes.watch import ProcessWatch
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_health import NodeHealthWriter
-from device_plugin.publish.node_object import NodeWriter, node_announcer
+from device_plugin.publish.node_object import NodeInfo, NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.readiness import Readiness
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
@@ -79,11 +79,8 @@ COMPONENT = "ascend-device-plugin"
 FINISH_CLAIMS_S = 3.0
 """How long claims delay the end, with ``STOP_GRACE_S`` and ``SIGN_OFF_S`` less than a pod's grace period of 10 s."""
 
-NODE_STATUS_LIMIT_S = 1.0
-NODE_STATUS_S = 300.0
-"""How often the status of the Node is read, and how long after a start of the kubelet: it writes the versions of its
-software within seconds."""
-NEW_KUBELET_S = 10.0
+NODE_LIMIT_S = 1.0
+"""How long the first registration waits for the present Node: it has the versions of the node's software."""
 
 
 class Plugin:
@@ -103,8 +100,7 @@ class Plugin:
         self._driver = settings.make_driver(
             lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s), self._time.now_s
         )
-        self._node_status = Observable(KubeletNodeStatus())
-        self._new_kubelets: Observable[None] = Observable(None)
+        self._node_info = NodeInfo()
         self._injector = self._injectors()[-1]
         self._topology = TopologyFile(settings.topology_dir)
         self._unread: dict[str, str] = {}
@@ -229,9 +225,15 @@ class Plugin:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             self._serves = True
-            await self._read_node_status(client)
+            chips.node_object.readers.append(chips.node_health)
+            chips.node_health.on_apply(node)  # without the right to watch it, the Node is known from here on
+            watch = chips.node_object.watch()
+            start("node watch", watch.run())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(NODE_LIMIT_S):
+                    await watch.synced.wait()
+            start("node software", self._follow_software(chips.node_object))
             self._renew_injector()
-            start("node status", self._follow_node_status(client))
             updates = TopologyUpdates(client, node, self._host_ip, self.snapshots, self._topology)
             await updates.begin()
             start("topology", updates.run())
@@ -248,15 +250,12 @@ class Plugin:
                 start("hot reset", reset.run())
             start("processes", self._process_watch(chips, pods).run())
             start("report watch", chips.config_map.watch().run())
-            chips.node_object.readers.append(chips.node_health)
-            chips.node_health.on_apply(node)  # without the right to watch it, the Node is known from here on
-            start("node watch", chips.node_object.watch().run())
             start("node health", chips.node_health.run(lambda: pods.other_plugin))
             for offer in pods.kept:
                 start(f"reconciler{_of(offer)}", offer.reconciler.run())
                 start(f"fault notices{_of(offer)}", offer.fault_notices.run())
             if pods.cores is None:
-                start("shown chips", ShownChips(client, settings.node_name, self.order).run())
+                start("shown chips", ShownChips(chips.node_object.seen, self.order).run())
             chips.reporter.gives_way = lambda: pods.other_plugin is not None
             start("report", chips.reporter.run())
             if settings.readmission == "manual":
@@ -269,15 +268,14 @@ class Plugin:
             tasks.create_task(trim_heap_after(self.order.reported_unhealthy.newer_than(0)))
             for offer in pods.offers:
                 start(f"registration{_of(offer)}", offer.registration.run())
-            start("withdrawal", self._withdraw(client, pods))
+            start("withdrawal", self._withdraw(chips, pods))
             await self._offer_more(pods, start)
 
-    async def _withdraw(self, client: KubeClient, pods: DeviceServing) -> None:
+    async def _withdraw(self, chips: ChipMonitoring, pods: DeviceServing) -> None:
         """Withdraw what earlier plugins offered and this one does not."""
         # From its first list on the kubelet is there, and another plugin that serves is known.
         await self.order.advertised.newer_than(0)
-        folder, node = self._settings.device_plugin_dir, self._node_status
-        withdrawal = Withdrawal(folder, self._instance, node, lambda: self._read_node_status(client))
+        withdrawal = Withdrawal(self._settings.device_plugin_dir, self._instance, chips.node_object.seen)
         await withdrawal.run(lambda: {offer.device_type for offer in pods.offers}, lambda: pods.other_plugin)
 
     def _process_watch(self, chips: ChipMonitoring, pods: DeviceServing) -> ProcessWatch:
@@ -368,31 +366,20 @@ class Plugin:
 
     def _injectors(self) -> list[ContainerInjector]:
         """Return how containers can get chips by the settings, the best way first."""
-        settings, info = self._settings, self._node_status.value.node_info
+        settings, info = self._settings, self._node_info
         # Without the node's folder the file would be written where no container runtime looks.
         cdi = settings.cdi_dir.is_dir() and offers_cdi(info.container_runtime_version, info.kubelet_version)
         ways = (detect(settings.injection, os.environ, cdi=each) for each in ((True, False) if cdi else (False,)))
         return [ContainerInjector(way, settings.device_root, settings.cdi_dir) for way in dict.fromkeys(ways)]
 
-    async def _read_node_status(self, client: KubeClient) -> None:
-        """Read the status of the Node; what can't be read stays as it was."""
-        try:
-            async with asyncio.timeout(NODE_STATUS_LIMIT_S):
-                self._node_status.set(await read_node_status(client, self._settings.node_name))
-        except (AscendError, TimeoutError) as error:
-            log.warning("can't read the status of the Node", error=str(error))
-
-    async def _follow_node_status(self, client: KubeClient) -> None:
+    async def _follow_software(self, node_object: NodeWriter) -> None:
         """Renew the way in which containers get chips after an upgrade of kubelet or container runtime."""
         while True:
-            version = self._new_kubelets.version
-            is_new = await wait_for_change((self._new_kubelets,), (version,), within_s=NODE_STATUS_S)
-            if is_new:
-                await asyncio.sleep(NEW_KUBELET_S)
-            before = self._node_status.value.node_info
-            await self._read_node_status(client)
-            if self._node_status.value.node_info != before:
+            version, info = node_object.seen.version, node_object.seen.value.status.node_info
+            if info != self._node_info:
+                self._node_info = info
                 self._renew_injector()
+            await node_object.seen.newer_than(version)
 
     def _prepare(self, injector: ContainerInjector) -> bool:
         """Return whether containers can get chips this way; until they can, each is refused with the same sentence."""
@@ -514,7 +501,6 @@ class Plugin:
             refresh=watch.refresh,
             inject=self._inject,
             host_ip=lambda: self._host_ip,
-            new_kubelets=self._new_kubelets,
         )
         maker = OfferMaker(context, self.order)
         cores = maker.make_cores(self._driver) if settings.dynamic_vnpus else None

@@ -84,7 +84,6 @@ class PluginContext:
         refresh: waits until the watch of the node's pods has caught up with the API server.
         inject: returns what a container with devices of a type gets, or raises Refusal.
         host_ip: returns this node's address.
-        new_kubelets: is set when a kubelet has started.
     """
 
     settings: Settings
@@ -101,7 +100,6 @@ class PluginContext:
     refresh: Callable[[], Awaitable[None]]
     inject: Inject
     host_ip: Callable[[], str]
-    new_kubelets: Observable[None]
 
     def facts(self, chip: int) -> ChipFacts | None:
         """Return a chip by its physical id."""
@@ -273,7 +271,6 @@ class OfferMaker:
 
         async def meet_new_kubelet() -> None:
             node.lock.renew()  # its folder may have been recreated
-            node.new_kubelets.set(None)
             await reconciler.forget_lost()
 
         folder = settings.device_plugin_dir

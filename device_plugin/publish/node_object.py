@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping
 
+import msgspec
 import structlog
 
 from ascend.annotations import (
@@ -23,7 +24,7 @@ from ascend.errors import ApiError, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.handler import Handler
-from ascend.kube.objects import NODES, Node, is_newer
+from ascend.kube.objects import NODES, Node, NodeStatus, Resource, is_newer
 from ascend.kube.reflector import Reflector
 from ascend.rate_limiters import Backoff
 from ascend.rules.identity import ACCELERATOR, ACCELERATOR_TYPE, CHIP_NAME, SUPER_POD_LABEL
@@ -44,6 +45,33 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 PATCH_TIMEOUT_S = 3.0
 """How long to wait for an answer: an admission webhook may hang, and the next report waits as long."""
+
+
+class NodeInfo(msgspec.Struct, rename="camel", frozen=True):
+    """What a node reports about its software.
+
+    Attributes:
+        kubelet_version: such as ``v1.34.4``.
+        container_runtime_version: such as ``containerd://2.1.4``.
+    """
+
+    kubelet_version: str = ""
+    container_runtime_version: str = ""
+
+
+class OwnNodeStatus(NodeStatus, frozen=True):
+    """The status of the plugin's own Node, with the versions of its software."""
+
+    node_info: NodeInfo = NodeInfo()
+
+
+class OwnNode(Node, frozen=True, kw_only=True):
+    """The plugin's own Node."""
+
+    status: OwnNodeStatus = OwnNodeStatus()
+
+
+OWN_NODE = Resource(OwnNode, NODES.kind, NODES.prefix, NODES.plural, NODES.namespaced)
 
 
 def node_labels(server: Inventory) -> tuple[dict[str, str], list[str]]:
@@ -136,13 +164,16 @@ class NodeWriter:
         """The annotations that the Node has of this plugin, as far as known."""
         self.readers: list[Handler[Node]] = []
         """Get every change of the Node, too."""
+        self.seen: Observable[OwnNode] = Observable(OwnNode())
+        """The Node as last seen."""
 
-    def watch(self) -> Reflector[Node]:
+    def watch(self) -> Reflector[OwnNode]:
         """Return the watch that feeds it."""
-        return Reflector(self._client, NODES, self, field_selector=f"metadata.name={self._node}")
+        return Reflector(self._client, OWN_NODE, self, field_selector=f"metadata.name={self._node}")
 
-    def on_apply(self, obj: Node) -> None:
+    def on_apply(self, obj: OwnNode) -> None:
         """Note whether what was written is still there; the watch shows older versions of the Node, too."""
+        self.seen.set(obj)
         for reader in self.readers:
             reader.on_apply(obj)
         if not self._uid or not is_newer(obj.metadata.resource_version, self._version):
@@ -156,8 +187,9 @@ class NodeWriter:
             if missing:
                 self._lose(f"somebody removed {', '.join(sorted(missing))} from the Node {self._node}")
 
-    def on_delete(self, obj: Node) -> None:
+    def on_delete(self, obj: OwnNode) -> None:
         """Note that the Node is gone until the kubelet registers again."""
+        self.seen.set(OwnNode())
         for reader in self.readers:
             reader.on_delete(obj)
         if self._uid:
@@ -171,12 +203,12 @@ class NodeWriter:
         self.annotations.set({})
         self.lost.set(None)
 
-    async def learn(self) -> Node:
+    async def learn(self) -> OwnNode:
         """Wait for the Node and return it."""
         backoff = Backoff(limit_s=5.0)
         while True:
             try:
-                node = await self._client.get(NODES, self._node)
+                node = await self._client.get(OWN_NODE, self._node)
             except (ApiError, Unreachable) as error:
                 self.problem = f"waiting for this node's Node object: {error}"
                 log.warning("waiting for this node's Node object", node=self._node, error=str(error))
@@ -185,6 +217,7 @@ class NodeWriter:
                 self._server_type = node.metadata.labels.get(SERVER_TYPE_LABEL)
                 self.problem = None
                 self._outdated = [key for key in self._outdated if key in node.metadata.labels]
+                self.seen.set(node)
                 return node
 
     def forget(self) -> None:

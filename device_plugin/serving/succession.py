@@ -24,8 +24,8 @@ import structlog
 
 from ascend.errors import AscendError
 from ascend.kube.client import KubeClient
-from device_plugin.kubelet.node_info import read_node_status
 from device_plugin.pods.admission_matcher import CAP_S
+from device_plugin.publish.node_object import OWN_NODE
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.servicer import DevicePluginServicer
 
@@ -60,7 +60,7 @@ async def kubelet_version(client: KubeClient, node: str) -> str:
         ApiError: the API server refuses.
         Unreachable: it does not answer.
     """
-    return (await read_node_status(client, node)).node_info.kubelet_version
+    return (await client.get(OWN_NODE, node)).status.node_info.kubelet_version
 
 
 def distinguishes_plugins(kubelet_version: str) -> bool:

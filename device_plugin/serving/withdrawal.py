@@ -7,7 +7,7 @@ resource is registered once more, without any device, after which the Node has 0
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import grpc
@@ -17,17 +17,19 @@ from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
 from device_plugin.device_types import DeviceType, type_of
 from device_plugin.kubelet.channel import raise_if_cancelled, unreachable
-from device_plugin.kubelet.node_info import KubeletNodeStatus
+from device_plugin.publish.node_object import OwnNode
 from device_plugin.serving.plugin_socket import register, served
 from device_plugin.serving.servicer import NoDevicesServicer
 from device_plugin.serving.sockets import socket_name
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+NOTICE_S = 3.0
+"""How long after a change of the Node another plugin that offers a resource there is certainly noticed."""
 LIMIT_S = 10.0
 """How long the kubelet may take to register a resource, and to take its list of devices."""
 AGAIN_S = 12.0
-"""The time until the next look while something is left: more than the kubelet's status period, 10 s by default."""
+"""The time until something that is left is withdrawn again: more than the kubelet's status period, 10 s by default."""
 
 
 class Withdrawal:
@@ -36,21 +38,13 @@ class Withdrawal:
     Args:
         directory: the kubelet's device-plugin folder.
         instance: distinguishes the sockets of this process from those of others.
-        node: the status of the Node as last read.
-        refresh: reads it again.
+        node: the Node as last seen.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        instance: str,
-        node: Observable[KubeletNodeStatus],
-        refresh: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, directory: Path, instance: str, node: Observable[OwnNode]) -> None:
         self._directory = directory
         self._instance = instance
         self._node = node
-        self._refresh = refresh
 
     async def run(self, offered: Callable[[], Collection[DeviceType]], other_plugin: Callable[[], str | None]) -> None:
         """Withdraw it until cancelled.
@@ -61,8 +55,9 @@ class Withdrawal:
         """
         while True:
             version = self._node.version
-            if not (left := leftovers(self._node.value.capacity, offered())):
+            if not (left := leftovers(self._node.value.status.capacity, offered())):
                 await self._node.newer_than(version)
+                await asyncio.sleep(NOTICE_S)
                 continue
             for device_type in left if other_plugin() is None else ():
                 try:
@@ -70,8 +65,8 @@ class Withdrawal:
                 except (Unreachable, OSError) as error:
                     log.warning("can't withdraw a resource", resource=device_type.resource, error=str(error))
                 raise_if_cancelled()
+            # A change of the Node for another reason must not make a resource be withdrawn again before it can be gone.
             await asyncio.sleep(AGAIN_S)
-            await self._refresh()
 
     async def _withdraw(self, device_type: DeviceType) -> None:
         servicer, resource = NoDevicesServicer(), device_type.resource

@@ -6,7 +6,6 @@ import pytest
 
 from ascend.chips import RESOURCE
 from ascend.kube.objects import NODES
-from device_plugin import app
 from device_plugin.app import Plugin
 from device_plugin.pods.container_edits import CDI_FILE, RUNTIME_MARK
 from tests.device_plugin.api import NODE, running, until
@@ -65,10 +64,7 @@ async def test_where_ascend_docker_runtime_runs_the_containers_the_chips_are_lef
             assert await gets(whole, "one", 0, 1) == ("runtime",)
 
 
-async def test_an_upgraded_container_runtime_is_noticed_while_the_plugin_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "NODE_STATUS_S", 0.05)
+async def test_an_upgraded_container_runtime_is_noticed_while_the_plugin_runs(folder: Path) -> None:
     async with whole_node(folder) as whole:
         (folder / "cdi").mkdir()
         await report_runtime(whole, "containerd://1.7.28")

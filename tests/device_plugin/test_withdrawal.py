@@ -13,11 +13,10 @@ from ascend.daemon.observable import Observable
 from ascend.kube.objects import NODES
 from ascend.products import ASCEND_910B_8
 from ascend.templates import RESOURCE_CORES
-from device_plugin import app
 from device_plugin.app import Plugin
 from device_plugin.device_types import CORES, WHOLE_CHIPS, DeviceType
 from device_plugin.driver.simulated import SimulatedVirtualNpu
-from device_plugin.kubelet.node_info import KubeletNodeStatus
+from device_plugin.publish.node_object import OwnNode, OwnNodeStatus
 from device_plugin.serving import withdrawal
 from device_plugin.serving.servicer import NoDevicesServicer
 from device_plugin.serving.withdrawal import Withdrawal, leftovers
@@ -87,12 +86,12 @@ async def test_a_cancellation_while_the_server_of_a_withdrawal_stops_is_not_lost
             await asyncio.Event().wait()
 
     async def nothing(*_: object) -> None:
-        """The kubelet registers it, and the Node is read again."""
+        """The kubelet registers it."""
 
     monkeypatch.setattr(withdrawal, "served", swallowing)
     monkeypatch.setattr(withdrawal, "register", nothing)
-    node = Observable(KubeletNodeStatus(capacity={RESOURCE_CORES: "160"}))
-    task = asyncio.create_task(Withdrawal(folder, "x", node, nothing).run(lambda: [WHOLE_CHIPS], lambda: None))
+    node = Observable(OwnNode(status=OwnNodeStatus(capacity={RESOURCE_CORES: "160"})))
+    task = asyncio.create_task(Withdrawal(folder, "x", node).run(lambda: [WHOLE_CHIPS], lambda: None))
     await stopping.wait()
     task.cancel()
     ended, _ = await asyncio.wait({task}, timeout=5.0)
@@ -121,7 +120,7 @@ async def test_what_only_the_node_has_is_withdrawn(folder: Path) -> None:
 async def test_it_is_withdrawn_later_if_the_kubelet_does_not_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "NODE_STATUS_S", 0.05)
+    monkeypatch.setattr(withdrawal, "NOTICE_S", 0.05)
     monkeypatch.setattr(withdrawal, "AGAIN_S", 0.05)
     async with divisible_node(folder) as whole, running(Plugin(whole.settings()).run()):
         await until(lambda: has(whole, chips=8), timeout_s=30.0)
