@@ -34,7 +34,7 @@ from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.running_time import RunningTime
+from device_plugin.health.moment import RunningTime
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
@@ -62,7 +62,6 @@ from device_plugin.publish.reporter import Reporter
 from device_plugin.publish.restore import restore
 from device_plugin.publish.shown_chips import ShownChips
 from device_plugin.reset.hot_reset import HotReset, Knowledge
-from device_plugin.reset.muting import Muting
 from device_plugin.reset.steps import ResetOptions
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.sockets import new_instance
@@ -285,7 +284,7 @@ class Plugin:
             self.ledgers,
             chips.announce,
             self.metrics,
-            off_limits=lambda: chips.muting.muted,
+            off_limits=lambda: chips.scanner.muted,
             pauses=lambda: pods.other_plugin is not None,
         )
 
@@ -438,18 +437,16 @@ class Plugin:
             metrics=self.metrics,
         )
         node_health = NodeHealthWriter(client, settings.node_name, snapshots=self.snapshots, rule=settings.taint_rule)
-        muting = Muting(health)
         hangs = HangDetector(
             self._driver,
-            muting,
+            health,
             rounds=settings.hang_minutes,
             packets=PortCounters(settings.link_tool).packets,
-            off_limits=lambda: muting.muted,
+            off_limits=lambda: scanner.muted,
         )
-        listener = hangs if settings.hang_detection else muting
         scanner = Scanner(
             self._driver,
-            listener,
+            hangs if settings.hang_detection else health,
             known=lambda: book.discovered_chips,
             period_s=settings.scan_period_s,
             moment=self._time.moment,
@@ -460,13 +457,12 @@ class Plugin:
             self.snapshots,
             self.metrics,
             interval_s=settings.telemetry_interval_s,
-            off_limits=lambda: muting.muted,
+            off_limits=lambda: scanner.muted,
         )
         if settings.telemetry:
             self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.ledgers))
         return ChipMonitoring(
             scanner,
-            muting,
             hangs,
             announce,
             health,

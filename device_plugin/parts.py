@@ -27,7 +27,6 @@ from device_plugin.publish.node_health import NodeHealthWriter
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.refused_rights import RefusedRights
 from device_plugin.publish.reporter import Reporter
-from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.succession import Succession
 from device_plugin.telemetry.meter import Meter
@@ -38,7 +37,6 @@ class ChipMonitoring:
     """Reads, judges and reports the chips."""
 
     scanner: Scanner
-    muting: Muting
     hangs: HangDetector
     announce: Announce
     health: HealthMonitor

@@ -1,15 +1,15 @@
-"""Reads a chip; a call that hangs blocks the thread of that chip only."""
+"""Reads a chip for a listener; a call that hangs blocks the thread of that chip only."""
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import structlog
 
 from ascend.chips import chip_name
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.driver import ChipFacts, ChipState, Driver
-from device_plugin.health.snapshot import Moment
+from device_plugin.driver import ChipFacts, ChipState, Driver, FaultEvent, Inventory
+from device_plugin.health.moment import Moment
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -17,6 +17,22 @@ Receive: TypeAlias = Callable[[int, ChipState, Moment], None]
 """Receives the physical id of a chip, its state, and when the reading started."""
 
 NOT_READ = "not read yet"
+
+
+class Listener(Protocol):
+    """Receives what the driver reports; ``at`` is the time a call started or an event arrived."""
+
+    def on_discovery(self, server: Inventory, at: Moment) -> None:
+        """Receive the list of chips."""
+
+    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        """Receive the state of a chip."""
+
+    def on_event(self, event: FaultEvent, at: Moment) -> None:
+        """Receive a fault event."""
+
+    def events_lost(self) -> None:
+        """Learn that events were not passed on, because there were too many."""
 
 
 class ChipReader:

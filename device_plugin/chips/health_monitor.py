@@ -11,11 +11,11 @@ import structlog
 
 from ascend.chips import ChipSet, chip_ids, chip_name, join_names
 from ascend.daemon.observable import Observable, wait_for_change, wait_until
-from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.snapshot import RESETTING, Chip, EarlierState, Moment, Snapshot, Vnpus
+from device_plugin.health.moment import Moment, present_moment
+from device_plugin.health.snapshot import RESETTING, Chip, EarlierState, Snapshot, Vnpus
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
 

@@ -5,15 +5,19 @@ and the other chips are still read. The state of the hanging chip ages until the
 unknown state is not healthy. The driver's fault events arrive in between; polling also finds a fault whose event was
 lost.
 
-The driver lists only the cards that were ready when it was initialized. While it lacks one, it is initialized again.
+The driver lists only the cards that were ready when it was initialized. While it lacks one, it is initialized again:
+for as long as the reference waits for cards at its start, the waiting times double up to a minute; later they are long,
+because readings pause while the driver is initialized (docs/spec/dcmi.md#start).
+
+A reset makes a chip drop off the bus, and some drivers announce faults meanwhile. If these were counted, the rules
+would separate the chip because it was reset, so nothing of a muted chip is passed on but the end of a fault, which
+nothing else may announce.
 """
 
 import asyncio
 import contextlib
 import math
-import time
 from collections.abc import Callable, Hashable
-from typing import Protocol
 
 import structlog
 
@@ -21,12 +25,11 @@ from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
 from ascend.errors import DriverError
 from ascend.rate_limiters import Backoff
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.chips.chip_reader import NOT_READ, ChipReader
-from device_plugin.chips.renewal import LIMIT_S, Renewal
+from device_plugin.chips.chip_reader import NOT_READ, ChipReader, Listener
 from device_plugin.chips.subscription import Subscription
 from device_plugin.driver import ChipState, Driver, FaultEvent, Inventory
 from device_plugin.health.levels import RESET_FINISHED
-from device_plugin.health.snapshot import Moment
+from device_plugin.health.moment import Moment, present_moment
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -36,31 +39,16 @@ DISCOVER_S = 60.0
 SOON_S = 10.0
 """Seconds between two discoveries while a card can't be read."""
 
+LIMIT_S = 600.0
+"""The reference's ``deviceResetTimeout``: how long it waits for all cards."""
+
+RENEW_FIRST_S, RENEW_LIMIT_S, RENEW_SLOW_S = 1.0, 60.0, 600.0
+"""The first wait before another initialization, the longest one within ``LIMIT_S``, and those after it."""
+
 CONFIRM_S = 0.3
 """Seconds after a recover event until its chip is read, before its hold has passed: another fault with the same code
 may still be present (docs/spec/faults.md#fault-events). The delay lets the driver's error list catch up with its
 event."""
-
-
-def present_moment() -> Moment:
-    """Return the present time on both clocks."""
-    return Moment(time.monotonic(), time.time_ns() // 1_000_000)
-
-
-class Listener(Protocol):
-    """Receives what the driver reports; ``at`` is the time a call started or an event arrived."""
-
-    def on_discovery(self, server: Inventory, at: Moment) -> None:
-        """Receive the list of chips."""
-
-    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
-        """Receive the state of a chip."""
-
-    def on_event(self, event: FaultEvent, at: Moment) -> None:
-        """Receive a fault event."""
-
-    def events_lost(self) -> None:
-        """Learn that events were not passed on, because there were too many."""
 
 
 class Scanner:
@@ -100,13 +88,14 @@ class Scanner:
         self._gone: dict[int, ChipReader] = {}  # of chips no longer listed: one whose call hangs keeps its thread
         self._discovering: asyncio.Future[Inventory] | None = None
         self._server: Inventory | None = None
-        self._renewal = Renewal()
+        self._renewals = Backoff(RENEW_FIRST_S, RENEW_LIMIT_S)
         self._discover_at_s = self._renew_at_s = 0.0
-        self._lacking: tuple[ChipSet, int] = (0, 0)
+        self._lacking: tuple[Hashable, float] = (None, 0.0)  # what the next initialization is for, and since when
+        self._read_s: dict[int, float] = {}  # when the last reading of a chip that was passed on began
         self.problem: str | None = "the driver has not been read yet"
         """Why no chip can be read; None while at least one can."""
         self.muted: ChipSet = 0
-        """Chips that are not read: they are being reset."""
+        """Chips that are being reset: they are not read, and what they say meanwhile is not passed on."""
         self.keeps_table = False
         """Whether the driver must not be initialized again: a card that is being reset would not be listed."""
         self.turned_s = 0.0
@@ -175,21 +164,35 @@ class Scanner:
             await asyncio.sleep(backoff.next_s())
 
     def _on_event(self, event: FaultEvent, at: Moment) -> None:
-        self._listener.on_event(event, at)
+        chips = (reader.chip for reader in self._by_logic_id(event.logic_id))
+        is_muted = any(chip.is_listed and self.muted >> chip.phy_id & 1 for chip in chips)
+        if event.assertion == "recover" or not is_muted:
+            self._listener.on_event(event, at)
         if event.code == RESET_FINISHED:
             self._read(event.logic_id)  # no event announces the end of the faults from before the reset
         if event.assertion == "recover":
             asyncio.get_running_loop().call_later(CONFIRM_S, self._read, event.logic_id)
+
+    def _on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        if not self.muted >> phy_id & 1:
+            self._read_s[phy_id] = at.mono_s
+            self._listener.on_reading(phy_id, state, at)
+
+    def read_since(self, since_s: float) -> ChipSet:
+        """Return the chips whose last reading that was passed on began at this time or later."""
+        return chip_set(phy_id for phy_id, read_s in self._read_s.items() if read_s >= since_s)
 
     def state(self, phy_id: int) -> ChipState | None:
         """Return the state of a chip as last read; None while it can't be read."""
         reader = self._readers.get(phy_id)
         return reader.state if reader is not None and reader.problem is None else None
 
+    def _by_logic_id(self, logic_id: int) -> list[ChipReader]:
+        return [reader for reader in self._readers.values() if reader.chip.logic_id == logic_id]
+
     def _read(self, logic_id: int) -> None:
-        for reader in self._readers.values():
-            if reader.chip.logic_id == logic_id:
-                reader.poll(self._listener.on_reading, self._moment(), self._deadline_s)
+        for reader in self._by_logic_id(logic_id):
+            reader.poll(self._on_reading, self._moment(), self._deadline_s)
 
     def _discover(self, *, anew: bool) -> "asyncio.Future[Inventory]":
         self._discovering = self._thread.call(lambda: self._driver.discover(anew=anew))
@@ -249,11 +252,10 @@ class Scanner:
         self._discover_at_s = now_s + (self._discover_s if server.is_complete else min(self._discover_s, SOON_S))
         lacking = self._known() & ~chip_set(chip.phy_id for chip in server.chips)
         if not (lacking or server.not_ready):
-            self._renewal.reset()
-            self._lacking = (0, 0)
-            self._renew_at_s = math.inf
-        elif self._plan_renewal(now_s, (lacking, server.not_ready)):
-            is_new, self._lacking = self._lacking != (lacking, server.not_ready), (lacking, server.not_ready)
+            self._lacking, self._renew_at_s = (None, 0.0), math.inf
+            return
+        is_new = self._lacking[0] != (lacking, server.not_ready)
+        if self._plan_renewal(now_s, (lacking, server.not_ready)):
             (log.warning if is_new else log.debug)(
                 "the driver does not list all cards, it will be initialized again",
                 not_ready=server.not_ready,
@@ -265,14 +267,18 @@ class Scanner:
         """Plan the next initialization; return whether none was planned yet."""
         if now_s < self._renew_at_s < math.inf:
             return False
-        self._renew_at_s = now_s + self._renewal.wait_s(lacking)
+        if lacking != self._lacking[0]:
+            self._lacking = lacking, now_s
+            self._renewals.reset()
+        is_soon = now_s < self._lacking[1] + LIMIT_S
+        self._renew_at_s = now_s + (self._renewals.next_s() if is_soon else RENEW_SLOW_S)
         return True
 
     def _poll(self) -> None:
         at = self._moment()
         readers = [reader for phy_id, reader in self._readers.items() if not self.muted >> phy_id & 1]
         for reader in readers:
-            reader.poll(self._listener.on_reading, at, self._deadline_s)
+            reader.poll(self._on_reading, at, self._deadline_s)
         problems = [reader.problem for reader in readers]
         self._note(problems[0] if problems and None not in problems else None)
 

@@ -14,7 +14,7 @@ from ascend.errors import AscendError
 from ascend.rate_limiters import Backoff
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import Driver, FaultEvent
-from device_plugin.health.snapshot import Moment
+from device_plugin.health.moment import Moment
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

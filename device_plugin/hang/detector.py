@@ -17,12 +17,12 @@ import structlog
 from ascend.chips import ChipSet, chip_name
 from ascend.errors import DriverError
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.chips.scanner import Listener
+from device_plugin.chips.chip_reader import Listener
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.telemetry import MeasuringDriver, Quantity, Reading, Values
 from device_plugin.health.levels import HANG
-from device_plugin.health.snapshot import Moment
+from device_plugin.health.moment import Moment
 
 ROUND_S: Final = 60.0
 """The time between two readings; the limits are for this time."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from device_plugin.driver import LINK_DOWN, ChipState, FaultEvent
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, RESET_FINISHED
-from device_plugin.health.snapshot import Moment
+from device_plugin.health.moment import Moment
 
 SETTLE_S = 3.0
 """How far an event and the list of codes can be apart."""

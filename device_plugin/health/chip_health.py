@@ -10,7 +10,8 @@ from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, FaultLevel
 from device_plugin.health.lost_contact import LostContact
-from device_plugin.health.snapshot import DOUBTS, NO_CODE, Chip, EarlierState, FaultRecord, Moment, UpgradeReason
+from device_plugin.health.moment import Moment
+from device_plugin.health.snapshot import DOUBTS, NO_CODE, Chip, EarlierState, FaultRecord, UpgradeReason
 from device_plugin.health.upgrades import Upgrades, raised
 
 _READMISSION = "no fault, waiting for an operator to readmit it"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from device_plugin.health.fault_rules import FrequencyRule
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import Moment
+from device_plugin.health.moment import Moment
 
 MAX_TIMES = 100
 """The highest number of occurrences a rule can count (docs/spec/faults.md#rules-of-faultcustomizationjson)."""

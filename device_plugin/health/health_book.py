@@ -11,7 +11,8 @@ from device_plugin.driver import NO_CARD, ChipState, FaultEvent, Inventory
 from device_plugin.health.chip_health import ChipHealth, HealthSettings
 from device_plugin.health.damping import Damping
 from device_plugin.health.fault_rules import FaultRules
-from device_plugin.health.snapshot import EarlierState, Moment, Snapshot, Vnpus
+from device_plugin.health.moment import Moment
+from device_plugin.health.snapshot import EarlierState, Snapshot, Vnpus
 
 HOLD_LIMIT_S = 300.0
 """The longest time a recovered chip is held back."""

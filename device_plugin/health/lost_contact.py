@@ -11,7 +11,7 @@ from dataclasses import replace
 from device_plugin.driver import ChipState
 from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES
-from device_plugin.health.snapshot import Moment
+from device_plugin.health.moment import Moment
 
 CONFIRM_S = 2.0
 """How long the health must be fatal without a code before the chip counts as lost."""

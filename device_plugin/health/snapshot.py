@@ -29,23 +29,6 @@ NO_CODE = 0
 """The code of an upgrade reason without a fault: an operator separated the chip."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Moment:
-    """A point in time: rules compare the monotonic clock, reports show the wall clock.
-
-    Attributes:
-        mono_s: monotonic seconds; only differences are meaningful.
-        wall_ms: Unix milliseconds.
-    """
-
-    mono_s: float
-    wall_ms: int
-
-    def after(self, seconds: float) -> "Moment":
-        """Return the moment this many seconds later."""
-        return Moment(self.mono_s + seconds, self.wall_ms + round(seconds * 1000))
-
-
 @dataclass(frozen=True, slots=True)
 class FaultRecord:
     """A fault of a chip, present or still counted by a rule.

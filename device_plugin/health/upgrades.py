@@ -8,7 +8,8 @@ from device_plugin.health.active_faults import ActiveFaults, FaultTransition
 from device_plugin.health.fault_rules import DurationRule, FaultRules
 from device_plugin.health.frequency import Counter
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import Moment, UpgradeReason
+from device_plugin.health.moment import Moment
+from device_plugin.health.snapshot import UpgradeReason
 
 
 class Debounce:

@@ -11,17 +11,16 @@ from ascend.chips import ChipSet, chip_ids, chip_set, join_names
 from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import AscendError
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.driver.reset_groups import one_by_one, reset_groups
 from device_plugin.driver.resetting import ResettingDriver
-from device_plugin.health.snapshot import Moment, Snapshot
+from device_plugin.health.moment import Moment, present_moment
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.metrics import Metrics
 from device_plugin.reset.budget import ResetBudget
 from device_plugin.reset.group_reset import GroupReset
-from device_plugin.reset.muting import Muting
 from device_plugin.reset.reset_info import EarlierResets, read_resets, write_resets
 from device_plugin.reset.rules import lasting, members, obstacles, wanting
 from device_plugin.reset.steps import Announce, Command, ResetOptions, ResetPhase, View
@@ -45,6 +44,9 @@ class Initializes(Protocol):
     muted: ChipSet
     keeps_table: bool
 
+    def read_since(self, since_s: float) -> ChipSet:
+        """Return the chips of which a reading counts that began at this time or later."""
+
     async def initialize(self) -> None:
         """Initialize the driver again, or raise DriverError."""
 
@@ -65,10 +67,6 @@ class ResetHost(Protocol):
     @property
     def scanner(self) -> Initializes:
         """Reads the chips."""
-
-    @property
-    def muting(self) -> Muting:
-        """Withholds readings and events of chips during a reset."""
 
     @property
     def health(self) -> Withholds:
@@ -124,7 +122,6 @@ class HotReset:
     ) -> None:
         self._driver = driver
         self._scanner = chips.scanner
-        self._muting = chips.muting
         self._health = chips.health
         self._users = Users(driver, lambda: read_ledger(options.pod_resources_socket))
         self._known = known
@@ -249,7 +246,7 @@ class HotReset:
             busy=any(other.is_busy for other in self._groups.values() if other is not group),
             healthy=snapshot.healthy_by_themselves & ~group.muted & group.chips,
             held_back=any(chip.in_doubt for chip in members(snapshot, group.chips)),
-            read=self._muting.read_since(group.since_s) & group.chips,
+            read=self._scanner.read_since(group.since_s) & group.chips,
         )
 
     def _apply(self) -> None:
@@ -260,7 +257,7 @@ class HotReset:
         groups = self._groups.values()
         withheld = chip_set(chip for group in groups for chip in chip_ids(group.withheld))
         muted = chip_set(chip for group in groups for chip in chip_ids(group.muted))
-        self._muting.muted = self._scanner.muted = muted
+        self._scanner.muted = muted
         self._scanner.keeps_table = any(
             group.attempted and group.phase in {ResetPhase.RESETTING, ResetPhase.STARTING} for group in groups
         )

@@ -10,7 +10,7 @@ import pytest
 
 from ascend.chips import ChipSet, chip_name, chip_set
 from device_plugin.app import Plugin
-from device_plugin.chips import renewal
+from device_plugin.chips import scanner
 from device_plugin.health import lost_contact
 from tests.dcmi import compiler
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910a, ascend_910b
@@ -24,8 +24,8 @@ STATES = ("dropped", "absent", "lost")
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.require_compiler()
-    monkeypatch.setattr(renewal, "FIRST_S", 0.02)
-    monkeypatch.setattr(renewal, "FAST_LIMIT_S", 0.2)
+    monkeypatch.setattr(scanner, "RENEW_FIRST_S", 0.02)
+    monkeypatch.setattr(scanner, "RENEW_LIMIT_S", 0.2)
     monkeypatch.setattr(lost_contact, "CONFIRM_S", 0.2)
 
 

@@ -16,7 +16,7 @@ from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.telemetry import Quantity, Reading, Values
 from device_plugin.hang.detector import HangDetector
 from device_plugin.health.levels import HANG
-from device_plugin.health.snapshot import Moment
+from device_plugin.health.moment import Moment
 from tests.dcmi.test_link import tool
 from tests.device_plugin.api import NODE, running, until
 from tests.device_plugin.builders import server

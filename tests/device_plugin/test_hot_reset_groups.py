@@ -13,15 +13,16 @@ import pytest
 import structlog
 
 from ascend.annotations import RESET_INFO, RESETS
-from ascend.chips import ChipSet
+from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
 from ascend.errors import AscendError, DriverError
 from ascend.vnpus import Vnpu
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.device_types import CORES, DeviceType, number_of
-from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
+from device_plugin.driver import NO_CARD, ChipFacts, ChipType, Inventory, VirtualNpu
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import Moment, Snapshot
+from device_plugin.health.moment import Moment
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pod_resources import PodResources
 from device_plugin.ledger.allocations import Allocation, Allocations
 from device_plugin.ledger.ledgers import Ledgers
@@ -29,7 +30,6 @@ from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.reset import hot_reset
 from device_plugin.reset.hot_reset import HotReset, Knowledge
-from device_plugin.reset.muting import Muting
 from device_plugin.reset.steps import ResetOptions
 from tests.device_plugin.api import running
 from tests.device_plugin.builders import fault, judged_chip, pod, snapshot
@@ -90,22 +90,6 @@ class Driver:
         self.on_reset()
 
 
-class Listener:
-    """What follows the muting: it takes note of nothing."""
-
-    def on_discovery(self, server: Inventory, at: Moment) -> None:
-        pass
-
-    def on_reading(self, phy_id: int, state: ChipState, at: Moment) -> None:
-        pass
-
-    def on_event(self, event: FaultEvent, at: Moment) -> None:
-        pass
-
-    def events_lost(self) -> None:
-        pass
-
-
 class Site:
     """A node whose chips are read every second, and judged and sent to the kubelet at once.
 
@@ -140,8 +124,10 @@ class Site:
         self.snapshots: Observable[Snapshot | None] = Observable(None)
         self.advertised: Observable[ChipSet] = Observable(0)
         self.matcher = SimpleNamespace(is_admitting=False)
-        self.muting = Muting(Listener())
-        self.scanner = SimpleNamespace(muted=0, keeps_table=False, initialize=self._initialize)
+        self.read_s: dict[int, float] = {}
+        self.scanner = SimpleNamespace(
+            muted=0, keeps_table=False, initialize=self._initialize, read_since=self._read_since
+        )
         self.options = ResetOptions(dry_run, IDLE_S, per_hour, Path("nowhere"))
         self.judge()
 
@@ -171,8 +157,12 @@ class Site:
     async def _read(self) -> None:
         while True:
             for chip in self.server.chips:
-                self.muting.on_reading(chip.phy_id, ChipState(), self.moment())
+                if not self.scanner.muted >> chip.phy_id & 1:
+                    self.read_s[chip.phy_id] = self.moment().mono_s
             await asyncio.sleep(1.0)
+
+    def _read_since(self, since_s: float) -> ChipSet:
+        return chip_set(phy_id for phy_id, read_s in self.read_s.items() if read_s >= since_s)
 
     def moment(self) -> Moment:
         now_s = asyncio.get_running_loop().time()
@@ -396,14 +386,12 @@ async def test_a_group_with_a_chip_that_is_cut_is_not_reset() -> None:
 async def test_the_whole_group_is_withheld_muted_and_the_faulty_chip_is_reset() -> None:
     site = Site(inventory())
     found: list[object] = []
-    site.driver.on_reset = lambda: found.append(
-        (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table)
-    )
+    site.driver.on_reset = lambda: found.append((site.withheld, site.scanner.muted, site.scanner.keeps_table))
     async with site.resetting():
         site.has(chip_3=FaultLevel.RESTART)
         await passes(100.0)
-        assert (site.driver.resets, found) == ([3], [(RING, RING, RING, True)])
-        assert (site.withheld, site.scanner.muted, site.muting.muted, site.scanner.keeps_table) == (0, 0, 0, False)
+        assert (site.driver.resets, found) == ([3], [(RING, RING, True)])
+        assert (site.withheld, site.scanner.muted, site.scanner.keeps_table) == (0, 0, False)
         assert (site.initialized, site.forgotten) == (1, 0b1000)
 
 

@@ -11,8 +11,9 @@ from device_plugin.device_types import WHOLE_CHIPS, DeviceType, number_of
 from device_plugin.driver import ChipFacts, ChipState, VirtualNpu
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
+from device_plugin.health.moment import Moment
 from device_plugin.health.offers import offered
-from device_plugin.health.snapshot import Moment, Snapshot, Vnpus
+from device_plugin.health.snapshot import Snapshot, Vnpus
 from device_plugin.publish.report import make_report
 from tests.device_plugin.builders import server
 

@@ -8,11 +8,11 @@ from ascend.daemon.observable import Observable
 from ascend.kube.objects import PODS
 from device_plugin.app import Plugin
 from device_plugin.chips.health_monitor import HealthMonitor
-from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, ChipState
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.levels import FaultLevel
+from device_plugin.health.moment import present_moment
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.allocations import Allocation, Allocations, running_chips, used_chips
 from device_plugin.ledger.ledgers import Ledgers

@@ -14,17 +14,15 @@ from hypothesis import strategies as st
 from ascend.annotations import RESET_INFO, RESETS
 from ascend.chips import ChipSet, chip_set
 from ascend.errors import DriverError, Unreachable
-from device_plugin.driver import NO_CARD, ChipFacts, ChipState, ChipType, FaultEvent, Inventory
+from device_plugin.driver import NO_CARD, ChipFacts, ChipType, Inventory
 from device_plugin.driver.reset_groups import reset_groups
 from device_plugin.health.levels import FaultLevel
-from device_plugin.health.snapshot import Moment
 from device_plugin.kubelet.pod_resources import PodResources
 from device_plugin.ledger.allocations import Allocation, Allocations, ContainerPart
 from device_plugin.ledger.ledgers import Ledgers
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.reset import users
 from device_plugin.reset.budget import ResetBudget
-from device_plugin.reset.muting import Muting
 from device_plugin.reset.reset_info import read_resets, write_resets
 from device_plugin.reset.rules import lasting, obstacles, wanting
 from device_plugin.reset.users import Users
@@ -126,39 +124,6 @@ def test_the_wait_after_failures_doubles_up_to_an_hour() -> None:
     assert waits == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0, 3600.0]
     budget.on_success()
     assert budget.due_s(0.0) == 0.0
-
-
-class Ear:
-    """Receives what is passed on."""
-
-    def __init__(self) -> None:
-        self.heard: list[object] = []
-
-    def on_discovery(self, server: Inventory, _at: Moment) -> None:
-        self.heard.append(len(server.chips))
-
-    def on_reading(self, phy_id: int, _state: ChipState, _at: Moment) -> None:
-        self.heard.append(phy_id)
-
-    def on_event(self, event: FaultEvent, _at: Moment) -> None:
-        self.heard.append(event.assertion)
-
-    def events_lost(self) -> None:
-        self.heard.append("lost")
-
-
-def test_what_a_muted_chip_says_is_no_fault_but_the_end_of_one_is_heard() -> None:
-    ear, at = Ear(), Moment(5.0, 0)
-    muting = Muting(ear)
-    muting.on_discovery(server(ChipFacts(3, 7), ChipFacts(4, 8)), at)
-    muting.muted = 1 << 3
-    muting.on_reading(3, ChipState(dropped=True), at)
-    muting.on_reading(4, ChipState(), at)
-    for logic_id, assertion in ((7, "occur"), (7, "once"), (7, "recover"), (8, "occur"), (9, "once")):
-        muting.on_event(FaultEvent(logic_id, 0x40F84E00, assertion, 3), at)  # type: ignore[arg-type]
-    muting.events_lost()
-    assert ear.heard == [2, 4, "recover", "occur", "once", "lost"]
-    assert (muting.read_since(5.0), muting.read_since(5.1)) == (1 << 4, 0)
 
 
 def test_annotations_are_those_of_the_reference_and_are_read_again() -> None:

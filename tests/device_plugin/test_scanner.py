@@ -1,6 +1,7 @@
 """The scanner with drivers that fail, hang and recover; driver calls run in real threads."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +11,12 @@ import pytest
 from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet
 from ascend.errors import DriverError
-from device_plugin.chips import renewal, subscription
 from device_plugin.chips import scanner as scan_module
+from device_plugin.chips import subscription
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.subscription import EventLimit
-from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
-from device_plugin.health.snapshot import Moment
+from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent, Inventory
+from device_plugin.health.moment import Moment
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import server
 
@@ -338,7 +339,7 @@ async def test_chips_that_come_go_or_change_are_followed() -> None:
 
 
 async def test_the_driver_is_initialized_again_until_no_card_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewal, "FIRST_S", 0.01)
+    monkeypatch.setattr(scan_module, "RENEW_FIRST_S", 0.01)
     rig = Rig()
     rig.driver.server = replace(server(), not_ready=1)
     async with running(rig.scanner.run()):
@@ -352,7 +353,7 @@ async def test_the_driver_is_initialized_again_until_no_card_is_missing(monkeypa
 
 
 async def test_the_driver_is_initialized_again_while_a_known_chip_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewal, "FIRST_S", 0.01)
+    monkeypatch.setattr(scan_module, "RENEW_FIRST_S", 0.01)
     rig = Rig(known=0b1_1111_1111)
     async with running(rig.scanner.run()):
         await until(lambda: rig.driver.initialized > 1)
@@ -380,7 +381,7 @@ async def test_chips_without_ids_that_are_known_from_before_are_not_waited_for()
 
 
 async def test_a_failed_initialization_is_soon_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewal, "FIRST_S", 0.01)
+    monkeypatch.setattr(scan_module, "RENEW_FIRST_S", 0.01)
     rig = Rig(discover_s=0.01)
     async with running(rig.scanner.run()):
         await until(lambda: rig.heard.servers)
@@ -389,19 +390,21 @@ async def test_a_failed_initialization_is_soon_repeated(monkeypatch: pytest.Monk
 
 
 def test_the_waiting_times_double_and_become_long_after_ten_minutes() -> None:
-    now_s = 0.0
-    times = renewal.Renewal(lambda: now_s)
+    scanner, now_s = Rig().scanner, 0.0
     waits = []
+
+    def wait_s(lacking: str) -> float:
+        assert scanner._plan_renewal(now_s, lacking)
+        return round(scanner._renew_at_s - now_s, 6)
+
     while now_s < 4000:
-        waits.append(times.wait_s("card 5"))
+        waits.append(wait_s("card 5"))
         now_s += waits[-1]
-    assert all(0.5 * 2**number <= wait_s <= 2**number for number, wait_s in enumerate(waits[:6]))
-    assert max(wait_s for wait_s in waits if wait_s != 600) <= 60
+    assert all(0.5 * 2**number <= waited_s <= 2**number for number, waited_s in enumerate(waits[:6]))
+    assert max(waited_s for waited_s in waits if waited_s != 600) <= 60
     assert waits[-4:] == [600] * 4
-    assert 600 <= sum(wait_s for wait_s in waits if wait_s != 600) <= 660
-    assert times.wait_s("card 6") <= 1
-    times.reset()
-    assert times.wait_s("card 6") <= 1
+    assert 600 <= sum(waited_s for waited_s in waits if waited_s != 600) <= 660
+    assert wait_s("card 6") <= 1
 
 
 async def test_a_chip_that_hangs_comes_and_goes_has_one_thread() -> None:
@@ -446,6 +449,34 @@ async def test_a_muted_chip_is_not_read_and_a_problem_of_it_is_none() -> None:
         rig.scanner.muted = 0
         before = rig.heard.count(3)
         await until(lambda: rig.heard.count(3) > before)
+
+
+async def test_what_a_muted_chip_says_is_no_fault_but_the_end_of_one_is_heard() -> None:
+    rig = Rig(period_s=1000.0)
+    rig.driver.server = server(ChipFacts(3, 7), ChipFacts(4, 8))
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.driver.subscribed and rig.heard.count(3) and rig.heard.count(4))
+        rig.scanner.muted = 1 << 3
+        assertions: list[tuple[int, Assertion]] = [(7, "occur"), (7, "once"), (7, "recover"), (8, "occur"), (9, "once")]
+        events = [FaultEvent(logic_id, 0x40F84E00, assertion, 3) for logic_id, assertion in assertions]
+        for event in events:
+            rig.announce(event)
+        await until(lambda: len(rig.heard.events) == 3)
+        assert rig.heard.events == events[2:]
+
+
+async def test_a_reading_that_began_before_its_chip_was_muted_is_not_passed_on() -> None:
+    rig = Rig()
+    rig.driver.hang(3)
+    async with running(rig.scanner.run()):
+        await until(lambda: 3 in rig.driver.calls and rig.heard.count(4))
+        rig.scanner.muted = 1 << 3
+        rig.driver.answer(3)
+        since_s = rig.heard.states[4][-1][1].mono_s
+        await until(lambda: rig.heard.count(4) > 20)
+        assert rig.heard.count(3) == 0
+        assert rig.scanner.read_since(since_s) >> 3 & 0b11 == 0b10
+        assert rig.scanner.read_since(math.inf) == 0
 
 
 async def test_the_driver_is_not_initialized_again_while_its_table_is_kept() -> None:

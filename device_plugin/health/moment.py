@@ -1,4 +1,4 @@
-"""The time in which this process ran: what the health of chips is judged by.
+"""The time by which the health of chips is judged: on both clocks, and only while this process ran.
 
 A process can stand still while time passes: it is suspended, its machine is paused, its memory is swapped out, or its
 CPU limit is used up. Nobody read the chips then, so that time says nothing about them: it is not counted.
@@ -7,14 +7,35 @@ CPU limit is used up. Nobody read the chips then, so that time says nothing abou
 import asyncio
 import time
 from collections.abc import Callable
-
-from device_plugin.health.snapshot import Moment
+from dataclasses import dataclass
 
 TICK_S = 0.25
 """Seconds between two ticks of the event loop."""
 
 LATE_S = 1.0
 """A tick that is later than this shows that the process stood still."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Moment:
+    """A point in time: rules compare the monotonic clock, reports show the wall clock.
+
+    Attributes:
+        mono_s: monotonic seconds; only differences are meaningful.
+        wall_ms: Unix milliseconds.
+    """
+
+    mono_s: float
+    wall_ms: int
+
+    def after(self, seconds: float) -> "Moment":
+        """Return the moment this many seconds later."""
+        return Moment(self.mono_s + seconds, self.wall_ms + round(seconds * 1000))
+
+
+def present_moment() -> Moment:
+    """Return the present time on both clocks."""
+    return Moment(time.monotonic(), time.time_ns() // 1_000_000)
 
 
 class RunningTime:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_plugin.driver import ChipState
-from device_plugin.health.running_time import LATE_S, TICK_S, RunningTime
+from device_plugin.health.moment import LATE_S, TICK_S, RunningTime
 from tests.device_plugin.watch import Watch
 
 
